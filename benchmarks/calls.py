@@ -1,6 +1,6 @@
 """Calls over every transport, side by side with the bare transport: 1 KiB, 64 callers, uvloop, two processes.
 
-    python benchmarks/calls.py [--calls 4000] [--repeats 3]
+    python benchmarks/calls.py [--calls 4000] [--repeats 3] [--workers 1] [--only redis]
 
 The bare contenders do what a user would write by hand: `nats.request`, a request and a reply stream on Redis, an
 echo matched by id on a WebSocket. Ours carry the same kilobyte through access, validation and envelopes.
@@ -10,12 +10,13 @@ import argparse
 import asyncio
 import itertools
 import json
+import os
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ import redis.asyncio as aioredis
 import uvloop
 import websockets
 from _load import Load, cpu_seconds, ratio
+from redis.exceptions import ResponseError
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -40,7 +42,7 @@ INPUT = {"value": {"text": "y" * 990}}
 BODY = json.dumps(INPUT).encode()
 CALLERS = 64
 ITEMS = 10_000
-PROMISED = {"nats": 0.70, "redis": 0.80, "websocket": 0.60}
+PROMISED = {"nats": 0.70, "redis": 0.80, "websocket": 0.70}
 
 
 def build_registry() -> OperationRegistry:
@@ -72,14 +74,16 @@ async def serve(ports: dict[str, int]) -> None:
         for _ in range(ITEMS):
             await client.publish(message.reply, BODY)
 
-    await client.subscribe("bare", cb=answer)
-    await client.subscribe("bare.many", cb=flood)
+    await client.subscribe("bare", queue="bare", cb=answer)
+    await client.subscribe("bare.many", queue="bare", cb=flood)
     store = aioredis.Redis(port=ports["redis"], socket_timeout=None)
 
     async def streams() -> None:
-        await store.xgroup_create("bare.requests", "g", mkstream=True)
+        with suppress(ResponseError):
+            await store.xgroup_create("bare.requests", "g", mkstream=True)
+        name = str(os.getpid())
         while True:
-            found = await store.xreadgroup("g", "c", {"bare.requests": ">"}, count=64, block=1000)
+            found = await store.xreadgroup("g", name, {"bare.requests": ">"}, count=64, block=1000)
             for _, entries in found or []:
                 pipe = store.pipeline(transaction=False)
                 for entry, fields in entries:
@@ -116,8 +120,12 @@ async def serve(ports: dict[str, int]) -> None:
         await enter(
             serve_calls(registry, await enter(connect_redis(f"redis://127.0.0.1:{ports['redis']}")))
         )
-        await enter(websockets.serve(on_bare_socket, "127.0.0.1", ports["bare"], compression=None))
-        await enter(serve_websocket(on_socket, port=ports["websocket"]))
+        # With several workers, the first one has the port.
+        with suppress(OSError):
+            await enter(
+                websockets.serve(on_bare_socket, "127.0.0.1", ports["bare"], compression=None)
+            )
+            await enter(serve_websocket(on_socket, port=ports["websocket"]))
         await streams()
 
 
@@ -243,8 +251,8 @@ async def bare_websocket(stack: AsyncExitStack, port: int) -> Contender:
 # ------------------------------------------------------------------------------------------------ measuring
 
 
-async def load(call: Callable[[], Awaitable[Any]], total: int, worker: int) -> Load:
-    """Measure `total` calls; CPU is that of this process and of the worker, without the broker."""
+async def load(call: Callable[[], Awaitable[Any]], total: int, workers: list[int]) -> Load:
+    """Measure `total` calls; CPU is that of this process and of the workers, without the broker."""
     left = total
     latencies: list[float] = []
 
@@ -256,11 +264,11 @@ async def load(call: Callable[[], Awaitable[Any]], total: int, worker: int) -> L
             await call()
             latencies.append(time.perf_counter() - began)
 
-    spent = time.process_time() + cpu_seconds(worker)
+    spent = time.process_time() + sum(map(cpu_seconds, workers))
     started = time.perf_counter()
     await asyncio.gather(*(caller() for _ in range(CALLERS)))
     elapsed = time.perf_counter() - started
-    spent = time.process_time() + cpu_seconds(worker) - spent
+    spent = time.process_time() + sum(map(cpu_seconds, workers)) - spent
     return Load.of(latencies, elapsed, spent)
 
 
@@ -276,7 +284,9 @@ def resident_megabytes() -> float:
     return 0
 
 
-async def measure(ports: dict[str, int], worker: int, calls: int, repeats: int) -> None:
+async def measure(
+    ports: dict[str, int], workers: list[int], calls: int, repeats: int, only: str
+) -> None:
     async with AsyncExitStack() as stack:
         enter = stack.enter_async_context
         nats_url, redis_url = (
@@ -296,13 +306,14 @@ async def measure(ports: dict[str, int], worker: int, calls: int, repeats: int) 
             ),
             "memory": await ours(stack, memory),
         }
+        contenders = {name: both for name, both in contenders.items() if only in name}
         runs: dict[str, list[Load]] = {name: [] for name in contenders}
         streams: dict[str, list[float]] = {name: [] for name in contenders}
         for call, _ in contenders.values():
-            await load(call, 200, worker)
+            await load(call, 200, workers)
         for _ in range(repeats):
             for name, (call, stream) in contenders.items():
-                runs[name].append(await load(call, calls, worker))
+                runs[name].append(await load(call, calls, workers))
                 streams[name].append(await stream_rate(stream))
         print(
             f"{'':16}{'calls/s':>10}{'of bare':>10}{'promised':>10}{'p50 ms':>9}{'p99 ms':>9}{'CPU us each':>13}"
@@ -323,6 +334,8 @@ async def measure(ports: dict[str, int], worker: int, calls: int, repeats: int) 
                 f"{statistics.median(streams[name]):12,.0f}{items:>10}"
             )
         for name in ("nats", "redis", "websocket", "memory"):
+            if name not in contenders:
+                continue
             call = contenders[name][0]
             started = time.perf_counter()
             results = await asyncio.gather(*(call() for _ in range(10_000)), return_exceptions=True)
@@ -337,6 +350,8 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--calls", type=int, default=4000)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--only", default="")
     parser.add_argument("--serve")
     arguments = parser.parse_args()
     if arguments.serve:
@@ -349,14 +364,17 @@ def main() -> None:
             "bare": free_port(),
             "websocket": free_port(),
         }
-        other = subprocess.Popen([sys.executable, __file__, "--serve", json.dumps(ports)])
+        command = [sys.executable, __file__, "--serve", json.dumps(ports)]
+        others = [subprocess.Popen(command) for _ in range(arguments.workers)]
         try:
             wait_for_port(ports["websocket"], 20)
-            time.sleep(0.3)
-            uvloop.run(measure(ports, other.pid, arguments.calls, arguments.repeats))
+            time.sleep(0.3 + 0.3 * arguments.workers)
+            pids = [other.pid for other in others]
+            uvloop.run(measure(ports, pids, arguments.calls, arguments.repeats, arguments.only))
         finally:
-            other.kill()
-            other.wait()
+            for other in others:
+                other.kill()
+                other.wait()
 
 
 if __name__ == "__main__":

@@ -156,6 +156,11 @@ def build_registry() -> OperationRegistry:
         note(path, f"started {os.getpid()}")
         os._exit(1)
 
+    @registry.operation("slow.die")
+    async def die(path: str) -> None:
+        note(path, f"started {os.getpid()}")
+        os._exit(1)
+
     @registry.operation("nest.outer", type="query")
     async def outer(path: str, context: OperationContext) -> Any:
         envelope = await context.env.slow.sleep({"seconds": 60, "path": path})

@@ -248,12 +248,15 @@ async def test_f19_the_identity_in_an_event_counts_on_trusted_targets_only(
     world: World, registry: OperationRegistry
 ) -> None:
     admin = Identity("admin", ["secret:read"])
-    async with calling(world, registry) as calls:
+    async with (
+        world.serve(registry),
+        world.connect() as target,
+        # Workers ignore it even if a caller sends it.
+        PendingRequestMap(target, send_identity=True) as calls,
+    ):
         if world.name == "memory":
             assert (await calls.call("secret.read", {}, identity=admin)).data == "42"
             return
-        # Even a caller that insists is not believed.
-        calls._send_identity = True
         with pytest.raises(CallError) as caught:
             await calls.call("secret.read", {}, identity=admin)
 

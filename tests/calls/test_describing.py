@@ -30,14 +30,14 @@ def query(name: str, **fields: Any) -> OperationSpec:
 def told(specs: list[OperationSpec], max_bytes: int = MEGABYTE) -> list[Any]:
     """The pieces for `specs`, as they arrive."""
     encoder = SpecEncoder(max_bytes)
-    pieces = [piece for spec in specs for piece in encoder.tell(spec)]
+    pieces = [piece for spec in specs for piece in encoder.add(spec)]
     return [msgspec.json.decode(msgspec.json.encode(each)) for each in (*pieces, *encoder.rest())]
 
 
 def heard(pieces: list[Any]) -> SpecDecoder:
     listener = SpecDecoder()
     for piece in pieces:
-        listener.hear(piece)
+        listener.add(piece)
     return listener
 
 
@@ -195,7 +195,7 @@ async def test_a_large_api_is_imported_over_a_broker() -> None:
 )
 def test_what_is_no_piece_is_refused(piece: Any) -> None:
     with pytest.raises(CallError) as caught:
-        SpecDecoder().hear(piece)
+        SpecDecoder().add(piece)
 
     assert caught.value.code == ErrorCode.UNKNOWN_ERROR
 
@@ -250,11 +250,11 @@ def test_what_was_told_once_is_not_changed_later() -> None:
 def test_a_worker_that_tells_without_end_is_not_listened_to_for_ever(
     piece: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("operations.calls.services.MAX_TOLD", 100_000)
+    monkeypatch.setattr("operations.calls.services.MAX_SPECS", 100_000)
     listener = SpecDecoder()
     with pytest.raises(CallError) as caught:
         for _ in range(100):
-            listener.hear(piece)
+            listener.add(piece)
 
     assert caught.value.code == ErrorCode.RESOURCE_EXHAUSTED
     assert not caught.value.retryable

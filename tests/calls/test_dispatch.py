@@ -138,6 +138,41 @@ async def test_a_request_that_a_killed_worker_took_but_did_not_begin_goes_to_ano
     assert len(started(path)) == 1
 
 
+@pytest.mark.requirement("F1", "F30")
+@pytest.mark.parametrize("broker", ["redis", "durable"])
+async def test_mutations_read_together_with_one_that_kills_its_worker_run_once_elsewhere(
+    broker: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    poison, ledger = tmp_path / "poison", tmp_path / "ledger"
+    with ExitStack() as stack:
+        if broker == "redis":
+            world = redis_world(request.getfixturevalue("redis_server").url)
+        else:
+            world = nats_world(stack.enter_context(running(NatsServer("-js"))).url)
+        options = {"durable": True} if broker == "durable" else {}
+        async with (
+            worker_processes(world, 2, target=options),
+            world.connect(**options) as target,
+            PendingRequestMap(target) as calls,
+        ):
+            write = {"seconds": 0, "path": str(ledger)}
+            # The queries let the batches grow, so that what follows is read together.
+            outcomes = await asyncio.gather(
+                *(calls.call("math.add", {"a": n, "b": 1}) for n in range(200)),
+                calls.call("slow.die", {"path": str(poison)}),
+                *(calls.call("slow.write", write) for _ in range(30)),
+                return_exceptions=True,
+            )
+    died, *written = outcomes[200:]
+
+    assert isinstance(died, CallError)
+    assert (died.code, died.retryable) == (ErrorCode.UNAVAILABLE, False)
+    assert len(started(poison)) == 1
+    assert [outcome for outcome in outcomes[:200] if isinstance(outcome, BaseException)] == []
+    assert [getattr(outcome, "data", outcome) for outcome in written] == ["written"] * 30
+    assert len(started(ledger)) == 30
+
+
 async def until_length(redis: Any, queue: str, length: int) -> None:
     """Wait until `length` requests wait in a queue."""
     with anyio.fail_after(5):

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -112,9 +113,9 @@ async def test_only_the_worker_that_has_a_call_is_probed(
         calls = await stack.enter_async_context(PendingRequestMap(Counting(target), heartbeat=0.1))
         receive = calls.receive
 
-        def count(body: bytes, reply_to: str, age: float = 0.0) -> None:
+        def count(body: bytes, reply_to: str, age: float = 0.0, claim: Any = None) -> None:
             answers[json.loads(body)["type"]] += 1
-            receive(body, reply_to, age)
+            receive(body, reply_to, age, claim)
 
         calls.receive = count  # type: ignore[method-assign]
         assert len(workers) == 4

@@ -12,6 +12,7 @@ from typing import Any
 import anyio
 import pytest
 from redis.asyncio import Redis
+from redis.exceptions import BusyLoadingError
 from tests.calls.shim import Shim
 from tests.calls.waiting import caller, lines, started, until
 from tests.calls.worlds import (
@@ -117,7 +118,7 @@ class Eager:
         self.received = 0
         self._target = target
 
-    def receive(self, body: bytes, reply_to: str, age: float = 0.0) -> None:
+    def receive(self, body: bytes, reply_to: str, age: float = 0.0, claim: Any = None) -> None:
         self.received += 1
 
     def restored(self) -> None:
@@ -325,6 +326,31 @@ async def test_what_redis_refuses_is_unavailable_and_not_late(registry: Operatio
 
     assert caught.value.code == ErrorCode.UNAVAILABLE
     assert caught.value.retryable
+
+
+@pytest.mark.requirement("R34", "F4")
+async def test_f4_calls_wait_for_a_redis_that_loads_its_data(registry: OperationRegistry) -> None:
+    broker = RedisServer()
+    with running(broker):
+        world = redis_world(broker.url)
+        async with (
+            world.serve(registry),
+            caller(world) as calls,
+            Redis.from_url(broker.url) as admin,
+        ):
+            await calls.call("math.add", {"a": 1, "b": 1})
+            await admin.config_set("rdbcompression", "no")
+            await admin.mset({f"key{number}": bytes(500_000) for number in range(24)})
+            await admin.save()
+            broker.kill()
+            # Each key takes 30 ms to load. Redis answers after every 2 MB, and rejects all commands meanwhile.
+            broker.options = ("--key-load-delay", "30000")
+            broker.start()
+            async with Redis.from_url(broker.url) as other:
+                with pytest.raises(BusyLoadingError):
+                    await other.ping()
+            with anyio.fail_after(10):
+                assert (await calls.call("math.add", {"a": 2, "b": 3})).data == 5
 
 
 @pytest.mark.requirement("R34")

@@ -34,7 +34,7 @@ class Listener:
     def __init__(self) -> None:
         self.bodies: list[Any] = []
 
-    def receive(self, body: bytes, reply_to: str, age: float = 0.0) -> None:
+    def receive(self, body: bytes, reply_to: str, age: float = 0.0, claim: Any = None) -> None:
         self.bodies.append(msgspec.json.decode(body))
 
     def undelivered(self, key: str, misdirected: bool = False) -> None: ...

@@ -34,7 +34,7 @@ class Inbox:
     def __init__(self) -> None:
         self.events: list[Any] = []
 
-    def receive(self, body: Any, reply_to: str, age: float = 0.0) -> None:
+    def receive(self, body: Any, reply_to: str, age: float = 0.0, claim: Any = None) -> None:
         is_request = isinstance(body, RequestPayload)
         self.events.append(CallRequested(payload=body) if is_request else read_event(body))
 
@@ -51,7 +51,7 @@ class RequestsTo(Inbox):
         self._handle = handle
         self.tasks: list[asyncio.Task[None]] = []
 
-    def receive(self, body: Any, reply_to: str, age: float = 0.0) -> None:
+    def receive(self, body: Any, reply_to: str, age: float = 0.0, claim: Any = None) -> None:
         super().receive(body, reply_to, age)
         self.tasks.append(asyncio.create_task(self._handle(self.events[-1])))
 

@@ -34,7 +34,7 @@ class Plain:
         with anyio.fail_after(5):
             return await self._events.get()
 
-    def receive(self, body: bytes, reply_to: str, age: float = 0.0) -> None:
+    def receive(self, body: bytes, reply_to: str, age: float = 0.0, claim: Any = None) -> None:
         self._events.put_nowait(msgspec.json.decode(body))
 
     def undelivered(self, key: str, misdirected: bool = False) -> None: ...

@@ -211,7 +211,7 @@ async def test_r11_bob_cannot_fetch_or_follow_alices_call_even_if_he_knows_its_i
         heard: list[bytes] = []
         original = bob.receive
 
-        def overhear(body: bytes, reply_to: str, age: float = 0.0) -> None:
+        def overhear(body: bytes, reply_to: str, age: float = 0.0, claim: Any = None) -> None:
             heard.append(body)
             original(body, reply_to)
 

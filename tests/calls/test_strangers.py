@@ -229,7 +229,7 @@ async def test_f8_a_probe_that_names_a_call_a_hundred_times_is_answered_once() -
     heard: list[bytes] = []
 
     class Ear:
-        def receive(self, body: Any, reply_to: str, age: float = 0.0) -> None:
+        def receive(self, body: Any, reply_to: str, age: float = 0.0, claim: Any = None) -> None:
             heard.append(body)
 
         def undelivered(self, key: str, misdirected: bool = False) -> None: ...
@@ -359,7 +359,7 @@ async def test_f25_the_last_that_is_heard_of_a_worker_that_leaves_is_that_it_doe
     heard: list[Any] = []
 
     class Ear:
-        def receive(self, body: Any, reply_to: str, age: float = 0.0) -> None:
+        def receive(self, body: Any, reply_to: str, age: float = 0.0, claim: Any = None) -> None:
             heard.append(read_event(body))
 
         def undelivered(self, key: str, misdirected: bool = False) -> None: ...

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
 
 import pytest
 from tests.calls.waiting import until
@@ -22,8 +23,10 @@ class Listener:
         self.bodies: list[bytes] = []
         self.unclaimed: list[str] = []
 
-    def receive(self, body: bytes, reply_to: str, age: float = 0.0) -> None:
+    def receive(self, body: bytes, reply_to: str, age: float = 0.0, claim: Any = None) -> None:
         self.bodies.append(body)
+        if claim is not None:
+            claim.remove()
 
     def undelivered(self, key: str, misdirected: bool = False) -> None:
         self.unclaimed.append(key)
@@ -239,10 +242,10 @@ async def test_messages_next_to_one_that_its_receiver_cannot_process_arrive(
     broker_world: World,
 ) -> None:
     class Picky(Listener):
-        def receive(self, body: bytes, reply_to: str, age: float = 0.0) -> None:
+        def receive(self, body: bytes, reply_to: str, age: float = 0.0, claim: Any = None) -> None:
             if body == event(3, "call.requested"):
                 raise ValueError("not this one")
-            super().receive(body, reply_to, age)
+            super().receive(body, reply_to, age, claim)
 
     async with two_ends(broker_world) as (near, far):
         picky = Picky()

@@ -16,7 +16,6 @@ from typing import Any, Self
 
 import msgspec
 
-from operations._json import as_json
 from operations.access import Identity
 from operations.authority.grants import Delegate, credential_of
 from operations.calls.events import (
@@ -41,17 +40,26 @@ from operations.calls.events import (
     read_output,
 )
 from operations.calls.failure_detector import FailureDetector
-from operations.calls.pending import (
+from operations.calls.sending import (
+    PATIENCE,
+    RETRY,
     CallStream,
-    PendingCall,
-    StreamEntry,
+    ReplyPublisher,
+    RequestSender,
     closed_error,
     enforce_number,
     remaining,
 )
-from operations.calls.sending import PATIENCE, RETRY, ReplyPublisher, RequestSender, not_json
-from operations.calls.states import NEVER, Deadlines, Expects, Verdict, judge
-from operations.context import OperationContext, new_request_id
+from operations.calls.states import (
+    NEVER,
+    Deadlines,
+    Expects,
+    PendingCall,
+    StreamEntry,
+    Verdict,
+    judge,
+)
+from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
 from operations.errors import (
     CallError,
@@ -60,7 +68,7 @@ from operations.errors import (
     timed_out,
     timeout_error,
 )
-from operations.pubsub.base import EventTarget, Subscription, usable
+from operations.pubsub.base import Claim, EventTarget, Subscription, usable
 from operations.pubsub.memory import MemoryTarget
 from operations.types import JSONObject
 
@@ -88,6 +96,7 @@ class PendingRequestMap(ReplyPublisher):
         timeout: Seconds a call may take unless it sets its own timeout.
         idle_timeout: Seconds a subscription may go without an item unless it sets its own.
         credential: A token for the workers' resolver, sent with every call that has none.
+        delegate: Returns a token on behalf of the caller of each call, instead of `credential`.
         send_identity: Put the caller's identity into requests; by default on trusted targets only, because other
             workers ignore it.
         heartbeat: Seconds after which a worker that has not replied is asked whether it still has the call.
@@ -108,8 +117,7 @@ class PendingRequestMap(ReplyPublisher):
         timeout: float = DEFAULT_TIMEOUT,
         idle_timeout: float | None = DEFAULT_TIMEOUT,
         credential: str | None = None,
-        delegate: Delegate
-        | None = None,  # returns a token on behalf of the caller, instead of `credential`
+        delegate: Delegate | None = None,
         send_identity: bool | None = None,
         heartbeat: float = 1.0,
         silence: float = 15.0,
@@ -120,8 +128,6 @@ class PendingRequestMap(ReplyPublisher):
         self.on_specs_changed: Callable[[], None] = lambda: None
         self.ignored = 0
         self.malformed = 0
-        self._credential = partial(credential_of, credential, delegate)
-        self._send_identity = self.target.trusted if send_identity is None else send_identity
         self._deadlines: Deadlines[PendingCall] = Deadlines(self.pending, self._expire)
         self._detector = FailureDetector(
             self.target,
@@ -131,12 +137,18 @@ class PendingRequestMap(ReplyPublisher):
             end=self._end,
             resend=self._resend,
             call=self.call,
-            specs_changed=self._specs_changed,
+            specs_changed=lambda: self.on_specs_changed(),  # noqa: PLW0108 - it is assigned later
             heartbeat=heartbeat,
             silence=silence,
         )
         self._sender = RequestSender(
-            self.target, group, self.mailbox, lambda: self._detector.is_settling, self._spawn
+            self.target,
+            group,
+            self.mailbox,
+            credential=partial(credential_of, credential, delegate),
+            send_identity=self.target.trusted if send_identity is None else send_identity,
+            is_settling=lambda: self._detector.is_settling,
+            spawn=self._spawn,
         )
         self._closers: list[Callable[[], Awaitable[None]]] = []
         self._subscription: Subscription | None = None
@@ -230,9 +242,6 @@ class PendingRequestMap(ReplyPublisher):
         """
         return self.target.direct or await self._detector.find_workers()
 
-    def _specs_changed(self) -> None:
-        self.on_specs_changed()
-
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
@@ -282,20 +291,16 @@ class PendingRequestMap(ReplyPublisher):
             enforce_number("timeout", limit)
             message = f"{operation_id} was not sent: its time had run out"
             raise timeout_error(message, None if context is None else context.deadline)
-        payload = self._request(operation_id, input, context, limit, identity, credential, metadata)
+        payload = self._sender.request(
+            operation_id, input, context, limit, identity, credential, metadata
+        )
         future: asyncio.Future[ResponseEnvelope[Any]] = loop.create_future()
         call = PendingCall(payload, replayable, loop.time() + limit, limit, future=future)
-        self._add(call)
         try:
-            await self._sender.send(call)
+            await self._send(call)
             return await future
         except BaseException as error:
-            self.pending.pop(payload.request_id, None)
-            # If the deadline came while the request was being sent, the future's exception was not retrieved.
-            if not future.cancel() and not future.cancelled():
-                future.exception()
-            if isinstance(error, asyncio.CancelledError):
-                self._sender.abort(call)
+            self._forget(call, error)
             raise
 
     def subscribe(
@@ -326,7 +331,7 @@ class PendingRequestMap(ReplyPublisher):
             if idle is not None:
                 enforce_number("idle_timeout", idle)
             limit = remaining(context, NEVER)
-            payload = self._request(
+            payload = self._sender.request(
                 operation_id, input, context, limit, identity, credential, metadata
             )
             payload = msgspec.structs.replace(
@@ -337,13 +342,10 @@ class PendingRequestMap(ReplyPublisher):
             call = PendingCall(
                 payload, False, expires_at, limit, Expects.MANY, stream=stream, to=worker
             )
-            self._add(call)
             try:
-                await self._sender.send(call)
+                await self._send(call)
             except BaseException as error:
-                self.pending.pop(payload.request_id, None)
-                if isinstance(error, asyncio.CancelledError):
-                    self._sender.abort(call)
+                self._forget(call, error)
                 raise
             return stream
 
@@ -368,48 +370,25 @@ class PendingRequestMap(ReplyPublisher):
                 retryable=False,
             )
 
-    def _request(
-        self,
-        operation_id: str,
-        input: Any,
-        context: OperationContext | None,
-        limit: float,
-        identity: Identity | None,
-        credential: str | None,
-        metadata: JSONObject | None,
-    ) -> RequestPayload:
-        bounded = limit != NEVER
-        parent = None if context is None else context.request_id
-        if context is not None:
-            identity = context.identity if identity is None else identity
-            if context.metadata:
-                metadata = {**context.metadata, **(metadata or {})}
-        try:
-            value = as_json(input)
-            metadata = None if metadata is None else as_json(metadata)
-        except (TypeError, ValueError, RecursionError) as error:
-            raise not_json(operation_id, error) from error
-        return RequestPayload(
-            request_id=new_request_id(),
-            operation_id=operation_id,
-            input=value,
-            parent_request_id=parent,
-            deadline=(time() + limit) * 1000 if bounded else None,
-            timeout_ms=limit * 1000 if bounded else None,
-            # Workers ignore it elsewhere, and others may be able to read the broker.
-            identity=identity if self._send_identity else None,
-            # An empty credential is sent and rejected, so that no caller becomes anonymous by mistake.
-            credential=self._credential(operation_id, context, credential),
-            metadata=metadata,
-            reply_to=self.mailbox or None,
-        )
+    # ---------------------------------------------------------------------------------------- sending
 
-    def _add(self, call: PendingCall) -> None:
+    # Not a coroutine: the caller awaits its result, which saves one step for every call.
+    def _send(self, call: PendingCall) -> Awaitable[None]:
+        """Send a new call."""
         self.pending[call.payload.request_id] = call
         if call.expires_at < self._deadlines.next:
             self._deadlines.schedule(call.expires_at)
+        return self._sender.send(call)
 
-    # ---------------------------------------------------------------------------------------- sending
+    def _forget(self, call: PendingCall, error: BaseException) -> None:
+        """Remove a call that failed; if its caller was cancelled, ask the worker to stop."""
+        self.pending.pop(call.payload.request_id, None)
+        future = call.future
+        # If the deadline came while the request was being sent, the future's exception was not retrieved.
+        if future is not None and not future.cancel() and not future.cancelled():
+            future.exception()
+        if isinstance(error, asyncio.CancelledError):
+            self._sender.abort(call)
 
     async def _resend(self, call: PendingCall, *, may_have_begun: bool = True) -> None:
         """Send a call again, to any worker."""
@@ -435,7 +414,9 @@ class PendingRequestMap(ReplyPublisher):
 
     # ---------------------------------------------------------------------------------------- receiving
 
-    def receive(self, body: bytes, reply_to: str, age: float = 0.0) -> None:
+    def receive(
+        self, body: bytes, reply_to: str, age: float = 0.0, claim: Claim | None = None
+    ) -> None:
         """Process an event that arrived through the target."""
         event = read_event(body, self.target.max_values)
         if isinstance(event, (CallResponded, CallCompleted, CallFailed, CallAborted)):

@@ -1,4 +1,4 @@
-"""Detect lost workers long before the deadline of the calls they have, and a blocked event loop.
+"""Detect lost workers long before the deadline of the calls they have, lost callers, and a blocked event loop.
 
 A client probes calls that take longer than a heartbeat: the worker that has a call or, as long as that is unknown, all
 workers of the group. They report which of the calls they have, and send the replies again to those that have ended.
@@ -20,7 +20,7 @@ Rule 3: workers of other implementations that never respond to probes are not ju
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -35,7 +35,7 @@ from operations.calls.events import (
     encode_event,
 )
 from operations.calls.jobs import Job
-from operations.calls.pending import PendingCall
+from operations.calls.states import NEVER, PendingCall
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, NotSentError, TransportError
 from operations.pubsub.base import EventTarget
@@ -378,6 +378,39 @@ class FailureDetector:
             elif call.worker is not None:
                 # The grant itself may have been lost; it says a total, so twice does no harm.
                 await self._target.send(call.worker, call.stream.credit())
+
+
+_CHECK_CALLERS = 0.25
+"""Seconds between two checks of the callers; a caller that misses two is gone."""
+
+
+async def abandoned_jobs(target: EventTarget, jobs: Mapping[str, Job]) -> AsyncGenerator[Job]:
+    """Return the jobs of a worker whose callers are gone, again in each check until they end."""
+    loop = asyncio.get_running_loop()
+    while True:
+        await asyncio.sleep(_CHECK_CALLERS)
+        now = loop.time()
+        # A job that has a claim is still in its queue.
+        old = [
+            job
+            for job in jobs.values()
+            if job.claim is None and now - job.arrived_at > _CHECK_CALLERS
+        ]
+        if not old or not target.is_connected:
+            continue
+        callers = list({job.reply_to for job in old})
+        try:
+            present = await asyncio.gather(*(is_there(target, caller) for caller in callers))
+        except TransportError:
+            continue
+        gone = {caller for caller, there in zip(callers, present, strict=True) if not there}
+        for job in old:
+            if job.reply_to not in gone:
+                job.absent_since = NEVER
+            elif job.absent_since == NEVER:
+                job.absent_since = now
+            elif not job.answered:
+                yield job
 
 
 _BLOCKED = 1.0

@@ -30,7 +30,7 @@ from operations.front.front import Front
 from operations.front.identity import Credential, address_prefix, caller_key, credentials_in
 from operations.front.limits import Limits
 from operations.pubsub.websocket import AcceptedTarget, serve_websocket
-from operations.pubsub.websocket.server import Headers
+from operations.pubsub.websocket.connections import Headers
 from operations.registry import OperationRegistry
 from operations.specs import Operation
 

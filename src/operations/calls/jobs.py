@@ -11,12 +11,12 @@ from operations._json import JSONLimitError, enforce_bounds
 from operations.access import Identity
 from operations.calls.events import PROTOCOL_VERSION, RequestPayload
 from operations.calls.states import NEVER
-from operations.context import CLOSED, NOTHING, CallerChannel, OperationContext
+from operations.context import NOTHING, CallerChannel, OperationContext
 from operations.errors import CallError, ErrorCode, timed_out, timeout_error
 from operations.front.front import Front
-from operations.pubsub.base import EventTarget
+from operations.pubsub.base import Claim, EventTarget
 from operations.registry import OperationRegistry
-from operations.specs import OperationType
+from operations.specs import OperationSpec, OperationType
 
 MAX_UNREAD_BYTES = 4 * 1024 * 1024
 """What may be under way to the reader of one subscription."""
@@ -65,48 +65,12 @@ class Pace:
             await self._more.wait()
 
 
-def context_for(
-    request: RequestPayload,
-    identity: Identity | None,
-    deadline: float | None,
-    registry: OperationRegistry,
-    channel: CallerChannel = CLOSED,
-) -> OperationContext:
-    """The context in which a request runs; `deadline` is in milliseconds since the epoch, by our own clock."""
-    return OperationContext(
-        request_id=request.request_id,
-        parent_request_id=request.parent_request_id,
-        identity=identity,
-        metadata=request.metadata or NOTHING,
-        deadline=deadline,
-        channel=channel,
-        registry=registry,
-    )
-
-
-def remaining_seconds(request: RequestPayload) -> float | None:
-    """How long the call may take from its arrival; None if it does not say."""
-    if request.timeout_ms is not None:
-        return request.timeout_ms / 1000
-    if request.deadline is not None:
-        return request.deadline / 1000 - time()
-    return None
-
-
-def is_stream(registry: OperationRegistry, request: RequestPayload) -> bool:
-    """Whether a request has many answers: its caller says so, or the operation does."""
-    if request.credit is not None:
-        return True
-    spec = registry.get_spec(request.operation_id)
-    return spec is not None and spec.type is OperationType.SUBSCRIPTION
-
-
 DEFAULT_TIMEOUT = 30.0
-"""Seconds for a request that does not say how long it may take; of a subscription, for each item."""
+"""Seconds for a request without a time limit; for each item if it is a subscription."""
 
 
 class Job(msgspec.Struct, eq=False):
-    """A request, and the way its answers go."""
+    """A request in a worker."""
 
     request: RequestPayload
     reply_to: str
@@ -114,26 +78,50 @@ class Job(msgspec.Struct, eq=False):
     size: int
     """Bytes it holds while it waits."""
 
+    registry: OperationRegistry
+    """The registry that runs it."""
+
+    spec: OperationSpec | None
+    """None if the operation is unknown here."""
+
+    is_stream: bool
+    """Whether it has many replies: by its operation, or because its caller expects them."""
+
     arrived_at: float
 
     ends_at: float
-    """When its time is over, by the loop's clock."""
+    """Its deadline, by the loop's clock."""
 
     idle: float
     """Seconds for each item of a subscription."""
 
     expires_at: float
-    """When either is over."""
+    """The earlier one of the deadline and the end of the idle time."""
+
+    principal: str
+    """The caller, as far as it is known when the request arrives."""
 
     pace: Pace | None = None
 
+    claim: Claim | None = None
+    """Removes the request from its queue; None once that was done."""
+
+    is_stale: bool = False
+    """Whether it waited so long that it begins only if its caller confirms it."""
+
+    confirmed: "asyncio.Future[None] | None" = None
+    """Done when the caller has confirmed it; None if it is not asked."""
+
     task: "asyncio.Task[None] | None" = None
+
+    is_started: bool = False
+    """Whether its task runs. A task that is cancelled before never does."""
 
     begun: bool = False
     """Whether the operation was started."""
 
     answered: bool = False
-    """Whether its last reply was sent. What the handler still does has no effect on the caller."""
+    """Whether its last reply was sent. The caller does not see what its handler does afterwards."""
 
     replied: asyncio.Event | None = None
     """Set when its last reply was sent, for requests that the program itself received."""
@@ -143,9 +131,6 @@ class Job(msgspec.Struct, eq=False):
 
     caller: str = ""
     """The key by which the limits of a server count the caller, once it is known."""
-
-    principal: str = ""
-    """The caller, as far as it is known when the request arrives."""
 
     counted_as: tuple[str, ...] = ()
     """For admission."""
@@ -161,6 +146,53 @@ class Job(msgspec.Struct, eq=False):
 
     identity_id: str | None = None
     """The caller, once it is known."""
+
+    @property
+    def is_offered(self) -> bool:
+        """Whether it waits for the confirmation of its caller."""
+        return self.confirmed is not None and not self.confirmed.done()
+
+    @property
+    def replayable(self) -> bool:
+        """Whether the operation may run again.
+
+        Without a spec the operation is unknown here, or a remote has it and knows whether it is replayable.
+        """
+        return self.spec.replayable if self.spec is not None else not self.registry.has_remote
+
+    @property
+    def is_mutation(self) -> bool:
+        """Whether the operation changes something, or may do so."""
+        return self.spec is None or self.spec.type is OperationType.MUTATION
+
+    @property
+    def is_safe_to_retry(self) -> bool:
+        """Whether the call can be sent again if it ends here: retrying a mutation that has begun could run it twice."""
+        return not self.begun or not self.is_mutation or self.replayable
+
+    def context(self, identity: Identity | None, now: float) -> OperationContext:
+        """Return the context in which the request runs."""
+        deadline = None
+        if self.ends_at != NEVER:
+            # Counted from the arrival: the caller's clock may differ.
+            deadline = (time() + self.ends_at - now) * 1000
+        request = self.request
+        return OperationContext(
+            request_id=request.request_id,
+            parent_request_id=request.parent_request_id,
+            identity=identity,
+            metadata=request.metadata or NOTHING,
+            deadline=deadline,
+            channel=CallerChannel(deadline=deadline, queued=self.began_at - self.queued_at),
+            registry=self.registry,
+        )
+
+    def timeout_error(self) -> CallError:
+        """Return the error of a job whose time has run out."""
+        if self.expires_at < self.ends_at:
+            return timeout_error(f"no item came for {self.idle:g} seconds")
+        seconds = self.expires_at - self.arrived_at
+        return timed_out(self.request.operation_id, seconds, deadline=self.request.deadline)
 
 
 def job_for(
@@ -183,31 +215,39 @@ def job_for(
         now: The time of its arrival, by the loop's clock.
         front: Its time limits count if the request is from outside.
     """
+    spec = registry.get_spec(request.operation_id)
     credit = request.credit
-    limit = remaining_seconds(request)
+    is_stream = credit is not None or (spec is not None and spec.type is OperationType.SUBSCRIPTION)
+    limit = None
+    if request.timeout_ms is not None:
+        limit = request.timeout_ms / 1000
+    elif request.deadline is not None:
+        limit = request.deadline / 1000 - time()
     if limit is not None and front is not None:
         limit = min(limit, front.max_timeout)
     idle = NEVER
-    if (limit is None or request.idle_timeout is not None) and is_stream(registry, request):
+    if is_stream and (limit is None or request.idle_timeout is not None):
         limit = NEVER if limit is None else limit
         if request.idle_timeout is not None:
             idle = request.idle_timeout / 1000
         elif credit is None:
-            # Whoever knows of credit and names no time wants none.
+            # A caller that grants credit and sets no time limit wants none.
             idle = DEFAULT_TIMEOUT
     elif limit is None:
-        spec = None if front is None else registry.get_spec(request.operation_id)
         limit = DEFAULT_TIMEOUT if front is None or spec is None else front.timeout_of(spec)
     return Job(
         request,
         reply_to,
         size,
+        registry,
+        spec,
+        is_stream,
         now,
         now + limit,
         idle,
         now + min(limit, idle),
+        _principal(request, reply_to, target),
         None if credit is None else Pace(credit),
-        principal=_principal(request, reply_to, target),
     )
 
 
@@ -219,26 +259,20 @@ def _principal(request: RequestPayload, reply_to: str, target: EventTarget) -> s
 
 
 def principal_of(identity: Identity) -> str:
-    """By what a caller is counted that is known."""
+    """Return the key by which calls of a known identity are counted."""
     return f"id:{identity.key}"
 
 
 def refusal_of(body: bytes, target: EventTarget) -> CallError | None:
     """Return the error to send instead of an event that its receiver would not decode."""
     if len(body) > target.max_bytes:
-        return too_large(len(body), target.max_bytes)
+        reason = f"the result is {len(body)} bytes, more than the {target.max_bytes} allowed"
+        return CallError(ErrorCode.RESOURCE_EXHAUSTED, reason)
     try:
         enforce_bounds(body, max_values=target.max_values)
     except JSONLimitError as error:
         return CallError(ErrorCode.RESOURCE_EXHAUSTED, f"the result {error.reason}")
     return None
-
-
-def too_large(size: int, limit: int) -> CallError:
-    """What is said instead of a result that cannot be carried."""
-    return CallError(
-        ErrorCode.RESOURCE_EXHAUSTED, f"the result is {size} bytes, more than the {limit} allowed"
-    )
 
 
 def claimed_identity(request: RequestPayload, target: EventTarget) -> Identity | None:
@@ -274,15 +308,6 @@ def aged(request: RequestPayload, age: float) -> RequestPayload:
     elif request.idle_timeout is not None and spent >= request.idle_timeout:
         left = 0.0
     return request if left is None else msgspec.structs.replace(request, timeout_ms=left)
-
-
-def late(job: Job) -> CallError:
-    """Return the error of a job whose time has run out."""
-    if job.expires_at < job.ends_at:
-        return timeout_error(f"no item came for {job.idle:g} seconds")
-    request = job.request
-    seconds = job.expires_at - job.arrived_at
-    return timed_out(request.operation_id, seconds, deadline=request.deadline)
 
 
 def set_after(sending: "asyncio.Task[Any] | None", replied: asyncio.Event | None) -> None:

@@ -31,6 +31,7 @@ from operations.errors import CallError, ErrorCode, TransportError
 from operations.front.limits import AdmissionQueue
 from operations.observe import BUCKETS
 from operations.pubsub.base import (
+    Claim,
     EventTarget,
     QueueState,
     Subscription,
@@ -216,7 +217,9 @@ class GroupMonitor:
 
     # ------------------------------------------------------------ as a receiver
 
-    def receive(self, body: bytes, reply_to: str, age: float = 0.0) -> None:
+    def receive(
+        self, body: bytes, reply_to: str, age: float = 0.0, claim: Claim | None = None
+    ) -> None:
         """Note the report of a worker."""
         event = read_event(body, self._target.max_values)
         if isinstance(event, CallAlive) and event.payload.stats is not None:

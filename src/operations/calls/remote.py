@@ -18,7 +18,7 @@ from operations._text import printable
 from operations._upstreams import Bulkhead
 from operations.calls.client import PendingRequestMap
 from operations.calls.config import RemoteConfig
-from operations.calls.pending import CallStream
+from operations.calls.sending import CallStream
 from operations.calls.services import DESCRIBE, LIST, SERVICES, SpecDecoder
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
@@ -46,7 +46,7 @@ _LOOK = 1.0
 
 
 class RemoteService:
-    """What a worker group, or the peer of a WebSocket, offers. Made by `from_calls`.
+    """The operations of a worker group or of the peer of a WebSocket. Made by `from_calls`.
 
     Attributes:
         calls: The calls under way there.
@@ -76,7 +76,7 @@ class RemoteService:
         try:
             await self.open()
         except BaseException:
-            # Nobody else will: who could not enter does not leave.
+            # `__aexit__` is not called if this fails.
             await self.aclose()
             raise
         return self
@@ -96,7 +96,7 @@ class RemoteService:
         return self.operations
 
     async def open(self) -> None:
-        """Ask what is offered. If that fails it is closed: who tries again makes another.
+        """Import the operations. If that fails the service is closed; make another one to try again.
 
         Raises:
             CallError: `UNAVAILABLE` if no worker is there, `UNKNOWN_ERROR` if the answer cannot be read.
@@ -139,7 +139,7 @@ class RemoteService:
             self._registries.append(registry)
 
     def detach(self, registry: OperationRegistry) -> None:
-        """Leave `registry` alone from now on."""
+        """Stop updating `registry`."""
         if registry in self._registries:
             self._registries.remove(registry)
 
@@ -180,14 +180,14 @@ class RemoteService:
         self.on_change(before, self.operations)
 
     async def _specs(self, worker: str = "") -> list[OperationSpec]:
-        told = SpecDecoder()
+        decoder = SpecDecoder()
         try:
             async with (
                 asyncio.timeout(_PATIENCE_IN_ALL),
                 self.calls.subscribe(DESCRIBE, idle_timeout=_PATIENCE, worker=worker) as pieces,
             ):
                 async for piece in pieces:
-                    told.hear(piece.data)
+                    decoder.add(piece.data)
         except TimeoutError as error:
             reason = f"{DESCRIBE} did not end within {_PATIENCE_IN_ALL:g} seconds"
             raise timeout_error(reason) from error
@@ -196,9 +196,9 @@ class RemoteService:
                 raise
             # Other implementations have only the list.
             return await self._listed()
-        for reason in told.left_out:
+        for reason in decoder.left_out:
             _left_out(reason)
-        return told.specs
+        return decoder.specs
 
     async def _listed(self) -> list[OperationSpec]:
         listed: Any = (await self.calls.call(LIST, timeout=_PATIENCE)).data
@@ -213,7 +213,7 @@ class RemoteService:
         return specs
 
     async def aclose(self) -> None:
-        """End what is under way there; the target stays open. Closing twice is harmless."""
+        """End the pending calls; the target stays open. Closing twice is harmless."""
         following, self._following = self._following, None
         if following is not None:
             following.cancel()
@@ -265,7 +265,7 @@ def _update(registry: OperationRegistry, before: list[Operation], after: list[Op
 
 
 def _left_out(reason: str) -> None:
-    # What a stranger says stays on its line.
+    # The text of another process must not add lines to the log.
     logger.warning("an operation cannot be imported: %s", printable(reason[:_MAX_REASON]))
 
 

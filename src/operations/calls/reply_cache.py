@@ -128,8 +128,6 @@ class Replies:
         self._recent = Recent()
         self.specs = ""
         """A digest of the operations that the worker serves."""
-        self.offered: set[str] = set()
-        """The jobs that wait for the confirmation of their callers, by request id."""
 
     def is_new(self, request_id: str) -> bool:
         """Remember a request id; return False if it was known."""
@@ -228,8 +226,11 @@ class Replies:
             job.code = error.code
             body = encode_error(request_id, error)
         self._counters.end(job)
-        self._recent.finish(request_id, body, job.reply_to)
-        sending: Awaitable[None] = self._target.send(job.reply_to, body)
+        if job.claim is None:
+            self._recent.finish(request_id, body, job.reply_to)
+            sending: Awaitable[None] = self._target.send(job.reply_to, body)
+        else:
+            sending = self._send_claimed(job, body)
         if unread is not None:
             sending = _then(sending, unread.release)
         return sending if job.replied is None else _then(sending, job.replied.set)
@@ -238,7 +239,6 @@ class Replies:
         """Mark a call as ended."""
         job.answered = True
         self._jobs.pop(job.request.request_id, None)
-        self.offered.discard(job.request.request_id)
         if not self._jobs and self.is_leaving:
             self.idle.set()
 
@@ -252,13 +252,24 @@ class Replies:
             return None
         return self._front.output.enter(job.caller, size)
 
+    def drop(self, job: Job) -> None:
+        """Forget a request that is left to another worker."""
+        self.settle(job)
+        self._recent.forget(job.request.request_id)
+
+    async def _send_claimed(self, job: Job, body: bytes) -> None:
+        """Reply to a request that has not begun, unless another worker has it."""
+        claim, job.claim = job.claim, None
+        if claim is None or await claim.take(alone=False):
+            await self._target.send(job.reply_to, body)
+
     # ---------------------------------------------------------------------------------------- in the background
 
     def stop(self, job: Job, error: CallError) -> None:
         """Reply with `error` unless the job has its reply, and cancel its task. Its slot is free when it has ended."""
         if not job.answered:
             self._spawn(quietly(self.conclude(job, self._encode_error(job, error))))
-        if job.task is not None:
+        if job.task is not None and job.is_started:
             job.task.cancel()
 
     def repeat(self, request_id: str, reply_to: str) -> "asyncio.Task[Any] | None":
@@ -266,18 +277,14 @@ class Replies:
         reply = self._recent.last_reply(request_id, reply_to)
         return None if reply is None else self._spawn(self._send(reply_to, reply))
 
-    def refuse(self, request_id: str, reply_to: str, error: CallError) -> "asyncio.Task[Any]":
+    def refuse(self, job: Job, error: CallError) -> "asyncio.Task[Any]":
         """Reply to a request that does not run, and forget its id: it may come again."""
-        self._recent.forget(request_id)
-        body = encode_error(request_id, error, begun=False, worker=self._mailbox)
-        return self._spawn(self._send(reply_to, body))
+        self.drop(job)
+        body = encode_error(job.request.request_id, error, begun=False, worker=self._mailbox)
+        return self._spawn(quietly(self._send_claimed(job, body)))
 
-    def offer(self, job: Job) -> None:
+    async def offer(self, job: Job) -> None:
         """Ask the caller whether a request that waited may begin."""
-        self.offered.add(job.request.request_id)
-        self._spawn(self._offer(job))
-
-    async def _offer(self, job: Job) -> None:
         request = job.request
         payload = OfferPayload(
             request_id=request.request_id, worker=self._mailbox, attempt=request.attempt
@@ -299,9 +306,11 @@ class Replies:
             reply = self._recent.last_reply(request_id, probe.reply_to)
             # Only for the client that made the call; for others it does not exist.
             if job is not None and job.reply_to == probe.reply_to:
-                held.append(request_id)
-                if request_id in self.offered:
-                    await self._offer(job)
+                # Until it is removed from its queue, another worker may take it over.
+                if job.claim is None:
+                    held.append(request_id)
+                if job.is_offered:
+                    await self.offer(job)
             elif reply is not None:
                 await self._send(probe.reply_to, reply)
         leaving = self.is_leaving and not held

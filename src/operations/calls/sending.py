@@ -1,19 +1,24 @@
-"""The sending side of a client: requests to a group, aborts to its workers, and replies to requests it serves itself.
+"""What a client sends: requests to a group, aborts and credit to its workers, replies to requests it serves itself.
 
 Rule 1: a request that certainly was not delivered is sent again while the workers may be on their way back, and then
         fails with `UNAVAILABLE`.
 Rule 2: a request that may have been delivered is never sent again from here.
 Rule 3: a call that ends is no longer sent: its deadline also limits the time for sending.
+Rule 4: a reader that leaves frees everything, whether by `aclose`, `break`, cancellation or by dropping the last
+        reference.
 """
 
 import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine
+from math import isnan
+from time import time
+from typing import Any, Self, cast
 
-from operations._json import JSONLimitError, enforce_bounds
+from operations._json import JSONLimitError, as_json, enforce_bounds
+from operations.access import Identity
 from operations.calls.events import (
     AbortPayload,
     CallAborted,
@@ -26,8 +31,9 @@ from operations.calls.events import (
     encode_item,
     encode_response,
 )
-from operations.calls.pending import PendingCall, Sending
-from operations.envelopes import lift_envelope
+from operations.calls.states import NEVER, PendingCall, StreamEntry
+from operations.context import OperationContext, new_request_id
+from operations.envelopes import ResponseEnvelope, lift_envelope
 from operations.errors import (
     CallError,
     ErrorCode,
@@ -37,7 +43,8 @@ from operations.errors import (
     TooLargeError,
     TransportError,
 )
-from operations.pubsub.base import EventTarget
+from operations.pubsub.base import Claim, EventTarget
+from operations.types import JSONObject
 
 logger = logging.getLogger("operations")
 
@@ -55,6 +62,38 @@ RETRY = 0.1
 """Seconds between attempts while workers may be reconnecting."""
 
 
+class Sending:
+    """Interrupts the sender of a request if its call ends meanwhile. The request may or may not have been delivered."""
+
+    __slots__ = ("_before", "_is_interrupted", "_task")
+
+    def __init__(self) -> None:
+        task = cast("asyncio.Task[Any]", asyncio.current_task())
+        self._task: asyncio.Task[Any] | None = task
+        self._before = task.cancelling()
+        self._is_interrupted = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+        task, self._task = self._task, None
+        if not self._is_interrupted or task is None:
+            return False
+        # Others may have cancelled the task as well.
+        is_ours = task.uncancel() <= self._before
+        return kind is not None and issubclass(kind, asyncio.CancelledError) and is_ours
+
+    def interrupt(self) -> None:
+        """Interrupt the sender in the next turn, because the sender itself may be ending the call."""
+        asyncio.get_running_loop().call_soon(self._interrupt)
+
+    def _interrupt(self) -> None:
+        if self._task is not None and not self._is_interrupted:
+            self._is_interrupted = True
+            self._task.cancel()
+
+
 class RequestSender:
     """Sends the requests and aborts of one client.
 
@@ -62,6 +101,8 @@ class RequestSender:
         target: Carries them.
         group: The worker group that is called.
         mailbox: The address for replies.
+        credential: Returns the credential of a call.
+        send_identity: Whether to send the identity of the caller.
         is_settling: Whether a reconnect was so recent that the workers may still be reconnecting.
         spawn: Runs a coroutine in the background.
     """
@@ -71,6 +112,9 @@ class RequestSender:
         target: EventTarget,
         group: str,
         mailbox: str,
+        *,
+        credential: Callable[[str, OperationContext | None, str | None], str | None],
+        send_identity: bool,
         is_settling: Callable[[], bool],
         spawn: Callable[[Coroutine[Any, Any, Any]], object],
     ) -> None:
@@ -78,12 +122,55 @@ class RequestSender:
         self._group = group
         self._mailbox = mailbox
         self._workers_topic = target.topic(f"{group}.workers")
+        self._credential = credential
+        self._send_identity = send_identity
         self._is_settling = is_settling
         self._spawn = spawn
         self._waiting = 0
         self._waiting_bytes = 0
         self._aborts: deque[PendingCall] = deque(maxlen=MAX_ABORTS)
         self._is_aborting = False
+
+    def request(
+        self,
+        operation_id: str,
+        input: Any,
+        context: OperationContext | None,
+        limit: float,
+        identity: Identity | None,
+        credential: str | None,
+        metadata: JSONObject | None,
+    ) -> RequestPayload:
+        """Return the request of a new call that may take `limit` seconds.
+
+        Raises:
+            CallError: `VALIDATION_ERROR` if the input or the metadata is not JSON.
+        """
+        bounded = limit != NEVER
+        parent = None if context is None else context.request_id
+        if context is not None:
+            identity = context.identity if identity is None else identity
+            if context.metadata:
+                metadata = {**context.metadata, **(metadata or {})}
+        try:
+            value = as_json(input)
+            metadata = None if metadata is None else as_json(metadata)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise not_json(operation_id, error) from error
+        return RequestPayload(
+            request_id=new_request_id(),
+            operation_id=operation_id,
+            input=value,
+            parent_request_id=parent,
+            deadline=(time() + limit) * 1000 if bounded else None,
+            timeout_ms=limit * 1000 if bounded else None,
+            # Workers ignore it elsewhere, and others may be able to read the broker.
+            identity=identity if self._send_identity else None,
+            # An empty credential is sent and rejected, so that no caller becomes anonymous by mistake.
+            credential=self._credential(operation_id, context, credential),
+            metadata=metadata,
+            reply_to=self._mailbox or None,
+        )
 
     async def send(self, call: PendingCall) -> None:
         """Give a request to the group; return at once when the call ends meanwhile.
@@ -116,10 +203,11 @@ class RequestSender:
         self._waiting += 1
         self._waiting_bytes += size
         try:
-            with Sending() as call.sending:
+            with Sending() as sending:
+                call.interrupt = sending.interrupt
                 call.receipt = await self._deliver(body, key, call.to)
         finally:
-            call.sending = None
+            call.interrupt = None
             self._waiting -= 1
             self._waiting_bytes -= size
         call.sent_at = call.seen_at = asyncio.get_running_loop().time()
@@ -181,6 +269,103 @@ class RequestSender:
             self._is_aborting = False
 
 
+class CallStream:
+    """An async iterator of envelopes. `aclose` works from any task; dropping it closes it."""
+
+    def __init__(
+        self,
+        send: Callable[[str, bytes], Awaitable[None]],
+        drop: Callable[[str], None],
+        operation_id: str,
+        start: Callable[[], Coroutine[Any, Any, StreamEntry]],
+        idle_timeout: float | None,
+    ) -> None:
+        self._send_to = send
+        self._drop = drop
+        self._operation_id = operation_id
+        self._start = start
+        self._idle_timeout = idle_timeout
+        self._entry: StreamEntry | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closed = False
+        self._is_reading = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> ResponseEnvelope[Any]:
+        if self._closed:
+            raise StopAsyncIteration
+        if self._is_reading:
+            raise RuntimeError(f"{self!r} is being read by another task already")
+        self._is_reading = True
+        try:
+            return await self._next()
+        finally:
+            self._is_reading = False
+
+    async def _next(self) -> ResponseEnvelope[Any]:
+        entry = self._entry
+        if entry is None:
+            entry = await self._open()
+        try:
+            envelope = await entry.read(self._idle_timeout)
+        except BaseException:
+            await self.aclose()
+            raise
+        credit = entry.grant()
+        if credit is not None:
+            await self._send(entry, credit)
+        return envelope
+
+    async def _open(self) -> StreamEntry:
+        self._loop = asyncio.get_running_loop()
+        try:
+            entry = await self._start()
+        except BaseException:
+            self._closed = True
+            raise
+        if self._closed:
+            # By another task, while it was being opened.
+            self._drop(entry.request_id)
+            raise StopAsyncIteration
+        self._entry = entry
+        return entry
+
+    async def _send(self, entry: StreamEntry, body: bytes) -> None:
+        if entry.worker is None:
+            # A worker without an address does not use credit.
+            return
+        try:
+            await self._send_to(entry.worker, body)
+        except TransportError as error:
+            # Sent again with the next probe.
+            logger.debug("%s: room could not be granted: %s", entry.request_id, error)
+
+    async def aclose(self) -> None:
+        """Stop reading and ask the worker to stop. Closing twice, or from another task, is harmless."""
+        self._closed = True
+        entry = self._entry
+        if entry is not None:
+            self._entry = None
+            entry.end(None)
+            self._drop(entry.request_id)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.aclose()
+
+    def __del__(self) -> None:
+        entry, loop = self._entry, self._loop
+        if entry is not None and loop is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(self._drop, entry.request_id)
+
+    def __repr__(self) -> str:
+        return f"<CallStream of {self._operation_id}>"
+
+
 class ReplyPublisher(ABC):
     """Publishes replies to requests that the program itself serves: the replying half of `PendingRequestMap`.
 
@@ -209,7 +394,9 @@ class ReplyPublisher(ABC):
         return len(self.pending)
 
     @abstractmethod
-    def receive(self, body: bytes, reply_to: str, age: float = 0.0) -> None:
+    def receive(
+        self, body: bytes, reply_to: str, age: float = 0.0, claim: Claim | None = None
+    ) -> None:
         """Process an event that arrived through the target."""
 
     def serve(self, request: RequestPayload, reply_to: str) -> None:
@@ -298,3 +485,23 @@ def not_json(operation_id: str, error: Exception) -> CallError:
     """Return the error for an input that cannot be written as JSON."""
     reason = f"the input of {operation_id} is not JSON: {error}"
     return CallError(ErrorCode.VALIDATION_ERROR, reason)
+
+
+def remaining(context: OperationContext | None, limit: float) -> float:
+    """Return the seconds that a call may take: `limit`, or the rest of its context's time."""
+    if context is None or context.deadline is None:
+        return limit
+    return min(limit, context.deadline / 1000 - time())
+
+
+def enforce_number(name: str, seconds: object) -> None:
+    """Raise `VALIDATION_ERROR` if a timeout is not a number."""
+    if not isinstance(seconds, (int, float)) or isnan(seconds):
+        # NaN is neither before nor after any time: the call would never end.
+        reason = f"{name} is not a number: give seconds, or None for the default"
+        raise CallError(ErrorCode.VALIDATION_ERROR, reason)
+
+
+def closed_error() -> CallError:
+    """Return the error of calls on a map that is closed."""
+    return CallError(ErrorCode.ABORTED, "the calls were closed", retryable=False)

@@ -7,13 +7,13 @@ definition that many specs share is sent once:
      "operations": ["{\"spec\": {...}, \"scopes\": [\"0\", null]}"],
      "leftOut": {"big.one": "..."}}
 
-The scopes of an operation are those of its input, its output and its errors. A schema that has one stands without its
-`$defs`, which are the definitions of that scope that it refers to, directly or through others. Definitions and
-operations are JSON texts: whoever hears them reads what is needed, when it is needed.
+The scopes of an operation are those of its input, its output and its errors. A schema with a scope is sent without its
+`$defs`: they are the definitions of that scope that it refers to, directly or through others. Definitions and
+operations are JSON texts, so that the receiver decodes only those that it needs.
 
-Rule 1: nothing is lost. A schema whose definitions would not be found again that way is told whole.
-Rule 2: a definition is told no later than the first operation that needs it.
-Rule 3: what cannot be told, or no message can carry, is left out, and said to be: it does not hide the others.
+Rule 1: nothing is lost. A schema whose definitions cannot be restored in this way is sent whole.
+Rule 2: a definition is sent no later than the first operation that needs it.
+Rule 3: a spec that is not JSON, or larger than a message, is listed in `leftOut` with the reason. The others are sent.
 Rule 4: a caller sees the operations that it may call, and no others.
 """
 
@@ -48,25 +48,25 @@ from operations.types import JSONObject, JSONSchema
 logger = logging.getLogger("operations")
 
 PIECE = 128 * 1024
-"""Bytes that are gathered before they are sent."""
+"""Bytes that are collected before they are sent."""
 
-MAX_TOLD = 64 * 1024 * 1024
-"""Bytes of specs that are taken from one worker."""
+MAX_SPECS = 64 * 1024 * 1024
+"""Bytes of specs that are accepted from one worker."""
 
 WRAPPING = 4096
-"""Bytes of a message that are not the piece in it."""
+"""Bytes of a message around the piece in it."""
 
 _NAMED = 16
 """Bytes around a name in a piece."""
 
 _HELD = 1024
-"""Bytes that a spec or a definition takes besides its text."""
+"""Bytes of memory for a spec or a definition besides its text."""
 
 _encode = msgspec.json.encode
 
 
 class SpecEncoder:
-    """Cuts specs into pieces, one spec after the other.
+    """Encodes specs as pieces, one spec after the other.
 
     Args:
         max_bytes: The largest message.
@@ -78,11 +78,11 @@ class SpecEncoder:
         self._piece: JSONObject = {}
         self._size = 0
 
-    def tell(self, spec: OperationSpec) -> Iterator[JSONObject]:
-        """The pieces that are full now that `spec` is to be told as well."""
+    def add(self, spec: OperationSpec) -> Iterator[JSONObject]:
+        """Add a spec; return the pieces that are full now."""
         placed: list[Placed | None] = []
         try:
-            # One after the other: what was placed before one that fails is taken back.
+            # One after the other: if one fails, those before it are removed again.
             placed.extend(self._scopes.place(schema.document) for schema in _schemas_of(spec))
             parts = list(_parts(spec, placed))
         except (ValueError, TypeError, RecursionError) as error:
@@ -100,7 +100,7 @@ class SpecEncoder:
         yield from self._add(_Part(reason, None, spec.id))
 
     def rest(self) -> Iterator[JSONObject]:
-        """What has not been told yet."""
+        """Return the last piece, if there is one."""
         if self._piece:
             yield self._taken()
 
@@ -116,13 +116,13 @@ class SpecEncoder:
 
 
 class _Part:
-    """Something to be told: a definition, an operation, or that one is left out."""
+    """A part of a piece: a definition, an operation, or the reason why one is left out."""
 
     def __init__(self, text: str, scope: str | None = None, name: str = "") -> None:
         self._text = text
         self._scope = scope
         self._name = name
-        # As it stands in a message, its quotes escaped.
+        # Its size in a message, with escaped quotes.
         self.size = len(_encode(text)) + len(_encode(name)) + _NAMED
 
     def put_into(self, piece: JSONObject) -> None:
@@ -136,7 +136,7 @@ class _Part:
 
 
 def _parts(spec: OperationSpec, placed: list[Placed | None]) -> Iterator[_Part]:
-    """What has to be told of a spec: the definitions that are new, and then the rest."""
+    """Return the parts of a spec: the definitions that are new, then the spec without them."""
     for place in placed:
         if place is not None:
             for name, definition in place.fresh.items():
@@ -164,49 +164,49 @@ class _Entry(msgspec.Struct):
 
 
 class SpecDecoder:
-    """Puts the pieces together again.
+    """Decodes the specs in pieces.
 
     Attributes:
-        specs: What was told, in the order in which it was.
-        left_out: Why something was not, or could not be read, by its id as far as that is known.
+        specs: The specs, in the order in which they were sent.
+        left_out: The reasons why specs are missing, with their ids as far as they are known.
     """
 
     def __init__(self) -> None:
         self.specs: list[OperationSpec] = []
         self.left_out: list[str] = []
-        self._scopes: dict[str, _Told] = {}
-        self._left = MAX_TOLD
+        self._scopes: dict[str, _Definitions] = {}
+        self._left = MAX_SPECS
 
-    def hear(self, piece: Any) -> None:
-        """Take in one piece.
+    def add(self, piece: Any) -> None:
+        """Decode one piece.
 
         Raises:
-            CallError: `UNKNOWN_ERROR` if it is none, `RESOURCE_EXHAUSTED` if there is no end to them.
+            CallError: `UNKNOWN_ERROR` if it is not one, `RESOURCE_EXHAUSTED` if there are too many.
         """
         try:
-            told = msgspec.convert(piece, _Piece)
+            decoded = msgspec.convert(piece, _Piece)
         except msgspec.ValidationError as error:
             raise CallError(
                 ErrorCode.UNKNOWN_ERROR, f"the description is not one: {error}"
             ) from error
-        self._weigh(told)
-        self.left_out += [f"{name}: {reason}" for name, reason in told.left_out.items()]
-        for scope, definitions in told.definitions.items():
-            self._scopes.setdefault(scope, _Told()).add(definitions)
-        for text in told.operations:
+        self._enforce_size(decoded)
+        self.left_out += [f"{name}: {reason}" for name, reason in decoded.left_out.items()]
+        for scope, definitions in decoded.definitions.items():
+            self._scopes.setdefault(scope, _Definitions()).add(definitions)
+        for text in decoded.operations:
             try:
                 entry = msgspec.convert(_decoded(text), _Entry)
                 self.specs.append(self._spec(entry))
             except (ValueError, RecursionError) as error:
                 self.left_out.append(str(error))
 
-    def _weigh(self, told: _Piece) -> None:
-        texts = [*told.operations, *told.left_out.values()]
-        for definitions in told.definitions.values():
+    def _enforce_size(self, piece: _Piece) -> None:
+        texts = [*piece.operations, *piece.left_out.values()]
+        for definitions in piece.definitions.values():
             texts += definitions.values()
         self._left -= sum(map(len, texts)) + _HELD * len(texts)
         if self._left < 0:
-            reason = f"the specs take more than {MAX_TOLD:,} bytes"
+            reason = f"the specs take more than {MAX_SPECS:,} bytes"
             raise CallError(ErrorCode.RESOURCE_EXHAUSTED, reason, retryable=False)
 
     def _spec(self, entry: _Entry) -> OperationSpec:
@@ -218,14 +218,14 @@ class SpecDecoder:
             )
         for index, scope in enumerate(entry.scopes):
             if scope is not None:
-                told = self._scopes.setdefault(scope, _Told())
-                whole = partial(told.completed, schemas[index].document)
+                definitions = self._scopes.setdefault(scope, _Definitions())
+                whole = partial(definitions.completed, schemas[index].document)
                 schemas[index] = Schema(whole, lenient=True)
         return _with_schemas(spec, schemas)
 
 
-class _Told(Mapping[str, JSONSchema]):
-    """The definitions of one scope, read when they are needed."""
+class _Definitions(Mapping[str, JSONSchema]):
+    """The definitions of one scope, decoded when they are needed."""
 
     def __init__(self) -> None:
         self._texts: dict[str, str] = {}
@@ -233,7 +233,7 @@ class _Told(Mapping[str, JSONSchema]):
         self._references = References()
 
     def add(self, definitions: dict[str, str]) -> None:
-        """Take in definitions. What was told once stays."""
+        """Add definitions; those that are known stay."""
         self._texts = {**definitions, **self._texts}
 
     def __getitem__(self, name: str) -> JSONSchema:
@@ -248,7 +248,7 @@ class _Told(Mapping[str, JSONSchema]):
         return len(self._texts)
 
     def completed(self, root: JSONSchema) -> JSONSchema:
-        """A schema with the definitions that it refers to."""
+        """Return a schema with the definitions that it refers to."""
         if not is_object(root):
             return root
         reached = self._references.reach(root, self)
@@ -276,7 +276,7 @@ def _schemas_of(spec: OperationSpec) -> Iterator[Schema]:
 
 
 def _with_schemas(spec: OperationSpec, schemas: list[Schema]) -> OperationSpec:
-    """`spec` with other schemas, in the order of `_schemas_of`."""
+    """Return `spec` with other schemas, in the order of `_schemas_of`."""
     errors = tuple(
         replace(error, schema=schema)
         for error, schema in zip(spec.error_schemas, schemas[2:], strict=True)
@@ -288,13 +288,13 @@ LIST = "services.list"
 DESCRIBE = "services.describe"
 SCHEMA = "services.schema"
 SERVICES = frozenset({LIST, DESCRIBE, SCHEMA})
-"""What every worker serves, whatever its registry holds."""
+"""The operations that every worker serves."""
 
 MAX_LIST = 4 * 1024 * 1024
-"""How many bytes of specs one answer holds. It is written in one go, and others wait for that."""
+"""Bytes of specs in one response. It is encoded in one step, during which the event loop is blocked."""
 
 _AT_ONCE = 0.005
-"""Seconds of looking at specs before others get their turn."""
+"""Seconds of work on specs before other tasks run."""
 
 _MAX_DIGESTED = 500
 """Operations of a registry whose schemas are part of its digest."""
@@ -316,7 +316,7 @@ _DESCRIBE_SPEC = OperationSpec(
     namespace="services",
     version="1.0.0",
     type=OperationType.SUBSCRIPTION,
-    description="Every operation the caller may call, in pieces: what their schemas share is told once.",
+    description="Every operation the caller may call, in pieces: what their schemas share is sent once.",
     input_schema=_LIST_SPEC.input_schema,
     output_schema=from_schema({"type": "object"}),
 )
@@ -348,12 +348,12 @@ def digest_of(registry: OperationRegistry) -> str:
 
 
 def serves_itself(registry: OperationRegistry, operation_id: str) -> bool:
-    """Whether `registry` has this operation of its own. One that makes its own list is not described by another."""
+    """Return whether `registry` has this operation itself. A registry with its own list is not described by ours."""
     return operation_id in registry or (operation_id == DESCRIBE and LIST in registry)
 
 
 def service_operations(registry: OperationRegistry, target: EventTarget) -> list[Operation]:
-    """The operations through which a registry describes itself to callers at the other end of `target`."""
+    """Return the operations that describe a registry to callers at the other end of `target`."""
 
     async def visible(input: Any, context: OperationContext) -> AsyncGenerator[OperationSpec]:
         namespace: str | None = input.get("namespace") if input else None
@@ -364,7 +364,7 @@ def service_operations(registry: OperationRegistry, target: EventTarget) -> list
             ):
                 yield spec
             if monotonic() - resumed > _AT_ONCE:
-                # Others are served meanwhile: a large API has large specs.
+                # A large API has large specs.
                 await asyncio.sleep(0)
                 resumed = monotonic()
 
@@ -389,7 +389,7 @@ def service_operations(registry: OperationRegistry, target: EventTarget) -> list
     ) -> AsyncGenerator[JSONObject]:
         encoder = SpecEncoder(target.max_bytes)
         async for spec in visible(input, context):
-            for piece in encoder.tell(spec):
+            for piece in encoder.add(spec):
                 yield piece
         for piece in encoder.rest():
             yield piece

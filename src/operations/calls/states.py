@@ -1,24 +1,38 @@
-"""The states of calls without I/O: what an event means for a call, the order of items, and deadlines.
+"""The states of calls on the side of their caller, without I/O: events, the order of items, deadlines.
 
-Rule 1: what an event does depends on what its caller expects, and on nothing else: `TRANSITIONS` says it all.
+Rule 1: the effect of an event depends on what its caller expects, and on nothing else: see `TRANSITIONS`.
 Rule 2: an event for a call that is not open is normal (it timed out, or was aborted) and changes nothing.
-Rule 3: items of a subscription are delivered in order or not at all; a gap ends it with an error.
-Rule 4: one timer serves all deadlines of a table, because most calls end long before theirs: starting a call costs one
+Rule 3: items of a subscription are delivered in order or not at all; a gap ends it with an error. Items received
+        before an error are delivered before the error.
+Rule 4: the reader of a subscription sets the pace. Credit is granted as items are read, so a slow reader slows the
+        worker.
+Rule 5: one timer serves all deadlines of a table, because most calls end long before theirs: starting a call costs one
         comparison.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
+import msgspec
+
 from operations.calls.events import (
     CallAborted,
     CallCompleted,
+    CallCredited,
     CallEvent,
     CallFailed,
     CallResponded,
+    CreditPayload,
+    RequestPayload,
+    ResponsePayload,
+    encode_event,
+    read_output,
 )
+from operations.envelopes import ResponseEnvelope
+from operations.errors import CallError, ErrorCode, timeout_error
 
 REORDER_WINDOW = 64
 """Items that may arrive ahead of a missing one before it counts as lost."""
@@ -58,7 +72,7 @@ TRANSITIONS: dict[tuple[Expects, type[Any]], Verdict] = {
 
 
 def judge(expects: Expects | None, event: CallEvent) -> Verdict:
-    """What `event` does to a call that expects `expects`; None stands for a call that is not open."""
+    """Return the effect of `event` on a call that expects `expects`; None stands for a call that is not open."""
     if expects is None:
         return Verdict.IGNORE
     return TRANSITIONS.get((expects, type(event)), Verdict.IGNORE)
@@ -87,10 +101,9 @@ class Sequencer:
         self._total: tuple[int, Arrival] | None = None
 
     def push(self, event: CallEvent, size: int = 0) -> list[Arrival]:
-        """The events that can be delivered now that `event` is here, in order.
+        """Return the events that can be delivered now that `event` has arrived, in order.
 
-        Items seen before are dropped. An item without a number comes from a peer that does not count; it is
-        taken as it comes.
+        Items seen before are dropped. An item without a number, of a peer that does not count, is delivered at once.
 
         Raises:
             SequenceError: If an item did not come although `REORDER_WINDOW` later ones did.
@@ -121,8 +134,225 @@ class Sequencer:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether something has arrived that cannot be delivered before something else does."""
+        """Whether an event waits for a missing item."""
         return bool(self._early) or self._total is not None
+
+
+MAX_BUFFERED_ITEMS = 1000
+MAX_BUFFERED_BYTES = 8 * 1024 * 1024
+"""Limits of one subscription, for workers that ignore its credit."""
+
+GRANT_BYTES = 1024 * 1024
+"""Credit is granted after reading this much, because the worker counts bytes as well as items."""
+
+
+class StreamEntry:
+    """The items of one subscription that were not read yet.
+
+    Attributes:
+        must_stop: Whether the worker must be asked to stop.
+    """
+
+    def __init__(self, request_id: str, window: int) -> None:
+        self.request_id = request_id
+        self.must_stop = False
+        self.worker: str | None = None
+        self._window = window
+        self._granted = window
+        self._read = 0
+        self._bytes_since_grant = 0
+        self._items: deque[tuple[ResponseEnvelope[Any], int]] = deque()
+        self._bytes = 0
+        self._sequencer = Sequencer()
+        self._waiter: asyncio.Future[None] | None = None
+        self._ended = False
+        self._error: CallError | None = None
+        self._stuck_since: float | None = None
+
+    def push(self, event: CallEvent, size: int, worker: str | None) -> bool:
+        """Add an event of `size` bytes; return whether the subscription is over."""
+        self.worker = worker
+        try:
+            for ready in self._sequencer.push(event, size):
+                self._accept(*ready)
+        except SequenceError as error:
+            self._break(ErrorCode.UNAVAILABLE, f"items of the subscription were lost: {error}")
+        except ValueError as error:
+            self._break(ErrorCode.UNKNOWN_ERROR, f"an item was no envelope: {error}")
+        if not self._sequencer.is_waiting:
+            self._stuck_since = None
+        elif self._stuck_since is None:
+            self._stuck_since = asyncio.get_running_loop().time()
+        return self._ended
+
+    def _accept(self, event: CallEvent, size: int) -> None:
+        if self._ended:
+            return
+        if isinstance(event, CallResponded):
+            self._items.append((_numbered(event.payload), size))
+            self._bytes += size
+            if len(self._items) > max(MAX_BUFFERED_ITEMS, self._window) or (
+                self._bytes > MAX_BUFFERED_BYTES and len(self._items) > 1
+            ):
+                self._break(
+                    ErrorCode.RESOURCE_EXHAUSTED,
+                    "the worker sent more items than there was room for",
+                )
+            self._wake()
+        elif isinstance(event, CallFailed):
+            self.end(event.payload.to_error())
+        elif isinstance(event, CallAborted):
+            self.end(CallError(ErrorCode.ABORTED, "the subscription was aborted by its worker"))
+        else:
+            self.end(None)
+
+    def _break(self, code: str, message: str) -> None:
+        self.must_stop = True
+        self.end(CallError(code, message))
+
+    def _expire(self, idle_timeout: float) -> None:
+        self.must_stop = True
+        self.end(timeout_error(f"no item came for {idle_timeout:g} seconds"))
+
+    def end(self, error: CallError | None) -> None:
+        """End the subscription; items that have arrived can still be read."""
+        if self._ended:
+            return
+        self._ended = True
+        self._error = error
+        self._wake()
+
+    def stuck_for(self, now: float) -> float:
+        """Return for how many seconds items have waited for a missing one."""
+        return 0.0 if self._ended or self._stuck_since is None else now - self._stuck_since
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def read(self, idle_timeout: float | None) -> ResponseEnvelope[Any]:
+        """Return the next item.
+
+        Raises:
+            StopAsyncIteration: At the end.
+            CallError: As the worker gave it, or `TIMEOUT` after `idle_timeout` seconds without an item.
+        """
+        while not self._items:
+            if self._ended:
+                error, self._error = self._error, None
+                if error is not None:
+                    raise error
+                raise StopAsyncIteration
+            await self._wait(idle_timeout)
+        envelope, size = self._items.popleft()
+        self._bytes -= size
+        self._read += 1
+        self._bytes_since_grant += size
+        return envelope
+
+    async def _wait(self, idle_timeout: float | None) -> None:
+        loop = asyncio.get_running_loop()
+        self._waiter = loop.create_future()
+        timer = None
+        if idle_timeout is not None:
+            timer = loop.call_later(idle_timeout, self._expire, idle_timeout)
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+            if timer is not None:
+                timer.cancel()
+
+    def grant(self) -> bytes | None:
+        """Return the credit to send now that items were read; None while the worker has enough."""
+        if self._ended or (
+            self._granted - self._read > self._window // 2 and self._bytes_since_grant < GRANT_BYTES
+        ):
+            return None
+        self._granted = self._read + self._window
+        self._bytes_since_grant = 0
+        return self.credit()
+
+    def credit(self) -> bytes:
+        """Return the event with the number of items that may have been sent in all."""
+        payload = CreditPayload(request_id=self.request_id, credit=self._granted)
+        return encode_event(CallCredited(payload=payload))
+
+
+def _numbered(payload: ResponsePayload) -> ResponseEnvelope[Any]:
+    """Return the envelope of an item with its position, unless its source gave it one."""
+    envelope = read_output(payload.output)
+    if payload.sequence is None or envelope.meta.sequence is not None:
+        return envelope
+    meta = msgspec.structs.replace(envelope.meta, sequence=payload.sequence)
+    return ResponseEnvelope(envelope.data, meta)
+
+
+class PendingCall(msgspec.Struct, eq=False):
+    """One call that waits for its end."""
+
+    payload: RequestPayload
+
+    replayable: bool | None
+    """Whether it may run again after a loss; None if the workers have to be asked."""
+
+    expires_at: float
+    """By the loop's clock."""
+
+    limit: float
+    """Seconds it has."""
+
+    expects: Expects = Expects.ONE
+    future: "asyncio.Future[ResponseEnvelope[Any]] | None" = None
+    stream: StreamEntry | None = None
+
+    attempt: int = 1
+    """Possible executions."""
+
+    sends: int = 0
+    """How often it was sent."""
+
+    to: str = ""
+    """The mailbox of the worker to which it is sent; empty if any worker may take it."""
+
+    refused: tuple[str, ...] = ()
+    """The digests of the specs of workers that do not have the operation."""
+
+    misses: int = 0
+    """How many probes in a row found no worker with it."""
+
+    worker: str | None = None
+    """The mailbox of the worker that has it, once known."""
+
+    interrupt: Callable[[], None] | None = None
+    """Stops its sender, while the request is being sent."""
+
+    receipt: str = ""
+    """Identifies the request at a broker that keeps it until a worker begins it."""
+
+    sent_at: float = 0.0
+
+    seen_at: float = 0.0
+    """When its worker last confirmed that it has it, by the loop's clock."""
+
+    def succeed(self, envelope: ResponseEnvelope[Any]) -> None:
+        """End the call with its reply, unless it has ended."""
+        if self.future is not None and not self.future.done():
+            self.future.set_result(envelope)
+        if self.interrupt is not None:
+            self.interrupt()
+
+    def fail(self, error: CallError) -> None:
+        """End the call with an error, unless it has ended."""
+        if self.attempt > 1:
+            # An earlier attempt may have run.
+            error.begun = None
+        if self.stream is not None:
+            self.stream.end(error)
+        elif self.future is not None and not self.future.done():
+            self.future.set_exception(error)
+        if self.interrupt is not None:
+            self.interrupt()
 
 
 RESOLUTION = 0.02
@@ -132,10 +362,10 @@ NEVER = float("inf")
 
 
 class Expirable(Protocol):
-    """Something that has its time.
+    """Something with a deadline.
 
     Attributes:
-        expires_at: When that ends, by the loop's clock; `NEVER` if it does not.
+        expires_at: The deadline, by the loop's clock; `NEVER` if there is none.
     """
 
     expires_at: float
@@ -145,10 +375,10 @@ ExpirableT = TypeVar("ExpirableT", bound=Expirable)
 
 
 class Deadlines(Generic[ExpirableT]):
-    """Calls `expire` with everything in `table` whose time has come.
+    """Calls `expire` with each entry of `table` whose deadline has passed.
 
     Attributes:
-        next: When the table will be looked through. Whoever adds what ends before that says so with `schedule`.
+        next: When the table is checked next. Call `schedule` after adding an entry with an earlier deadline.
     """
 
     def __init__(
@@ -160,14 +390,14 @@ class Deadlines(Generic[ExpirableT]):
         self._timer: asyncio.TimerHandle | None = None
 
     def schedule(self, when: float) -> None:
-        """Look through the table at `when`."""
+        """Check the table at `when`."""
         if self._timer is not None:
             self._timer.cancel()
         self.next = when
         self._timer = asyncio.get_running_loop().call_at(when, self._look)
 
     def clear(self) -> None:
-        """Let nothing expire any more."""
+        """Stop checking."""
         self.next = NEVER
         if self._timer is not None:
             self._timer.cancel()
@@ -177,7 +407,7 @@ class Deadlines(Generic[ExpirableT]):
         self._timer = None
         self.next = NEVER
         now = asyncio.get_running_loop().time()
-        # The loop may wake a little early, and what is nearly due need not be waited for again.
+        # The loop may wake a little early; entries that are nearly due are not worth another timer.
         for entry in self._due(now + RESOLUTION / 2):
             self._expire(entry)
         nearest = min((entry.expires_at for entry in self._table.values()), default=NEVER)

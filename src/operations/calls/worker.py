@@ -14,9 +14,7 @@ import logging
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import asynccontextmanager, suppress
 from contextvars import copy_context
-from functools import partial
 from operator import is_not
-from time import time
 from typing import Any, cast
 
 from operations._signals import shutdown_event
@@ -35,18 +33,15 @@ from operations.calls.events import (
     check_request,
     read_event,
 )
-from operations.calls.failure_detector import SETTLING, is_there, watch_loop_lag
+from operations.calls.failure_detector import SETTLING, abandoned_jobs, watch_loop_lag
 from operations.calls.jobs import (
     Job,
     RefusedError,
     aged,
     claimed_identity,
-    context_for,
     enforce_version,
     exhausted,
-    is_stream,
     job_for,
-    late,
     principal_of,
     set_after,
 )
@@ -54,23 +49,18 @@ from operations.calls.monitoring import WorkerCounters
 from operations.calls.reply_cache import Replies, quietly
 from operations.calls.services import SERVICES, digest_of, serves_itself, service_operations
 from operations.calls.states import NEVER, Deadlines
-from operations.context import CallerChannel, OperationContext
 from operations.errors import CallError, ErrorCode, TransportError
 from operations.front.front import Front
 from operations.front.identity import caller_key, identify_credential
 from operations.front.limits import AdmissionQueue, Limits
-from operations.pubsub.base import PUT_TYPE, EventTarget, Subscription, usable
+from operations.pubsub.base import PUT_TYPE, Claim, EventTarget, Subscription, usable
 from operations.registry import OperationRegistry
-from operations.specs import OperationType
 from operations.types import options_of
 
 logger = logging.getLogger("operations")
 
 _CLOSING = 1.0
 """Seconds for cancelled handlers and last replies when a worker stops."""
-
-_CHECK_CALLERS = 0.25
-"""Seconds between two checks of the callers; a caller that misses two is gone."""
 
 
 class CallServer:
@@ -156,7 +146,7 @@ class CallServer:
 
     def _capacity(self) -> int:
         """Return how many more requests can begin now."""
-        return self._admission.free - len(self._replies.offered)
+        return self._admission.free
 
     async def listen(self) -> None:
         """Listen for aborts, credit and probes, and announce this worker to the callers.
@@ -210,8 +200,8 @@ class CallServer:
         self._replies.is_leaving = True
         if was_serving and not self.target.direct:
             await self._replies.announce()
-            offered = [self.jobs[request_id] for request_id in self._replies.offered]
-            for job in (*self._admission.empty(), *offered):
+            self._admission.empty()
+            for job in [job for job in self.jobs.values() if not job.begun]:
                 self._give_up(job, "the worker stops")
         if self.jobs:
             self._replies.idle.clear()
@@ -240,11 +230,11 @@ class CallServer:
 
     def _give_up(self, job: Job, reason: str) -> None:
         """Cancel a job that will not be finished here."""
-        spec = self.registry.get_spec(job.request.operation_id)
-        # Retrying a mutation that has begun could run it twice.
-        is_mutation = spec is None or spec.type is OperationType.MUTATION
-        retryable = not job.begun or not is_mutation or (spec is not None and spec.idempotent)
-        self._replies.stop(job, CallError(ErrorCode.UNAVAILABLE, reason, retryable=retryable))
+        if job.claim is not None:
+            # Another worker takes it from the queue.
+            self._replies.drop(job)
+        error = CallError(ErrorCode.UNAVAILABLE, reason, retryable=job.is_safe_to_retry)
+        self._replies.stop(job, error)
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
         task = self._loop.create_task(work)
@@ -254,13 +244,19 @@ class CallServer:
 
     # ---------------------------------------------------------------------------------------- receiving
 
-    def receive(self, body: bytes, reply_to: str, age: float = 0.0) -> None:
+    def receive(
+        self, body: bytes, reply_to: str, age: float = 0.0, claim: Claim | None = None
+    ) -> None:
         """Process an event that arrived through the target."""
         event = read_event(body, self.target.max_values)
         if type(event) is CallRequested:
             request = aged(event.payload, age) if age else event.payload
-            self._admit(request, reply_to or request.reply_to or "", len(body), age=age)
-        elif type(event) is CallConfirmed:
+            address = reply_to or request.reply_to or ""
+            self._admit(request, address, len(body), age=age, claim=claim)
+            return
+        if claim is not None:
+            claim.remove()
+        if type(event) is CallConfirmed:
             self._confirm(event.payload.request_id)
         elif type(event) is CallAborted:
             self._abort(event.payload.request_id)
@@ -295,39 +291,47 @@ class CallServer:
         size: int,
         replied: asyncio.Event | None = None,
         age: float = 0.0,
+        claim: Claim | None = None,
     ) -> None:
         request_id = request.request_id
         problem = check_request(request)
         if problem is not None:
+            if claim is not None:
+                claim.remove()
             malformed = MalformedEvent(problem, PUT_TYPE, request_id)
             set_after(self._reject(malformed, reply_to), replied)
-        elif not self._replies.is_new(request_id):
+            return
+        if not self._replies.is_new(request_id):
             self.duplicates += 1
+            known = self.jobs.get(request_id)
+            # A job that has not begun removes the request itself.
+            if claim is not None and (known is None or known.claim is None):
+                claim.remove()
             set_after(self._replies.repeat(request_id, reply_to), replied)
-        elif self._replies.is_leaving:
+            return
+        registry = self._registry_of(request.operation_id)
+        now = self._loop.time()
+        job = job_for(registry, self.target, request, reply_to, size, now, self._shared)
+        job.replied, job.claim, job.queued_at = replied, claim, now - age
+        if self._replies.is_leaving:
             # The queue is closed already; this request arrived in another way.
             error = CallError(ErrorCode.UNAVAILABLE, "the worker stops", retryable=True)
-            set_after(self._replies.refuse(request_id, reply_to, error), replied)
-        else:
-            registry = self._registry_of(request.operation_id)
-            now = self._loop.time()
-            job = job_for(registry, self.target, request, reply_to, size, now, self._shared)
-            job.replied, job.queued_at = replied, now - age
-            self.jobs[request_id] = job
-            if job.expires_at < self._deadlines.next:
-                self._deadlines.schedule(job.expires_at)
-            spec = registry.get_spec(request.operation_id)
-            # Without a spec the operation is unknown here, or a remote has it and knows whether it is replayable.
-            if spec.replayable if spec is not None else not registry.has_remote:
-                self._queue(job)
-            elif request.attempt > 1:
+            self._refuse(job, error)
+            return
+        self.jobs[request_id] = job
+        if job.expires_at < self._deadlines.next:
+            self._deadlines.schedule(job.expires_at)
+        if not job.replayable:
+            if request.attempt > 1:
                 # The caller may have an outdated spec, according to which it may run again.
                 reason = f"{request.operation_id} may have run, and is not replayable"
                 self._refuse(job, CallError(ErrorCode.UNAVAILABLE, reason, retryable=False))
-            elif replied is None and self._is_stale(age):
-                self._replies.offer(job)
-            else:
-                self._queue(job)
+                return
+            job.is_stale = replied is None and self._is_stale(age)
+        elif claim is not None and claim.is_fresh and request.attempt == 1:
+            claim.remove()
+            job.claim = None
+        self._queue(job)
 
     def _is_stale(self, age: float) -> bool:
         """Return whether a request that waited for `age` seconds may be one that has run already."""
@@ -335,9 +339,9 @@ class CallServer:
 
     def _confirm(self, request_id: str) -> None:
         """Let a request begin that waited for its caller."""
-        if request_id in self._replies.offered:
-            self._replies.offered.discard(request_id)
-            self._queue(self.jobs[request_id])
+        job = self.jobs.get(request_id)
+        if job is not None and job.confirmed is not None and not job.confirmed.done():
+            job.confirmed.set_result(None)
 
     def _queue(self, job: Job) -> None:
         """Start a job, or let it wait for a slot."""
@@ -350,16 +354,14 @@ class CallServer:
         if not job.answered:
             job.code = error.code
             self.counters.refuse(job)
-            self._replies.settle(job)
-            refusal = self._replies.refuse(job.request.request_id, job.reply_to, error)
-            set_after(refusal, job.replied)
+            set_after(self._replies.refuse(job, error), job.replied)
 
     def _abort(self, request_id: str) -> None:
         job = self.jobs.get(request_id)
-        if request_id in self._replies.offered and job is not None:
-            # Another worker may have the call: its caller waits for the reply of that one.
-            self._replies.settle(job)
-        elif job is not None:
+        if job is not None:
+            if job.is_offered:
+                # Another worker may have the call: its caller waits for the reply of that one.
+                self._replies.settle(job)
             self._replies.stop(job, CallError(ErrorCode.ABORTED, "the call was aborted"))
         else:
             # It may have overtaken the request, which then counts as known.
@@ -402,43 +404,56 @@ class CallServer:
         self.counters.begin(job)
         task = job.task = self._loop.create_task(self._run(job), context=self._context.copy())
         self._running.add(task)
-        task.add_done_callback(partial(self._ended, job))
         return True
 
-    def _ended(self, job: Job, task: "asyncio.Task[None]") -> None:
-        self._running.discard(task)
-        # A task that was cancelled before its first step did not do this.
-        self._release(job)
-        if task.cancelled():
-            self._replies.stop(job, CallError(ErrorCode.ABORTED, "the call was cancelled"))
-        elif (failure := task.exception()) is not None:
-            operation_id = job.request.operation_id
-            logger.error("%s could not be answered", printable(operation_id), exc_info=failure)
-            error = CallError(ErrorCode.EXECUTION_ERROR, f"{operation_id} failed")
-            self._replies.stop(job, error)
-
-    def _release(self, job: Job) -> None:
-        """Give the slot of a job to the next one, once."""
-        if job.task is not None:
-            job.task = None
-            self._admission.done(job)
-
     async def _run(self, job: Job) -> None:
+        job.is_started = True
         try:
-            await self._attend(job)
+            if job.claim is not None or job.is_stale:
+                await self._prepare(job)
+            if not job.answered:
+                await self._attend(job)
         except GeneratorExit:
             # The loop is closed: nothing else can start.
             raise
-        except BaseException:
-            self._release(job)
+        except asyncio.CancelledError:
+            self._end(job, CallError(ErrorCode.ABORTED, "the call was cancelled"))
             raise
-        # In this step: a caller that has its reply finds the slot free.
-        self._release(job)
+        except BaseException as failure:
+            operation_id = job.request.operation_id
+            logger.exception("%s could not be answered", printable(operation_id))
+            self._end(job, CallError(ErrorCode.EXECUTION_ERROR, f"{operation_id} failed"))
+            if isinstance(failure, (KeyboardInterrupt, SystemExit)):
+                raise
+        else:
+            # In this step: a caller that has its reply finds the slot free.
+            self._end(job)
+
+    def _end(self, job: Job, error: CallError | None = None) -> None:
+        """Give the slot of a job whose task ends to the next one."""
+        if job.task is not None:
+            self._running.discard(job.task)
+            job.task = None
+        self._admission.done(job)
+        if error is not None:
+            self._replies.stop(job, error)
+
+    async def _prepare(self, job: Job) -> None:
+        """Remove a request from its queue, and ask its caller if it waited for long."""
+        if job.claim is not None:
+            is_ours = await job.claim.take(alone=not job.replayable or job.request.attempt > 1)
+            job.claim = None
+            if not is_ours and not job.answered:
+                self._replies.drop(job)
+        if job.is_stale and not job.answered:
+            job.confirmed = self._loop.create_future()
+            await self._replies.offer(job)
+            await job.confirmed
 
     async def _attend(self, job: Job) -> None:
         # The timer cannot fire while a handler blocks the loop.
         if job.expires_at <= self._loop.time():
-            await quietly(self._replies.fail(job, late(job)))
+            await quietly(self._replies.fail(job, job.timeout_error()))
             return
         request = job.request
         try:
@@ -462,18 +477,16 @@ class CallServer:
         if reason is not None:
             raise RefusedError(exhausted(reason))
         if job.expires_at <= self._loop.time():
-            raise late(job)
+            raise job.timeout_error()
         return identity
 
     async def _execute_through(self, front: Front, job: Job, identity: Identity | None) -> None:
         """Run a job if the rules that all entry points of a server share admit it."""
-        registry = self._registry_of(job.request.operation_id)
         caller = job.caller = caller_key(identity, self._address)
-        spec = registry.get_spec(job.request.operation_id)
         try:
-            if spec is not None:
-                front.enforce_visible(spec, identity)
-            slot = front.admit(caller, is_stream=is_stream(registry, job.request))
+            if job.spec is not None:
+                front.enforce_visible(job.spec, identity)
+            slot = front.admit(caller, is_stream=job.is_stream)
         except CallError as error:
             raise RefusedError(error) from error
         with slot:
@@ -481,15 +494,14 @@ class CallServer:
 
     async def _execute(self, job: Job, identity: Identity | None) -> None:
         """Run the operation and send its results."""
-        request, replies = job.request, self._replies
         job.identity_id = None if identity is None else identity.id
-        registry = self._registry_of(request.operation_id)
-        context = self._context_for(job, identity, registry)
+        request, replies, registry = job.request, self._replies, job.registry
+        context = job.context(identity, self._loop.time())
         sequence: int | None = None
         try:
             enforce_version(request)
-            job.begun = registry.has_remote or registry.get_spec(request.operation_id) is not None
-            if not is_stream(registry, request):
+            job.begun = job.spec is not None or registry.has_remote
+            if not job.is_stream:
                 envelope = await registry.execute(request.operation_id, request.input, context)
                 await replies.respond(job, envelope)
                 return
@@ -511,16 +523,6 @@ class CallServer:
             # The caller will ask for the reply.
             logger.debug("%s: a reply could not be sent: %s", printable(request.request_id), error)
 
-    def _context_for(
-        self, job: Job, identity: Identity | None, registry: OperationRegistry
-    ) -> OperationContext:
-        deadline = None
-        if job.ends_at != NEVER:
-            # Counted from the arrival: the caller's clock may differ.
-            deadline = (time() + job.ends_at - self._loop.time()) * 1000
-        channel = CallerChannel(deadline=deadline, queued=job.began_at - job.queued_at)
-        return context_for(job.request, identity, deadline, registry, channel)
-
     def _registry_of(self, operation_id: str) -> OperationRegistry:
         """Return the registry that has an operation: those about the worker itself are in another one."""
         if operation_id in SERVICES and not serves_itself(self.registry, operation_id):
@@ -528,41 +530,20 @@ class CallServer:
         return self.registry
 
     def _expire(self, job: Job) -> None:
-        self._replies.stop(job, late(job))
+        self._replies.stop(job, job.timeout_error())
 
     # ---------------------------------------------------------------------------------------- watching
 
     async def _watch_callers(self) -> None:
         """Cancel the calls of callers that are gone."""
-        while True:
-            await asyncio.sleep(_CHECK_CALLERS)
+        async for job in abandoned_jobs(self.target, self.jobs):
+            # A mutation must not be left half done by a short outage.
+            patience = self._patience if job.begun and job.is_mutation else 0.0
             now = self._loop.time()
-            old = [job for job in self.jobs.values() if now - job.arrived_at > _CHECK_CALLERS]
             is_settling = now - self._restored_at < SETTLING
-            if not old or is_settling or not self.target.is_connected:
-                continue
-            callers = list({job.reply_to for job in old})
-            try:
-                present = await asyncio.gather(
-                    *(is_there(self.target, caller) for caller in callers)
-                )
-            except TransportError:
-                continue
-            gone = {caller for caller, there in zip(callers, present, strict=True) if not there}
-            for job in old:
-                if job.reply_to not in gone:
-                    job.absent_since = NEVER
-                elif job.absent_since == NEVER:
-                    job.absent_since = now
-                elif now - job.absent_since >= self._patience_with(job):
-                    # A caller that was only disconnected receives the error when it is back.
-                    self._give_up(job, "the caller was gone")
-
-    def _patience_with(self, job: Job) -> float:
-        """Return how long a job goes on without its caller: a mutation must not be left half done by a short outage."""
-        spec = self.registry.get_spec(job.request.operation_id)
-        is_mutation = spec is not None and spec.type is OperationType.MUTATION
-        return self._patience if job.begun and is_mutation else 0.0
+            if now - job.absent_since >= patience and not is_settling:
+                # A caller that was only disconnected receives the error when it is back.
+                self._give_up(job, "the caller was gone")
 
     async def _watch_specs(self) -> None:
         """Announce operations that were registered, replaced or removed."""

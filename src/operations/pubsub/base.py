@@ -39,16 +39,42 @@ NOT_PERMITTED = (
 )
 
 
+class Claim(Protocol):
+    """A message that the broker keeps until a consumer begins it. Until then another consumer may take it over.
+
+    Attributes:
+        is_fresh: Whether no other consumer can have it yet.
+    """
+
+    is_fresh: bool
+
+    def remove(self) -> None:
+        """Remove the message from the queue without waiting for the broker."""
+        ...
+
+    async def take(self, *, alone: bool) -> bool:
+        """Remove the message from the queue; return False if another consumer has it, or if that cannot be known.
+
+        Args:
+            alone: Wait until the messages that were taken before have begun. A process that is killed by one of them
+                then leaves this one to the other consumers.
+        """
+        ...
+
+
 class Receiver(Protocol):
     """Who gets the messages. Called on the event loop; must return at once and never raise."""
 
-    def receive(self, body: bytes, reply_to: str, age: float = 0.0) -> None:
+    def receive(
+        self, body: bytes, reply_to: str, age: float = 0.0, claim: Claim | None = None
+    ) -> None:
         """A message arrived.
 
         Args:
             body: The message.
             reply_to: The mailbox an answer goes to, or empty.
             age: Seconds it waited at the broker, if the broker keeps messages; 0 if that is a few milliseconds.
+            claim: Removes it from its queue, if the broker keeps it until it begins.
         """
         ...
 
@@ -355,12 +381,16 @@ def usable(target: EventTarget) -> EventTarget:
     raise TypeError(f"{target!r} is no event target: connect_redis and the like give one")
 
 
-def deliver(receiver: Receiver, body: bytes, reply_to: str, age: float = 0.0) -> None:
+def deliver(
+    receiver: Receiver, body: bytes, reply_to: str, age: float = 0.0, claim: Claim | None = None
+) -> None:
     """Give a message to its receiver; if that fails, log it, so that the messages after it arrive."""
     try:
-        receiver.receive(body, reply_to, age)
+        receiver.receive(body, reply_to, age, claim)
     except Exception:
         logger.log(_broken.level(), "a message could not be processed", exc_info=True)
+        if claim is not None:
+            claim.remove()
 
 
 class Registration:
@@ -405,6 +435,9 @@ _PROMPT = 0.005
 _BLOCKED = 0.02
 """Seconds of one loop turn after which the handlers here count as blocking."""
 
+_TAKEN = 0.002
+"""Seconds that taking one message alone may last."""
+
 _FULL_POLLS = (0.0, 0.0, 0.0, 0.001, 0.002)
 """Pauses between checks for a free slot; the longest is `_FULL_POLL`."""
 
@@ -429,6 +462,8 @@ class BatchSize:
         self._capacity = capacity
         self._size = 1
         self._loop = asyncio.get_running_loop()
+        self.taking = asyncio.Lock()
+        """Held while a message is taken alone. It is fair: who takes first begins first."""
 
     @property
     def is_hot(self) -> bool:
@@ -451,7 +486,7 @@ class BatchSize:
 
         The next read must not be sent earlier: a handler that blocks the loop would keep what it takes.
         """
-        before = since
+        before = now = since
         # A request begins in the turn after it was delivered.
         for _ in range(2):
             await asyncio.sleep(0)
@@ -460,6 +495,12 @@ class BatchSize:
                 self._size = 1
                 return
             before = now
+        if self.taking.locked():
+            async with self.taking:
+                before = self._loop.time()
+            if before - now > _BLOCKED + count * _TAKEN:
+                self._size = 1
+                return
         if count >= self._size and before - since < _PROMPT:
             self._size = min(2 * self._size, _MAX_BATCH)
 

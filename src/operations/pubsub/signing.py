@@ -17,6 +17,7 @@ from time import time
 from operations.access import Identity
 from operations.pubsub.base import (
     BoundedSet,
+    Claim,
     EventTarget,
     LogThrottle,
     QueueAdmin,
@@ -194,13 +195,17 @@ class _Verifying:
         self.lost = receiver.lost
         self.restored = receiver.restored
 
-    def receive(self, body: bytes, reply_to: str, age: float = 0.0) -> None:
-        """Pass on what the text says, if it is signed."""
+    def receive(
+        self, body: bytes, reply_to: str, age: float = 0.0, claim: Claim | None = None
+    ) -> None:
+        """Pass on a message that is signed; remove any other from its queue."""
         opened = self._target.signer.verify(body, self._queue, self._seen)
-        if opened is None:
-            self._target.refuse()
-        else:
-            self._receiver.receive(opened, reply_to, age)
+        if opened is not None:
+            self._receiver.receive(opened, reply_to, age, claim)
+            return
+        self._target.refuse()
+        if claim is not None:
+            claim.remove()
 
 
 def signed(target: EventTarget, secret: str | bytes | None) -> EventTarget:

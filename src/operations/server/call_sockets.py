@@ -11,7 +11,7 @@ from operations.front.front import Front
 from operations.front.http import CREDENTIAL, IDENTITY, PIPELINE
 from operations.front.identity import CredentialResolver, client_address
 from operations.pubsub.websocket import accept_websocket
-from operations.pubsub.websocket.sockets import ANNOUNCED
+from operations.pubsub.websocket.target import ANNOUNCED
 from operations.registry import OperationRegistry
 
 

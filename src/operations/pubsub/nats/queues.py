@@ -2,8 +2,8 @@
 
 A durable queue lets requests wait for a worker: a JetStream work queue instead of a plain subject.
 
-Rule 1: a request is acknowledged before it is run, so that it is never run twice; a worker that dies before it
-        acknowledges leaves it to the next one.
+Rule 1: a request is acknowledged when it begins, so that it is never run twice; a worker that dies before that
+        leaves it to the next one.
 Rule 2: the stream drops a key it has seen before, whichever worker the first one went to.
 Rule 3: a request is as old as the server says, and what is older than its caller waits is not run.
 Rule 4: a stream or a consumer that is taken away is made again by whoever misses it.
@@ -12,7 +12,7 @@ Rule 4: a stream or a consumer that is taken away is made again by whoever misse
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from datetime import datetime
 from secrets import SystemRandom
 from time import time
@@ -322,7 +322,10 @@ class DurableTaking:
                 continue
             await self._compare_clocks()
             began = self._loop.time()
-            await asyncio.gather(*map(self._deliver, messages))
+            for message in messages:
+                age = began + self._ahead - message.metadata.timestamp.timestamp()
+                claim = _MessageClaim(message, self._batch.taking, began)
+                deliver(self._receiver, message.data, "", max(age, 0.0), claim)
             await self._batch.begun(len(messages), began)
 
     async def _recover(self, error: Error) -> None:
@@ -347,13 +350,32 @@ class DurableTaking:
         self._compared_at = self._loop.time()
         self._ahead = now - (before + self._compared_at) / 2
 
-    async def _deliver(self, message: Any) -> None:
+
+class _MessageClaim:
+    """A request that was fetched and is not acknowledged yet."""
+
+    is_fresh = False
+
+    def __init__(self, message: Any, taking: asyncio.Lock, fetched_at: float) -> None:
+        self._message = message
+        self._taking = taking
+        self._fetched_at = fetched_at
+        self._removing: asyncio.Task[bool] | None = None
+
+    def remove(self) -> None:
+        """Acknowledge the request without waiting."""
+        self._removing = asyncio.get_running_loop().create_task(self.take(alone=False))
+
+    async def take(self, *, alone: bool) -> bool:
+        """Acknowledge the request; return False if the server does not confirm it: then it goes to the next worker."""
         try:
-            await message.ack_sync()
+            async with self._taking if alone else nullcontext():
+                now = asyncio.get_running_loop().time()
+                if now - self._fetched_at > _ACKNOWLEDGE / 2:
+                    # The server may be about to give it to another worker.
+                    return False
+                await self._message.ack_sync()
         except (Error, TimeoutError) as error:
-            # Not ours, then: it goes to the next worker.
             logger.debug("a request could not be acknowledged: %s", error)
-        else:
-            stored = message.metadata.timestamp.timestamp()
-            age = self._loop.time() + self._ahead - stored
-            deliver(self._receiver, message.data, "", max(age, 0.0))
+            return False
+        return True

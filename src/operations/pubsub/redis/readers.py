@@ -4,18 +4,27 @@ Each has a connection of its own, because a read that waits blocks every command
 """
 
 import asyncio
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from secrets import token_hex
 from typing import Any
 
-from redis.exceptions import NoScriptError, ResponseError
+from redis.exceptions import ResponseError
 
 from operations.errors import TransportError
 from operations.pubsub.base import IDLE, BatchSize, Receiver, deliver
 from operations.pubsub.redis.connection import KEEPALIVE, PipelinedConnection, ReconnectingTask
-from operations.pubsub.redis.servers import CONNECTION_ERRORS, SILENCE, Connector, ask
+from operations.pubsub.redis.servers import (
+    CONNECTION_ERRORS,
+    SILENCE,
+    Connector,
+    ask,
+    read_answer,
+)
+
+logger = logging.getLogger("operations")
 
 _BLOCK = 500
 """Milliseconds a read waits at the server, which is also how often an idle worker looks for abandoned entries."""
@@ -28,6 +37,9 @@ _CLAIM_EVERY = 0.5
 
 _CLAIM_AFTER = 200
 """Milliseconds after which such an entry goes to another worker."""
+
+_FRESH = 0.1
+"""Seconds after a read in which no entry of its answer can have gone to another worker."""
 
 _TIDY_EVERY = 30.0
 """Seconds between two clean-ups."""
@@ -161,16 +173,6 @@ class MailboxReader(_Reader):
                 await self._link.tell("XTRIM", box, "MINID", position)
 
 
-_CONFIRM = """
-local others = {}
-for i = 1, #ARGV do
-  if redis.call('XDEL', KEYS[1], ARGV[i]) == 0 then others[#others + 1] = ARGV[i] end
-end
-redis.call('XACK', KEYS[1], 'workers', unpack(ARGV))
-return others
-"""
-"""Removes entries from the queue; returns those that another worker has removed before."""
-
 _TIDY = """
 for _, consumer in ipairs(redis.call('XINFO', 'CONSUMERS', KEYS[1], 'workers')) do
   if consumer[4] == 0 and consumer[6] > tonumber(ARGV[1]) then
@@ -181,11 +183,37 @@ end
 """Removes the consumers of workers that were killed, once their entries have gone to others."""
 
 
+_LEAVE = """
+local pending = redis.call('XPENDING', KEYS[1], 'workers', '-', '+', 1, ARGV[1])
+if #pending == 0 then redis.call('XGROUP', 'DELCONSUMER', KEYS[1], 'workers', ARGV[1]) end
+"""
+"""Removes a consumer, unless it leaves entries to others: they are lost with it."""
+
+
+class EntryClaim:
+    """An entry that was read from a queue and is not removed yet."""
+
+    __slots__ = ("_entry_id", "_reader", "is_fresh")
+
+    def __init__(self, reader: "QueueReader", entry_id: bytes, is_fresh: bool) -> None:
+        self._reader = reader
+        self._entry_id = entry_id
+        self.is_fresh = is_fresh
+
+    def remove(self) -> None:
+        """Remove the entry without waiting."""
+        self._reader.remove(self._entry_id)
+
+    async def take(self, *, alone: bool) -> bool:
+        """Remove the entry; return False if another worker has removed it, or if that cannot be known."""
+        return await self._reader.take(self._entry_id, alone=alone or not self.is_fresh)
+
+
 class QueueReader(_Reader):
     """Takes from a queue.
 
-    An entry stays in the queue until the worker is about to begin it. Until then another worker may take it over, for
-    example if this one was killed or its event loop is blocked; removing it decides who runs it.
+    An entry stays in the queue until the worker begins it. Until then another worker may take it over, for example if
+    this one was killed or its event loop is blocked; removing it decides who runs it.
     """
 
     def __init__(
@@ -199,7 +227,7 @@ class QueueReader(_Reader):
         self._client_id: Any = None
         self._closing = False
         self._is_full = False
-        self._confirm_script = b""
+        self._removed: list[bytes] = []
         self._clock_ahead = 0.0
         self._loop = asyncio.get_running_loop()
 
@@ -213,7 +241,8 @@ class QueueReader(_Reader):
                     await self._supervised.ended()
         await self._supervised.stop()
         if self._link.is_up:
-            await self._link.tell("XGROUP", "DELCONSUMER", self._name, "workers", self._consumer)
+            # What it has not begun goes to others first.
+            await self._link.tell("EVAL", _LEAVE, 1, self._name, self._consumer)
 
     async def _create(self, connection: Any) -> None:
         try:
@@ -224,7 +253,6 @@ class QueueReader(_Reader):
 
     async def _read(self, connection: Any) -> None:
         self._client_id = await ask(connection, "CLIENT", "ID")
-        self._confirm_script = await ask(connection, "SCRIPT", "LOAD", _CONFIRM)
         # Before the first request: this worker's clock may be wrong, and another server has another clock.
         await self._compare_clocks(connection)
         tidied_at = claimed_at = float("-inf")
@@ -233,14 +261,16 @@ class QueueReader(_Reader):
             count = await self._batch.room()
             self._is_full = False
             try:
+                sent_at = self._loop.time()
                 entries = await self._next(connection, count)
-                if not entries:
-                    self._batch.reset()
-                await self._deliver(connection, entries)
                 now = self._loop.time()
+                if entries:
+                    await self._deliver(connection, entries, now - sent_at < _FRESH)
+                else:
+                    self._batch.reset()
                 if now - claimed_at > _CLAIM_EVERY:
                     claimed_at = now
-                    await self._deliver(connection, await self._abandoned(connection))
+                    await self._take_over(connection)
                 if now - tidied_at > _TIDY_EVERY:
                     tidied_at = now
                     await self._tidy(connection)
@@ -262,28 +292,56 @@ class QueueReader(_Reader):
         )
         return answer[0][1] if answer else []
 
-    async def _abandoned(self, connection: Any) -> list[Any]:
-        """Take over an entry that its worker did not begin: it was killed, or its event loop is blocked."""
-        command = ("XAUTOCLAIM", self._name, "workers", self._consumer)
-        answer = await ask(connection, *command, _CLAIM_AFTER, "0-0", "COUNT", 1)
-        entries: list[Any] = answer[1]
-        return entries
+    async def _take_over(self, connection: Any) -> None:
+        """Take over entries that their worker did not begin: it was killed, or its event loop is blocked.
 
-    async def _deliver(self, connection: Any, entries: list[Any]) -> None:
-        ids = [entry_id for entry_id, fields in entries if fields]
-        if not ids:
-            return
-        try:
-            others = await ask(connection, "EVALSHA", self._confirm_script, 1, self._name, *ids)
-        except NoScriptError:
-            others = await ask(connection, "EVAL", _CONFIRM, 1, self._name, *ids)
+        One after the other: one of them may have killed the worker.
+        """
+        command = ("XAUTOCLAIM", self._name, "workers", self._consumer, _CLAIM_AFTER, "0-0")
+        while not self._closing and await self._batch.room():
+            answer = await ask(connection, *command, "COUNT", 1)
+            if not answer[1]:
+                return
+            await self._deliver(connection, answer[1], is_fresh=False)
+
+    async def _deliver(self, connection: Any, entries: list[Any], is_fresh: bool) -> None:
         began = self._loop.time()
         now = (began + self._clock_ahead) * 1000
         for entry_id, fields in entries:
-            if fields and entry_id not in others:
+            claim = EntryClaim(self, entry_id, is_fresh)
+            if fields:
                 age = (now - int(entry_id.partition(b"-")[0])) / 1000
-                deliver(self._receiver, fields[1], "", age if age > _SHORT_AGE else 0.0)
-        await self._batch.begun(len(ids), began)
+                deliver(self._receiver, fields[1], "", age if age > _SHORT_AGE else 0.0, claim)
+            else:
+                claim.remove()
+        removed, self._removed = self._removed, []
+        commands = self._removal(*removed) if removed else ()
+        if commands:
+            # Sent before the first of them begins, in the next turn of the loop.
+            await connection.send_packed_command(connection.pack_commands(commands))
+        await self._batch.begun(len(entries), began)
+        for command in commands:
+            await read_answer(connection, command)
+
+    def _removal(self, *ids: bytes) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        # In this order: an entry that is acknowledged but still in the stream would never be read again.
+        return ("XDEL", self._name, *ids), ("XACK", self._name, "workers", *ids)
+
+    def remove(self, entry_id: bytes) -> None:
+        """Remove an entry without waiting; at the latest with the next ones."""
+        self._removed.append(entry_id)
+
+    async def take(self, entry_id: bytes, *, alone: bool) -> bool:
+        """Remove an entry; return False if another worker has removed it, or if that cannot be known."""
+        delete, acknowledge = self._removal(entry_id)
+        try:
+            async with self._batch.taking if alone else nullcontext():
+                is_ours: bool = await self._link.request(*delete) == 1
+                await self._link.tell(*acknowledge)
+                return is_ours
+        except (TransportError, ResponseError) as error:
+            logger.debug("a request could not be taken: %s", error)
+            return False
 
     async def _compare_clocks(self, connection: Any) -> None:
         """Measure how far the server's clock is ahead of the loop's, which is never set."""

@@ -232,9 +232,24 @@ async def ask(connection: Any, *command: Any, timeout: float | None = None) -> A
         TransportError: If the connection breaks or stays silent, or Redis does not permit it.
         redis.ResponseError: As Redis gave it.
     """
-    timeout = SILENCE if timeout is None else timeout
     try:
         await connection.send_command(*command)
+    except CONNECTION_ERRORS as error:
+        raise TransportError(f"Redis: {error}") from error
+    return await read_answer(connection, command, timeout)
+
+
+async def read_answer(
+    connection: Any, command: tuple[Any, ...], timeout: float | None = None
+) -> Any:
+    """Read the answer to a command that was sent.
+
+    Raises:
+        TransportError: As `ask`.
+        redis.ResponseError: As Redis gave it.
+    """
+    timeout = SILENCE if timeout is None else timeout
+    try:
         # Not by the library's own timeout: it gives None, and the answer would be taken for that to the next command.
         async with asyncio.timeout(timeout):
             return await connection.read_response()

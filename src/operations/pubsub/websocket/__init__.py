@@ -7,14 +7,13 @@ from operations.errors import MissingExtraError
 if find_spec("websockets") is None:
     raise MissingExtraError("operations.pubsub.websocket", extra="websocket")
 
-from operations.pubsub.websocket.client import connect_websocket
-from operations.pubsub.websocket.server import (
+from operations.pubsub.websocket.connections import (
     AcceptedTarget,
     accept_websocket,
+    connect_websocket,
     serve_websocket,
 )
-from operations.pubsub.websocket.sockets import Socket
-from operations.pubsub.websocket.target import WebSocketTarget
+from operations.pubsub.websocket.target import Socket, WebSocketTarget
 
 __all__ = [
     "AcceptedTarget",

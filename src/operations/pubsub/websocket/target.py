@@ -1,27 +1,208 @@
-"""One end of a WebSocket, whichever it is.
+"""One end of a WebSocket: an event target, and the socket below it.
 
-Every message is a text frame with the JSON of one event. There is nobody but the peer, so addresses do not matter:
-requests go to whoever takes at the other end, everything else to whoever listens there.
+Every message is a text frame with the JSON of one event. The peer is the only address: requests go to its consumer,
+all other events to its listeners.
 
-Rule 1: the connection is the peer. When it breaks, all that was asked over it is lost, and said to be.
-Rule 2: a client connects again by itself; a server's end of a connection is over when it breaks.
+Rule 1: the connection is the peer. When it breaks, the calls over it are lost, and their callers get an error.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import msgspec
+from websockets.asyncio.connection import Connection
+from websockets.exceptions import ConnectionClosed
+from websockets.protocol import State
 
 from operations._json import enforce_bounds
 from operations._text import enforce_lists
 from operations.access import Identity
 from operations.errors import NotSentError, TooLargeError, TransportError
 from operations.pubsub.base import PUT_TYPE, LogThrottle, Receiver, Registration
-from operations.pubsub.websocket.sockets import Socket
 from operations.types import JSONObject
+
+MAX_BYTES = 16 * 1024 * 1024
+
+MAX_RECEIVED = 4 * 1024 * 1024
+"""Bytes of a message that a server accepts by default: what a larger one costs the event loop is noticeable."""
+
+ANNOUNCED = "Operations-Max-Bytes"
+"""The header of a handshake's response that tells clients how large a message the server accepts."""
+
+PING_INTERVAL = 8.0
+PING_TIMEOUT = 8.0
+"""Seconds. Their sum limits how long a lost peer goes unnoticed."""
+
+CLOSE_TIMEOUT = 1.0
+"""Seconds for the closing handshake."""
+
+_GATHERED = 16
+_GATHERED_BYTES = 32 * 1024
+"""Messages, and bytes, that are written together. If all of a turn were written at its end, the two peers would work in
+turns instead of in parallel."""
+
+_MAX_IN_TURN = 256 * 1024
+"""Bytes that may be sent before others have their turn of the loop."""
+
+_logger = logging.getLogger("operations.websocket")
+_logger.setLevel(logging.INFO)
+"""For the library: at the debug level it would log headers and messages, with their credentials."""
+
+SETTINGS: dict[str, Any] = {
+    "logger": _logger,
+    "compression": None,
+    "ping_interval": PING_INTERVAL,
+    "ping_timeout": PING_TIMEOUT,
+    "close_timeout": CLOSE_TIMEOUT,
+}
+"""The settings of the library at both ends."""
+
+
+class Socket(Protocol):
+    """An accepted WebSocket of any framework."""
+
+    async def send(self, text: bytes) -> None:
+        """Send a text frame of UTF-8.
+
+        Raises:
+            EOFError: If the socket is closed.
+        """
+        ...
+
+    async def receive(self) -> bytes:
+        """The next text frame.
+
+        Raises:
+            EOFError: If the socket is closed.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Close the socket."""
+        ...
+
+
+class LibrarySocket:
+    """A connection of the `websockets` library.
+
+    What is sent in one turn of the event loop is written in pieces of `_GATHERED` messages, and the rest at its end.
+    The library would write every message for itself, and the system call is most of what a small message costs.
+
+    The library's keepalive waits for room before it pings, so it never misses a peer that stopped reading while much
+    was on its way: that is watched here.
+    """
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self._flushing = False
+        self._gathered = 0
+        self._gathered_bytes = 0
+        self._in_turn = 0
+        self._written = 0
+        self._watching: asyncio.TimerHandle | None = None
+        self._reason = ""
+
+    async def send(self, text: bytes) -> None:
+        """Send a text frame, together with others that are sent in this turn of the loop."""
+        connection = self._connection
+        if _CAN_GATHER:
+            await self._room()
+        if not _CAN_GATHER or connection.protocol.state is not State.OPEN:
+            try:
+                await connection.send(text, text=True)
+            except ConnectionClosed as error:
+                raise EOFError(self._reason or str(error)) from error
+            return
+        connection.protocol.send_text(text)
+        self._gathered += 1
+        self._gathered_bytes += len(text)
+        if not self._flushing:
+            self._flushing = True
+            asyncio.get_running_loop().call_soon(self._flush)
+        if self._gathered >= _GATHERED or self._gathered_bytes > _GATHERED_BYTES:
+            self._in_turn += self._gathered_bytes
+            self._write()
+            if len(text) > _GATHERED_BYTES:
+                # A large message counts as sent when the peer has read nearly all of it.
+                await self._room()
+                if connection.protocol.state is not State.OPEN:
+                    raise EOFError(self._reason or "it was not read to its end")
+            if self._in_turn > _MAX_IN_TURN:
+                # A sender without pause must let other tasks run.
+                await asyncio.sleep(0)
+
+    async def _room(self) -> None:
+        while self._connection.paused:
+            try:
+                await self._connection.drain()
+            except OSError as error:
+                raise EOFError(self._reason or str(error)) from error
+
+    def _flush(self) -> None:
+        self._flushing = False
+        self._in_turn = 0
+        self._write()
+
+    def _write(self) -> None:
+        self._gathered = self._gathered_bytes = 0
+        connection = self._connection
+        if connection.protocol.state is not State.OPEN:
+            connection.send_data()
+            return
+        data = b"".join(connection.protocol.data_to_send())
+        self._written += len(data)
+        connection.transport.write(data)
+        if connection.paused and self._watching is None:
+            self._watch(0.0, self._gone(), 0)
+
+    def _watch(self, idle: float, gone: int, pings: int) -> None:
+        """Abort the connection if the peer reads nothing for as long as a ping and its answer may take."""
+        connection = self._connection
+        self._watching = None
+        interval, timeout = connection.ping_interval, connection.ping_timeout
+        if not connection.paused or interval is None or timeout is None:
+            return
+        before, gone = gone, self._gone()
+        # The library itself adds one ping, and then the answers to pings of the peer.
+        pings += gone < before
+        is_moving = gone > before or (gone < before and pings > 1)
+        step = timeout / 8
+        idle = 0.0 if is_moving else idle + step
+        if idle > interval + timeout:
+            self._reason = f"the peer has read nothing for {idle:g} seconds"
+            connection.transport.abort()
+        else:
+            self._watching = connection.loop.call_later(step, self._watch, idle, gone, pings)
+
+    def _gone(self) -> int:
+        """Return the bytes that have left this process, less those that the library wrote by itself."""
+        size: int = self._connection.transport.get_write_buffer_size()
+        return self._written - size
+
+    async def receive(self) -> bytes:
+        """The next frame."""
+        try:
+            body: bytes = await self._connection.recv(decode=False)
+        except ConnectionClosed as error:
+            raise EOFError(self._reason or str(error)) from error
+        return body
+
+    async def close(self) -> None:
+        """Close the connection, even if the peer has stopped reading."""
+        try:
+            async with asyncio.timeout(self._connection.close_timeout):
+                await self._connection.close()
+        except TimeoutError:
+            self._connection.transport.abort()
+            await self._connection.wait_closed()
+
+
+# Not documented by the library; if they are missing, messages are sent one by one.
+_CAN_GATHER = hasattr(Connection, "send_data") and hasattr(Connection, "drain")
+
 
 logger = logging.getLogger("operations")
 
@@ -142,13 +323,13 @@ class WebSocketTarget:
         return False
 
     async def dead_letter(self, queue: str, body: bytes) -> None:
-        """Only say so: there is nowhere to keep it."""
+        """Log the loss: there is no place to keep the request."""
         logger.error("a request that broke its peer was dropped")
 
     # ---------------------------------------------------------------------------------------- the socket
 
     async def run(self, socket: Socket) -> str:
-        """Carry events until the socket closes; gives the reason."""
+        """Carry events until the socket closes; return the reason."""
         if self._topics is not None:
             self._topics.clear()
         self._socket = socket
@@ -172,13 +353,13 @@ class WebSocketTarget:
         return reason
 
     async def _keep(self, body: bytes) -> None:
-        """What the peer says before anybody here is ready to hear it waits, but only so much of it."""
+        """Keep messages that arrive before the first listener, up to a limit."""
         self._early.append(body)
         if len(self._early) >= _MAX_EARLY or sum(map(len, self._early)) > _MAX_EARLY_BYTES:
             await self._attached.wait()
 
     def _attach(self) -> None:
-        """Somebody is ready: deliver what came before."""
+        """Deliver the messages that were kept for the first listener."""
         self._attached.set()
         early, self._early = self._early, []
         for body in early:
@@ -193,7 +374,7 @@ class WebSocketTarget:
         try:
             self._deliver(body)
         except Exception:
-            # Whoever reads the connection must go on, whatever the peer sends.
+            # The next message must be read, whatever the peer sends.
             self.malformed += 1
             logger.log(self._broken.level(), "a message could not be taken", exc_info=True)
 
@@ -201,7 +382,7 @@ class WebSocketTarget:
         if body.startswith(_REQUEST_START):
             is_request = True
         elif body.startswith(_CALL_START):
-            # Written as we write: the type is known without reading further.
+            # Written by this library, so the type is known without decoding.
             is_request = False
         else:
             try:
@@ -213,7 +394,7 @@ class WebSocketTarget:
                 self._control(frame.type, frame.payload)
                 return
             is_request = frame.type == PUT_TYPE
-        # A request goes to one of those who take them; where nobody does, one says so.
+        # Without a consumer, a listener rejects the request.
         receivers = (self._takers or self._listeners)[:1] if is_request else self._listeners
         for receiver in tuple(receivers):
             receiver.receive(body, _PEER)
@@ -221,7 +402,7 @@ class WebSocketTarget:
     # ---------------------------------------------------------------------------------------- interop
 
     def _control(self, kind: str, payload: Any) -> None:
-        """Heed the original protocol's way to say which events a peer wants."""
+        """Process a control message, by which the original protocol subscribes to events."""
         if self._topics is None or not self._topics.control(kind, payload):
             self.malformed += 1
 
@@ -252,7 +433,7 @@ class WebSocketTarget:
                 await socket.send(control_message("__unsubscribe", topic))
 
     def _is_wanted(self, body: bytes) -> bool:
-        """Whether the peer wants to hear this."""
+        """Return whether the peer has subscribed to this event."""
         return self._topics is None or self._topics.has(body)
 
 
@@ -264,7 +445,7 @@ _MAX_TOPICS = 10_000
 
 
 class Frame(msgspec.Struct):
-    """As much of an event as a socket needs to know."""
+    """The parts of an event that a socket needs."""
 
     type: Any = None
     payload: Any = None
@@ -301,11 +482,11 @@ class Topics:
         self._changed = asyncio.Event()
 
     def clear(self) -> None:
-        """Forget everything: the peer is a new one."""
+        """Forget all topics: the peer is a new one."""
         self._topics.clear()
 
     def control(self, kind: str, payload: Any) -> bool:
-        """Heed a control message; False if it makes no sense."""
+        """Process a control message; return False if it is malformed."""
         topic = cast("JSONObject", payload).get("topic") if isinstance(payload, dict) else None
         if not isinstance(topic, str):
             return False
@@ -325,7 +506,7 @@ class Topics:
             await self._changed.wait()
 
     def has(self, body: bytes) -> bool:
-        """Whether the peer subscribed to this event, by its type alone or by type and request id."""
+        """Return whether the peer subscribed to this event, by its type alone or by type and request id."""
         frame = read_frame(body, self._max_values)
         if f"{frame.type}:" in self._topics:
             return True

@@ -1,39 +1,177 @@
-"""The serving end of a WebSocket."""
+"""Connect to a WebSocket, accept one from any framework, and serve them with the `websockets` library.
+
+Rule 1: a client reconnects by itself. The serving end of a connection is over when the connection breaks.
+Rule 2: a peer is rejected in the handshake, so that it does not believe that it is connected.
+"""
 
 import asyncio
 import inspect
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from http import HTTPStatus
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
+from websockets.asyncio.client import connect
 from websockets.asyncio.server import Server, ServerConnection, serve
+from websockets.exceptions import InvalidStatus, InvalidURI, WebSocketException
 from websockets.http11 import Request, Response
 
+from operations._backoff import Backoff
 from operations._host_rules import LOOPBACK, HostRules
 from operations._json import MAX_REQUEST_VALUES
-from operations._text import enforce_lists
+from operations._text import enforce_lists, without_secrets
 from operations.access import Identity
-from operations.errors import CallError, ErrorCode
-from operations.pubsub.websocket.sockets import (
+from operations.errors import CallError, ErrorCode, TransportError
+from operations.pubsub.config import enforce_address
+from operations.pubsub.websocket.target import (
     ANNOUNCED,
     MAX_BYTES,
     MAX_RECEIVED,
     SETTINGS,
     LibrarySocket,
     Socket,
+    WebSocketTarget,
 )
-from operations.pubsub.websocket.target import WebSocketTarget
 
 logger = logging.getLogger("operations")
+
+_REFUSALS = frozenset({401, 403, 404})
+
+_STABLE = 2.0
+"""Seconds after which a connection is stable and the backoff starts again."""
+
+
+@asynccontextmanager
+async def connect_websocket(
+    url: str,
+    *,
+    headers: Mapping[str, str] | None = None,
+    identity: Identity | None = None,
+    trusted: bool = False,
+    max_bytes: int = MAX_BYTES,
+    max_values: int = MAX_REQUEST_VALUES,
+    interop: bool = False,
+    **options: Any,
+) -> AsyncGenerator[WebSocketTarget]:
+    """Connect to a WebSocket for the length of an `async with` block; a lost connection is restored.
+
+    Args:
+        url: `ws://` or `wss://`.
+        headers: To send with the handshake, for example a bearer token.
+        identity: The identity of the server, for operations that it calls here.
+        trusted: Use the `identity` inside events.
+        max_bytes: The largest message, both ways; the server may announce a lower limit for those it receives.
+        max_values: How many JSON values a message may hold, both ways.
+        interop: Use the original protocol: subscribe to topics by control messages.
+        options: For `websockets.connect`, for example `ssl`.
+
+    Raises:
+        TransportError: If the address cannot be read, the server cannot be reached now, or refuses the handshake.
+    """
+    enforce_address(url, ("ws", "wss"))
+
+    async def dial() -> Any:
+        try:
+            return await connect(
+                url,
+                additional_headers=headers,
+                max_size=max_bytes,
+                **{**SETTINGS, **options},
+            )
+        except (WebSocketException, OSError, TimeoutError) as error:
+            # The library quotes the whole address, with its password.
+            if not isinstance(error, InvalidURI):
+                shown = without_secrets(url)
+                raise TransportError(f"{shown} cannot be reached: {error}{_hint(error)}") from error
+        raise TransportError("the address is not one of a WebSocket: ws://user:password@host/path")
+
+    target = _DialedTarget(
+        dial,
+        trusted=trusted,
+        identity=identity,
+        max_bytes=max_bytes,
+        max_values=max_values,
+        interop=interop,
+    )
+    await target.start()
+    try:
+        yield target
+    finally:
+        await target.aclose()
+
+
+def _hint(error: BaseException) -> str:
+    """Return what to check if the server rejected the handshake."""
+    if not isinstance(error, InvalidStatus):
+        return ""
+    status = error.response.status_code
+    if status == 421:
+        return ": add the name in the address to allowed_hosts of the server"
+    if status in _REFUSALS:
+        return ": look at the path, which is /ws where `operations serve` listens, and at the login"
+    return ""
+
+
+class _DialedTarget(WebSocketTarget):
+    """The calling end, which reconnects."""
+
+    def __init__(self, dial: Callable[[], Awaitable[Any]], **options: Any) -> None:
+        super().__init__(**options)
+        self._dial = dial
+        self._own_limit: int = options["max_bytes"]
+        self._link: LibrarySocket | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        self._socket = self._link = await self._connect()
+        self._task = asyncio.get_running_loop().create_task(self._stay(self._link))
+
+    async def _stay(self, link: LibrarySocket) -> None:
+        loop = asyncio.get_running_loop()
+        backoff = Backoff()
+        while True:
+            since = loop.time()
+            reason = await self.run(link)
+            if loop.time() - since > _STABLE:
+                backoff.reset()
+            logger.warning("%s; connecting again", reason)
+            while True:
+                await asyncio.sleep(backoff.pause())
+                try:
+                    link = await self._connect()
+                except TransportError as error:
+                    logger.debug("not yet: %s", error)
+                else:
+                    break
+            self._socket = self._link = link
+            self.restored()
+
+    async def _connect(self) -> LibrarySocket:
+        connection = await self._dial()
+        announced = connection.response.headers.get(ANNOUNCED, "")
+        is_number = announced.isascii() and announced.isdecimal()
+        self.max_bytes = min(self._own_limit, int(announced)) if is_number else self._own_limit
+        return LibrarySocket(connection)
+
+    async def aclose(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+        if self._link is not None:
+            await self._link.close()
+
+    def _is_wanted(self, body: bytes) -> bool:
+        # The server filters what it listens to.
+        return True
+
 
 Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
 
 Identify: TypeAlias = Callable[[Any], Identity | Awaitable[Identity | None] | None]
-"""Returns who signed in, from the request of a handshake."""
+"""Returns the identity of a peer, from the request of its handshake."""
 
 Authenticate: TypeAlias = Callable[[str, Headers, Callable[[], Any]], Awaitable[Identity | None]]
 """Calls the last argument to identify a peer; the others are its address and the headers of its handshake."""
@@ -57,11 +195,11 @@ async def accept_websocket(
 
     Args:
         socket: The accepted socket.
-        identity: Who signed in on it.
-        trusted: Believe the `identity` inside events.
+        identity: The authenticated identity of the peer.
+        trusted: Use the `identity` inside events.
         max_bytes: The largest message to send; limit what is received where the socket is accepted.
         max_values: How many JSON values a message may hold, both ways.
-        interop: Speak the original protocol: send only the topics the peer subscribed to.
+        interop: Use the original protocol: send only the topics the peer subscribed to.
         address: The address of the peer, by which limits count a peer without identity.
         check: Returns the identity behind the peer's credential now, or an awaitable of it; raises if there is none.
     """
@@ -145,14 +283,14 @@ async def serve_websocket(
         host: The address to listen on.
         port: The port to listen on; 0 picks a free one.
         path: The path at which clients connect, for example `/ws`.
-        identify: Returns who signed in, from the handshake's request; an exception rejects the connection.
+        identify: Returns the identity of a peer, from its handshake; an exception rejects the connection.
         authenticate: Calls `identify`, for example to slow down peers that guess credentials.
         allowed_hosts: Names this server answers to; `*` for any. Default: the names of this machine, and `host`.
         allowed_origins: `scheme://host[:port]` of web pages elsewhere that may connect.
         max_bytes: The largest message to send.
-        max_received: The largest message to accept, at most `max_bytes`; clients of this library are told.
+        max_received: The largest message to accept, at most `max_bytes`; announced to clients of this library.
         max_values: How many JSON values a message may hold, both ways.
-        interop: Speak the original protocol.
+        interop: Use the original protocol.
         options: For `websockets.serve`, for example `ssl`.
     """
     enforce_lists(allowed_hosts=allowed_hosts, allowed_origins=allowed_origins)
@@ -245,5 +383,5 @@ def _raw_headers(request: Request) -> list[tuple[bytes, bytes]]:
 
 
 async def _settled(value: Any) -> Any:
-    """What a plain or a coroutine function gave."""
+    """Return the result of a plain or a coroutine function."""
     return await value if inspect.isawaitable(value) else value
