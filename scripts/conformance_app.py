@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from operations import CallError, ErrorDefinition, OperationRegistry
-from operations.cli.demo.command import open_demo
+from operations.cli.demo import open_demo
 from operations.hub.serving import build_app
 from operations.server.running import build_server
 

@@ -78,9 +78,8 @@ MODULES = {
         "operations.testing.upstream": "FakeUpstream",
     },
     "operations.telemetry": {
-        "operations.telemetry.audit": "Audit AuditFile AuditRecord",
-        "operations.telemetry.config": "AuditConfig LogConfig TelemetryConfig",
-        "operations.telemetry.logs": "AccessLog logging_to_stderr",
+        "operations.telemetry": "AuditConfig LogConfig TelemetryConfig",
+        "operations.telemetry.logs": "AccessLog Audit AuditFile AuditRecord logging_to_stderr",
         "operations.telemetry.metrics": "CallMetrics",
         "operations.telemetry.otel": "exporting instrument Spans",
     },

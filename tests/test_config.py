@@ -28,7 +28,7 @@ from operations.config import (
     load_config,
     parse_config,
 )
-from operations.config.faults import Places
+from operations.config.checks import Places
 from operations.config.model import (
     AuditEntry,
     BrokerEntry,

@@ -14,8 +14,7 @@ from operations import (
     OperationSpec,
     OperationType,
 )
-from operations.front.ranking import words_of
-from operations.front.search import MAX_BATCH, BatchCall, Gateway, visible_specs
+from operations.front.search import MAX_BATCH, BatchCall, Gateway, visible_specs, words_of
 
 ANYONE = OperationContext()
 ADMIN = OperationContext(identity=Identity("root", ["admin"]))

@@ -140,7 +140,7 @@ def mcp_serving(*, lean: bool) -> Callable[[], AbstractAsyncContextManager[Send]
     return entry
 
 
-class Listener:
+class Recorder:
     def __init__(self) -> None:
         self.events: dict[str, Any] = {}
 
@@ -159,8 +159,8 @@ class Listener:
 async def call_events(world: World) -> AsyncGenerator[Send]:
     async with world.serve(echo()) as workers, world.connect() as target:
         box = target.mailbox()
-        listener = Listener()
-        await target.listen((box,), listener)
+        recorder = Recorder()
+        await target.listen((box,), recorder)
         sent = 0
 
         async def send(text: bytes) -> Any:
@@ -180,11 +180,11 @@ async def call_events(world: World) -> AsyncGenerator[Send]:
             await target.enqueue("operations", body, key=f"k{sent}", reply_to=box, wait=1)
             await until(
                 lambda: (
-                    request_id in listener.events
+                    request_id in recorder.events
                     or sum(worker.malformed for worker in workers) > malformed
                 )
             )
-            answer = listener.events.get(request_id, {"type": "call.error"})
+            answer = recorder.events.get(request_id, {"type": "call.error"})
             if answer["type"] == "call.error":
                 return REJECTED
             return answer["payload"]["output"]["data"]

@@ -61,7 +61,7 @@ MODULES = [
     "operations.openapi", "operations.pubsub", "operations.pubsub.memory", "operations.pubsub.nats",
     "operations.pubsub.redis", "operations.pubsub.websocket", "operations.server", "operations.server.running",
     "operations.server.tokens", "operations.server.console", "operations.telemetry.logs",
-    "operations.tools", "operations.telemetry.audit", "operations.telemetry.metrics", "operations.telemetry.otel",
+    "operations.tools", "operations.telemetry.logs", "operations.telemetry.metrics", "operations.telemetry.otel",
 ]  # fmt: skip
 
 LISTS = (Collection, Container, Sequence, Iterable, Set, list, set, frozenset, tuple)

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from operations import CallError, ErrorCode
-from operations import _threads as threads
-from operations._threads import ThreadPool
+from operations._pipeline import threads
+from operations._pipeline.threads import ThreadPool
 
 
 async def test_a_function_runs_elsewhere_with_this_tasks_context() -> None:

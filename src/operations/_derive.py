@@ -51,7 +51,7 @@ NAMED: Final = "is named"
 """Annotates the values of a table of secrets that must not be written into the file."""
 
 ELSEWHERE: Final = "set elsewhere"
-"""Metadata of a field that is no key of the file, with the reason."""
+"""Metadata of a field that is not a key of the file, with the reason."""
 
 _ANNOTATED: Any = Annotated
 _LITERAL: Any = Literal
@@ -81,7 +81,7 @@ class Derived(NamedTuple):
     """`module:class`; imported when a file has such a table. A key that several classes have is passed to each."""
 
     without: Mapping[str, str]
-    """Fields that are no keys, each with the reason."""
+    """Fields that are not keys, each with the reason."""
 
     defaults: Mapping[str, Any] = {}
     """Values that a file has by default, instead of those of the class."""
@@ -113,13 +113,13 @@ class Key(NamedTuple):
     is_secret: bool
 
     may_be_written: bool
-    """Whether a secret may also stand in the file, because it is one only now and then."""
+    """Whether the value may also be in the file, because it is not always a secret."""
 
     description: str
 
     @property
     def type(self) -> Any:
-        """What the file can say, as an annotation; None if that is nothing."""
+        """The annotation of the key in the file; None if the file cannot have it."""
         found = file_type(self.annotation, is_secret=self.is_secret)
         return _UNION[str, found] if self.may_be_written else found
 

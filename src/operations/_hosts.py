@@ -1,17 +1,20 @@
-"""Decide where requests may go, and where credentials may go with them.
+"""Decide where requests may go, where credentials may go with them, and which requests a server accepts.
 
 Rule 1: a host that the operator configured (`base_url`, `url`, `allowed_hosts`, the document's own address) may be any.
 Rule 2: a host that a third party names (a document, an MCP server's OAuth metadata) must be public; the address
         that is connected to decides.
 Rule 3: credentials go only to hosts of the first kind.
+Rule 4: a server rejects an unknown Host (421). An Origin that is neither its own nor allowed is 403, and so is a
+        request that a page elsewhere embeds, for which browsers send no Origin (`Sec-Fetch-Site`). Other programs send
+        neither header. Every entry point uses these rules.
 """
 
 import ipaddress
 import re
 import socket
-from collections.abc import Iterable
-from typing import NamedTuple, TypeAlias
-from urllib.parse import quote
+from collections.abc import Collection, Iterable
+from typing import Final, NamedTuple, TypeAlias
+from urllib.parse import quote, urlsplit
 
 from operations.errors import CallError, ErrorCode
 
@@ -44,7 +47,7 @@ _URL = re.compile(
 )
 _PORTS = {"http": 80, "https": 443}
 _URL_MARKS = "%/?:@!$&'()*+,;=-._~"
-"""What may stand in a path or a query as it is."""
+"""Characters of a path or a query that need not be encoded."""
 
 
 class Origin(NamedTuple):
@@ -61,7 +64,7 @@ class Origin(NamedTuple):
 
 
 def origin_of(url: str) -> Origin:
-    """Where a request to `url` goes.
+    """Return the origin that a request to `url` goes to.
 
     Raises:
         ValueError: If it is not an absolute HTTP URL without user information.
@@ -85,7 +88,7 @@ def _matched(url: str) -> re.Match[str]:
 
 
 def normal_url(url: str) -> str:
-    """`url` as it can be sent: its origin in one spelling, the rest encoded where it must be, no fragment.
+    """Return `url` in the form for requests: its origin in one spelling, the rest encoded, no fragment.
 
     Raises:
         ValueError: If it is not an absolute HTTP URL without user information.
@@ -95,7 +98,7 @@ def normal_url(url: str) -> str:
 
 
 def is_public(address: str) -> bool:
-    """Whether a numeric address, in any disguise, is one of the public Internet."""
+    """Return whether a numeric address, in any notation, belongs to the public Internet."""
     try:
         return _is_public(ipaddress.ip_address(address.partition("%")[0]))
     except ValueError:
@@ -145,7 +148,7 @@ def numeric_address(host: str) -> str | None:
 
 
 def enforce_public(host: str) -> None:
-    """Let a host that a third party named through, as far as can be told before it is resolved.
+    """Reject a host that a third party named if it is known not to be public before it is resolved.
 
     Raises:
         CallError: With code `ACCESS_DENIED`, for what is plainly not public.
@@ -195,3 +198,111 @@ class TrustedHosts:
             or (origin.host, None) in self._hosts
             or (origin.host, origin.port) in self._hosts
         )
+
+
+# ------------------------------------------------------------ requests to us
+
+LOOPBACK: Final = ("localhost", "127.0.0.1", "[::1]")
+
+_FETCH: Final = frozenset({b"sec-fetch-dest", b"sec-fetch-mode", b"sec-fetch-site"})
+"""Headers by which browsers describe a request without Origin."""
+
+_CHECKED: Final = _FETCH | {b"host", b"origin"}
+
+
+class HostError(NamedTuple):
+    """Why a request is rejected."""
+
+    status: int
+    message: str
+
+
+_UNKNOWN_HOST: Final = HostError(421, "This server does not answer to that Host")
+_FOREIGN_PAGE: Final = HostError(403, "Pages of that Origin may not use this server")
+
+
+class HostRules:
+    """The names that a server answers to, and the web pages that may use it.
+
+    Args:
+        hosts: Names we answer to, without a port, or with one to require it; `*` for any.
+        origins: `scheme://host[:port]` of pages that may use us, besides our own.
+    """
+
+    def __init__(self, hosts: Collection[str], origins: Collection[str] = ()) -> None:
+        self._hosts = frozenset(_bracketed(host.lower()) for host in hosts)
+        self._origins = frozenset(origin.lower().rstrip("/") for origin in origins)
+        # Few names are ever used, and a name that was accepted stays accepted.
+        self._known: set[bytes] = set()
+
+    def check(
+        self, headers: Iterable[tuple[bytes, bytes]]
+    ) -> tuple[HostError | None, bytes | None]:
+        """Return why a request is rejected, or else the origin of the foreign page that sends it.
+
+        Args:
+            headers: Of the request, with names in lower case.
+        """
+        host = origin = None
+        count = 0
+        fetch: dict[bytes, bytes] = {}
+        for name, value in headers:
+            if name not in _CHECKED:
+                continue
+            if name == b"host":
+                # Not every server strips white space around a value.
+                host = value.strip()
+                count += 1
+            elif name == b"origin":
+                # Two origins match none of ours.
+                origin = value.strip() if origin is None else b"null"
+            else:
+                fetch[name] = value
+        if host is None or count != 1 or not self._is_ours(host):
+            return _UNKNOWN_HOST, None
+        if origin is not None:
+            if origin.decode("latin-1").lower() in self._origins:
+                return None, origin
+            if _is_same(origin, host):
+                return None, None
+        elif not fetch or not _is_embedded(fetch):
+            return None, None
+        return _FOREIGN_PAGE, None
+
+    def _is_ours(self, host: bytes) -> bool:
+        if host in self._known:
+            return True
+        name = host.decode("latin-1").lower()
+        is_ours = "*" in self._hosts or name in self._hosts or _without_port(name) in self._hosts
+        if is_ours and len(self._known) < 64:
+            self._known.add(host)
+        return is_ours
+
+
+def _is_same(origin: bytes, host: bytes) -> bool:
+    """Return whether a page comes from this server, by name and port: behind a TLS proxy the own scheme is unknown."""
+    try:
+        there = urlsplit(origin.decode("latin-1").lower())
+    except ValueError:
+        return False
+    return there.scheme in ("http", "https") and there.netloc == host.decode("latin-1").lower()
+
+
+def _is_embedded(fetch: dict[bytes, bytes]) -> bool:
+    """Return whether a page elsewhere embeds the response, for example as an image. Following a link is allowed."""
+    if fetch.get(b"sec-fetch-site") not in (b"cross-site", b"same-site"):
+        return False
+    return (fetch.get(b"sec-fetch-mode"), fetch.get(b"sec-fetch-dest")) != (
+        b"navigate",
+        b"document",
+    )
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if host.count(":") > 1 and not host.startswith("[") else host
+
+
+def _without_port(name: str) -> str:
+    """Return a host without its port; anything else is returned unchanged and matches nothing."""
+    head, colon, port = name.rpartition(":")
+    return head if colon and port.isdecimal() and (":" not in head or head.endswith("]")) else name

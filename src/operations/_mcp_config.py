@@ -82,7 +82,7 @@ class RequestAuth(Protocol):
 Auth: TypeAlias = (
     str | Literal["oauth"] | TokenFunction | ClientCredentials | CallerToken | RequestAuth
 )
-"""A bearer token, what finds one for each request, OAuth credentials, or any `httpx2.Auth`.
+"""A bearer token, a function that returns one for each request, OAuth credentials, or any `httpx2.Auth`.
 
 `oauth` is short for `login=OAuthLogin()`.
 """
@@ -251,7 +251,7 @@ class MCPClientConfig:
 
     @property
     def target(self) -> str:
-        """What is reached, in words that hold no secret."""
+        """The server's command or address, without secrets."""
         if self.command is not None:
             return Path(self.command).name
         if self.url is not None:
@@ -367,7 +367,7 @@ _FOREIGN = frozenset({
     "env_vars", "extensionName", "gallery", "icon", "id", "name", "note", "oauth", "source", "startup_timeout_sec",
     "timeout", "tool_timeout_sec", "tools", "trust", "version",
 })  # fmt: skip
-"""What other tools write into an entry. It says nothing here, and nothing is said about it."""
+"""Keys of other tools, which are ignored without a warning."""
 
 
 def unknown_keys(entry: Mapping[str, Any]) -> dict[str, str]:

@@ -46,7 +46,7 @@ def _pairs(name: str) -> set[tuple[str, str]]:
 
 
 def enforce_lists(**values: Container[str] | Iterable[str] | None) -> None:
-    """Let lists of strings through, or nothing at all; a single string would be read letter by letter.
+    """Reject a single string where a list of strings is expected: it would be read letter by letter.
 
     Raises:
         ValueError: Naming the argument, never its value, which may be a secret.
@@ -67,12 +67,12 @@ def printable(text: str) -> str:
 
 
 def in_seconds(seconds: float) -> str:
-    """`0.25 s`, `2.5 s`, `30 s`: as exact as somebody would say it."""
+    """Return a duration for messages: `0.25 s`, `2.5 s`, `30 s`."""
     return f"{seconds:.0f} s" if seconds >= 9.5 else f"{seconds:.2g} s"
 
 
 def names_a_secret(name: str) -> bool:
-    """Whether what is called `name` is to be kept secret: `API_KEY`, `--token`, `Authorization`."""
+    """Return whether a name indicates a secret: `API_KEY`, `--token`, `Authorization`."""
     return _TELLING.search(name) is not None
 
 
@@ -88,7 +88,7 @@ Disclosure: TypeAlias = Literal["auto", "tools", "gateway"]
 """List all operations as tools, the four gateway tools instead, or whichever fits (`auto`)."""
 
 TOOL_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
-"""What every model accepts as the name of a tool."""
+"""Tool names that every model accepts."""
 
 _DOTTED: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9_.-]")

@@ -4,12 +4,12 @@ Rule 1: it stops while a person answers a question, and starts again with every 
 Rule 2: the caller's own deadline is never extended.
 """
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from math import inf
 from time import monotonic, time
-from typing import Final, Protocol
+from typing import Final
 
 ANSWER_SECONDS: Final = 300.0
 """The default for the time of a person to answer all questions of one call."""
@@ -108,19 +108,13 @@ class TimeLimit:
         """Do what has to be done when the time that remains has changed."""
 
 
-class Lendable(Protocol):
-    """Capacity that a call holds."""
-
-    def lent(self) -> AbstractContextManager[None]:
-        """Give the capacity back for the length of a `with` block."""
-        ...
-
-
-held_slot: ContextVar[Lendable | None] = ContextVar("held_slot", default=None)
-"""The capacity of the entry point that the current call holds."""
+held_slot: ContextVar[Callable[[], AbstractContextManager[None]] | None] = ContextVar(
+    "held_slot", default=None
+)
+"""Gives back the capacity of the entry point that the current call holds, for the length of a `with` block."""
 
 
 def lent_slot() -> AbstractContextManager[None]:
     """Give back the capacity that the current call holds while it waits for a person."""
-    slot = held_slot.get()
-    return nullcontext() if slot is None else slot.lent()
+    lend = held_slot.get()
+    return nullcontext() if lend is None else lend()

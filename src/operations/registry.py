@@ -27,9 +27,9 @@ from operations._pipeline import (
     run,
     stream,
 )
+from operations._pipeline.threads import ThreadPool
 from operations._registrations import Registrable, Registrations
 from operations._text import enforce_lists
-from operations._threads import ThreadPool
 from operations.authority import Authority
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope

@@ -26,10 +26,10 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace as with_fields
 
-from operations._backoff import Backoff, RetryBudget, retry_after
 from operations._json import is_object, object_of, unescape
 from operations._pipeline import Plan, invoke
 from operations._pipeline.path import before
+from operations._resilience import Backoff, RetryBudget, retry_after
 from operations._text import enforce_lists, printable
 from operations._time_limits import TimeLimit
 from operations.access import AccessControl, ApprovalRule

@@ -26,7 +26,7 @@ from tests.calls.worlds import (
 from tests.leftovers import resident_kilobytes
 from tests.servers import Broker, Proxy, RedisServer, free_port, proxy, running
 
-from operations._backoff import Backoff
+from operations._resilience import Backoff
 from operations.calls import PendingRequestMap, serve_calls
 from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode, TransportError

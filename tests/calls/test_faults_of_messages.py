@@ -28,7 +28,7 @@ from operations.registry import OperationRegistry
 Change = Callable[[bytes], Iterable[bytes]]
 
 
-class Listener:
+class Recorder:
     """Collects what arrives at an address."""
 
     def __init__(self) -> None:
@@ -245,8 +245,8 @@ async def test_f15_duplicate_keys_take_the_last_value(
 ) -> None:
     async with world.serve(registry), world.connect() as target:
         box = target.mailbox()
-        listener = Listener()
-        await target.listen((box,), listener)
+        recorder = Recorder()
+        await target.listen((box,), recorder)
         body = (
             b'{"type":"call.requested","id":"","payload":{"requestId":"r1","operationId":"a.b",'
             b'"operationId":"math.add","input":{"a":9,"a":1,"b":2},"replyTo":"'
@@ -254,9 +254,9 @@ async def test_f15_duplicate_keys_take_the_last_value(
             + b'"}}'
         )
         await target.enqueue("operations", body, key="k1", reply_to=box, wait=1)
-        await until(lambda: listener.bodies)
+        await until(lambda: recorder.bodies)
 
-    assert listener.bodies[0]["payload"]["output"]["data"] == 3
+    assert recorder.bodies[0]["payload"]["output"]["data"] == 3
 
 
 @pytest.mark.requirement("R13", "F15")
@@ -265,15 +265,15 @@ async def test_f15_a_request_that_can_be_answered_is_answered_with_validation_er
 ) -> None:
     async with world.serve(registry), world.connect() as target:
         box = target.mailbox()
-        listener = Listener()
-        await target.listen((box,), listener)
+        recorder = Recorder()
+        await target.listen((box,), recorder)
         payload = {"requestId": "r1", "operationId": 7, "replyTo": box}
         body = msgspec.json.encode({"type": "call.requested", "id": "", "payload": payload})
         await target.enqueue("operations", body, key="k1", reply_to=box, wait=1)
-        await until(lambda: listener.bodies)
+        await until(lambda: recorder.bodies)
 
-    assert listener.bodies[0]["type"] == "call.error"
-    assert listener.bodies[0]["payload"]["code"] == ErrorCode.VALIDATION_ERROR
+    assert recorder.bodies[0]["type"] == "call.error"
+    assert recorder.bodies[0]["payload"]["code"] == ErrorCode.VALIDATION_ERROR
 
 
 @pytest.mark.requirement("F16")
@@ -282,8 +282,8 @@ async def test_f16_unknown_types_and_fields_are_ignored_and_an_unknown_version_i
 ) -> None:
     async with world.serve(registry), world.connect() as target:
         box = target.mailbox()
-        listener = Listener()
-        await target.listen((box,), listener)
+        recorder = Recorder()
+        await target.listen((box,), recorder)
 
         async def put(number: int, **fields: Any) -> None:
             payload = {
@@ -302,9 +302,9 @@ async def test_f16_unknown_types_and_fields_are_ignored_and_an_unknown_version_i
         await target.enqueue("operations", unknown, key="k0", reply_to=box, wait=1)
         await put(1, mood="good")
         await put(2, requiredVersion=99)
-        await until(lambda: len(listener.bodies) == 2)
+        await until(lambda: len(recorder.bodies) == 2)
 
-    answers = {body["payload"]["requestId"]: body["payload"] for body in listener.bodies}
+    answers = {body["payload"]["requestId"]: body["payload"] for body in recorder.bodies}
     assert answers["r1"]["output"]["data"] == 2
     assert answers["r2"]["code"] == ErrorCode.VALIDATION_ERROR
 

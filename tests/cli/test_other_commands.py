@@ -14,8 +14,7 @@ from tests.conftest import PROJECT
 from tests.servers import NatsServer, running
 
 from operations import __version__
-from operations.cli.demo.command import MANAGER, open_demo
-from operations.cli.demo.tour import answers_of, command_of, steps
+from operations.cli.demo import MANAGER, answers_of, command_of, open_demo, steps
 from operations.cli.options import ExitCode
 from operations.config import load_config
 from operations.server import new_key

@@ -20,12 +20,12 @@ from tests.servers import running as broker_running
 from operations import CallError, ErrorCode, Identity, OperationContext, OperationRegistry
 from operations.authority import MemoryStore
 from operations.calls import serve_calls
-from operations.cli.demo.api import build_api
+from operations.cli.demo import build_api
 from operations.cli.options import ExitCode
 from operations.config import ConfigError, ConfigFile, enforce_trusted, parse_config
-from operations.hub.callers import Access
-from operations.hub.hub import Hub, open_hub
-from operations.hub.known_ids import remember_ids
+from operations.hub import Hub, open_hub
+from operations.hub.access import Access
+from operations.hub.journal import remember_ids
 from operations.hub.serving import build_app
 from operations.hub.sources.mcp import client_config
 from operations.hub.sources.openapi import service_config

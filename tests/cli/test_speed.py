@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import Ran
 
-from operations.cli.list_ import _show
+from operations.cli.lookup import _show
 from operations.cli.render import Screen
 from operations.config import load_config
-from operations.hub.hub import open_hub
+from operations.hub import open_hub
 
 Run = Callable[..., Ran]
 

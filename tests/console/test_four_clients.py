@@ -21,7 +21,7 @@ from playwright.sync_api import Browser
 
 from operations import CallError, OperationRegistry
 from operations.calls import from_calls
-from operations.cli.demo.command import open_demo
+from operations.cli.demo import open_demo
 from operations.hub.serving import build_app
 from operations.mcp import MCPClientConfig, connect_mcp
 from operations.openapi import HTTPServiceConfig, from_openapi_url

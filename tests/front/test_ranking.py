@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from operations import OperationContext, OperationRegistry, OperationSpec, OperationType
-from operations.front.ranking import Ranking, stem
-from operations.front.search import Gateway
+from operations.front.search import Gateway, Ranking, stem
 from operations.openapi import from_openapi
 
 DOCUMENT = Path(__file__).parents[3] / "shared" / "openapi" / "octokit__api.github.com.json"

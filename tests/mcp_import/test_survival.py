@@ -24,7 +24,7 @@ from tests.mcp_import.support import (
 )
 
 from operations import CallError, ErrorCode, OperationRegistry
-from operations._upstreams import FAILURES, CircuitOpenError
+from operations._resilience import FAILURES, CircuitOpenError
 from operations.mcp import MCPClientConfig, connect_mcp
 
 

@@ -21,7 +21,7 @@ from operations import CallerChannel, Identity, OperationContext, OperationRegis
 from operations.front.front import Front
 from operations.front.limits import Limits
 from operations.mcp import list_roots, release_stream, to_mcp
-from operations.mcp.serving.channels import Conversations
+from operations.mcp.serving.channels import Elicitations
 from operations.mcp.serving.service import Asker
 
 BOTH = pytest.mark.parametrize("era", ERAS)
@@ -212,7 +212,7 @@ async def test_elsewhere_there_is_neither_a_stream_nor_are_there_roots() -> None
     assert await release_stream() is False
 
 
-# ---------------------------------------------------------------- conversations
+# ---------------------------------------------------------------- elicitations
 
 
 async def interview(channel: CallerChannel) -> dict[str, Any]:
@@ -226,34 +226,32 @@ CAN: dict[str, Any] = {"elicitation": {}}
 
 @pytest.mark.requirement("R11")
 async def test_only_who_began_a_call_can_answer_its_questions() -> None:
-    conversations = Conversations()
-    asked = await conversations.begin(interview, CallerChannel(), CAN, {}, ("ann", "x"))
+    elicitations = Elicitations()
+    asked = await elicitations.begin(interview, CallerChannel(), CAN, {}, ("ann", "x"))
     token = asked["requestState"]
 
     assert list(asked["inputRequests"]) == ["name"]
     for key in (("bob", "x"), ("ann", "y")):
         with pytest.raises(MCPError):
-            await conversations.resume(token, {"name": {"action": "accept"}}, CallerChannel(), key)
-    done = await conversations.resume(
+            await elicitations.resume(token, {"name": {"action": "accept"}}, CallerChannel(), key)
+    done = await elicitations.resume(
         token, {"name": {"action": "accept"}}, CallerChannel(), ("ann", "x")
     )
     assert done["said"] == {"action": "accept"}
     with pytest.raises(MCPError):
-        await conversations.resume(token, {}, CallerChannel(), ("ann", "x"))
+        await elicitations.resume(token, {}, CallerChannel(), ("ann", "x"))
 
 
 async def test_a_question_without_an_answer_is_asked_again() -> None:
-    conversations = Conversations()
-    asked = await conversations.begin(interview, CallerChannel(), CAN, {}, ("ann",))
-    again = await conversations.resume(
+    elicitations = Elicitations()
+    asked = await elicitations.begin(interview, CallerChannel(), CAN, {}, ("ann",))
+    again = await elicitations.resume(
         asked["requestState"], {"other": {}}, CallerChannel(), ("ann",)
     )
 
     assert again["inputRequests"] == asked["inputRequests"]
     assert again["requestState"] != asked["requestState"]
-    done = await conversations.resume(
-        again["requestState"], {"name": {}}, CallerChannel(), ("ann",)
-    )
+    done = await elicitations.resume(again["requestState"], {"name": {}}, CallerChannel(), ("ann",))
     assert done["said"] == {}
 
 
@@ -277,9 +275,9 @@ async def test_what_a_resumed_call_reports_goes_to_the_request_that_resumed_it()
         await channel.log("info", "x", None)
         return done
 
-    conversations = Conversations()
-    asked = await conversations.begin(run, channel("first"), CAN, {}, ("ann",))
-    await conversations.resume(asked["requestState"], {"name": {}}, channel("second"), ("ann",))
+    elicitations = Elicitations()
+    asked = await elicitations.begin(run, channel("first"), CAN, {}, ("ann",))
+    await elicitations.resume(asked["requestState"], {"name": {}}, channel("second"), ("ann",))
 
     assert heard == ["first progress", "second log"]
 
@@ -295,7 +293,7 @@ async def test_a_client_that_leaves_while_its_call_runs_ends_it() -> None:
             stopped.set()
         return {}
 
-    task = asyncio.create_task(Conversations().begin(run, CallerChannel(), CAN, {}, ("ann",)))
+    task = asyncio.create_task(Elicitations().begin(run, CallerChannel(), CAN, {}, ("ann",)))
     await started.wait()
     task.cancel()
 
@@ -315,7 +313,7 @@ async def test_a_client_that_refuses_to_answer_is_unavailable() -> None:
 
 
 async def test_an_answer_may_come_with_the_call() -> None:
-    done = await Conversations().begin(
+    done = await Elicitations().begin(
         interview, CallerChannel(), CAN, {"name": {"a": 1}, "x": 1}, ("ann",)
     )
 
@@ -324,11 +322,11 @@ async def test_an_answer_may_come_with_the_call() -> None:
 
 async def test_there_is_a_limit_to_how_many_calls_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("operations.mcp.serving.channels.MAX_WAITING", 1)
-    conversations = Conversations()
-    await conversations.begin(interview, CallerChannel(), CAN, {}, ("ann",))
+    elicitations = Elicitations()
+    await elicitations.begin(interview, CallerChannel(), CAN, {}, ("ann",))
 
     with pytest.raises(MCPError):
-        await conversations.begin(interview, CallerChannel(), CAN, {}, ("ann",))
+        await elicitations.begin(interview, CallerChannel(), CAN, {}, ("ann",))
 
 
 async def test_a_waiting_call_ends_with_its_deadline() -> None:
@@ -340,13 +338,13 @@ async def test_a_waiting_call_ends_with_its_deadline() -> None:
     def run(channel: CallerChannel) -> Any:
         return service.call_tool(asker, "ask__name", {}, channel)
 
-    asked = await server.converse(asker, run, CallerChannel(), "tools/call", {}, "ask__name")
-    (task,) = [waiting[1].task for waiting in server.conversations._waiting.values()]
+    asked = await server.run_interactive(asker, run, CallerChannel(), "tools/call", {}, "ask__name")
+    (task,) = [waiting[1].task for waiting in server.elicitations._waiting.values()]
     await asyncio.wait({task}, timeout=2)
 
     assert task.done()
     with pytest.raises(MCPError):
-        await server.converse(
+        await server.run_interactive(
             asker,
             run,
             CallerChannel(),

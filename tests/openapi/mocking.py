@@ -21,7 +21,7 @@ import anyio
 
 from operations import CallError, OperationRegistry, OperationSpec, OperationType
 from operations._json import object_of
-from operations.cli.samples import sample
+from operations.cli.inputs import sample
 from operations.openapi import HTTPServiceConfig, from_openapi_file
 from operations.openapi.reading.document import Description
 from operations.openapi.reading.files import decode_document

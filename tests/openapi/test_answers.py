@@ -15,7 +15,7 @@ from aiohttp import web
 from tests.openapi.serving import document, imported, serving
 
 from operations import CallError, ErrorCode, OperationContext, OperationRegistry
-from operations._backoff import retry_after
+from operations._resilience import retry_after
 from operations.openapi import HTTPServiceConfig, from_openapi
 
 

@@ -13,7 +13,7 @@ from aiohttp import web
 from tests.openapi.serving import document, imported, serving
 
 from operations import CallError, ErrorCode, OperationContext, OperationRegistry
-from operations._upstreams import FAILURES, Bulkhead, CircuitBreaker, CircuitOpenError
+from operations._resilience import FAILURES, Bulkhead, CircuitBreaker, CircuitOpenError
 from operations.front.limits import Limits
 from operations.openapi import HTTPServiceConfig, from_openapi
 from operations.server import create_app

@@ -231,17 +231,17 @@ async def test_a_batch_that_can_never_pass_says_so() -> None:
 
 
 @pytest.mark.requirement("R39")
-async def test_a_household_of_ipv6_is_one_caller() -> None:
+async def test_an_ipv6_prefix_is_one_caller() -> None:
     client, ran = serving(Limits(rate_per_caller=0.001, burst=2))
-    household = [Client(client.app, address=f"2001:db8::{number:x}") for number in range(4)]
+    clients = [Client(client.app, address=f"2001:db8::{number:x}") for number in range(4)]
 
-    assert [(await one.post("/test/run")).status for one in household] == [200, 200, 429, 429]
+    assert [(await one.post("/test/run")).status for one in clients] == [200, 200, 429, 429]
     assert (await Client(client.app, address="2001:db8:0:1::1").post("/test/run")).status == 200
     assert len(ran) == 3
 
 
 @pytest.mark.requirement("R39")
-async def test_a_household_of_ipv6_has_the_places_of_one() -> None:
+async def test_an_ipv6_prefix_has_the_slots_of_one_caller() -> None:
     registry = OperationRegistry()
     release = asyncio.Event()
 

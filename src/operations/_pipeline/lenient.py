@@ -40,7 +40,7 @@ class Converted(NamedTuple):
     changes: list[Change]
 
 
-class _Place(NamedTuple):
+class _Location(NamedTuple):
     """A value inside an input: its container, and its key there."""
 
     container: Any
@@ -89,7 +89,7 @@ def convert_input(compiled: CompiledSchema, value: Any) -> Converted | None:
     return None
 
 
-def _convert(place: _Place) -> str | None:
+def _convert(place: _Location) -> str | None:
     """Convert the value at a place, and describe the change; None if that is impossible."""
     value = place.value
     if value is None and place.is_property:
@@ -124,8 +124,8 @@ def _read(text: str) -> Any:
     return None if is_number and msgspec.json.encode(found) != text.encode() else found
 
 
-def _place(holder: list[Any], path: str) -> _Place | None:
-    place = _Place(holder, 0)
+def _place(holder: list[Any], path: str) -> _Location | None:
+    place = _Location(holder, 0)
     for token in path.split("/")[1:]:
         inner = place.value
         if isinstance(inner, dict):
@@ -137,7 +137,7 @@ def _place(holder: list[Any], path: str) -> _Place | None:
             is_there = is_there and key < len(cast("list[Any]", inner))
         if not is_there:
             return None
-        place = _Place(inner, key)
+        place = _Location(inner, key)
     return place
 
 

@@ -7,7 +7,7 @@ its handler. `run` puts those around it.
 import asyncio
 import inspect
 import sys
-from collections.abc import Coroutine, Generator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from time import perf_counter, time
@@ -19,13 +19,12 @@ from msgspec import msgpack
 from operations._json import JSONValueError, as_json
 from operations._pipeline.lenient import convert_input
 from operations._pipeline.outcome import ENVELOPES, Envelope, is_large, of_middleware
-from operations._pipeline.plan import Call, Next, Plan
-from operations._pipeline.reports import changed, code_of, report_start
+from operations._pipeline.plan import Call, Next, PipelineHost, Plan
 from operations.access import access_denied
 from operations.context import CLOSED, OperationContext
-from operations.envelopes import LocalResponseMeta, ResponseEnvelope, add_changes
+from operations.envelopes import LocalResponseMeta, MCPResponseMeta, ResponseEnvelope, add_changes
 from operations.errors import CallError, ErrorCode, map_error, timed_out, timeout_error
-from operations.observe import CallSeries
+from operations.observe import CallFinished, CallSeries, CallStarted, CallYielded, add_counts, now
 from operations.schema import Change, validate_or_raise
 
 _pack = msgpack.Encoder().encode
@@ -52,7 +51,7 @@ def has_authority(plan: Plan, context: OperationContext) -> bool:
     """Return whether a call needs no check of its caller's access."""
     if context.trusted:
         return True
-    # A handler may pass its own context on: that is no authority to call anything else.
+    # A handler may pass its own context on, which does not allow it to call anything else.
     return context.authority is not None and context.authority[1] == plan.id
 
 
@@ -196,7 +195,7 @@ async def invoke(
                     plan, value = admit(plan, value, context)
             except CallError:
                 raise
-            except Exception:  # noqa: BLE001 - whatever it is, the general way explains it
+            except Exception:  # noqa: BLE001 - the general way explains any error
                 plan, value = admit(plan, value, context)
         if is_granted or not plan.is_plain or context.reach is not None:
             result: Any = _guarded(plan, value, context)
@@ -343,7 +342,7 @@ async def before(
 ) -> Any:
     """`result`, which `work` is to bring, or `TIMEOUT` at the deadline even if the work ignores cancellation.
 
-    `seconds` is how long all of it had, to be told then.
+    `seconds` is the time of the whole call, for the message.
     """
     loop = asyncio.get_running_loop()
     # As asyncio.wait for the first of the two with a timeout, at half its price.
@@ -389,3 +388,129 @@ async def stop(work: "asyncio.Task[Any]", plan: Plan, context: OperationContext)
     context.abort_nested()
     plan.host.keep(work)
     await asyncio.wait({work}, timeout=GRACE)
+
+
+# ------------------------------------------------------------ reports to observers
+
+_APART = 10
+"""Milliseconds by which a channel's timer may be ahead of the clock."""
+
+
+def report_refusal(
+    host: PipelineHost, operation_id: str, context: OperationContext, error: CallError
+) -> None:
+    """Report and count a call that never came as far as a plan."""
+    if host.observed or host.counters is not None:
+        report_start(host, operation_id, context)(error)
+
+
+def report_start(
+    host: PipelineHost, operation_id: str, context: OperationContext
+) -> Callable[[BaseException | ResponseEnvelope[Any] | None], None]:
+    """Report and count the start of a call; the returned function does so for its end: an error, a result, or None."""
+    series = None if host.counters is None else host.counters.of(operation_id)
+    if series is not None:
+        series.started += 1
+    began = perf_counter()
+    if host.observed:
+        _notify_start(host, operation_id, context)
+
+    def finished(end: BaseException | ResponseEnvelope[Any] | None) -> None:
+        duration = perf_counter() - began
+        code = code_of(end, context)
+        changes = None if end is None or isinstance(end, BaseException) else changed(end)
+        if series is not None:
+            is_timed = series.times_all or context.channel is not CLOSED
+            series.finish(code, duration if is_timed else None)
+            series.add_changes(changes)
+        if host.observed:
+            _notify_end(host, operation_id, context, code, duration, changes)
+
+    return finished
+
+
+def _notify_start(host: PipelineHost, operation_id: str, context: OperationContext) -> None:
+    host.notify(
+        CallStarted(
+            request_id=context.request_id,
+            operation_id=operation_id,
+            timestamp=now(),
+            parent_request_id=context.parent_request_id,
+            identity_id=context.identity.id if context.identity is not None else None,
+            authority=context.authority_id,
+            traceparent=context.metadata.get("traceparent"),
+            queued=context.channel.queued,
+        )
+    )
+
+
+def _notify_end(
+    host: PipelineHost,
+    operation_id: str,
+    context: OperationContext,
+    code: str | None,
+    duration: float,
+    changes: dict[str, int] | None,
+) -> None:
+    host.notify(
+        CallFinished(
+            request_id=context.request_id,
+            operation_id=operation_id,
+            timestamp=now(),
+            parent_request_id=context.parent_request_id,
+            identity_id=context.identity.id if context.identity is not None else None,
+            authority=context.authority_id,
+            code=code,
+            duration=duration,
+            changes=changes,
+        )
+    )
+
+
+def code_of(
+    end: BaseException | ResponseEnvelope[Any] | None, context: OperationContext
+) -> str | None:
+    """Return the error code of a call's end; None for success."""
+    if isinstance(end, BaseException):
+        return end.code if isinstance(end, CallError) else _code_of_end(context)
+    if end is not None and isinstance(end.meta, MCPResponseMeta) and end.meta.is_error:
+        return str(ErrorCode.EXECUTION_ERROR)
+    return None
+
+
+def _code_of_end(context: OperationContext) -> str:
+    """Why a call was cancelled: a channel that keeps the deadline does so when it is over."""
+    deadline = context.deadline if context.limit is None else context.limit.deadline
+    is_over = deadline is not None and now() >= deadline - _APART
+    return str(ErrorCode.TIMEOUT if is_over else ErrorCode.ABORTED)
+
+
+def changed(envelope: ResponseEnvelope[Any]) -> dict[str, int] | None:
+    """Return how many values of a result normalisation changed, by kind; None for none."""
+    changes = envelope.meta.changes
+    if not changes:
+        return None
+    kinds: dict[str, int] = {}
+    for change in changes:
+        add_counts(kinds, {change.kind: change.count})
+    return kinds
+
+
+def report_item(
+    plan: Plan, context: OperationContext, index: int, item: ResponseEnvelope[Any]
+) -> None:
+    """Report and count an item of a subscription."""
+    changes = changed(item)
+    if plan.series is not None:
+        plan.series.items += 1
+        plan.series.add_changes(changes)
+    if plan.host.observed:
+        plan.host.notify(
+            CallYielded(
+                request_id=context.request_id,
+                operation_id=plan.id,
+                timestamp=now(),
+                index=index,
+                changes=changes,
+            )
+        )

@@ -6,23 +6,32 @@ import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, cast
 
 from operations._grants import matcher
 from operations._pipeline.outcome import Envelope, finisher
-from operations._threads import ThreadPool
+from operations._pipeline.threads import ThreadPool
 from operations.access import permission, resource_permission
 from operations.authority import Authority
 from operations.context import OperationContext, Reach
+from operations.envelopes import ResponseEnvelope
+from operations.errors import operation_not_found
 from operations.observe import CallAbandoned, CallCounters, CallEvent, now
-from operations.specs import Operation, OperationSpec, OperationType, OutputPolicy
+from operations.specs import (
+    Operation,
+    OperationHandler,
+    OperationSpec,
+    OperationType,
+    OutputPolicy,
+    SubscriptionHandler,
+)
 
 logger = logging.getLogger("operations")
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What a middleware sees and may pass on changed: `dataclasses.replace(call, input=...)`."""
+    """A call as middleware sees it; pass on a changed one with `dataclasses.replace(call, input=...)`."""
 
     spec: OperationSpec
     input: Any
@@ -43,7 +52,7 @@ StreamMiddleware: TypeAlias = Callable[[Call, NextStream], AsyncIterator[Envelop
 
 
 class PipelineHost(Protocol):
-    """What the pipeline needs of the registry it runs in."""
+    """The registry, as the pipeline uses it."""
 
     threads: ThreadPool
     output: OutputPolicy
@@ -53,14 +62,14 @@ class PipelineHost(Protocol):
     authority: Authority
 
     calls: tuple[str, ...]
-    """What the handlers of operations that declare nothing may call on the authority of their operation."""
+    """Patterns of operations that handlers may call on the authority of their operation, unless it declares its own."""
 
     counters: CallCounters | None
     """Set while calls are counted."""
 
     @property
     def observed(self) -> bool:
-        """Whether anybody wants events."""
+        """Whether there are observers."""
         ...
 
     def notify(self, event: CallEvent) -> None:
@@ -157,7 +166,7 @@ class Plan:
 
 
 def is_blocking(handler: Callable[..., Any]) -> bool:
-    """Whether `handler` is an ordinary function, which has to run in a thread."""
+    """Return whether `handler` is an ordinary function, which must run in a thread."""
     target = handler
     while isinstance(target, functools.partial):
         target = target.func  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
@@ -166,3 +175,42 @@ def is_blocking(handler: Callable[..., Any]) -> bool:
         for candidate in (target, getattr(target, "__call__", None))  # noqa: B004 - its kind is the question
         for is_kind in (inspect.iscoroutinefunction, inspect.isasyncgenfunction)
     )
+
+
+class Remote(Protocol):
+    """Another place, where an operation without a handler here can run."""
+
+    async def call(
+        self, operation_id: str, input: Any, context: OperationContext
+    ) -> ResponseEnvelope[Any]:
+        """Run a query or mutation there.
+
+        Raises:
+            CallError: As the operation gave it, or `UNAVAILABLE`.
+        """
+        ...
+
+    def subscribe(
+        self, operation_id: str, input: Any, context: OperationContext
+    ) -> AsyncIterator[ResponseEnvelope[Any]]:
+        """Open a subscription there."""
+        ...
+
+
+def forward(spec: OperationSpec, remote: Remote | None) -> OperationHandler | SubscriptionHandler:
+    """Return a handler for an operation that has none here: it calls the remote, if there is one."""
+    operation_id = spec.id
+
+    async def nowhere(input: Any, context: OperationContext) -> Any:
+        reason = f"{operation_id} has no handler here, and no remote"
+        raise operation_not_found(operation_id, reason)
+
+    async def call(input: Any, context: OperationContext) -> ResponseEnvelope[Any]:
+        return await cast("Remote", remote).call(operation_id, input, context)
+
+    def subscribe(input: Any, context: OperationContext) -> AsyncIterator[ResponseEnvelope[Any]]:
+        return cast("Remote", remote).subscribe(operation_id, input, context)
+
+    if remote is None:
+        return nowhere
+    return subscribe if spec.type is OperationType.SUBSCRIPTION else call

@@ -8,9 +8,18 @@ from time import time
 from typing import Any, Self, cast
 
 from operations._pipeline.outcome import ENVELOPES, Envelope, is_large, of_middleware
-from operations._pipeline.path import admit, before, enter, fail, guard, recorded, stop
+from operations._pipeline.path import (
+    admit,
+    before,
+    enter,
+    fail,
+    guard,
+    recorded,
+    report_item,
+    report_start,
+    stop,
+)
 from operations._pipeline.plan import Call, NextStream, Plan
-from operations._pipeline.reports import report_item, report_start
 from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode, timed_out
 
@@ -145,7 +154,7 @@ async def _timed_items(
                     answer.exception()  # seen, also if its reader has left
                     return
         finally:
-            # Here, and not in the consumer's task: what the handler opened, it closes where it opened it.
+            # Not in the consumer's task: a handler closes its resources in the task that opened them.
             await _close(items)
 
     worker = asyncio.create_task(work())

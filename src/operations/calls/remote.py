@@ -14,8 +14,8 @@ from typing import Any, Self, cast
 
 from msgspec.structs import replace
 
+from operations._resilience import Bulkhead
 from operations._text import printable
-from operations._upstreams import Bulkhead
 from operations.calls.client import PendingRequestMap
 from operations.calls.config import RemoteConfig
 from operations.calls.sending import CallStream

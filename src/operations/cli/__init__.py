@@ -1,4 +1,4 @@
-"""The commands of the command line: one file per command. `app` has the table of them.
+"""The commands of the command line: `app` has the table of them.
 
     command -> Session: config -> hub of sources -> registry -> screen
 

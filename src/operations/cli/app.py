@@ -16,8 +16,8 @@ ABOUT = "Every function, HTTP endpoint and MCP tool as one kind of typed operati
 GROUPS = _USE, _SERVE, _SET_UP = "Find and call", "Serve", "Set up and look into"
 
 COMMANDS: dict[str, tuple[str, str, str]] = {
-    "list": (_USE, "list_:list_operations", "List and search operations."),
-    "show": (_USE, "show:show", "Show one operation: its schemas, access, errors and origin."),
+    "list": (_USE, "lookup:list_operations", "List and search operations."),
+    "show": (_USE, "lookup:show", "Show one operation: its schemas, access, errors and origin."),
     "call": (_USE, "call:call", "Call an operation, or follow a subscription until Ctrl-C."),
     "serve": (
         _SERVE,
@@ -38,12 +38,16 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         "export:export",
         "Write operations for others: OpenAPI, tools, a Python client.",
     ),
-    "login": (_SET_UP, "login:login", "Sign in to an MCP server through a browser."),
-    "grant": (_SET_UP, "grant:app", "Create, narrow, show and revoke grants for agents."),
-    "approvals": (_SET_UP, "approvals:app", "See and answer calls that wait for a person."),
-    "ledger": (_SET_UP, "ledger:app", "Check the tamper-evident record of calls."),
+    "login": (_SET_UP, "init:login", "Sign in to an MCP server through a browser."),
+    "grant": (_SET_UP, "authority:grant_app", "Create, narrow, show and revoke grants for agents."),
+    "approvals": (
+        _SET_UP,
+        "authority:approvals_app",
+        "See and answer calls that wait for a person.",
+    ),
+    "ledger": (_SET_UP, "authority:ledger_app", "Check the tamper-evident record of calls."),
     "trace": (_SET_UP, "trace:trace", "Show the tree of recent calls."),
-    "completion": (_SET_UP, "completion:completion", "Print or install completion for your shell."),
+    "completion": (_SET_UP, "init:completion", "Print or install completion for your shell."),
     "doctor": (_SET_UP, "doctor:doctor", "Check the config, its sources and this installation."),
 }
 """By name: the group in the help, the module and function, and the line in the help."""

@@ -12,19 +12,18 @@ from cyclopts import Parameter, validators
 
 from operations._text import counted
 from operations.cli.inputs import put_file, read_input
-from operations.cli.list_ import caller
+from operations.cli.lookup import caller
 from operations.cli.options import DEFAULTS, Common, ExitCode, command, exit_code_of
-from operations.cli.prompts import ask_for_missing
 from operations.cli.render import Screen
 from operations.cli.session import open_front, open_session
-from operations.cli.terminal import terminal_channel
+from operations.cli.terminal import ask_for_missing, terminal_channel
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError
 from operations.front.identity import caller_key
 from operations.front.public_errors import public_error
 from operations.hub.hub import Hub, SourceFilter
-from operations.hub.known_ids import complete_ids
+from operations.hub.journal import complete_ids
 from operations.schema.outline import Outline
 from operations.specs import OperationSpec, OperationType
 
@@ -50,14 +49,14 @@ async def call(
 
     Args:
         operation_id: Its id, `namespace.name`.
-        input: What to call it with.
-        envelope: Print the whole envelope: data, and where it came from.
+        input: The input of the call.
+        envelope: Print the whole envelope: data and metadata.
         output: Write the data to this file instead; bytes as they are. A file from an API is saved while it arrives.
         upload: `key=FILE`: send this file as the value of `key`, while it is read. May be repeated.
-        timeout: Seconds to wait; by default what the config says, and no limit for a subscription.
+        timeout: Seconds to wait; by default the timeout of the config, and no limit for a subscription.
         count: End a subscription after this many items.
-        as_: Call as this caller of [access.keys], or with a grant; `anonymous` for nobody. By default as the operator.
-        common: What every command takes.
+        as_: A caller of [access.keys], or a grant; `anonymous` for no identity. Default: operator (full access).
+        common: Options of every command.
     """
     screen = common.screen()
     async with open_session(common, screen, SourceFilter(operation=operation_id)) as hub:
@@ -127,7 +126,7 @@ async def _follow(
 
 
 class _Printer:
-    """Where the results of a call go; `clear` makes room for each."""
+    """Prints the results of a call; `clear` makes room for each."""
 
     def __init__(
         self, screen: Screen, clear: Callable[[], None], *, whole: bool, file: Path | None
@@ -138,7 +137,7 @@ class _Printer:
         self._file = file
 
     def result(self, envelope: ResponseEnvelope[Any]) -> int:
-        """Print one result; the exit code says whether it is a tool's error."""
+        """Print one result; return the exit code, which is not 0 for a tool's error."""
         self._clear()
         failure: CallError | None = None
         try:

@@ -138,7 +138,7 @@ class BaseClient:
     """Opens a connection for the duration of an `async with` block.
 
     Args:
-        url: Where `operations serve` listens.
+        url: The address of `operations serve`.
         key: An access key, if the operations require one.
         timeout: Seconds for one call.
     """

@@ -1,4 +1,4 @@
-"""`operations doctor`: whether everything a config needs is there, and what to do where it is not."""
+"""`operations doctor`: check that everything a config needs is available, and report what to do."""
 
 import platform
 import socket
@@ -21,7 +21,7 @@ from operations.cli.render import Screen, plain
 from operations.config import ConfigError, ConfigFile
 from operations.errors import DocumentError, OperationsError
 from operations.front.config import ListenConfig
-from operations.hub.hub import open_hub
+from operations.hub import open_hub
 from operations.hub.journal import journal_path, read_journal
 from operations.hub.sources.broker import connect_broker, worker_config
 from operations.observe import add_counts
@@ -62,12 +62,12 @@ _CHANGED = {
 """How a kind of change reads after the number of values."""
 
 _BROKER_SECONDS = 8
-"""Longer than connecting may take: a connection that fails says why."""
+"""Longer than connecting may take: a connection that fails reports the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one check found."""
+    """The result of one check."""
 
     what: str
     state: State
@@ -91,7 +91,7 @@ async def doctor(
     Args:
         document: The path or address of an OpenAPI or Swagger document to check instead.
         reach: Print the nested calls in the trace that operations do not declare, as `calls=` lines to add.
-        common: What every command takes.
+        common: Options of every command.
     """
     screen = common.screen()
     if reach:
@@ -233,7 +233,7 @@ async def _brokers(file: ConfigFile) -> AsyncIterator[Finding]:
             with anyio.fail_after(_BROKER_SECONDS):
                 async with (
                     connect_broker(entry, file) as target,
-                    # Whether its permissions let us hear an answer.
+                    # Whether its permissions allow us to receive a reply.
                     PendingRequestMap(target, group=worker_config(entry, file).group),
                 ):
                     pass

@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from operations._text import suggestion, tool_name
 from operations.agents.providers import Loss, provider_tools
-from operations.cli.list_ import caller
+from operations.cli.lookup import caller
 from operations.cli.options import DEFAULTS, Common, command
 from operations.cli.python_client import python_client
 from operations.cli.render import Screen, encoded
@@ -48,8 +48,8 @@ async def export(
         format: What to write.
         ids: Which operations; `*` stands for anything. All by default.
         output: Write to this file instead of standard output.
-        as_: What this caller of [access.keys] may call; `anonymous` for nobody.
-        common: What every command takes.
+        as_: Only operations that this caller of [access.keys] may call; `anonymous` for no identity.
+        common: Options of every command.
     """
     screen = common.screen()
     async with open_session(common, screen) as hub:

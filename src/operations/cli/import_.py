@@ -44,11 +44,11 @@ async def import_source(
     or an mcp.json), Python code (a file, folder or package), a broker's address, or a name in the config.
 
     Args:
-        source: What to look at.
-        kind: What it is, where that cannot be told from its looks.
+        source: A document, server or module.
+        kind: Its kind, if it cannot be guessed.
         name: The namespace; by default made from the source's own name.
-        base_url: For a document: where the API lives, instead of what the document says.
-        common: What every command takes.
+        base_url: For a document: the address of the API, instead of the one in the document.
+        common: Options of every command.
     """
     screen = common.screen()
     if not source:
@@ -128,7 +128,7 @@ def _in_config(name: str, common: Common) -> ConfigFile | None:
 
 
 def _guess(source: Sequence[str]) -> Kind:
-    """What a source is, by its looks."""
+    """Guess the kind of a source."""
     first = source[0]
     scheme, path = urlsplit(first).scheme, Path(first)
     if scheme.partition("+")[0] in {"redis", "rediss", "nats"}:

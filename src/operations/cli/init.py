@@ -1,10 +1,13 @@
-"""`operations init`: a commented config to start from, and a first operation."""
+"""`operations init`, `operations login` and `operations completion`: what is done once."""
 
+import webbrowser
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
+from operations._text import suggestion
+from operations.cli.app import build_app
 from operations.cli.options import DEFAULTS, Common, command
 from operations.cli.render import encoded
 from operations.config import config_schema
@@ -90,7 +93,7 @@ async def init(
         folder: Where to write.
         force: Write over files that are there.
         schema: Print the JSON Schema of the config instead, and write nothing.
-        common: What every command takes.
+        common: Options of every command.
     """
     screen = common.screen()
     if schema:
@@ -117,3 +120,51 @@ def _write(folder: Path, files: dict[str, str], *, force: bool) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         (folder / name).write_text(text, encoding="utf-8")
+
+
+@command
+async def completion(
+    shell: Literal["bash", "zsh", "fish", "powershell"],
+    /,
+    *,
+    install: Annotated[bool, Parameter(negative="")] = False,
+    common: Common = DEFAULTS,
+) -> None:
+    """Print the completion script of a shell, or install it.
+
+    Args:
+        shell: Which shell.
+        install: Write the script where the shell looks for it, and name it in the shell's start file.
+        common: Options of every command.
+    """
+    screen = common.screen()
+    app = build_app()
+    if install:
+        screen.note(f"written to {app.install_completion(shell=shell)}; it holds in new shells")
+    else:
+        screen.write(app.generate_completion(shell=shell))
+
+
+@command
+async def login(server: str, /, *, common: Common = DEFAULTS) -> None:
+    """Sign in to an MCP server whose `auth` is "oauth". The tokens are kept for every later command.
+
+    Args:
+        server: Its name in [mcp].
+        common: Options of every command.
+    """
+    from operations.hub.sources.mcp import client_config  # noqa: PLC0415 - needs an extra
+    from operations.mcp import sign_in  # noqa: PLC0415 - needs an extra
+
+    screen = common.screen()
+    file = common.load()
+    servers = file.config.mcp
+    if server not in servers:
+        raise OperationsError(f"There is no [mcp.{server}].{suggestion(server, servers)}")
+
+    def show(address: str) -> None:
+        screen.note(f"Open this address to sign in:\n{address}")
+        webbrowser.open(address)
+
+    client = await sign_in(server, client_config(server, servers[server], file), show)
+    screen.note(f"Signed in to {server}, which offers {len(client)} operations")

@@ -1,17 +1,19 @@
-"""From what was typed to the input of a call.
+"""Read the input of a call from what was typed, and write an example that can be typed.
 
     call ID '{"a": 1}'        JSON                     call ID a=1 b.c=x       typed by the schema
     call ID @file.json        a file of JSON           call ID a:='[1, 2]'     a value as JSON
     call ID -                 JSON from the pipe       call ID a=@file         a value from a file
 
 Rule 1: the same limits apply to it as to a request over a network, before it is decoded.
-Rule 2: a value is read as what its schema says. Whether it is valid is for the call to decide, as for every caller.
+Rule 2: a value is read as the type of its schema. The call decides whether it is valid, as for every caller.
+Rule 3: an example works: a value that the schema rejects, or that would be read as another one, is not shown.
 """
 
 import re
+import shlex
 import sys
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,11 +27,15 @@ from operations._json import (
     decode_json,
     is_list,
     is_object,
+    list_of,
 )
-from operations.errors import CallError, ErrorCode
+from operations.cli.render import encoded
+from operations.errors import CallError, ErrorCode, SchemaError
 from operations.front.limits import Limits
 from operations.front.public_errors import too_large
+from operations.schema import Schema
 from operations.schema.outline import Outline
+from operations.specs import OperationSpec
 from operations.types import JSONObject
 
 _PAIR = re.compile(r"(?P<key>[^=:{\[\"]+?)(?P<sign>:=|=)(?P<value>.*)", re.DOTALL)
@@ -41,7 +47,7 @@ def read_input(arguments: Sequence[str], outline: Outline, limits: Limits) -> An
     """Return the input that the arguments of a call stand for.
 
     Raises:
-        CallError: `VALIDATION_ERROR`, if they cannot be read as what the schema says; `RESOURCE_EXHAUSTED` beyond a
+        CallError: `VALIDATION_ERROR`, if they do not fit the types of the schema; `RESOURCE_EXHAUSTED` beyond a
             limit.
     """
     if not arguments:
@@ -68,7 +74,7 @@ def put_file(value: Any, pair: str, *, is_streamed: bool) -> None:
         is_streamed: Whether the operation reads the file itself; otherwise its bytes are put in.
 
     Raises:
-        CallError: `VALIDATION_ERROR` if this is no such pair, or the file cannot be read.
+        CallError: `VALIDATION_ERROR` if this is not such a pair, or the file cannot be read.
     """
     key, sign, name = pair.partition("=")
     keys = key.split(".")
@@ -92,8 +98,8 @@ def typed(text: str, outline: Outline, name: str, keys: Sequence[str] = ()) -> A
     Args:
         text: What was typed.
         outline: Its schema.
-        name: What to call it in a message.
-        keys: Where it stands in the input.
+        name: Its name for messages.
+        keys: Its place in the input.
 
     Raises:
         CallError: `VALIDATION_ERROR`, if `text` is nothing of the kind.
@@ -115,7 +121,7 @@ def typed(text: str, outline: Outline, name: str, keys: Sequence[str] = ()) -> A
             return text
         raise _unreadable(name, f"must be of type {outline.kind}", keys) from None
     if isinstance(value, str) or not _fits(value, types):
-        # What looks like JSON, but is not of a type that is wanted, is the text that was typed.
+        # JSON of a type that is not expected is treated as text.
         return text if "string" in types else value
     return value
 
@@ -221,3 +227,143 @@ def _unreadable(what: str, reason: str, keys: Sequence[str] = ()) -> CallError:
     path = "".join("/" + key.replace("~", "~0").replace("/", "~1") for key in keys)
     fault = {"path": path, "message": reason, "keyword": "input"}
     return CallError(ErrorCode.VALIDATION_ERROR, f"{what} {reason}", {"errors": [fault]})
+
+
+# ------------------------------------------------------------ examples
+
+_DEPTH = 6
+_NULL = frozenset({"null"})
+_FORMATS = {
+    "date": "2026-01-31",
+    "date-time": "2026-01-31T12:00:00Z",
+    "time": "12:00:00Z",
+    "duration": "PT1H",
+    "uuid": "123e4567-e89b-42d3-a456-426614174000",
+    "email": "someone@example.com",
+    "uri": "https://example.com",
+    "url": "https://example.com",
+    "hostname": "example.com",
+    "ipv4": "192.0.2.1",
+    "ipv6": "2001:db8::1",
+    "byte": "aGVsbG8=",
+    "base64": "aGVsbG8=",
+}
+
+
+def example(spec: OperationSpec, hints: str = "") -> str:
+    """A call of an operation with what is required; with dots where no valid input is known.
+
+    Args:
+        spec: Of the operation.
+        hints: Options that are needed to find it again, with a space before them.
+    """
+    outline, command = Outline.of(spec.input_schema), f"operations call{hints} {spec.id}"
+    if _takes_nothing(spec.input_schema):
+        return command
+    value = _valid(spec.input_schema, outline)
+    if value is None:
+        return " ".join([command, *(f"{name}=..." for name in outline.required)])
+    return f"{command} {as_typed(value, outline)}"
+
+
+def as_typed(value: Any, outline: Outline) -> str:
+    """An input as one would type it: pairs where they are read as it, else JSON."""
+    if isinstance(value, dict):
+        arguments = list(_pairs(cast("JSONObject", value), ""))
+        if _reads_as(arguments, outline, cast("JSONObject", value)):
+            return shlex.join(arguments)
+    return shlex.quote(encoded(value))
+
+
+def _takes_nothing(schema: Schema) -> bool:
+    try:
+        return schema.check({}) or schema.check(None)
+    except SchemaError:
+        return False
+
+
+def _valid(schema: Schema, outline: Outline) -> Any:
+    """An input with what is required; None where none is found."""
+    value = sample(outline)
+    try:
+        if schema.check(value):
+            return value
+        created = schema.cast(value, "create").value
+        return created if schema.check(created) else None
+    except (SchemaError, ValueError):
+        return None
+
+
+def sample(outline: Outline, depth: int = _DEPTH) -> Any:
+    """A value such as a schema wants, by its looks."""
+    schema = outline.schema
+    if "default" in schema and schema["default"] is not None:
+        return schema["default"]
+    if examples := list_of(schema.get("examples")):
+        return examples[0]
+    if outline.choices:
+        return outline.choices[0]
+    members = [member for member in outline.members if member.types != _NULL]
+    if members and depth > 0:
+        return sample(members[0], depth - 1)
+    types = outline.types
+    if outline.properties or "object" in types:
+        return _object(outline, depth)
+    if "array" in types:
+        return _array(outline, depth)
+    return _scalar(schema, types)
+
+
+def _object(outline: Outline, depth: int) -> JSONObject:
+    if depth <= 0:
+        return {}
+    properties = outline.properties
+    return {name: sample(properties.get(name, Outline({})), depth - 1) for name in outline.required}
+
+
+def _array(outline: Outline, depth: int) -> list[Any]:
+    if depth <= 0:
+        return []
+    if first := list_of(outline.schema.get("prefixItems")):
+        return [sample(outline.inner(each), depth - 1) for each in first]
+    count = min(max(1, outline.schema.get("minItems", 1)), 3)
+    return [sample(outline.items, depth - 1) for _ in range(count)]
+
+
+def _scalar(schema: JSONObject, types: frozenset[str]) -> Any:
+    if types & {"integer", "number"}:
+        low, high = schema.get("minimum"), schema.get("maximum")
+        if low is None and "exclusiveMinimum" in schema:
+            low = schema["exclusiveMinimum"] + 1
+        found = low if low is not None and low > 1 else 1
+        return high if high is not None and high < found else found
+    if "boolean" in types:
+        return True
+    if types == _NULL:
+        return None
+    form: Any = schema.get("format")
+    text = _FORMATS.get(form, "text")
+    return text.ljust(schema.get("minLength", 0), "x")[: schema.get("maxLength")]
+
+
+def _pairs(value: JSONObject, prefix: str) -> Iterator[str]:
+    """`value` as `key=value`, objects by dots, lists by repetition."""
+    for key, inner in value.items():
+        name, items = f"{prefix}{key}", list_of(inner)
+        if isinstance(inner, dict) and inner:
+            yield from _pairs(cast("JSONObject", inner), f"{name}.")
+        elif items and all(isinstance(each, str) for each in items):
+            yield from (f"{name}={each}" for each in items)
+        elif isinstance(inner, str):
+            yield f"{name}={inner}"
+        elif isinstance(inner, (bool, int, float)):
+            yield f"{name}={encoded(inner)}"
+        else:
+            yield f"{name}:={encoded(inner)}"
+
+
+def _reads_as(arguments: list[str], outline: Outline, value: JSONObject) -> bool:
+    try:
+        return bool(read_input(arguments, outline, Limits()) == value)
+    except CallError:
+        return False

@@ -1,7 +1,7 @@
-"""What every command takes, and how a command ends.
+"""Options of every command, and exit codes.
 
-Rule 1: a command raises; here it becomes words for a person, or JSON for a script, and an exit code.
-Rule 2: no traceback reaches the terminal unless it was asked for with --verbose.
+Rule 1: a command raises an error; here it becomes a message for a person, or JSON for a script, and an exit code.
+Rule 2: a traceback is printed only with --verbose.
 """
 
 import logging
@@ -58,7 +58,7 @@ P = ParamSpec("P")
 @Parameter(name="*", group="For every command")
 @dataclass(frozen=True, kw_only=True)
 class Common:
-    """What every command takes.
+    """Options of every command.
 
     Attributes:
         config: The config file; by default the nearest operations.toml.
@@ -74,11 +74,11 @@ class Common:
 
     @property
     def hints(self) -> str:
-        """What a command that is named in a hint needs to find the same config, with a space before it."""
+        """The options with which a suggested command finds the same config, with a space before them."""
         return "" if self.config is None else f" --config {shlex.quote(str(self.config))}"
 
     def screen(self) -> Screen:
-        """Where results and complaints go."""
+        """Return the screen for results and errors."""
         return Screen(json=self.json)
 
     def load(self, *, required: bool = True) -> ConfigFile:

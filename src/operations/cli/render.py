@@ -1,4 +1,4 @@
-"""What people and scripts see.
+"""Output for people and scripts.
 
 Rule 1: results go to standard output, everything else to standard error.
 Rule 2: with `--json` both carry JSON. Without it, a terminal gets colour and layout, a pipe gets plain lines.
@@ -42,7 +42,7 @@ Styles: TypeAlias = Mapping[tuple[int, str], str]
 NO_STYLES: Styles = {}
 
 _WIDE = 100_000
-"""Columns of what is no terminal."""
+"""Columns of output that is not a terminal."""
 
 
 def plain(text: str) -> str:
@@ -61,7 +61,7 @@ def first_line(text: str) -> str:
 
 
 def _fitted(cell: str, width: int) -> str:
-    """A cell as wide as its column; one that is cut says so."""
+    """Return a cell as wide as its column; a shortened one ends with an ellipsis."""
     cut = cell if cell_len(cell) <= width else set_cell_size(cell, width - 1) + "…"
     return set_cell_size(cut, width)
 
@@ -85,12 +85,12 @@ class Screen:
 
     @property
     def is_terminal(self) -> bool:
-        """Whether a person looks at the results."""
+        """Whether results go to a terminal."""
         return self.out.is_terminal and not self.json
 
     @property
     def can_ask(self) -> bool:
-        """Whether a person is there to answer questions."""
+        """Whether a person can answer questions."""
         return sys.stdin.isatty() and self.err.is_terminal and not self.json
 
     # ------------------------------------------------------------ results
@@ -113,7 +113,7 @@ class Screen:
         sys.stdout.flush()
 
     def write(self, text: str) -> None:
-        """A line of text as it is."""
+        """Print a line of text unchanged."""
         sys.stdout.write(text + "\n")
 
     def write_bytes(self, data: bytes) -> None:
@@ -172,7 +172,7 @@ class Screen:
         self.note(f"warning: {text}", "yellow")
 
     def failed(self, message: str) -> None:
-        """Why the command failed, where it was no call."""
+        """Print why the command failed, unless a call failed."""
         if self.json:
             self._complain({"error": {"code": "FAILED", "message": message}})
         else:
@@ -203,7 +203,7 @@ class Screen:
         details: Any = error.to_wire().get("details")
         if error.code == ErrorCode.VALIDATION_ERROR:
             faults = faults_of(details)
-            # One that is told above already is not told again.
+            # Errors that were printed above are not repeated.
             told = len(faults) == 1 and str(faults[0].get("message")) in error.message
             for fault in () if told else faults:
                 self.note(f"  {fault.get('path') or '(input)'} {fault.get('message')}", "red")

@@ -51,8 +51,8 @@ async def serve(
         port: The port, instead of the config's; 0 takes a free one.
         entry_point: Serve only this one; may be repeated.
         stdio: Speak MCP on standard input and output instead, to the program that started this one.
-        as_: With --stdio: call as this caller of [access.keys]. By default as nobody: what is open to all.
-        common: What every command takes.
+        as_: With --stdio: call as this caller of [access.keys]. By default without identity.
+        common: Options of every command.
     """
     screen = common.screen()
     file, process = common.load(), Process.inherited()
@@ -163,7 +163,7 @@ def announce(url: str, entry_points: tuple[str, ...], hub: Hub, screen: Screen) 
 
 
 def _point_out_open(host: str, hub: Hub, screen: Screen) -> None:
-    """Say how many imported operations need nobody to sign in: their sources trust us, and we anyone."""
+    """Warn about imported operations that callers without identity may call with the credentials of this server."""
     sources = (
         hub.source_of(spec.id) for spec in hub.registry.specs() if spec.access_control.is_open
     )

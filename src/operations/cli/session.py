@@ -1,4 +1,4 @@
-"""What most commands begin with: the config loaded, its sources open, and what is wrong with them told."""
+"""The start of most commands: load the config, open its sources, and report problems with them."""
 
 import logging
 from collections.abc import AsyncGenerator
@@ -10,9 +10,9 @@ from operations.cli.render import Screen
 from operations.config import ConfigFile
 from operations.front.config import ServerConfig
 from operations.front.front import Front
-from operations.hub.callers import limits_of
-from operations.hub.hub import ALL, Hub, SourceFilter, open_hub
-from operations.hub.known_ids import recall_ids, remember_ids
+from operations.hub import ALL, Hub, SourceFilter, open_hub
+from operations.hub.access import limits_of
+from operations.hub.journal import recall_ids, remember_ids
 
 _SETTLE_SECONDS = 3.0
 """How long `serve` and `work`, which accept calls already, wait for sources before they report them."""
@@ -26,7 +26,7 @@ async def open_session(
 
     Args:
         common: Which config, and how much to say.
-        screen: Where to say it.
+        screen: For reports.
         wanted: Which of its sources are opened.
         wait: Whether to wait until they are, and report those that cannot be opened.
 
@@ -96,9 +96,9 @@ def open_front(hub: Hub) -> Front:
 
 
 def _tell(hub: Hub, wanted: SourceFilter, screen: Screen, *, hints: str, verbose: bool) -> None:
-    """What is missing, on standard error: the command goes on with the rest."""
+    """Report on standard error what is missing: the command continues with the rest."""
     operation = wanted.operation
-    # Why the one that is wanted is not there is told by the failure that follows.
+    # The error that follows reports why the wanted one is missing.
     told = None if operation is None or operation in hub.registry else operation.partition(".")[0]
     for absent in hub.absent():
         if absent.name != told:

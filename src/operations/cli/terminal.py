@@ -1,20 +1,111 @@
-"""The command line as a channel: progress, log messages and questions of a call reach the person at the terminal.
+"""The person at the terminal: progress, log messages and questions of a call, and required values that are missing.
 
-Rule: a bar is taken away before anything else is written, so that a result stands on lines of its own. Where standard
-      error is no terminal, progress is lines, one a second at most; with `--json` there is none.
+Rule 1: a bar is removed before anything else is written, so that a result starts on a line of its own. If standard
+        error is not a terminal, progress is at most one line per second; with `--json` there is none.
+Rule 2: questions go to standard error, so that a result can still go into a file.
+Rule 3: Ctrl-C and Ctrl-D end the question and the command.
 """
 
+import signal
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from getpass import getpass
 from time import monotonic
+from typing import Any, cast
 
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn
+from rich.text import Text
 
-from operations.cli.prompts import ask_for_missing, confirm
-from operations.cli.render import Screen, encoded, plain
+from operations.cli.inputs import typed
+from operations.cli.render import Screen, encoded, first_line, plain
 from operations.context import CallerChannel
+from operations.errors import CallError, SchemaError
+from operations.schema import Schema
 from operations.schema.outline import Outline
 from operations.types import JSONObject
+
+
+def ask_for_missing(value: Any, outline: Outline, screen: Screen, prefix: str = "") -> Any:
+    """`value` with its missing required properties asked for; only objects have any."""
+    if not isinstance(value, dict):
+        return value
+    given = cast("JSONObject", value)
+    properties = outline.properties
+    answers: JSONObject = {}
+    for name in outline.required:
+        inner = properties.get(name, Outline({}))
+        if name not in given:
+            answers[name] = ask(f"{prefix}{name}", inner, screen)
+        elif inner.properties:
+            answers[name] = ask_for_missing(given[name], inner, screen, f"{prefix}{name}.")
+    return given | answers
+
+
+def ask(name: str, outline: Outline, screen: Screen) -> Any:
+    """One value, asked for until it fits its schema."""
+    if outline.required and not outline.is_recursive:
+        return ask_for_missing({}, outline, screen, f"{name}.")
+    if outline.description:
+        screen.note(f"  {first_line(outline.description)}")
+    while True:
+        answer = _answer(name, outline, screen)
+        try:
+            value = typed(answer, outline, name)
+        except CallError as error:
+            screen.note(f"  {error.message}", "red")
+            continue
+        faults = _faults(value, outline)
+        if not faults:
+            return value
+        for fault in faults:
+            screen.note(f"  {name}{fault.path} {fault.message}", "red")
+
+
+def confirm(screen: Screen) -> bool:
+    """Ask for yes or no; anything but yes is no.
+
+    Raises:
+        KeyboardInterrupt: On Ctrl-C, or at the end of the input.
+    """
+    screen.err.print(Text("y/N: ", style="bold"), end="")
+    return _read(input).strip().lower() in ("y", "yes")
+
+
+def _answer(name: str, outline: Outline, screen: Screen) -> str:
+    line = Text(plain(name), style="bold")
+    line.append(f" ({plain(outline.kind)})", style="dim")
+    line.append(": ")
+    screen.err.print(line, end="")
+    if outline.schema.get("format") == "password":
+        return _read(lambda: getpass(""))
+    return _read(input)
+
+
+def _read(read: Callable[[], str]) -> str:
+    with _interruptible():
+        try:
+            return read()
+        except EOFError:
+            raise KeyboardInterrupt from None
+
+
+@contextmanager
+def _interruptible() -> Generator[None]:
+    """Let Ctrl-C interrupt a question: an event loop only takes note of it, and goes on reading."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _faults(value: Any, outline: Outline) -> list[Any]:
+    try:
+        return list(Schema(outline.standalone).errors(value))
+    except SchemaError:
+        # The whole input is judged later in any case.
+        return []
+
 
 _LINE_SECONDS = 1.0
 """Between two lines of progress in a pipe."""
@@ -26,7 +117,7 @@ _LOUD = frozenset({"warning", "error", "critical", "alert", "emergency"})
 def terminal_channel(
     screen: Screen, title: str
 ) -> Generator[tuple[CallerChannel, Callable[[], None]]]:
-    """What a call may send back while it runs, shown for the length of a `with` block.
+    """Show reports and questions of a call for the length of a `with` block.
 
     Gives the channel, and what is to be called before a result is printed.
     """
@@ -87,7 +178,7 @@ class _Lines:
         self._next = 0.0
 
     def show(self, done: float, total: float | None, message: str | None) -> None:
-        """Say how far it is, unless that was said just now."""
+        """Print the progress, at most once per second."""
         now = monotonic()
         if self._screen.json or now < self._next:
             return

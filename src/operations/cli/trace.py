@@ -32,7 +32,7 @@ class Span(NamedTuple):
 
     @property
     def has_failed(self) -> bool:
-        """Whether it failed, or one that it made."""
+        """Whether it or a nested call failed."""
         return self.record.outcome != "success" or any(call.has_failed for call in self.calls)
 
     def to_json(self) -> JSONObject:
@@ -51,7 +51,7 @@ async def trace(
     follow: Annotated[bool, Parameter(alias="-f", negative="")] = False,
     common: Common = DEFAULTS,
 ) -> None:
-    """Show recent calls as a tree: who called what, what that called in turn, how long it took, how it ended.
+    """Show recent calls as a tree: caller, operation, nested calls, duration and outcome.
 
     It shows the calls that `call`, `serve` and `work` made with this config. Arguments and results are not kept.
 
@@ -60,7 +60,7 @@ async def trace(
         limit: How many calls, the newest last.
         failed: Only calls that failed, or in which one failed.
         follow: Go on showing calls as they end, until Ctrl-C.
-        common: What every command takes.
+        common: Options of every command.
     """
     screen = common.screen()
     path = journal_path(common.load(required=False))

@@ -4,7 +4,6 @@ import os
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
-from importlib import import_module
 from socket import gethostname
 from typing import Annotated
 
@@ -48,7 +47,7 @@ async def work(
         name: The name of this worker for operators, instead of the config's; by default its machine and process.
         host: The address on which it shows its health and metrics, instead of the one in [work].
         port: The port for that; 0 takes a free one. Without it, and without [work], they are not shown.
-        common: What every command takes.
+        common: Options of every command.
     """
     screen = common.screen()
     file = common.load()
@@ -124,14 +123,15 @@ async def _shown(
     if config is None:
         yield None
         return
-    # Imported when needed: they have an extra of their own.
-    serving, running = map(import_module, ("operations.hub.serving", "operations.server.running"))
+    from operations.hub.serving import build_worker_app  # noqa: PLC0415 - needs an extra
+    from operations.server.running import InsecureBindError, running  # noqa: PLC0415 - needs an extra
+
     async with monitor_group(worker.target, worker.group) as monitor:
-        app = serving.build_worker_app(hub, worker, monitor, config.host)
+        app = build_worker_app(hub, worker, monitor, config.host)
         try:
-            async with running.running(app, **asdict(config)) as url:
+            async with running(app, **asdict(config)) as url:
                 yield url
-        except running.InsecureBindError:
+        except InsecureBindError:
             raise OperationsError(
                 f"{config.host} lets other machines see the metrics, and nobody has to sign in: "
                 "add [access.keys.NAME] to the config, or public = true to [work]"

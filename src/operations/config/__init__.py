@@ -1,7 +1,7 @@
 """`operations.toml`: what it can say, and how it is read."""
 
 from operations._derive import Secret
-from operations.config.faults import ConfigError, ConfigFault
+from operations.config.checks import ConfigError, ConfigFault
 from operations.config.model import Config, config_schema
 from operations.config.reading import (
     ConfigFile,

@@ -270,21 +270,21 @@ class LimitsEntry(Entry):
 class LogEntry(Entry):
     """What `operations serve` and `operations work` write to standard error."""
 
-    derived: ClassVar = Derived(("operations.telemetry.config:LogConfig",), {})
+    derived: ClassVar = Derived(("operations.telemetry:LogConfig",), {})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditEntry(Entry):
     """Records of every call: who, what, outcome, duration and id, never arguments or results."""
 
-    derived: ClassVar = Derived(("operations.telemetry.config:AuditConfig",), {})
+    derived: ClassVar = Derived(("operations.telemetry:AuditConfig",), {})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TelemetryEntry(Entry):
     """Traces and metrics that are sent to an OpenTelemetry collector."""
 
-    derived: ClassVar = Derived(("operations.telemetry.config:TelemetryConfig",), {})
+    derived: ClassVar = Derived(("operations.telemetry:TelemetryConfig",), {})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

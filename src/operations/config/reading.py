@@ -13,8 +13,7 @@ import msgspec
 
 from operations._derive import Builder, KeyPath, Secret, keys_of, secrets_of
 from operations._json import unescape
-from operations.config.checks import check
-from operations.config.faults import ConfigError, ConfigFault, Places, Wording, written
+from operations.config.checks import ConfigError, ConfigFault, Places, Wording, check, written
 from operations.config.model import Config, Entry, config_schema, entries_of
 from operations.types import JSONObject
 
@@ -32,8 +31,8 @@ class ConfigFile:
     """A config, and the file it was read from.
 
     Attributes:
-        config: What the file says.
-        path: The file; None where there is none and everything is as it is by default.
+        config: The contents of the file.
+        path: The file; None if there is none, and all values are the defaults.
     """
 
     config: Config = field(default_factory=Config)
@@ -52,7 +51,7 @@ class ConfigFile:
         """The secret itself.
 
         Raises:
-            ConfigError: If it is not where the file says; the message names the place, never the secret.
+            ConfigError: If it cannot be read; the message names the place, never the secret.
         """
         if secret.env is not None:
             found = (os.environ if environ is None else environ).get(secret.env)
@@ -97,7 +96,7 @@ class ConfigFile:
         """Return the fields of one of the classes that a table is read into, with their secrets.
 
         Raises:
-            ConfigError: If a secret is not where the config says.
+            ConfigError: If a secret cannot be read.
             ValueError: If a class inside rejects a value.
         """
         paths = (path for path, each in entries_of(self.config) if each is entry)
@@ -250,7 +249,7 @@ def _no_toml(file: str, text: str, message: str) -> ConfigFault:
 
 
 def _key_path(pointer: str, document: JSONObject) -> KeyPath:
-    """A JSON pointer as keys and positions, told apart by what stands in `document`."""
+    """Return a JSON pointer as keys and positions; `document` decides which part is a position."""
     path: list[str | int] = []
     value: Any = document
     for token in pointer.split("/")[1:]:
@@ -266,7 +265,7 @@ def _key_path(pointer: str, document: JSONObject) -> KeyPath:
 
 
 def _shown(path: Path) -> str:
-    """A path as short as it can be said from here."""
+    """Return the shortest form of a path from here."""
     try:
         return str(path.relative_to(Path.cwd()))
     except ValueError:

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from msgspec import Meta
 
 from operations._derive import ELSEWHERE
-from operations._host_rules import LOOPBACK
+from operations._hosts import LOOPBACK
 from operations._text import Disclosure, NameStyle, enforce_lists, suggestion
 from operations.access import Identity
 from operations.front.identity import CredentialResolver

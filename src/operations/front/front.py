@@ -99,7 +99,7 @@ class Front:
             CallError: `RESOURCE_EXHAUSTED` if none is free.
         """
         slot = (self.streams if is_stream else self.calls).enter(caller)
-        held_slot.set(slot)
+        held_slot.set(slot.lent)
         return slot
 
     def admit(self, caller: str, *, is_stream: bool = False) -> Slot:

@@ -93,7 +93,7 @@ class RequestState:
         self._context: OperationContext | None = None
 
         self.credential: Credential | None = None
-        """What the caller showed, if it is valid."""
+        """The credential of the caller, if it is valid."""
 
         self.spec: OperationSpec | None = None
         """The operation that is called, once it is known."""

@@ -48,7 +48,7 @@ class CredentialError(OperationsError):
 
     Attributes:
         headers: Sent with the response.
-        advice: What the client should do, sent with the response.
+        advice: Advice for the client, sent with the response.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class InvalidCredentialError(Exception):
 class AuthThrottle:
     """Checks credentials, and slows down addresses that guess them.
 
-    A wrong credential that an address showed before is no new guess: a client with an old key harms no other client.
+    A wrong credential that an address showed before is not counted again: a client with an old key harms no other.
 
     Args:
         limits: How many wrong credentials an address may show, and how many checks run at a time.
@@ -106,8 +106,8 @@ class AuthThrottle:
         """Return the identity that a credential belongs to. The caller sets a timeout.
 
         Args:
-            address: Where the request comes from.
-            credential: What was shown; an empty tuple is none.
+            address: Of the client.
+            credential: The credential; an empty tuple is none.
             resolve: Returns the identity, or an awaitable of it.
             none_is_wrong: Whether None means that the credential is wrong, not that it is of an unknown kind.
 
@@ -237,7 +237,7 @@ class Credential:
     """A valid credential that holds something open, and how to check it again.
 
     Args:
-        identity: Who it belongs to.
+        identity: Its owner.
         check: Returns the identity that it belongs to now, or an awaitable of it; raises if there is none.
         key: Equal for equal credentials.
     """

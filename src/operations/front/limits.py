@@ -192,7 +192,7 @@ class ConcurrencyLimiter:
         return Slot(self, caller, amount)
 
     def add(self, caller: str, amount: int) -> None:
-        """Count capacity that is in use, whatever the limit."""
+        """Count capacity that is in use, even beyond the limit."""
         self._by_caller[caller] = self._by_caller.get(caller, 0) + amount
         self.total += amount
 
@@ -248,7 +248,7 @@ class Slot:
 
 
 class Work(Protocol):
-    """What the queue needs to know of a call."""
+    """A call in the queue."""
 
     @property
     def size(self) -> int:
@@ -278,7 +278,7 @@ class AdmissionQueue(Generic[WorkT]):
     def __init__(self, limits: Limits, start: Callable[[WorkT], bool]) -> None:
         self._limits = limits
         most = limits.calls + limits.queue
-        # Without a limit, callers are not counted at all.
+        # Without a limit, callers are not counted.
         self._per_caller = limits.calls_per_caller if limits.calls_per_caller < most else None
         self._start = start
         self._line: deque[WorkT] = deque()

@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from operations import _json
-from operations._host_rules import HostRules
+from operations._hosts import HostRules
 from operations._json import WRAPPING_DEPTH, JSONLimitError, JSONValueError, enforce_bounds
 from operations.access import Identity
 from operations.errors import CallError, ErrorCode

@@ -6,7 +6,7 @@ Rule 2: an upstream's error passes, without headers that contain credentials and
 Rule 3: the status comes from one table (`HTTP_STATUS`), from a declared error, or from the request error itself.
 Rule 4: a response to a missing or invalid credential has `WWW-Authenticate` (RFC 6750), which names the metadata of the
         resource (RFC 9728) if clients can use OAuth.
-Rule 5: a secret is hidden in every way it may be written: as it is, in JSON, in a Python string, in a URL, and in its
+Rule 5: a secret is hidden in every way it may be written: unchanged, in JSON, in a Python string, in a URL, and in its
         parts, such as a token without its scheme.
 """
 

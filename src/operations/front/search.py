@@ -1,24 +1,291 @@
 """Search, describe and call any operation of a registry: the fixed gateway of HTTP, MCP and the command line.
 
 Rule 1: everything runs as the caller. Operations that it may not call are neither found nor described.
+Rule 2: a search ranks operations by how well they match a few plain words: BM25F with stems, synonyms of verbs and
+        titles.
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any, Final
+import heapq
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from operations._json import to_json
+from operations._json import object_of, to_json
 from operations._text import enforce_lists
 from operations.access import Identity, check_access
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, map_error
-from operations.front.ranking import Ranking
 from operations.registry import OperationRegistry
 from operations.specs import OperationSpec, OperationType
 from operations.types import JSONObject
+
+# ------------------------------------------------------------ ranking
+
+_MAX_WORDS: Final = 16
+"""Words of a query that count."""
+
+_MAX_WORD: Final = 40
+"""Characters of a word that count."""
+
+_MAX_TEXT: Final = 4_000
+"""Characters of a description that are indexed."""
+
+_HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+_WORD = re.compile(r"\d+|[^\W\d_]+")
+_FIRST_SENTENCE = re.compile(r".*?[.!?](?=\s|$)|.+", re.DOTALL)
+_PATH_PARAMETER = re.compile(r"\{[^}]*\}")
+
+
+class _Field(NamedTuple):
+    """How much a word counts in one part of a description, and how much the length of that part matters."""
+
+    weight: float
+    length: float
+
+
+_FIELDS: Final = {
+    "name": _Field(3.0, 0.7),
+    "title": _Field(3.0, 0.7),
+    "path": _Field(1.5, 0.8),
+    "tags": _Field(1.0, 0.3),
+    "verbs": _Field(0.6, 0.0),
+    "parameters": _Field(0.4, 0.8),
+    "description": _Field(0.7, 0.6),
+    "details": _Field(0.2, 0.6),
+}
+
+_SATURATION: Final = 1.5
+"""How soon further occurrences of a word stop counting (`k1` of BM25)."""
+
+_SYNONYM: Final = 0.6
+"""How much a synonym counts, compared with the word itself."""
+
+_PREFIX: Final = 0.4
+"""How much a word counts that only begins with the word of the query."""
+
+_UNCOVERED: Final = 0.4
+"""How much of its score an operation keeps if the query covers nothing of its title and name."""
+
+_PREFERRED: Final = 1.2
+"""How much more a query counts if something is to be looked up, and a mutation if something is to be done."""
+
+_CANDIDATES: Final = 200
+"""How many of the best matches are compared by title and type as well."""
+
+_READING: Final = (
+    "get read show fetch retrieve view load download see list all every enumerate search find lookup query"
+    " check compare who what which is i my"
+)
+
+_SYNONYMS: Final = (
+    "create add new make open insert register post",
+    "delete remove erase drop destroy unset",
+    "list all every show enumerate",
+    "get read show fetch retrieve view load download see",
+    "update edit change modify set patch replace write save",
+    "update close reopen archive rename move",
+    "search find lookup query",
+    "run trigger start dispatch execute launch",
+    "cancel stop abort halt",
+    "send post submit publish",
+    "upload attach send put",
+    "write store put upsert",
+    "authenticated i me my mine current self",
+    "repository repo",
+    "organization org organisation",
+    "invite invitation",
+    "user person member account",
+)
+
+_VERBS_OF_METHODS: Final = {
+    "GET": "get",
+    "HEAD": "check",
+    "POST": "create",
+    "PUT": "set update",
+    "PATCH": "update",
+    "DELETE": "delete",
+}
+
+
+def words_of(text: str) -> list[str]:
+    """Return the words of a text; `listOpenTasks`, `list_open_tasks` and `list open tasks` have the same."""
+    return [word[:_MAX_WORD].lower() for word in _WORD.findall(_HUMP.sub(" ", text))]
+
+
+@lru_cache(maxsize=16_384)
+def stem(word: str) -> str:
+    """Return the part of an English word that its forms share: `issu` for `issues`, `merg` for `merged`."""
+    if len(word) > 4 and word.endswith("ies"):
+        return word[:-3] + "y"
+    if len(word) > 3 and word.endswith("s") and not word.endswith(("ss", "us", "is")):
+        word = word[:-1]
+    for ending in ("ing", "ed"):
+        if word.endswith(ending) and len(word) - len(ending) >= 3:
+            word = word[: -len(ending)]
+            if len(word) > 3 and word[-1] == word[-2] and word[-1] not in "ls":
+                word = word[:-1]
+            break
+    return word[:-1] if len(word) > 3 and word.endswith("e") else word
+
+
+def _stems(text: str) -> list[str]:
+    return [stem(word) for word in words_of(text)]
+
+
+def _synonyms_of() -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for line in _SYNONYMS:
+        group = set(_stems(line))
+        for word in group:
+            found.setdefault(word, set()).update(group - {word})
+    return found
+
+
+_SYNONYMS_OF: Final = _synonyms_of()
+_READING_VERBS: Final = frozenset(_stems(_READING))
+_STOP_WORDS: Final = frozenset(
+    words_of(
+        "a am an and any are as at be by can do for from how if in into is it its of on or some someone that the"
+        " their them these this those to two was what where which who with you your"
+    )
+)
+_STOP_STEMS: Final = frozenset(map(stem, _STOP_WORDS))
+
+
+class Ranking:
+    """An index of operations by the words that describe them."""
+
+    def __init__(self, specs: Sequence[OperationSpec]) -> None:
+        self._specs = sorted(specs, key=lambda spec: spec.id)
+        counts = [
+            {field: Counter(_stems(text)) for field, text in _texts(spec).items()}
+            for spec in self._specs
+        ]
+        averages = {
+            field: sum(fields[field].total() for fields in counts) / max(len(counts), 1)
+            for field in _FIELDS
+        }
+        self._postings: dict[str, dict[int, float]] = {}
+        for number, fields in enumerate(counts):
+            for field, words in fields.items():
+                weight, length = _FIELDS[field]
+                factor = weight / (1 - length + length * words.total() / (averages[field] or 1))
+                for word, count in words.items():
+                    posting = self._postings.setdefault(word, {})
+                    posting[number] = posting.get(number, 0.0) + factor * count
+        self._rarity = {
+            word: math.log(1 + (len(counts) - len(posting) + 0.5) / (len(posting) + 0.5))
+            for word, posting in self._postings.items()
+        }
+        self._headings = [
+            [fields[field].keys() - _STOP_STEMS for field in ("title", "name")] for fields in counts
+        ]
+
+    def ranked(self, query: str) -> Iterator[tuple[OperationSpec, float]]:
+        """Yield the operations that match a query with their scores, best first; without a query all, by id."""
+        given = words_of(query)[:_MAX_WORDS]
+        ideas = self._ideas(given)
+        if not ideas:
+            yield from ((spec, 0.0) for spec in self._specs)
+            return
+        scores: dict[int, float] = {}
+        for idea in ideas:
+            for number, score in self._matches(idea).items():
+                scores[number] = scores.get(number, 0.0) + score
+        best = heapq.nlargest(_CANDIDATES, scores, key=scores.__getitem__)
+        known = {word: share for idea in ideas for word, share in idea.items()}
+        reads = _reads(given)
+        chosen = {
+            number: scores.pop(number)
+            * self._fit(number, known)
+            * (_PREFERRED if (self._specs[number].type is OperationType.QUERY) is reads else 1)
+            for number in best
+        }
+        for part, factor in ((chosen, 1.0), (scores, _UNCOVERED)):
+            # The plain operation comes before its special cases.
+            for number in sorted(part, key=lambda n: (-round(part[n], 6), len(self._specs[n].id))):
+                yield self._specs[number], part[number] * factor
+
+    def _ideas(self, given: Sequence[str]) -> list[dict[str, float]]:
+        """Return what a query is about: for each idea its words, and how much each of them counts."""
+        stems = [stem(word) for word in given]
+        ideas: list[dict[str, float]] = []
+        for word in [word for word in stems if word not in _STOP_STEMS] or stems:
+            same = next((idea for idea in ideas if word in idea), None)
+            if same is not None:
+                same[word] = 1.0
+                continue
+            idea = dict.fromkeys(_SYNONYMS_OF.get(word, ()), _SYNONYM)
+            if word not in self._postings:
+                idea |= {known: _PREFIX for known in self._postings if known.startswith(word)}
+            ideas.append(idea | {word: 1.0})
+        return ideas
+
+    def _matches(self, idea: Mapping[str, float]) -> dict[int, float]:
+        """Return how much each operation scores for words that mean the same."""
+        found: dict[int, float] = {}
+        present = [word for word in idea if word in self._postings]
+        least = min((self._rarity[word] for word in present), default=0.0)
+        for word in present:
+            share = idea[word]
+            factor = self._rarity[word] if share == 1 else share * least
+            for number, frequency in self._postings[word].items():
+                score = factor * frequency / (_SATURATION + frequency)
+                if score > found.get(number, 0.0):
+                    found[number] = score
+        return found
+
+    def _fit(self, number: int, known: Mapping[str, float]) -> float:
+        """Return how much of its score an operation keeps, by how much of its title or name the query covers."""
+        best = 0.0
+        for heading in self._headings[number]:
+            whole = sum(self._rarity[word] for word in heading)
+            covered = sum(self._rarity[word] * known[word] for word in heading if word in known)
+            best = max(best, covered / (whole or 1))
+        return _UNCOVERED + (1 - _UNCOVERED) * best
+
+
+def _texts(spec: OperationSpec) -> dict[str, str]:
+    """Return the parts of an operation's description by field."""
+    document = spec.input_schema.document
+    properties = object_of(document).get("properties")
+    text = spec.description[:_MAX_TEXT]
+    first = _FIRST_SENTENCE.match(text)
+    summary = first.group() if first else ""
+    path, method = str(spec.meta.get("path", "")), str(spec.meta.get("method", ""))
+    verbs = _VERBS_OF_METHODS.get(method, "get" if spec.type is OperationType.QUERY else "")
+    if method == "GET" and not path.endswith("}"):
+        verbs += " list"
+    return {
+        "name": f"{spec.namespace} {spec.name}",
+        "title": spec.title or "",
+        "path": _PATH_PARAMETER.sub(" ", path),
+        "tags": " ".join(spec.tags),
+        "verbs": verbs,
+        "parameters": " ".join(object_of(properties)),
+        "description": summary,
+        "details": text[len(summary) :],
+    }
+
+
+def _reads(given: Sequence[str]) -> bool | None:
+    """Return whether a query asks to look something up (True), to do something (False), or does not say.
+
+    A first word before an article or preposition is a verb: `comment on an issue`, `star a repository`.
+    """
+    first = stem(given[0])
+    if first in _READING_VERBS:
+        return True
+    commands = first in _SYNONYMS_OF or (len(given) > 1 and given[1] in _STOP_WORDS)
+    return False if commands else None
+
 
 MAX_BATCH: Final = 100
 """Calls in one batch."""
@@ -211,7 +478,7 @@ class Gateway:
         return [task.result() for task in tasks]
 
     async def _current(self) -> Ranking:
-        """Return the index of the registry as it is now; a large one is built in a thread."""
+        """Return the current index of the registry; a large one is built in a thread."""
         async with self._indexing:
             if self._revision != self._registry.revision:
                 revision, specs = self._registry.revision, self._registry.specs()

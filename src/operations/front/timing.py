@@ -268,6 +268,6 @@ def _ticker(loop: asyncio.AbstractEventLoop) -> _Ticker:
 
 
 async def wait_for_disconnect(receive: Receive) -> None:
-    """Return when the client has disconnected; whatever it still sends is dropped."""
+    """Return when the client has disconnected; everything it still sends is dropped."""
     while (await receive())["type"] != "http.disconnect":
         pass

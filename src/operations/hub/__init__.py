@@ -1,6 +1,175 @@
 """A hub: everything that `operations.toml` names, in one registry (`hub.registry`) and one application (`hub.app`)."""
 
-from operations.hub.hub import ALL, Hub, SourceFilter, open_hub
-from operations.hub.source import Source, SourceState
+import asyncio
+import inspect
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from operations.authority import Authority
+from operations.config import ConfigFile, load_config
+from operations.config.reading import FILE_NAME
+from operations.context import OperationContext
+from operations.envelopes import ResponseEnvelope
+from operations.hub.access import opened_authority
+from operations.hub.hub import ALL, Hub, SourceFilter, is_unreadable
+from operations.hub.journal import recording
+from operations.hub.source import Source, SourceState, load_setup
+from operations.hub.sources import sources_of
+from operations.registry import OperationRegistry
+from operations.telemetry import AuditConfig, TelemetryConfig
+from operations.telemetry.logs import Audit, AuditFile
 
 __all__ = ["ALL", "Hub", "Source", "SourceFilter", "SourceState", "open_hub"]
+
+
+@asynccontextmanager
+async def open_hub(
+    config: ConfigFile | Path | str = FILE_NAME,
+    wanted: SourceFilter = ALL,
+    *,
+    wait: float | None = 30,
+) -> AsyncGenerator[Hub]:
+    """Open the sources of a config for the length of an `async with` block, and keep them open.
+
+    A source that cannot be reached is retried in the background until it can.
+
+    Args:
+        config: The path of an `operations.toml` or `mcp.json`, or one that is loaded.
+        wanted: The sources that are wanted; all by default.
+        wait: Seconds to wait at first until each source has connected or failed.
+
+    Raises:
+        ConfigError: If the file cannot be used.
+    """
+    file = config if isinstance(config, ConfigFile) else load_config(Path(config))
+    async with (
+        opened_authority(file) as authority,
+        _opened(file, wanted, wait, authority) as hub,
+    ):
+        yield hub
+
+
+@asynccontextmanager
+async def _opened(
+    file: ConfigFile, wanted: SourceFilter, wait: float | None, authority: Authority
+) -> AsyncGenerator[Hub]:
+    settings = file.config
+    lazy = _LazySources()
+    registry = OperationRegistry(
+        output=settings.output,
+        max_threads=settings.limits.threads,
+        remote=None if wanted.operation is None else lazy,
+        authority=authority,
+    )
+    hub = lazy.hub = Hub(registry, file, _build_app)
+    # Sources are closed in any case: also if opening is interrupted.
+    async with aclosing(hub), registry, _set_up(hub):
+        if wanted.operation is None:
+            await hub.open(filter(wanted.includes, sources_of(file)), wait)
+        else:
+            await lazy.open(wanted.operation)
+        with recording(registry, file):
+            yield hub
+
+
+def _build_app(hub: Hub) -> Any:
+    from operations.hub.serving import build_app  # noqa: PLC0415 - needs extras
+
+    return build_app(hub)
+
+
+@asynccontextmanager
+async def _set_up(hub: Hub) -> AsyncGenerator[None]:
+    """Start what the config wants around all calls: audit records, telemetry, and the function `setup`."""
+    file, config = hub.file, hub.file.config
+    async with AsyncExitStack() as stack:
+        audit = AuditConfig(**file.options(AuditConfig, config.audit))
+        if audit.enabled:
+            sink = None if audit.file is None else AuditFile(audit.file)
+            if sink is not None:
+                stack.callback(sink.close)
+            stack.callback(hub.registry.observe(Audit(sink)))
+        telemetry = file.options(TelemetryConfig, config.telemetry)
+        if telemetry.get("endpoint") is not None:
+            from operations.telemetry.otel import exporting  # noqa: PLC0415 - needs an extra
+
+            sending = exporting(hub.registry, **telemetry)
+            sending.__enter__()
+            # Sending the rest may take seconds, during which calls go on.
+            stack.push_async_callback(asyncio.to_thread, sending.__exit__, None, None, None)
+        if config.setup is not None:
+            function = load_setup(file)
+            if inspect.isasyncgenfunction(function):
+                function = asynccontextmanager(function)
+            started: Any = function(hub)
+            if inspect.isawaitable(started):
+                await started
+            elif started is not None:
+                await stack.enter_async_context(started)
+        yield
+
+
+class _LazySources:
+    """Opens sources when an operation is called that they may have: the remote of the hub's registry."""
+
+    hub: Hub
+
+    def __init__(self) -> None:
+        self._opened: set[str] = set()
+        self._lock = asyncio.Lock()
+
+    async def open(self, operation_id: str) -> None:
+        """Open what may have an operation: local modules, then what has its namespace, then the workers of brokers."""
+        hub = self.hub
+        renamed = {each.options.get("rename"): old for old, each in hub.file.config.tools.items()}
+        namespace = renamed.get(operation_id, operation_id).partition(".")[0]
+        async with self._lock:
+            if not self._opened:
+                await self._open("local", lambda source: source.kind == "local")
+            if operation_id not in hub.registry:
+                await self._open(
+                    f"namespace {namespace}",
+                    lambda source: (
+                        source.kind in ("openapi", "mcp")
+                        and (source.name == namespace or is_unreadable(source))
+                    ),
+                )
+            if operation_id not in hub.registry and not hub.has_namespace(namespace):
+                await self._open("broker", lambda source: source.kind == "broker")
+
+    async def _open(self, what: str, wanted: Callable[[Source], bool]) -> None:
+        if what not in self._opened:
+            self._opened.add(what)
+            already = {(each.kind, each.name) for each in self.hub.sources}
+            sources = [
+                each
+                for each in sources_of(self.hub.file)
+                if wanted(each) and (each.kind, each.name) not in already
+            ]
+            await self.hub.open(sources, None)
+
+    async def call(
+        self, operation_id: str, input: Any, context: OperationContext
+    ) -> ResponseEnvelope[Any]:
+        """Call what is not registered yet.
+
+        Raises:
+            CallError: As the call, or if no source has it.
+        """
+        await self._find(operation_id)
+        return await self.hub.registry.execute(operation_id, input, context)
+
+    async def subscribe(
+        self, operation_id: str, input: Any, context: OperationContext
+    ) -> AsyncIterator[ResponseEnvelope[Any]]:
+        """Subscribe to what is not registered yet; raises as `call`."""
+        await self._find(operation_id)
+        async with aclosing(self.hub.registry.subscribe(operation_id, input, context)) as items:
+            async for item in items:
+                yield item
+
+    async def _find(self, operation_id: str) -> None:
+        await self.open(operation_id)
+        self.hub.spec(operation_id)

@@ -7,43 +7,31 @@ Rule 3: a command may need only some of them (`SourceFilter`); the others stay c
 """
 
 import asyncio
-import inspect
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 from operations._grants import PREFIX
 from operations._text import suggestion
 from operations.access import Identity
-from operations.authority import Authority
-from operations.config import ConfigError, ConfigFault, ConfigFile, load_config
-from operations.config.reading import FILE_NAME
-from operations.context import OperationContext
-from operations.envelopes import ResponseEnvelope
+from operations.config import ConfigError, ConfigFault, ConfigFile
 from operations.errors import CallError, ErrorCode, operation_not_found
 from operations.front.front import Front
-from operations.hub.authority import opened_authority
-from operations.hub.callers import Access
-from operations.hub.journal import recording
-from operations.hub.known_ids import recall_ids
+from operations.hub.access import Access
+from operations.hub.journal import recall_ids
 from operations.hub.source import ListedServer, Opened, Source, file_times, fingerprint
-from operations.hub.sources import open_source, sources_of
-from operations.hub.sources.local import load_setup
+from operations.hub.sources import open_source
 from operations.hub.supervisor import Supervisor
 from operations.registry import OperationRegistry
 from operations.specs import OperationSpec
-from operations.telemetry.audit import Audit, AuditFile
-from operations.telemetry.config import AuditConfig, TelemetryConfig
 from operations.tools import ToolConfig, configure_tools
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceFilter:
-    """What a command wants of the sources; one that says nothing wants them all.
+    """Selects sources; all by default.
 
     Attributes:
         operation: One operation, by its id, and what it calls.
@@ -63,7 +51,7 @@ class SourceFilter:
             self.namespace is None
             or source.kind in ("local", "broker")
             or source.name == self.namespace
-            or _is_unreadable(source)
+            or is_unreadable(source)
         )
 
     @property
@@ -84,9 +72,12 @@ class Hub:
         resolvers: Further `IdentityResolver`s of the application, which `setup` may add.
     """
 
-    def __init__(self, registry: OperationRegistry, file: ConfigFile) -> None:
+    def __init__(
+        self, registry: OperationRegistry, file: ConfigFile, build_app: Callable[["Hub"], Any]
+    ) -> None:
         self.registry = registry
         self.file = file
+        self._build_app = build_app
         self.tools = configure_tools(registry, tools_of(file))
         """The settings of `[tools]`."""
         self.file_times = file_times(file)
@@ -94,7 +85,7 @@ class Hub:
 
         self.resolvers: list[Any] = []
         self.fronts: list[Front] = []
-        """What limits the callers of this hub."""
+        """The fronts of this hub, which limit its callers."""
         self.reload_others: Callable[[], None] = lambda: None
         """Lets the other processes that serve the same config read it again."""
 
@@ -119,16 +110,16 @@ class Hub:
         """The ASGI application that `operations serve` runs, with the HTTP API, MCP, WebSocket and console.
 
         Raises:
-            ConfigError: If a key is not where the config says.
+            ConfigError: If a key cannot be read.
         """
-        return import_module("operations.hub.serving").build_app(self)
+        return self._build_app(self)
 
     @cached_property
     def access(self) -> Access:
         """The callers of `[access]`.
 
         Raises:
-            ConfigError: If a key is not where the config says.
+            ConfigError: If a key cannot be read.
         """
         return Access(self.file, self.registry.authority.store)
 
@@ -293,10 +284,10 @@ class Hub:
             raise CallError(ErrorCode.UNAVAILABLE, message)
 
     async def identity(self, name: str) -> Identity | None:
-        """Return the identity of a caller in `[access.keys]`, or behind a grant; `anonymous` is nobody.
+        """Return the identity of a caller in `[access.keys]`, or behind a grant; `anonymous` is None.
 
         Raises:
-            ConfigError: If nobody is called that.
+            ConfigError: If there is no such caller.
             GrantError: If the grant is not valid.
         """
         if self.file.config.access.grants is not None and name.startswith(PREFIX):
@@ -313,156 +304,12 @@ class Hub:
         )
 
 
-@asynccontextmanager
-async def open_hub(
-    config: ConfigFile | Path | str = FILE_NAME,
-    wanted: SourceFilter = ALL,
-    *,
-    wait: float | None = 30,
-) -> AsyncGenerator[Hub]:
-    """Open the sources of a config for the length of an `async with` block, and keep them open.
-
-    A source that cannot be reached is retried in the background until it can.
-
-    Args:
-        config: The path of an `operations.toml` or `mcp.json`, or one that is loaded.
-        wanted: The sources that are wanted; all by default.
-        wait: Seconds to wait at first until each source has connected or failed.
-
-    Raises:
-        ConfigError: If the file cannot be used.
-    """
-    file = config if isinstance(config, ConfigFile) else load_config(Path(config))
-    async with (
-        opened_authority(file) as authority,
-        _opened(file, wanted, wait, authority) as hub,
-    ):
-        yield hub
-
-
-@asynccontextmanager
-async def _opened(
-    file: ConfigFile, wanted: SourceFilter, wait: float | None, authority: Authority
-) -> AsyncGenerator[Hub]:
-    settings = file.config
-    lazy = _LazySources()
-    registry = OperationRegistry(
-        output=settings.output,
-        max_threads=settings.limits.threads,
-        remote=None if wanted.operation is None else lazy,
-        authority=authority,
-    )
-    hub = lazy.hub = Hub(registry, file)
-    # Sources are closed in any case: also if opening is interrupted.
-    async with aclosing(hub), registry, _set_up(hub):
-        if wanted.operation is None:
-            await hub.open(filter(wanted.includes, sources_of(file)), wait)
-        else:
-            await lazy.open(wanted.operation)
-        with recording(registry, file):
-            yield hub
-
-
 def tools_of(file: ConfigFile) -> dict[str, ToolConfig]:
     """Return the settings of `[tools]`, by pattern."""
     return {
         pattern: ToolConfig(**file.options(ToolConfig, entry))
         for pattern, entry in file.config.tools.items()
     }
-
-
-@asynccontextmanager
-async def _set_up(hub: Hub) -> AsyncGenerator[None]:
-    """Start what the config wants around all calls: audit records, telemetry, and the function `setup`."""
-    file, config = hub.file, hub.file.config
-    async with AsyncExitStack() as stack:
-        audit = AuditConfig(**file.options(AuditConfig, config.audit))
-        if audit.enabled:
-            sink = None if audit.file is None else AuditFile(audit.file)
-            if sink is not None:
-                stack.callback(sink.close)
-            stack.callback(hub.registry.observe(Audit(sink)))
-        telemetry = file.options(TelemetryConfig, config.telemetry)
-        if telemetry.get("endpoint") is not None:
-            exporting = import_module("operations.telemetry.otel").exporting
-            sending = exporting(hub.registry, **telemetry)
-            sending.__enter__()
-            # Sending the rest may take seconds, during which calls go on.
-            stack.push_async_callback(asyncio.to_thread, sending.__exit__, None, None, None)
-        if config.setup is not None:
-            function = load_setup(file)
-            if inspect.isasyncgenfunction(function):
-                function = asynccontextmanager(function)
-            started: Any = function(hub)
-            if inspect.isawaitable(started):
-                await started
-            elif started is not None:
-                await stack.enter_async_context(started)
-        yield
-
-
-class _LazySources:
-    """Opens sources when an operation is called that they may have: the remote of the hub's registry."""
-
-    hub: Hub
-
-    def __init__(self) -> None:
-        self._opened: set[str] = set()
-        self._lock = asyncio.Lock()
-
-    async def open(self, operation_id: str) -> None:
-        """Open what may have an operation: local modules, then what has its namespace, then the workers of brokers."""
-        hub = self.hub
-        renamed = {each.options.get("rename"): old for old, each in hub.file.config.tools.items()}
-        namespace = renamed.get(operation_id, operation_id).partition(".")[0]
-        async with self._lock:
-            if not self._opened:
-                await self._open("local", lambda source: source.kind == "local")
-            if operation_id not in hub.registry:
-                await self._open(
-                    f"namespace {namespace}",
-                    lambda source: (
-                        source.kind in ("openapi", "mcp")
-                        and (source.name == namespace or _is_unreadable(source))
-                    ),
-                )
-            if operation_id not in hub.registry and not hub.has_namespace(namespace):
-                await self._open("broker", lambda source: source.kind == "broker")
-
-    async def _open(self, what: str, wanted: Callable[[Source], bool]) -> None:
-        if what not in self._opened:
-            self._opened.add(what)
-            already = {(each.kind, each.name) for each in self.hub.sources}
-            sources = [
-                each
-                for each in sources_of(self.hub.file)
-                if wanted(each) and (each.kind, each.name) not in already
-            ]
-            await self.hub.open(sources, None)
-
-    async def call(
-        self, operation_id: str, input: Any, context: OperationContext
-    ) -> ResponseEnvelope[Any]:
-        """Call what is not registered yet.
-
-        Raises:
-            CallError: As the call, or if no source has it.
-        """
-        await self._find(operation_id)
-        return await self.hub.registry.execute(operation_id, input, context)
-
-    async def subscribe(
-        self, operation_id: str, input: Any, context: OperationContext
-    ) -> AsyncIterator[ResponseEnvelope[Any]]:
-        """Subscribe to what is not registered yet; raises as `call`."""
-        await self._find(operation_id)
-        async with aclosing(self.hub.registry.subscribe(operation_id, input, context)) as items:
-            async for item in items:
-                yield item
-
-    async def _find(self, operation_id: str) -> None:
-        await self.open(operation_id)
-        self.hub.spec(operation_id)
 
 
 def _start(supervisors: Iterable[Supervisor]) -> None:
@@ -472,6 +319,6 @@ def _start(supervisors: Iterable[Supervisor]) -> None:
             supervisor.start()
 
 
-def _is_unreadable(source: Source) -> bool:
+def is_unreadable(source: Source) -> bool:
     """Return whether a source is an `mcp.json` that cannot be read: it may have any server."""
     return isinstance(source.entry, ListedServer) and source.entry.entry is None

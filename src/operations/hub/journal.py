@@ -1,12 +1,13 @@
-"""A file of the calls that were made with one config, for `operations trace`.
+"""Keep files about one config: the calls that were made with it, for `operations trace`, and its ids, for shells.
 
-Rule 1: it holds what observers are told, which is never an argument or a result.
+Rule 1: the journal contains what observers get, which is never an argument or a result.
 Rule 2: several processes may write at once: a line is appended in one write.
-Rule 3: it is bounded: a full file becomes the old one, and the old one goes.
+Rule 3: it is bounded: a full file replaces the old one.
+Rule 4: a shell completes ids from those that the config had when it was last open: opening the sources takes too long.
 """
 
 import os
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from hashlib import sha256
 from pathlib import Path
@@ -14,9 +15,9 @@ from pathlib import Path
 import msgspec
 
 from operations.calls import CallGraph, CallRecord
-from operations.config import ConfigFile
+from operations.config import ConfigError, ConfigFile, enforce_trusted, find_config, load_config
 from operations.registry import OperationRegistry
-from operations.telemetry.config import LogConfig
+from operations.telemetry import LogConfig
 from operations.telemetry.logs import logging_to_stderr
 
 MAX_BYTES = 4 << 20
@@ -25,7 +26,7 @@ _decoder = msgspec.json.Decoder(CallRecord)
 
 
 def journal_path(file: ConfigFile) -> Path:
-    """Where the calls made with a config are kept."""
+    """Return the file for the calls that are made with a config."""
     if file.config.trace.file is not None:
         return file.resolve(file.config.trace.file)
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
@@ -35,7 +36,7 @@ def journal_path(file: ConfigFile) -> Path:
 
 @contextmanager
 def recording(registry: OperationRegistry, file: ConfigFile) -> Generator[None]:
-    """Keep what happens in `registry` for the length of a `with` block, unless the config says no."""
+    """Record the calls of `registry` for the length of a `with` block, unless the config disables it."""
     graph = _graph(journal_path(file)) if file.config.trace.enabled else None
     if graph is None:
         yield
@@ -57,7 +58,7 @@ def writing_logs(file: ConfigFile, *, verbose: bool) -> Generator[None]:
 
 
 def _graph(path: Path) -> CallGraph | None:
-    """A graph that writes to `path`; None where nothing can be written, which is no reason for a call to fail."""
+    """Return a graph that writes to `path`; None if that is impossible, so that calls still work."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with suppress(FileNotFoundError):
@@ -69,7 +70,7 @@ def _graph(path: Path) -> CallGraph | None:
 
 
 def read_journal(path: Path) -> Iterator[CallRecord]:
-    """The calls that ended, oldest first; lines that cannot be read are passed over."""
+    """Yield the calls that ended, oldest first; lines that cannot be read are skipped."""
     for part in (_old(path), path):
         with suppress(FileNotFoundError), part.open("rb") as lines:
             for line in lines:
@@ -79,3 +80,37 @@ def read_journal(path: Path) -> Iterator[CallRecord]:
 
 def _old(path: Path) -> Path:
     return path.with_name(path.name + ".old")
+
+
+# ------------------------------------------------------------ ids
+
+
+def _ids_path(file: ConfigFile) -> Path:
+    return journal_path(file).with_suffix(".ids")
+
+
+def remember_ids(file: ConfigFile, ids: Iterable[str]) -> None:
+    """Keep the ids of a config, unless the config disables it."""
+    if not file.config.trace.enabled:
+        return
+    path, text = _ids_path(file), "\n".join(ids)
+    with suppress(OSError):
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+
+
+def recall_ids(file: ConfigFile) -> list[str]:
+    """Return the ids that a config had when all its sources were last open."""
+    with suppress(OSError):
+        return _ids_path(file).read_text(encoding="utf-8").splitlines()
+    return []
+
+
+def complete_ids(_context: object) -> list[str]:
+    """Return the ids of the config of this folder."""
+    found = find_config(Path.cwd())
+    with suppress(ConfigError):
+        if found is not None:
+            enforce_trusted(found)
+            return recall_ids(load_config(found))
+    return []

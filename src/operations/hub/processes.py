@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from operations._backoff import Backoff
+from operations._resilience import Backoff
 from operations._signals import shutdown_event
 from operations.hub.supervisor import FIRST_PAUSE, LONGEST_PAUSE
 
@@ -31,7 +31,7 @@ _ENDED = 1
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """What one of several processes inherits from the first one."""
+    """Settings that the other processes inherit from the first one."""
 
     listener: socket.socket
     channel: socket.socket
@@ -98,7 +98,7 @@ async def supervise(
             if late:
                 processes.signal(signal.SIGKILL)
                 await asyncio.wait(late)
-    # If one could not be started, its code says why.
+    # If one could not be started, its exit code gives the reason.
     codes = [task.result() for task in tasks if stopping in ended or task in ended]
     return next((abs(code) for code in codes if code), 0)
 

@@ -1,7 +1,7 @@
 """Read the config again while a hub runs: when its file changes, on SIGHUP, and on request.
 
 Rule 1: a file that cannot be used is reported and changes nothing.
-Rule 2: sources, keys, secrets and limits change without a lost call. What a restart needs is reported.
+Rule 2: sources, keys, secrets and limits change without a lost call. Changes that need a restart are reported.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from operations.config import ConfigError, ConfigFault, ConfigFile, load_config
 from operations.errors import OperationsError
-from operations.hub.callers import Access, can_sign_in, limits_of, serves_anonymous
+from operations.hub.access import Access, can_sign_in, limits_of, serves_anonymous
 from operations.hub.hub import Hub, tools_of
 from operations.hub.source import ListedServer, Source, file_times, fingerprint
 from operations.hub.sources import sources_of
@@ -27,7 +27,7 @@ _LIVE = frozenset({"openapi", "mcp", "mcp_json", "brokers", "access", "limits", 
 
 
 async def reload(hub: Hub) -> None:
-    """Read the config of a hub again, and make the hub what it says now.
+    """Read the config of a hub again, and apply it.
 
     Raises:
         ConfigError: If the file cannot be used; then nothing has changed.
@@ -85,7 +85,7 @@ async def _apply_sources(hub: Hub, old: ConfigFile, new: ConfigFile) -> None:
             await hub.remove(supervisor)
             continue
         is_new = was_enabled.get(_key(known)) != source.is_enabled
-        # What an operator enabled or disabled stays so until the file says something new about it.
+        # An operator's choice stays in effect until the file changes `enabled`.
         is_wanted = source.is_enabled if is_new else known.is_enabled
         known.entry = source.entry
         if not is_wanted:

@@ -2,12 +2,11 @@
 
 from collections.abc import Collection
 from dataclasses import replace
-from importlib import import_module
 from typing import Any
 
 from starlette.applications import Starlette
 
-from operations._host_rules import LOOPBACK
+from operations._hosts import LOOPBACK
 from operations.access import Identity
 from operations.authority import approval_operations
 from operations.calls import CallServer
@@ -15,10 +14,15 @@ from operations.calls.monitoring import GroupMonitor
 from operations.config import ConfigFile
 from operations.errors import TransportError
 from operations.front.config import JWTConfig, ListenConfig, MCPServerSettings, ServerConfig
-from operations.hub.callers import can_sign_in, limits_of, serves_anonymous
-from operations.hub.controls import control_operations, readiness
+from operations.hub.access import can_sign_in, limits_of, serves_anonymous
+from operations.hub.controls import (
+    WORKERS,
+    collect_group_metrics,
+    control_operations,
+    readiness,
+    worker_operations,
+)
 from operations.hub.hub import Hub
-from operations.hub.workers import WORKERS, collect_group_metrics, worker_operations
 from operations.server import APIKeys, IdentityResolver, create_app, credential_resolver
 from operations.server.app import create_probe_app
 from operations.telemetry.metrics import group_metrics, worker_metrics
@@ -49,7 +53,7 @@ def build_app(
     """Return one application with everything that a config serves, or with these entry points alone.
 
     Raises:
-        ConfigError: If a key is not where the config says.
+        ConfigError: If a key cannot be read.
     """
     file, config = hub.file, hub.file.config
     options = file.options(ServerConfig, config.serve)
@@ -95,7 +99,7 @@ def build_worker_app(hub: Hub, worker: CallServer, monitor: GroupMonitor, host: 
     """Return the application that shows the health and the metrics of a worker.
 
     Raises:
-        ConfigError: If a key is not where the config says.
+        ConfigError: If a key cannot be read.
     """
 
     def ready() -> bool | JSONObject:
@@ -126,6 +130,8 @@ def build_worker_app(hub: Hub, worker: CallServer, monitor: GroupMonitor, host: 
 
 def mcp_server(hub: Hub, identity: Identity | None) -> Any:
     """Return the MCP server of a hub for standard input and output, with the settings of its file."""
+    from operations.mcp import RegistryServer  # noqa: PLC0415 - needs an extra, and a worker does not use it
+
     options = hub.file.options(ServerConfig, hub.file.config.serve)
     given = options["mcp"]
     settings = replace(
@@ -136,15 +142,14 @@ def mcp_server(hub: Hub, identity: Identity | None) -> Any:
         limits=limits_of(hub.file),
         scopes_supported=options.get("scopes_supported", ()),
     )
-    # Imported when needed: a worker has no use for it.
-    return import_module("operations.mcp").RegistryServer(hub.registry, settings)
+    return RegistryServer(hub.registry, settings)
 
 
 def resolvers(hub: Hub) -> list[IdentityResolver]:
     """Return what resolves the identities of callers: those of the config, and of its `setup`.
 
     Raises:
-        ConfigError: If a key is not where the config says.
+        ConfigError: If a key cannot be read.
     """
     if not can_sign_in(hub.file):
         return list(hub.resolvers)

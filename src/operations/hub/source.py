@@ -1,17 +1,20 @@
-"""A source of operations: one entry of a config, and what became of it."""
+"""A source of operations: one entry of a config, and its state. Python modules are opened here."""
 
-from collections.abc import Awaitable, Callable, Iterable
-from contextlib import suppress
+import sys
+from collections.abc import Awaitable, Callable, Generator, Iterable
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from operations.caller_tokens import CallerToken
 from operations.calls.monitoring import GroupMonitor
 from operations.config import ConfigError, ConfigFile
-from operations.front.limits import Limits
+from operations.hub.access import limits_of
 from operations.registry import OperationRegistry
-from operations.scanner import Skipped
+from operations.scanner import Skipped, scan_operations
 from operations.types import JSONObject
 
 Kind: TypeAlias = Literal["local", "openapi", "mcp", "broker"]
@@ -41,19 +44,19 @@ class Opened:
     """A source that is open."""
 
     operations: Iterable[Any]
-    """What it offers now: a list, or a service, which may change."""
+    """Its operations: a list, or a service, which may change."""
 
     origin: str
-    """What it was made from, in words that hold no secret."""
+    """Its document, server or module, without secrets."""
 
     skipped: list[Skipped] = field(default_factory=list[Skipped])
-    """What it offered that cannot be used, with the reason."""
+    """Parts of it that cannot be used, with the reason."""
 
     warnings: list[Skipped] = field(default_factory=list[Skipped])
     """Settings and parts of a document that are unknown or missing."""
 
     title: str = ""
-    """What it calls itself."""
+    """Its own title."""
 
     problem: Callable[[], str | None] = lambda: None
     """Returns why it cannot be called at the moment."""
@@ -90,14 +93,14 @@ class Opened:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Source:
-    """One entry of a config, and what became of it."""
+    """One entry of a config, and its state."""
 
     kind: Kind
     name: str
     entry: Any = None
 
     opened: Opened | None = None
-    """What was opened; also while a connection is lost."""
+    """The open source; also while its connection is lost."""
 
     failure: str | None = None
     """Why it could not be opened."""
@@ -141,7 +144,7 @@ class Source:
 
     @property
     def label(self) -> str:
-        """The source in a word: its kind, and its name where that says more."""
+        """The kind of the source, with its name unless it is local."""
         return self.kind if self.kind == "local" else f"{self.kind}:{self.name}"
 
     @property
@@ -151,22 +154,22 @@ class Source:
 
     @property
     def origin(self) -> str:
-        """What it was made from."""
+        """Its document, server or module."""
         return "" if self.opened is None else self.opened.origin
 
     @property
     def title(self) -> str:
-        """What it calls itself."""
+        """Its own title."""
         return "" if self.opened is None else self.opened.title
 
     @property
     def skipped(self) -> tuple[Skipped, ...]:
-        """What it offered that cannot be used."""
+        """Parts of it that cannot be used."""
         return () if self.opened is None else tuple(self.opened.skipped)
 
     @property
     def problems(self) -> tuple[Skipped, ...]:
-        """Everything about it that is not as somebody wanted, though it is open."""
+        """All warnings and skipped parts of an open source."""
         return (*self.warnings, *self.skipped)
 
     def is_called(self, wanted: str) -> bool:
@@ -179,7 +182,7 @@ class Source:
 
 def per_source(file: ConfigFile) -> int:
     """Return the concurrent calls to one source: fewer than one caller has, to leave some for others."""
-    return max(1, Limits(**file.options(Limits, file.config.limits)).calls_per_caller * 3 // 4)
+    return max(1, limits_of(file).calls_per_caller * 3 // 4)
 
 
 def file_times(file: ConfigFile) -> dict[Path, int | None]:
@@ -209,3 +212,57 @@ def fingerprint(source: Source, file: ConfigFile) -> Any:
     document = getattr(source.entry, "document", "://")
     changed = None if "://" in document else modified(file.resolve(document))
     return source.entry, secrets, changed
+
+
+# ------------------------------------------------------------ Python modules of the operator
+
+
+@contextmanager
+def importing_beside(file: ConfigFile) -> Generator[None]:
+    """Let modules beside the config be imported by name, as `python -m` does, and print to standard error.
+
+    On standard output they would be mixed with results, or with MCP.
+    """
+    folder = str(file.folder)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    with redirect_stdout(sys.stderr):
+        yield
+
+
+def load_setup(file: ConfigFile) -> Any:
+    """Import the function that `setup` names.
+
+    Raises:
+        ConfigError: If it cannot be imported.
+    """
+    module, _, name = str(file.config.setup).partition(":")
+    with importing_beside(file):
+        try:
+            return getattr(import_module(module), name)
+        except (ImportError, AttributeError) as error:
+            raise file.fault(f"cannot be imported: {error}.", "setup") from error
+
+
+def load_tokens(file: ConfigFile, values: Iterable[Any]) -> None:
+    """Import the functions that find the tokens of callers, so that one that is missing is known at once.
+
+    Raises:
+        ValueError: If one cannot be imported.
+    """
+    with importing_beside(file):
+        for value in values:
+            if isinstance(value, CallerToken):
+                value.load()
+
+
+def open_modules(module: str, file: ConfigFile) -> Opened:
+    """Scan a package, a folder or a file.
+
+    Raises:
+        FileNotFoundError: If it is none of those.
+    """
+    path = file.resolve(module)
+    with importing_beside(file):
+        found = scan_operations(path if path.exists() else module)
+    return Opened(operations=found, origin=module, skipped=list(found.skipped))

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, cast
 
-from operations._backoff import Backoff
+from operations._resilience import Backoff
 from operations.errors import OperationsError, RegistrationError
 from operations.hub.source import Opened, Source
 from operations.registry import OperationRegistry
@@ -41,7 +41,7 @@ class Supervisor:
     Args:
         source: The source, which is kept up to date.
         open: Opens it.
-        registry: Where its operations are registered.
+        registry: For its operations.
         owner: Returns the label of the source that an operation id belongs to.
         drain_seconds: How long calls may go on that run on a source when it is replaced or disabled.
     """

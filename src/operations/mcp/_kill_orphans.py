@@ -1,7 +1,7 @@
 """Kill the processes that a killed process left behind: a script, run by `stdio.py` in an interpreter of its own.
 
-It reads `+number` and `-number`, one per line, and when its stdin ends, because whoever wrote there is gone, it kills
-every process group it was told of and not told to forget.
+It reads `+number` and `-number`, one per line, and when its stdin ends, because the writer has exited, it kills every
+process group that was added and not removed.
 """
 
 import os

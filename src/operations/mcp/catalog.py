@@ -1,7 +1,7 @@
 """The operations of one server: made from what it lists, pinned, and kept the same in every registry that holds them.
 
 Rule 1: what did not change stays the very same operation; what did is added, replaced or removed, and reported.
-Rule 2: nothing that somebody else registered is touched.
+Rule 2: operations that others registered are not touched.
 """
 
 import logging
@@ -11,7 +11,7 @@ from dataclasses import replace
 from operations._mcp_config import MCPClientConfig
 from operations.errors import RegistrationError
 from operations.mcp.listing import INSTRUCTIONS, Listing, Pins, hides_something
-from operations.mcp.resources import ListAll, ResourceOperations, Source, Watch
+from operations.mcp.resources import ListAll, ResourceOperations, Source, WatchResource
 from operations.mcp.tools import (
     Request,
     build_resume,
@@ -31,11 +31,11 @@ _SHOWN = 5
 
 
 class Catalog:
-    """What a server offers, as operations.
+    """The operations of a server.
 
     Args:
         server: Its name.
-        config: What to import, and how.
+        config: Selects what is imported, and how.
         request: How an operation reaches the server.
         list_all: How one of its lists is read.
         watch: How changes of one of its resources are followed.
@@ -47,7 +47,7 @@ class Catalog:
         config: MCPClientConfig,
         request: Request,
         list_all: ListAll,
-        watch: Watch,
+        watch: WatchResource,
     ) -> None:
         self.operations: dict[str, Operation] = {}
         """By id."""
@@ -56,7 +56,7 @@ class Catalog:
         """As the server listed them, by name; only those that are imported."""
 
         self.skipped: dict[str, str] = {}
-        """What was left out, with the reason."""
+        """Definitions that were left out, with the reason."""
 
         self.pins = Pins(config.pin, dict(config.pins), config.target)
         self._server = server
@@ -64,7 +64,7 @@ class Catalog:
         self._config = config
         self._request = request
         self._list_all = list_all
-        self._watch = watch
+        self._watch_resource = watch
         self._listing = Listing()
         self._ids: dict[str, str] = {}
         """The operation of each tool."""
@@ -157,7 +157,9 @@ class Catalog:
         return build_tool(spec, name, self._request, self._config, self._asked)
 
     def _extras(self, skipped: dict[str, str]) -> Iterator[Operation]:
-        source = Source(self._server, self._version, self._config, self._request, self._watch)
+        source = Source(
+            self._server, self._version, self._config, self._request, self._watch_resource
+        )
         built = ResourceOperations(source, self._list_all, self.pins).build(self._listing, skipped)
         for key, operation in built:
             if key in self.pins.waiting:

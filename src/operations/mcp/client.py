@@ -17,8 +17,8 @@ from mcp_types.version import KNOWN_PROTOCOL_VERSIONS
 
 from operations._json import object_of
 from operations._mcp_config import MCPClientConfig
+from operations._resilience import Bulkhead, CircuitBreaker
 from operations._text import counted, safe_namespace
-from operations._upstreams import Bulkhead, CircuitBreaker
 from operations.caller_tokens import CallerToken
 from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode, timed_out
@@ -46,17 +46,17 @@ logger = logging.getLogger("operations.mcp")
 _LEVELS = {"debug": 10, "info": 20, "notice": 20, "warning": 30, "error": 40}
 _LISTEN_AGAIN_SECONDS = 5.0
 _CHECK_SECONDS = 30.0
-"""Between two listings of an idle HTTP server, because no lost connection reveals that it is gone."""
+"""Between two listings of an idle HTTP server, because no lost connection reveals that it has stopped."""
 
 _REFRESH_SECONDS = 0.1
 _LONGEST_REFRESH_SECONDS = 30.0
-"""Between two listings, however often a server says that it changed; longer each time that it had not."""
+"""Between two listings, however often a server reports a change; longer after each report without a change."""
 
 _LONGEST_LOG = 2000
 
 
 class MCPClient:
-    """What `connect_mcp` gives: iterates over the server's operations; `registry.register_all` takes it.
+    """A connected server: iterates over its operations; `registry.register_all` accepts it.
 
     A registry it was registered with follows the server: tools that appear, change or go do so there too.
 
@@ -74,7 +74,9 @@ class MCPClient:
         self.server_info: ServerInfo | None = None
         """None until the server was reached for the first time."""
 
-        self._catalog = Catalog(name, self.config, self.request, self._list_all, self._watch)
+        self._catalog = Catalog(
+            name, self.config, self.request, self._list_all, self._watch_resource
+        )
         self._is_listening = False
         self._changes = 0
         """How often a listing brought something new."""
@@ -93,7 +95,7 @@ class MCPClient:
 
     @property
     def operations(self) -> list[Operation]:
-        """Every operation of the server, as it is now."""
+        """The current operations of the server."""
         return list(self._catalog.operations.values())
 
     def __iter__(self) -> Iterator[Operation]:
@@ -104,12 +106,12 @@ class MCPClient:
 
     @property
     def skipped(self) -> dict[str, str]:
-        """What the server listed and was left out, with the reason."""
+        """Listed definitions that were left out, with the reason."""
         return dict(self._catalog.skipped)
 
     @property
     def is_connected(self) -> bool:
-        """Whether a call made now would find the server."""
+        """Whether a call made now would reach the server."""
         return self._connection.session is not None
 
     @property
@@ -127,7 +129,7 @@ class MCPClient:
 
     @property
     def is_listening(self) -> bool:
-        """Whether the server will tell of changes (2026-07-28; older servers do so unasked)."""
+        """Whether the server reports changes (2026-07-28; older servers do so without being asked)."""
         return self._is_listening
 
     @property
@@ -156,7 +158,7 @@ class MCPClient:
         self._catalog.attach(registry)
 
     def detach(self, registry: OperationRegistry) -> None:
-        """Leave `registry` alone from now on, whatever it holds."""
+        """Stop updating `registry`."""
         self._catalog.detach(registry)
 
     def __repr__(self) -> str:
@@ -327,7 +329,7 @@ class MCPClient:
                         with_caller_meta(params, context, modern=session.is_modern),
                         _progress(call),
                     )
-            except Exception as error:  # noqa: BLE001 - whatever the SDK raises is one of our failures
+            except Exception as error:  # noqa: BLE001 - any error of the SDK is a failure of the call
                 failure = read_failure(error, self.name, connection.redactor)
                 if failure.broken:
                     connection.give_up(session)
@@ -342,7 +344,7 @@ class MCPClient:
     async def _was_stale(
         self, failure: ServerError, session: RelaySession, retries: Retries
     ) -> bool:
-        """Whether the server refused because our idea of the tool was out of date (2026-07-28), and now is not."""
+        """Return whether the server rejected an outdated definition of the tool (2026-07-28) that is up to date now."""
         details: Any = failure.error.details
         code = cast("JSONObject", details).get("code") if isinstance(details, dict) else None
         if code != HEADER_MISMATCH or retries.has_refreshed:
@@ -361,7 +363,7 @@ class MCPClient:
 
         return await pages(fetch, method, key, self.config.max_tools, {}, lambda _: None)
 
-    def _watch(self, uri: str) -> AsyncGenerator[str]:
+    def _watch_resource(self, uri: str) -> AsyncGenerator[str]:
         return self._watches.watch(uri)
 
     # ------------------------------------------------------------ changes
@@ -390,7 +392,7 @@ class MCPClient:
         self._breaker.succeed()
 
     async def _follow(self) -> None:
-        """Refresh whenever the server says that something changed, once for many notifications."""
+        """Refresh when the server reports a change, once for many notifications."""
         loop, pause, changes = asyncio.get_running_loop(), _REFRESH_SECONDS, self._changes
         reported = ""
         while True:
@@ -549,7 +551,7 @@ async def connect_mcp(
     """Connect to an MCP server for the length of an `async with` block.
 
     Args:
-        name: What to call it; its operations' namespace unless `config` says otherwise.
+        name: Its name, and the namespace of its operations unless `config` has another.
         config: How to reach it; an entry of an `mcp.json` will do.
 
     Raises:

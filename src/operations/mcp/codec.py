@@ -1,7 +1,7 @@
 """How the contract of an operation is written as a tool's, and read again.
 
-A tool takes an object, before 2026-07-28 it also gives one, and a result is blocks and one structured value. What does
-not fit is boxed, and the export says so beside the rest of the contract, in the tool's `_meta` (`META_KEY`):
+The input of a tool is an object, before 2026-07-28 its output is one too, and a result has blocks and one structured
+value. Other values are boxed; the tool's `_meta` (`META_KEY`) notes this beside the rest of the contract:
 
     "input":  "any"         any input                         "boxed"       under `input`
               "object"      `type` was added at the root
@@ -59,7 +59,7 @@ ERROR_KEY = "alkdev.operations/error"
 """The key in a result's `_meta`: the error of a tool that declares an output schema."""
 
 EXACT_OUTPUT = "#/outputSchema/anyOf/0"
-"""Where a listed tool has the exact output schema, if the listed one accepts every result."""
+"""The place of the exact output schema in a listed tool, if the listed schema accepts every result."""
 
 _RESERVED: Final = "alkdev.operations/"
 _ENVELOPE: Final = frozenset({
@@ -90,8 +90,8 @@ def passed_meta(meta: Any) -> JSONObject:
 def sent_meta(meta: Any) -> Mapping[str, Any]:
     """Return the `_meta` of a client's request that the server of an imported operation gets.
 
-    Keys of the protocol and of ours concern only this connection. Trace context is passed on separately. Keys that
-    name a credential, and more than `_MAX_SENT` bytes, are not passed on.
+    Keys of the protocol and of this library concern only this connection. Trace context is passed on
+    separately. Keys that name a credential, and more than `_MAX_SENT` bytes, are not passed on.
     """
     sent = {
         key: value
@@ -135,13 +135,13 @@ _CARRIED = ("namespace", "name", "version", "type", "tags", "errorSchemas", "ide
 
 
 def export_spec(spec: OperationSpec) -> JSONObject:
-    """What to put under `META_KEY`: the part of the contract that a tool's own fields do not carry."""
+    """Return the value of `META_KEY`: the part of the contract that a tool's own fields do not contain."""
     wire = spec.to_wire()
     return {key: wire[key] for key in _CARRIED if key in wire}
 
 
 def restore_spec(spec: OperationSpec, meta: Any) -> OperationSpec:
-    """`spec` with what its exporter said of it; as it is if that says nothing usable."""
+    """Return `spec` with the contract that its exporter added; unchanged if there is none that can be used."""
     said: Any = cast("JSONObject", meta).get(META_KEY) if isinstance(meta, dict) else None
     if not isinstance(said, dict):
         return spec
@@ -151,7 +151,7 @@ def restore_spec(spec: OperationSpec, meta: Any) -> OperationSpec:
         restored = OperationSpec.from_wire({**spec.to_wire(), **carried})
     except ValueError:
         return spec
-    # A tool has one result, whatever the operation behind it was.
+    # A tool has one result, also if the operation behind it is a subscription.
     return spec if restored.type is OperationType.SUBSCRIPTION else restored
 
 
@@ -164,13 +164,13 @@ def mcp_meta(spec: OperationSpec) -> Mapping[str, Any]:
 # ------------------------------------------------------------ boxes
 
 DATA_KEY: Final = "alkdev.operations/data"
-"""The key in a result's `_meta` that says what its data was: `bytes` or `null`."""
+"""The key in a result's `_meta` for the type of its data: `bytes` or `null`."""
 
 INPUT: Final = "input"
-"""Where an input that is no object stands in the arguments, which always are one."""
+"""The argument that contains an input that is not an object."""
 
 RESULT: Final = "result"
-"""Where a result that is no object stands for clients that take objects alone."""
+"""The property that contains a result that is not an object, for clients that accept only objects."""
 
 DEFINITIONS: Final[tuple[str, ...]] = ("$defs", "definitions")
 """Keywords of a schema's root that contain shared definitions."""
@@ -279,7 +279,7 @@ def _said(meta: Any) -> JSONObject:
 
 # ------------------------------------------------------------ schemas
 
-_Place: TypeAlias = tuple[str, str]
+_Pointer: TypeAlias = tuple[str, str]
 """A definition: the keyword it stands under, and its name."""
 
 WRAPPED: Final = "x-fastmcp-wrap-result"
@@ -287,12 +287,12 @@ WRAPPED: Final = "x-fastmcp-wrap-result"
 
 
 def is_object(document: JSONSchema) -> bool:
-    """Whether a schema surely admits objects alone."""
+    """Return whether a schema certainly accepts only objects."""
     return _surely(document, document, lambda schema: schema.get("type") == "object")
 
 
 def is_never_null(document: JSONSchema) -> bool:
-    """Whether a schema surely does not admit null."""
+    """Return whether a schema certainly rejects null."""
 
     def says_so(schema: JSONObject) -> bool:
         for keyword, null in (("type", "null"), ("enum", None)):
@@ -307,7 +307,7 @@ def is_never_null(document: JSONSchema) -> bool:
 
 
 def _surely(schema: Any, root: Any, says_so: Callable[[JSONObject], bool], depth: int = 8) -> bool:
-    """Whether a schema, or what it is made of, says so. Looks at words alone: compiling takes long."""
+    """Return whether a schema or its parts require it. Only keywords are read: compiling takes long."""
     if not isinstance(schema, dict) or not depth:
         return False
     schema = cast("JSONObject", schema)
@@ -334,7 +334,7 @@ def _surely(schema: Any, root: Any, says_so: Callable[[JSONObject], bool], depth
 
 
 def is_binary(document: JSONSchema) -> bool:
-    """Whether a schema describes bytes."""
+    """Return whether a schema describes bytes."""
     return isinstance(document, dict) and document.get("contentEncoding") == "base64"
 
 
@@ -384,7 +384,7 @@ def pruned(document: JSONSchema, budget: int) -> JSONSchema:
     root: JSONObject = {
         key: value for key, value in document.items() if key not in DEFINITIONS or not value
     }
-    kept: dict[_Place, Any] = {}
+    kept: dict[_Pointer, Any] = {}
     waiting = deque(_references(root))
     while waiting:
         place = waiting.popleft()
@@ -401,7 +401,7 @@ def pruned(document: JSONSchema, budget: int) -> JSONSchema:
     return root
 
 
-def _references(node: Any) -> Iterator[_Place]:
+def _references(node: Any) -> Iterator[_Pointer]:
     """The definitions a schema refers to, in the order of their mention."""
     for current in objects_in(node):
         place = _place(current.get("$ref"))
@@ -409,7 +409,7 @@ def _references(node: Any) -> Iterator[_Place]:
             yield place
 
 
-def _place(reference: Any) -> _Place | None:
+def _place(reference: Any) -> _Pointer | None:
     if not isinstance(reference, str) or not reference.startswith("#/"):
         return None
     keyword, _, rest = reference[2:].partition("/")
@@ -419,6 +419,6 @@ def _place(reference: Any) -> _Place | None:
     return keyword, unescape(name)
 
 
-def _definition(root: Any, place: _Place) -> Any:
+def _definition(root: Any, place: _Pointer) -> Any:
     keyword, name = place
     return object_of(object_of(root).get(keyword)).get(name)

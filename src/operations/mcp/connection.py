@@ -3,10 +3,10 @@
     idle --wanted--> opening --negotiated--> open --lost--> pausing --> opening ...
                                               |---idle or lazy---> idle
 
-Rule 1: the SDK's contexts are entered and left in one task, the owner. Everybody else only asks it for a session.
+Rule 1: the SDK's contexts are entered and left in one task, the owner. All others only ask it for a session.
 Rule 2: after a loss the owner tries again, at once and then with growing, jittered pauses. Calls wait for it as long
         as `reconnect_timeout` allows; then they fail at once, until the server is back.
-Rule 3: no cancel scope or exception group leaves the owner. What went wrong is told as one `CallError`.
+Rule 3: no cancel scope or exception group leaves the owner. A failure becomes one `CallError`.
 """
 
 import asyncio
@@ -24,8 +24,8 @@ import httpx2
 from mcp import MCPError
 from mcp.shared.memory import create_client_server_memory_streams
 
-from operations._backoff import Backoff
 from operations._mcp_config import MCPClientConfig
+from operations._resilience import Backoff
 from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode
 from operations.mcp.failures import ServerError, read_failure, root_cause
@@ -52,7 +52,7 @@ _SLOW = "if it only needs longer (a first start may download something), raise c
 
 
 class Connection:
-    """Gives a live session to whoever needs one.
+    """Provides a live session.
 
     Args:
         name: Of the server, for messages.
@@ -77,7 +77,7 @@ class Connection:
         """When the last request ended, by the loop's clock."""
 
         self.away_since: float | None = None
-        """When requests began to find nobody, though there is a session: over HTTP nothing else tells."""
+        """Since when requests fail although there is a session: over HTTP nothing else reveals a lost server."""
 
         self.on_away: Callable[[], None] = lambda: None
         """Called when that begins."""
@@ -117,7 +117,7 @@ class Connection:
 
     @property
     def failure(self) -> CallError | None:
-        """What went wrong when the connection was lost or could not be opened; None while it is open or not wanted."""
+        """Why the connection was lost or could not be opened; None while it is open or not wanted."""
         return None if self.session is not None else self._failure
 
     @property
@@ -128,7 +128,7 @@ class Connection:
 
     @property
     def is_closed(self) -> bool:
-        """Whether this connection was given up for good."""
+        """Whether this connection was closed permanently."""
         return self._closed
 
     async def open(self) -> None:
@@ -182,14 +182,14 @@ class Connection:
         return pause
 
     def is_away(self) -> float:
-        """Say that a request found nobody; return since when that is so, by the loop's clock."""
+        """Note that a request did not reach the server; return since when that is so, by the loop's clock."""
         if self.away_since is None:
             self.away_since = asyncio.get_running_loop().time()
             self.on_away()
         return self.away_since
 
     def give_up(self, session: RelaySession) -> None:
-        """Say that `session` is of no more use: the server does not know it any more."""
+        """Note that `session` cannot be used: the server does not know it any more."""
         session.finished.set()
 
     async def aclose(self) -> None:
@@ -201,7 +201,7 @@ class Connection:
         elif self._opening is not None:
             self._opening.cancel()
         if self._owner is not None:
-            # Shielded: whoever is cancelled while closing leaves, the closing goes on.
+            # Shielded: a cancelled caller returns at once, and closing continues.
             await asyncio.shield(asyncio.wait({self._owner}))
 
     # ------------------------------------------------------------ owning
@@ -247,7 +247,7 @@ class Connection:
                 attempts += 1
 
     async def _pause(self, attempts: int) -> None:
-        """Wait before the next attempt: not at all before the first, and never past the closing."""
+        """Wait before the next attempt, except before the first; return early when the connection is closed."""
         pause = self.plan_attempt() if attempts else 0.0
         if self._failure is not None and self._is_beyond_patience():
             self._fail_waiters(self._failure)
@@ -257,7 +257,7 @@ class Connection:
         self._resumes_at = -math.inf
 
     def _is_beyond_patience(self) -> bool:
-        """Whether the next attempt comes too late for those who wait."""
+        """Return whether the next attempt comes too late for waiting callers."""
         if self._lost_at is None:
             return False
         earliest = max(self._resumes_at, asyncio.get_running_loop().time())
@@ -298,7 +298,7 @@ class Connection:
                 continue
             rest = self.used + idle - loop.time() if self.used else 0.0
             if rest <= 0 and self.busy == 0:
-                # From here to the next await nobody can ask for this session any more.
+                # From here to the next await no call can get this session.
                 session.finished.set()
                 return True
             idle = rest if rest > 0 else self.config.idle_timeout
@@ -364,17 +364,17 @@ class Connection:
         return self._reported(failure, child, advice)
 
     def _reported(self, failure: CallError, child: Child, advice: str = "") -> CallError:
-        """The first failure is told in full, to whoever connects; later ones reach callers."""
+        """Report a failure: the first in full, to the code that connects; later ones to callers."""
         if not self._has_worked and self._session is None:
             return start_error(failure, self.config, child, self.redactor, advice)
         if child.stderr:
-            # Its last words go to the operator's log, not to whoever calls.
+            # Its last output goes to the operator's log, not to the caller.
             logger.warning("%s; it said:\n%s", failure.message, "\n".join(child.stderr))
         return failure
 
 
 def _not_started(error: OSError, config: MCPClientConfig) -> tuple[str, str]:
-    """What kept a program from starting, and what to do about it."""
+    """Return why a program could not be started, and what to do about it."""
     if config.cwd is not None and str(error.filename) == str(config.cwd):
         return "cannot be started: there is no such folder", "name a folder that exists as cwd"
     if isinstance(error, FileNotFoundError):
@@ -420,14 +420,14 @@ class Retries:
         self.has_refreshed = False
 
     async def allow(self, failure: ServerError) -> bool:
-        """Whether to send once more, after waiting for as long as is wise."""
+        """Wait if necessary, and return whether to send the request again."""
         if failure.unsent:
             return await self._wait()
         if failure.error.code == ErrorCode.UNAVAILABLE and self._replayable:
             self._replayable = False
             return True
         if not self._is_safe:
-            # It may have run: whoever retries without looking would run it twice.
+            # It may have run: a blind retry could run it twice.
             failure.error.retryable = False
         return False
 

@@ -1,4 +1,4 @@
-"""What goes wrong between us and a server, and what the caller is told.
+"""Failures of requests to a server, and the errors that callers get.
 
 Rule 1: a failure knows whether the request may have been carried out. Only what surely was not, or may be repeated,
         is sent again.
@@ -41,9 +41,9 @@ class ServerError(Exception):
     """A request that brought no result.
 
     Attributes:
-        error: What the caller is told.
+        error: The error for the caller.
         unsent: The request was surely not carried out.
-        broken: The connection is of no more use.
+        broken: Whether the connection cannot be used any more.
     """
 
     def __init__(self, error: CallError, *, unsent: bool = False, broken: bool = False) -> None:
@@ -54,13 +54,13 @@ class ServerError(Exception):
 
 
 def seal(kind: Kind, message: str, **details: Any) -> JSONObject:
-    """A JSON-RPC error object for what a transport of ours found out."""
+    """Return a JSON-RPC error object for a failure that our transport found."""
     data = {"seal": _SEAL, "kind": kind, "details": details}
     return {"code": CONNECTION_CLOSED, "message": message, "data": data}
 
 
 def read_failure(error: Exception, server: str, redactor: Redactor) -> ServerError:
-    """What `error`, raised by the SDK during a request to `server`, means; told without the secrets of `redactor`."""
+    """Return the failure behind an error of the SDK during a request to `server`, without the secrets of `redactor`."""
     failure = _read(error, server)
     told = failure.error
     failure.error = CallError(
@@ -127,7 +127,7 @@ def _of_transport(message: str, data: JSONObject, server: str) -> ServerError:
     return ServerError(
         CallError(ErrorCode.UNAVAILABLE, said, details),
         unsent=kind in ("unreachable", "closed", "session"),
-        # An HTTP exchange that failed says nothing about the next one, but a lost session does.
+        # The next HTTP exchange may succeed after a failed one, but not after the session was lost.
         broken=kind in ("closed", "session"),
     )
 

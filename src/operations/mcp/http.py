@@ -1,7 +1,7 @@
 """A server behind a URL: the HTTP client the SDK's transports are given.
 
 Rule 1: an exchange that fails costs the call it belongs to. The SDK would end the whole connection for a refused
-        socket; here it becomes an answer that says so.
+        socket; here it becomes an error response.
 Rule 2: what a response may hold is bounded while it arrives. Compressed bodies are not asked for and not taken.
 Rule 3: addresses that a server names for OAuth discovery and tokens must be public, unless the operator named them.
 """
@@ -86,9 +86,9 @@ def open_http(
 
 @asynccontextmanager
 async def _open_sse(config: MCPClientConfig, redactor: Redactor) -> AsyncGenerator[Any]:
-    """The transport of 2024: answers come on a stream of their own, so what becomes of a message is told there too.
+    """The transport of 2024: responses come on a separate stream, so failed messages are reported there as well.
 
-    The SDK would stop sending for good after the first message that fails, and tell nobody.
+    The SDK would stop sending after the first message that fails, without a report.
     """
     merged, incoming = anyio.create_memory_object_stream[SessionMessage | Exception](0)
 
@@ -124,7 +124,7 @@ async def _open_sse(config: MCPClientConfig, redactor: Redactor) -> AsyncGenerat
 
 
 def _failed_message(request: httpx2.Request, response: httpx2.Response) -> SessionMessage | None:
-    """What `response` says of the message in `request`, for whoever waits for its answer; None if nobody does."""
+    """Return the answer to the message in `request` that `response` stands for; None if no call waits for one."""
     request_id = _decoded(request.content).get("id")
     if request_id is None:
         return None
@@ -178,7 +178,7 @@ def build_http_client(
         config: Of the server.
         redactor: Of the same configuration.
         timeout: Instead of ours.
-        report: Is told of messages that failed, which then count as delivered.
+        report: Called with messages that failed, which then count as delivered.
     """
     redact_logged_addresses()
     read = max(READ_SECONDS, config.timeout or 0)
@@ -198,7 +198,7 @@ def build_http_client(
 
 
 Report: TypeAlias = Callable[[httpx2.Request, httpx2.Response], Awaitable[None]]
-"""Takes a message that failed, and the answer that says so."""
+"""Called with a message that failed, and the error response to it."""
 
 
 class _Client(httpx2.AsyncClient):
@@ -214,7 +214,7 @@ class _Client(httpx2.AsyncClient):
 
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
         if request.method == "DELETE":
-            # The farewell to a session: a server that is gone must not hold up our leaving.
+            # The end of a session: a server that has stopped must not delay closing.
             request.extensions["timeout"] = httpx2.Timeout(_FAREWELL_SECONDS).as_dict()
         if request.method != "POST":
             return await super().send(request, **options)
@@ -259,7 +259,7 @@ class _Client(httpx2.AsyncClient):
         except OAuthFlowError as error:
             return _answer(request, "status", f"does not let us sign in: {error}")
         except Exception as error:
-            # Whoever was asked for a token may say anything, secrets included.
+            # The response of a token server may contain secrets.
             logger.exception("signing in failed")
             return _answer(request, "status", f"was not asked: {type(error).__name__}")
         if response.status_code < 400:
@@ -272,7 +272,7 @@ def _is_json(response: httpx2.Response) -> bool:
 
 
 def _answer(request: httpx2.Request, kind: Kind, message: str, **details: Any) -> httpx2.Response:
-    """A response of our own making: the SDK hands its error to whoever waits for this request."""
+    """Return a made-up response: the SDK passes its error to the call that waits for this request."""
     return _error(request, seal(kind, message, **details))
 
 

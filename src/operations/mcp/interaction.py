@@ -1,7 +1,7 @@
 """Answer the questions of a server: to a person (elicitation), to a model (sampling), and for the caller's roots.
 
 Since 2026-07-28 a question is part of a result, and a log message comes on its request's own stream. Before, the
-server sends a request of its own, and only streamable HTTP ties it to a request of ours.
+server sends a request of its own, and only streamable HTTP ties it to one of our requests.
 
 Rule 1: a message that the transport ties to a request belongs to that request's caller, while the request is in flight.
 Rule 2: any other message belongs to the caller of all calls in flight, if that is one caller alone. Otherwise it
@@ -37,7 +37,7 @@ from operations.types import JSONObject
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Client:
-    """What the client of one call can do besides what a `CallerChannel` carries."""
+    """Abilities of the client of one call that a `CallerChannel` does not cover."""
 
     close_stream: Callable[[], Awaitable[None]] | None = None
     roots: Callable[[], Awaitable[JSONObject]] | None = None
@@ -85,7 +85,7 @@ MAX_MESSAGES: Final = 100
 _SETTLE_SECONDS: Final = 1.0
 
 _OWN_IDLE_SECONDS = 300.0
-"""Seconds without a call after which a caller's own connection is closed, unless `idle_timeout` says otherwise."""
+"""Seconds without a call after which a caller's own connection is closed, unless `idle_timeout` is set."""
 
 _tied: ContextVar["CallInFlight | None"] = ContextVar("operations_mcp_in_flight", default=None)
 """The call that a request is sent for; transports carry it to the tasks that handle what comes back on its stream."""
@@ -147,7 +147,7 @@ class CallInFlight:
         self.caller = caller_of(context)
 
         self.client: Client = client.get()
-        """What the MCP client of the call can do besides what a channel carries."""
+        """Abilities of the MCP client of the call that a channel does not cover."""
 
         self.is_unanswered = False
         """Whether the call ended while its caller was asked."""
@@ -260,7 +260,7 @@ _TOO_MANY: Final = f"more than {MAX_QUESTIONS} questions at a time"
 def callbacks(name: str, config: MCPClientConfig, calls: CallsInFlight) -> dict[str, Any]:
     """Return the callbacks of a session for requests that a server sends up to 2025-11-25.
 
-    The session advertises all of them, because a server is told once, before the first caller is known.
+    The session advertises all of them, because this happens once, before the first caller is known.
     """
     asked: set[asyncio.Future[JSONObject]] = set()
 
@@ -359,7 +359,7 @@ async def _counted(
 async def _apart(
     handler: AskHandler, request: JSONObject, asked: set[asyncio.Future[JSONObject]]
 ) -> JSONObject:
-    """What `handler` answers, in a task of its own: one that will not be cancelled holds up no connection."""
+    """Return the answer of `handler`, in a separate task: a handler that ignores cancellation delays no connection."""
     answering = asyncio.ensure_future(handler(request))
     asked.add(answering)
     answering.add_done_callback(asked.discard)
@@ -375,7 +375,7 @@ async def _apart(
 
 
 def _overlook(answering: asyncio.Future[JSONObject]) -> None:
-    """Nobody waits for this answer any more, nor for why there is none."""
+    """Ignore the outcome: no call waits for this answer any more."""
     if not answering.cancelled():
         answering.exception()
 
@@ -384,7 +384,7 @@ def _overlook(answering: asyncio.Future[JSONObject]) -> None:
 
 
 def is_question(result: JSONObject) -> bool:
-    """Whether a result asks for input instead of bringing one."""
+    """Return whether a result asks for input."""
     return result.get("resultType") == "input_required"
 
 
@@ -394,7 +394,7 @@ async def settle(
     config: MCPClientConfig,
     context: OperationContext,
 ) -> JSONObject:
-    """Answer questions and send the answers until the result is final, or nobody can answer.
+    """Answer questions and send the answers until the result is final, or a question cannot be answered.
 
     Args:
         result: The first result.
@@ -403,7 +403,7 @@ async def settle(
         context: Whose channel is asked first.
 
     Raises:
-        CallError: `EXECUTION_ERROR` if there is no end to the questions, or a handler fails; `TIMEOUT` if one hangs.
+        CallError: `EXECUTION_ERROR` if there are too many questions, or a handler fails; `TIMEOUT` if one hangs.
     """
     for _ in range(MAX_ROUNDS):
         if not is_question(result):
@@ -463,7 +463,7 @@ async def _settled(
 def question_envelope(
     result: JSONObject, resume: JSONObject | None = None
 ) -> ResponseEnvelope[Any]:
-    """The questions as data; `resume` says which operation takes the answers, and with what else."""
+    """Return the questions as data; `resume` names the operation that accepts the answers, and its other input."""
     kept = ("resultType", "inputRequests", "requestState")
     data = {key: result[key] for key in kept if key in result}
     if resume is not None:

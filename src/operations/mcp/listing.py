@@ -2,7 +2,7 @@
 
 Rule 1: one bad entry costs that entry. The name of a listed tool is a string, its input schema an object.
 Rule 2: a definition is all that a person or a model decides by: name, title, description, schemas, annotations; and
-        what an export of ours adds, which decides what is sent twice.
+        the contract in an export of this library, which decides which calls are repeated.
 Rule 3: with `strict`, the first listing is accepted as a whole, or compared with the pins of an earlier run. Later,
         tools, prompts and templates that are new or changed, changed resources, and changed instructions wait until
         they are accepted.
@@ -31,7 +31,7 @@ _INVISIBLE = ("Cc", "Cf", "Cn", "Co", "Cs")
 
 
 def hides_something(text: str) -> bool:
-    """Whether `text` holds control, formatting (bidirectional, zero-width) or unassigned characters."""
+    """Return whether `text` contains control, formatting (bidirectional, zero-width) or unassigned characters."""
     if text.isascii() and text.isprintable():
         return False
     return any(
@@ -56,7 +56,7 @@ _MOMENT: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """What a server says of itself."""
+    """How a server describes itself."""
 
     name: str
     version: str
@@ -71,27 +71,27 @@ class ServerInfo:
 
 @dataclass(slots=True)
 class Listing:
-    """What a server offers, and what was left out and why."""
+    """Definitions of a server, and those that were left out, with the reason."""
 
     tools: list[JSONObject] = field(default_factory=list[JSONObject])
     resources: list[JSONObject] = field(default_factory=list[JSONObject])
     templates: list[JSONObject] = field(default_factory=list[JSONObject])
     prompts: list[JSONObject] = field(default_factory=list[JSONObject])
     instructions: str = ""
-    """What the server tells models about its use."""
+    """Instructions of the server for models."""
 
     can_watch: bool = False
-    """Whether the server reports changes of a resource to those who ask for it."""
+    """Whether clients can subscribe to changes of a resource."""
 
     can_complete: bool = False
     """Whether the server suggests values for the arguments of prompts and templates."""
 
     skipped: dict[str, str] = field(default_factory=dict[str, str])
-    """What was left out, by name (escaped where it must be), with the reason."""
+    """Definitions that were left out, by name (escaped if necessary), with the reason."""
 
 
 async def list_everything(session: RelaySession, limit: int) -> Listing:
-    """Every tool, resource, template and prompt the server says it has.
+    """Return all tools, resources, templates and prompts that a server lists.
 
     Raises:
         MCPError: If the tools cannot be listed; failures of the others count as none.
@@ -258,7 +258,7 @@ INSTRUCTIONS = "server/instructions"
 
 
 def digest(tool: JSONObject, target: str) -> str:
-    """SHA-256 over the definition of `tool` and where it lives, in any order of keys."""
+    """Return the SHA-256 of the definition and the place of `tool`, independent of the order of keys."""
     definition = {key: tool[key] for key in _DEFINING if key in tool}
     meta: Any = tool.get("_meta")
     if isinstance(meta, dict) and META_KEY in meta:

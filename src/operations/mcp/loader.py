@@ -140,7 +140,7 @@ class MCPClientLoader:
         if self._closing is None or self._closing.done():
             self._closing = asyncio.create_task(self._close(), name="mcp servers close")
         with anyio.CancelScope(shield=True):
-            # Shielded from asyncio too: whoever is cancelled while closing leaves, the closing goes on.
+            # Shielded from asyncio too: a cancelled caller returns at once, and closing continues.
             await asyncio.shield(self._closing)
 
     async def _close(self) -> None:

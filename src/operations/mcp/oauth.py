@@ -112,7 +112,7 @@ def stored_login(config: MCPClientConfig, login: OAuthLogin) -> OAuthClientProvi
     """Return what signs requests with the stored tokens and refreshes them, without ever asking a person.
 
     Raises:
-        SignInRequiredError: If nobody has signed in yet.
+        SignInRequiredError: If no person has signed in yet.
     """
     file = TokenFile(token_path(config, login))
     stored = file.read()
@@ -131,7 +131,7 @@ async def _nobody(url: str) -> None:
 
 
 async def _no_answer() -> AuthorizationCodeResult:
-    # The SDK asks for one before it shows an address; nobody is shown any.
+    # The SDK requires one, although no address is shown here.
     raise AssertionError("nobody signs in here")
 
 

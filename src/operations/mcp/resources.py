@@ -53,7 +53,7 @@ from operations.types import JSONObject
 ListAll = Callable[[str, str, OperationContext], Awaitable[list[JSONObject]]]
 """`(method, key, context)` -> every entry of a paged list."""
 
-Watch = Callable[[str], AsyncGenerator[str]]
+WatchResource = Callable[[str], AsyncGenerator[str]]
 """`(uri)` -> the addresses of what changed, at each change."""
 
 READ: Final = "resources.read"
@@ -115,7 +115,7 @@ class Source:
     version: str
     config: MCPClientConfig
     request: Request
-    watch: Watch
+    watch: WatchResource
 
     async def settled(
         self, method: str, params: JSONObject, context: OperationContext
@@ -363,7 +363,7 @@ class ResourceWatches:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def watch(self, uri: str) -> AsyncGenerator[str]:
-        """Yield the address of the resource as soon as it is watched, and then what changed: it, or a part of it.
+        """Yield the address of the resource when it is watched, and then of each change: the resource, or a part of it.
 
         Raises:
             CallError: If the server refuses, or too many resources are watched.

@@ -159,7 +159,7 @@ class PlainCalls:
 
     @property
     def is_usable(self) -> bool:
-        """Whether a request can be sent here: servers that set cookies may need them back."""
+        """Return whether a request can be sent on this path: servers that set cookies may need them back."""
         return self._http is not None and not self._client.cookies
 
     def next_id(self) -> int:
@@ -176,7 +176,7 @@ class PlainCalls:
         """Send a request; return its result, or the stream that the SDK should read.
 
         Raises:
-            MCPError: If the server answers with an error, or not at all.
+            MCPError: If the server answers with an error or does not answer.
         """
         meta: JSONObject = {**params.get("_meta", {})}
         inject(meta)
@@ -355,7 +355,7 @@ OnProgress: TypeAlias = Callable[[float, float | None, str | None], Awaitable[No
 
 
 class Dispatcher(JSONRPCDispatcher[TransportContext]):
-    """A dispatcher that says when its connection has ended, and which requests surely did not leave."""
+    """A dispatcher that knows when its connection has ended, and which requests were certainly not sent."""
 
     def __init__(self, read_stream: Any, write_stream: Any) -> None:
         super().__init__(read_stream, write_stream)
@@ -374,7 +374,7 @@ class Dispatcher(JSONRPCDispatcher[TransportContext]):
             self.ended.set()
 
     async def send_raw_request(self, *args: Any, **options: Any) -> dict[str, Any]:
-        """Send a request and wait for its response; `MCPError` as the SDK, or sealed if nobody took it."""
+        """Send a request and wait for its response; `MCPError` as the SDK, or sealed if it was certainly not sent."""
         if self._closed:
             raise _not_taken()
         return await super().send_raw_request(*args, **options)
@@ -417,7 +417,7 @@ def _bounded(on_progress: OnProgress) -> OnProgress:
 
 
 class RelaySession(ClientSession):
-    """One conversation with one server, from its negotiation to its end."""
+    """One session with one server, from its negotiation to its end."""
 
     def __init__(
         self, dispatcher: Dispatcher, plain: PlainCalls | None = None, **callbacks: Any
@@ -428,7 +428,7 @@ class RelaySession(ClientSession):
         self._cancelling: set[asyncio.Task[None]] = set()
 
         self.finished = dispatcher.ended
-        """Set when the conversation is over, for whatever reason."""
+        """Set when the session has ended."""
 
     @property
     def is_open(self) -> bool:
@@ -454,7 +454,7 @@ class RelaySession(ClientSession):
 
         Raises:
             MCPError: If the server refuses.
-            RuntimeError: If it answers with a revision nobody knows.
+            RuntimeError: If it answers with an unknown revision.
         """
         if version == "auto":
             await negotiate_auto(self)
@@ -464,7 +464,7 @@ class RelaySession(ClientSession):
             await self._handshake(version)
 
     async def _discover(self) -> None:
-        """`server/discover`, for as long as whoever connects has patience: the SDK asks for ten seconds only."""
+        """Send `server/discover` with the timeout of the connection: the SDK waits only ten seconds."""
         while self.discover_result is None:
             try:
                 await self.discover()
@@ -493,7 +493,7 @@ class RelaySession(ClientSession):
         """Send a request; its result, as it came. `params` may be altered.
 
         Raises:
-            MCPError: If the server answers with an error, or not at all.
+            MCPError: If the server answers with an error or does not answer.
         """
         data: JSONObject = {"method": method, "params": params}
         options: CallOptions = {}
@@ -519,7 +519,7 @@ class RelaySession(ClientSession):
         return await self._dispatcher.send_raw_request(method, data["params"], options)
 
     def _cancel(self, request_id: int) -> None:
-        """Tell a server before 2026-07-28 to stop; for others the end of the connection says so."""
+        """Cancel a request at a server before 2026-07-28; for others the end of the connection does so."""
         if self.is_modern or not self.is_open:
             return
         notice = self.dispatcher.notify("notifications/cancelled", {"requestId": request_id})

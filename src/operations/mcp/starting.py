@@ -3,8 +3,8 @@
 Rule 1: the operator sees what was run, where, how it ended, what it printed and what to do next (`str` of the error).
         Others see the error's message and details, which contain none of that.
 Rule 2: the values of `headers`, the token, and what was filled in from the environment are secrets. So are values of
-        `env` whose name says so, or that are too long for a setting.
-Rule 3: an argument is shown, unless the option before it, or its own name, says that it is a secret.
+        `env` whose name indicates a secret, or that are too long for a setting.
+Rule 3: an argument is shown, unless the option before it, or its own name, indicates a secret.
 Rule 4: the output of a server passes through the redactor as well: it may repeat what we sent.
 """
 
@@ -181,10 +181,10 @@ _RUN_BY_HAND = "run the command by hand in that folder: it should wait in silenc
 
 
 class StartError(CallError):
-    """A server could not be used at all.
+    """A server could not be used.
 
     Attributes:
-        report: What was tried, what came of it and what to do next, in lines; without secrets, but not for callers.
+        report: What was tried, the outcome and what to do next, in lines; without secrets, but not for callers.
     """
 
     def __init__(self, message: str, details: Any, report: str) -> None:
@@ -201,11 +201,11 @@ def start_error(
     """`failure` with everything that helps to repair it.
 
     Args:
-        failure: What callers may see.
+        failure: The error for callers.
         config: Of the server.
-        child: Its process, where it is one.
+        child: Its process, if it has one.
         redactor: Of the same configuration.
-        advice: What to do next; empty for what usually helps.
+        advice: What to do next; empty for the usual advice.
     """
     if config.kind == "memory":
         return StartError(failure.message, failure.details, "")

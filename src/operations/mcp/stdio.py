@@ -186,7 +186,7 @@ _GONE = (anyio.ClosedResourceError, anyio.BrokenResourceError, anyio.EndOfStream
 
 
 class Child:
-    """What is known of a server's process while it runs and after it ended."""
+    """The state of a server's process, also after it has ended."""
 
     def __init__(self, name: str, redact: Callable[[str], str]) -> None:
         self.name = name
@@ -199,7 +199,7 @@ class Child:
 
         self.is_stopped = False
         self.went_away = False
-        """Whether it stopped talking before we stopped it."""
+        """Whether it closed its output before we stopped it."""
         self.is_heard = anyio.Event()
         """Set when its stderr has ended."""
 
@@ -207,7 +207,7 @@ class Child:
 
     @property
     def exit_code(self) -> int | None:
-        """How it ended by itself; None while it runs, where it never did, and where we ended it."""
+        """How it ended by itself; None while it runs, if it was never started, and if we ended it."""
         return self.process.returncode if self.process is not None and self.went_away else None
 
     def complain(self, problem: str, line: bytes) -> None:
@@ -266,7 +266,7 @@ async def open_stdio(config: MCPClientConfig, child: Child) -> AsyncGenerator[St
 async def _read(
     process: Process, config: MCPClientConfig, incoming: Incoming, child: Child
 ) -> None:
-    """Lines to messages until stdout ends. Goes on reading when nobody listens, so that the child can end."""
+    """Turn lines into messages until stdout ends, also after the session has ended, so that the child can exit."""
     assert process.stdout is not None  # noqa: S101 - asked for
     lines = LineBuffer(config.max_message_bytes)
     with suppress(*_GONE):
@@ -281,7 +281,7 @@ async def _read(
                     "a line without an end", line.head if isinstance(line, Oversized) else line
                 )
             child.went_away = not child.is_stopped
-            # A request that is being written finds out that nobody reads it, and is safe to repeat: its
+            # A request that is being written then fails, and is safe to repeat: its
             # failure has to arrive before the end of the connection does.
             await anyio.sleep(_LAST_WORDS_SECONDS)
 
@@ -289,7 +289,7 @@ async def _read(
 def _messages(
     line: bytes | Oversized, config: MCPClientConfig, child: Child
 ) -> Iterator[SessionMessage]:
-    """What a line says: usually one message; none, or (2025-03-26) a batch of them."""
+    """Return the messages in a line: usually one; none, or (2025-03-26) a batch."""
     parts: list[SessionMessage | None]
     if isinstance(line, Oversized):
         child.complain(f"a message of {line.size} bytes", line.head)
@@ -338,7 +338,7 @@ def _failed(request_id: Any, kind: Kind, message: str, **details: Any) -> Sessio
 
 
 async def _write(process: Process, outgoing: Outgoing, incoming: Incoming) -> None:
-    """Messages to lines. One that cannot be written was not read by anybody, and its caller is told so."""
+    """Turn messages into lines. The caller of a message that cannot be written gets an error: it was not read."""
     async with outgoing:
         async for message in outgoing:
             body = message.message
@@ -358,7 +358,7 @@ async def _send(process: Process, line: bytes) -> None:
     """Write a line.
 
     Raises:
-        OSError: If nobody reads any more. asyncio would tell so with the next line only.
+        OSError: If the child does not read any more. asyncio would report it only with the next line.
     """
     writer: Any = getattr(getattr(process, "_process", None), "stdin", None)
     writer.write(line)
@@ -368,7 +368,7 @@ async def _send(process: Process, line: bytes) -> None:
 
 
 async def _read_stderr(process: Process, child: Child) -> None:
-    """What the child says about itself: to our log, the end of it kept for explaining a failure."""
+    """Write the child's stderr to the log, and keep its end for explaining a failure."""
     assert process.stderr is not None  # noqa: S101 - asked for
     lines = LineBuffer(4096)
     try:

@@ -1,4 +1,4 @@
-"""A registry as an HTTP API: one path per operation, streams, a gateway, a document, all filtered by who asks.
+"""A registry as an HTTP API: one path per operation, streams, a gateway, a document, each filtered by caller.
 
     app = create_app(registry, identity=APIKeys.from_file("keys.json"))
 

@@ -6,7 +6,6 @@ access log -> root path -> Host and Origin -> operations, gateway, pages, mounte
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
-from importlib import import_module
 from typing import Any, cast
 from weakref import finalize
 
@@ -20,15 +19,13 @@ from operations.front.front import Front
 from operations.front.http import RequestPipeline
 from operations.front.messages import HostGuard
 from operations.registry import OperationRegistry
+from operations.server.console import console_app
 from operations.server.identity import SessionResolver, Sessions, any_of
 from operations.server.routes import HTTPMount, NotFound, OperationPaths, RouteTable, SocketMount
 from operations.server.system import GatewayRoutes, Overview, Pages, Readiness
 from operations.telemetry.logs import AccessLog
 from operations.telemetry.metrics import CallMetrics
 from operations.types import options_of
-
-_SOCKETS = "operations.server.call_sockets"
-_CONSOLE = "operations.server.console"
 
 _REMEMBERED = 2_000
 """Calls that the console can show."""
@@ -157,8 +154,8 @@ def _applications(config: ServerConfig, registry: OperationRegistry) -> list[ASG
     """Return what is served at `/mcp`, `/ws` and `/`; each is imported when it is asked for."""
     made: dict[str, Callable[[], ASGIApp]] = {
         "mcp": lambda: _mcp_app(config, registry),
-        "websocket": lambda: import_module(_SOCKETS).WebSocketEntry(registry, config.resolve),
-        "console": lambda: import_module(_CONSOLE).console_app(),
+        "websocket": lambda: _websocket_app(config, registry),
+        "console": console_app,
     }
     given = ((make, getattr(config, name)) for name, make in made.items())
     return [make() if _is_built(app) else app or None for make, app in given]
@@ -169,7 +166,15 @@ def _is_built(app: Any) -> bool:
     return app is True or isinstance(app, MCPServerSettings)
 
 
+def _websocket_app(config: ServerConfig, registry: OperationRegistry) -> ASGIApp:
+    from operations.server.call_sockets import WebSocketEntry  # noqa: PLC0415 - needs an extra
+
+    return WebSocketEntry(registry, config.resolve)
+
+
 def _mcp_app(config: ServerConfig, registry: OperationRegistry) -> ASGIApp:
+    from operations.mcp import RegistryServer  # noqa: PLC0415 - needs an extra
+
     given = config.mcp
     settings = replace(
         given if isinstance(given, MCPServerSettings) else MCPServerSettings(name=config.title),
@@ -177,10 +182,8 @@ def _mcp_app(config: ServerConfig, registry: OperationRegistry) -> ASGIApp:
         expose_errors=config.expose_errors,
         scopes_supported=config.scopes_supported,
     )
-    server = import_module("operations.mcp").RegistryServer(registry, settings)
     # The app around it has checked Host and Origin.
-    app: ASGIApp = server.asgi_app(path=None, hosts=None)
-    return app
+    return RegistryServer(registry, settings).asgi_app(path=None, hosts=None)
 
 
 class _Recording:

@@ -3,7 +3,7 @@
 A browser shows a credential once, and a cookie stands for it from then on: `EventSource` and WebSockets cannot send an
 Authorization header, and keys must not appear in URLs.
 
-Rule 1: an identity comes from a verified credential of the request, never from what the request says about itself.
+Rule 1: an identity comes from a verified credential of the request, never from other parts of the request.
 Rule 2: an exception rejects the request. A request without a credential has no identity, which is enough for
         operations that require nothing.
 Rule 3: a key is never kept: its SHA-256 is. A key of 256 random bits cannot be guessed from that. Digests are compared

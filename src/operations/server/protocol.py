@@ -72,7 +72,7 @@ class HTTPProtocol(asyncio.Protocol):
         self._state = server_state
         self._loop = asyncio.get_running_loop()
         self._context = copy_context()
-        """Of the server. What runs when data arrives may have the one of an earlier request, which resumed reading."""
+        """Of the server. Callbacks for data may run in the context of an earlier request, which resumed reading."""
         self._parser = httptools.HttpRequestParser(self)
         self._transport: Any = None
         self._client: tuple[str, int] | None = None
@@ -88,7 +88,7 @@ class HTTPProtocol(asyncio.Protocol):
         self._timer_at = self._due = _NEVER
         self._is_reading = True
         self._is_done = False
-        """Whether whatever else arrives is dropped."""
+        """Whether all further data is dropped."""
         self._in_head = self._in_body = False
         self._overhead = 0
         """Bytes of the request since the last one of its body: of its head, of chunk sizes, of trailers."""

@@ -53,7 +53,7 @@ from operations.types import JSONObject
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """What is served at one path."""
+    """One path and its endpoint."""
 
     methods: tuple[str, ...]
     endpoint: Endpoint

@@ -213,7 +213,7 @@ async def running(config: ListenConfig, app: Starlette) -> AsyncGenerator[str]:
         InsecureBindError: As `build_server`.
         OSError: If the port is taken.
     """
-    # What is wrong is found before the port is taken.
+    # Errors are found before the port is taken.
     server = _server(app, config)
     with listen(config.host, config.port) as listener:
         async with _served(server, config, listener) as url:

@@ -333,7 +333,7 @@ _KEPT = 16
 
 
 class Pages:
-    """The fixed paths that are no gateway."""
+    """The fixed paths besides the gateway."""
 
     def __init__(
         self,
@@ -413,7 +413,7 @@ class Pages:
         return json_reply(self._pipeline.front.challenge.metadata())
 
     async def _healthz(self, state: RequestState) -> Reply:
-        """Whether this process can answer at all."""
+        """Whether this process can answer."""
         return json_reply({"status": "ok"})
 
     async def _readyz(self, state: RequestState) -> Reply:

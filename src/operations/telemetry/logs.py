@@ -1,17 +1,127 @@
-"""Write log records to standard error: as text or JSON, with or without the time."""
+"""Write log lines to standard error, access log lines, and an audit record for every call.
+
+registry.observe(Audit())
+
+Rule 1: an audit record names caller, operation, outcome, duration and id, never arguments or results.
+"""
 
 import logging
+import os
 import sys
 from collections.abc import Awaitable, Callable, Generator, MutableMapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from io import TextIOWrapper
+from logging.handlers import WatchedFileHandler
+from pathlib import Path
 from time import perf_counter
 from typing import Any, TypeAlias
 
 import msgspec
 
-from operations.telemetry.config import LogConfig
+from operations.observe import CallAbandoned, CallEvent, CallFinished
+from operations.telemetry import LogConfig
 from operations.types import JSONObject, options_of
+
+_audit_logger = logging.getLogger("operations.audit")
+
+
+class AuditRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """A call that ended."""
+
+    timestamp: int
+    """Milliseconds since the epoch, when it ended."""
+
+    request_id: str
+    parent_request_id: str | None = None
+
+    identity_id: str | None = None
+    """The caller; None if it is not known."""
+
+    authority: str | None = None
+    """The operation on whose authority a nested call ran; None: its caller's own."""
+
+    operation_id: str
+
+    outcome: str
+    """`ok`, `abandoned`, or the error's code."""
+
+    milliseconds: float = 0.0
+
+
+class _PrivateFile(WatchedFileHandler):
+    def _open(self) -> TextIOWrapper:
+        def private(path: str, flags: int) -> int:
+            return os.open(path, flags, 0o600)
+
+        return open(self.baseFilename, self.mode, encoding=self.encoding, opener=private)  # type: ignore[return-value]
+
+
+class AuditFile:
+    """Appends audit records to a file that only its owner can read, one line of JSON for each.
+
+    The file is opened again when it was moved or removed, as log rotation does.
+
+    Args:
+        path: The file; its folder must exist.
+
+    Raises:
+        OSError: If the file cannot be written.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._handler = _PrivateFile(path, encoding="utf-8")
+
+    def __call__(self, record: AuditRecord) -> None:
+        """Append a record."""
+        line = msgspec.json.encode(record).decode()
+        self._handler.handle(logging.makeLogRecord({"msg": line}))
+
+    def close(self) -> None:
+        """Close the file."""
+        self._handler.close()
+
+
+class Audit:
+    """Observes a registry's calls and keeps a record of each.
+
+    Args:
+        sink: Takes each record, quickly; by default the logger `operations.audit`, one line of JSON for each.
+    """
+
+    def __init__(self, sink: Callable[[AuditRecord], None] | None = None) -> None:
+        self._sink = sink or _log
+
+    def __call__(self, event: CallEvent, /) -> None:
+        """Take notice of an event."""
+        if isinstance(event, CallFinished):
+            self._sink(
+                AuditRecord(
+                    timestamp=event.timestamp,
+                    request_id=event.request_id,
+                    parent_request_id=event.parent_request_id,
+                    identity_id=event.identity_id,
+                    authority=event.authority,
+                    operation_id=event.operation_id,
+                    outcome=event.code or "ok",
+                    milliseconds=round(event.duration * 1000, 3),
+                )
+            )
+        elif isinstance(event, CallAbandoned):
+            self._sink(
+                AuditRecord(
+                    timestamp=event.timestamp,
+                    request_id=event.request_id,
+                    operation_id=event.operation_id,
+                    outcome="abandoned",
+                )
+            )
+
+
+def _log(record: AuditRecord) -> None:
+    # As JSON, in which control characters are escaped: a record is one line whatever characters an id has.
+    _audit_logger.info("%s", msgspec.json.encode(record).decode())
+
 
 _STRUCTURED = frozenset({"operations.access", "operations.audit"})
 """Loggers whose messages are JSON objects: their fields become fields of the line."""
@@ -67,7 +177,7 @@ def logging_to_stderr(config: LogConfig) -> Generator[None]:
             logger.setLevel(level)
 
 
-logger = logging.getLogger("operations.access")
+_access_logger = logging.getLogger("operations.access")
 
 _Message: TypeAlias = MutableMapping[str, Any]
 _Receive: TypeAlias = Callable[[], Awaitable[_Message]]
@@ -78,14 +188,14 @@ _MAX_PATH = 200
 
 
 class AccessLog:
-    """ASGI middleware that logs requests, where anybody listens to the logger."""
+    """ASGI middleware that logs requests if the logger is enabled."""
 
     def __init__(self, app: _App) -> None:
         self._app = app
 
     def __call__(self, scope: _Message, receive: _Receive, send: _Send) -> Awaitable[None]:
         """Serve, and log how it went."""
-        if scope["type"] == "http" and logger.isEnabledFor(logging.INFO):
+        if scope["type"] == "http" and _access_logger.isEnabledFor(logging.INFO):
             return self._logged(scope, receive, send)
         return self._app(scope, receive, send)
 
@@ -117,4 +227,4 @@ class AccessLog:
                 "requestId": scope.get("operations.request_id"),
                 "client": client[0] if client else None,
             }
-            logger.info("%s", msgspec.json.encode(record).decode())
+            _access_logger.info("%s", msgspec.json.encode(record).decode())

@@ -21,7 +21,7 @@ from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, MissingExtraError
 from operations.observe import CallEvent, CallFinished, CallStarted, CallYielded
 from operations.registry import OperationRegistry
-from operations.telemetry.config import TelemetryConfig
+from operations.telemetry import TelemetryConfig
 from operations.types import options_of
 
 try:
@@ -189,7 +189,7 @@ def current_trace() -> dict[str, str]:
 
 
 def _context_of(event: CallStarted, parent: Span | None) -> Context | None:
-    """What a call's span hangs from; None for whatever is current."""
+    """Return the parent of a call's span; None for the current span."""
     if parent is not None:
         return trace.set_span_in_context(parent)
     if event.traceparent is not None:
@@ -198,7 +198,7 @@ def _context_of(event: CallStarted, parent: Span | None) -> Context | None:
 
 
 def _carrying(call: Call, span: Span) -> Call:
-    """The call with its span in its metadata, for whatever the handler calls elsewhere."""
+    """Return the call with its span in its metadata, for the requests that the handler sends."""
     carrier: dict[str, str] = {}
     _W3C.inject(carrier, trace.set_span_in_context(span))
     return replace(call, context=call.context.with_metadata(**carrier)) if carrier else call

@@ -1,12 +1,307 @@
 """`operations demo`: everything at work, with nothing to configure.
 
-    shop.*    a REST API (api.py), imported from its OpenAPI document
+    shop.*    a REST API, imported from its OpenAPI document
     money.*   an MCP server (tools.py), started as a child
     cafe.*    Python functions (local.py), which call the other two
 
 The demo is the product: it opens a config like any other, and serves it like `operations serve`.
 """
 
-from operations.cli.demo.command import demo
+import json
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any
 
-__all__ = ["demo"]
+from cyclopts import Parameter
+from rich.text import Text
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from operations._signals import shutdown_event
+from operations.access import Identity
+from operations.cli.inputs import as_typed
+from operations.cli.options import DEFAULTS, Common, command
+from operations.cli.render import Screen, encoded, plain
+from operations.cli.serve import announce
+from operations.config import ConfigFile, load_config
+from operations.config.reading import FILE_NAME, VARIABLE
+from operations.context import OperationContext
+from operations.errors import CallError, OperationsError
+from operations.hub import Hub, open_hub
+from operations.hub.serving import build_app, entry_points_of
+from operations.registry import OperationRegistry
+from operations.schema.outline import Outline
+from operations.server import hash_key, new_key
+from operations.server.running import running
+from operations.types import JSONObject
+
+MANAGER = Identity("manager", ["cafe:manage"])
+
+
+@command
+async def demo(
+    *,
+    once: Annotated[bool, Parameter(negative="")] = False,
+    port: Annotated[int, Parameter(alias="-p")] = 0,
+    common: Common = DEFAULTS,
+) -> None:
+    """See it all at work: a REST API, an MCP server and Python functions behind one address.
+
+    Takes a tour of every kind of call, then serves until Ctrl-C. Nothing has to be configured or installed.
+
+    Args:
+        once: End after the tour, as it does without a terminal.
+        port: The port to serve on; 0 for any free port.
+        common: Options of every command.
+    """
+    screen = common.screen()
+    stays = not once and sys.stdin.isatty() and screen.is_terminal
+    key = new_key()
+    async with open_demo(key) as hub:
+        entry_points = entry_points_of(hub.file)
+        async with running(build_app(hub), port=port) as url:
+            if not screen.json:
+                announce(url, entry_points, hub, screen)
+            seen = await run_tour(hub.registry, screen, MANAGER)
+            if screen.json:
+                screen.value({"url": url, "operations": hub.offered, "tour": seen})
+            elif stays:
+                with shutdown_event() as shutdown:
+                    screen.note(
+                        f"\nstill serving at {url}; sign in with the key {key}. Ctrl-C ends it",
+                        "bold",
+                    )
+                    screen.note(
+                        f"the commands above work in another terminal: export {VARIABLE}={hub.file.path}"
+                    )
+                    await shutdown.wait()
+            else:
+                screen.note(
+                    "\nthat was the tour; at a terminal, without --once, it goes on serving"
+                )
+
+
+@asynccontextmanager
+async def open_demo(key: str) -> AsyncGenerator[Hub]:
+    """The hub of the demo, and the API it imports, for the length of an `async with` block.
+
+    Args:
+        key: Signs the manager in.
+
+    Raises:
+        OperationsError: If one of the three sources is not there.
+    """
+    with TemporaryDirectory(prefix="operations-demo-") as folder:
+        async with running(build_api()) as api, open_hub(_file(Path(folder), api, key)) as hub:
+            for source in hub.absent():
+                raise OperationsError(f"{source.label} did not start: {source.problem}")
+            yield hub
+
+
+_CONFIG = """\
+modules = ["operations.cli.demo.local"]
+
+[openapi.shop]
+document = {document}
+base_url = {api}
+
+[mcp.money]
+command = {python}
+args = [{tools}]
+queries = ["convert"]
+
+[access.keys.manager]
+sha256 = {sha256}
+scopes = {scopes}
+
+[serve]
+port = 0
+scopes_supported = {scopes}
+
+[trace]
+file = "trace.jsonl"
+"""
+
+
+def _file(folder: Path, api: str, key: str) -> ConfigFile:
+    """Return the config that a person would write."""
+    values = {
+        "document": f"{api}/openapi.json",
+        "api": api,
+        "python": sys.executable,
+        "tools": str(Path(__file__).with_name("tools.py")),
+        "sha256": hash_key(key),
+        "scopes": list(MANAGER.scopes),
+    }
+    # JSON of strings and lists of them is TOML.
+    text = _CONFIG.format(**{name: json.dumps(value) for name, value in values.items()})
+    (folder / FILE_NAME).write_text(text, encoding="utf-8")
+    return load_config(folder / FILE_NAME)
+
+
+# ------------------------------------------------------------ the tour
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One thing to show."""
+
+    what: str
+    operation_id: str
+    input: JSONObject
+    identity: Identity | None = None
+    streams: bool = False
+
+
+def steps(manager: Identity) -> list[Step]:
+    """The tour, in its order."""
+    return [
+        Step("an HTTP endpoint, called like a function", "shop.get_item", {"id": 2}),
+        Step("a tool of an MCP server, called the same way", "money.convert", {"amount": 3.8, "to": "USD"}),
+        Step("all three in one call: cafe.quote asks shop and money", "cafe.quote", {"item": 2, "currency": "JPY"}),
+        Step("a stream: one envelope per item", "cafe.brew", {"cups": 3}, streams=True),
+        Step("access: nobody in particular may not close the café", "cafe.close", {}),
+        Step("but the manager may", "cafe.close", {"reason": "holiday"}, manager),
+        Step("input that does not fit its schema never reaches anybody", "cafe.quote", {"item": "two", "sugar": 1}),
+        Step("an error that a function declares", "cafe.order", {"item": 3}),
+        Step("an error of the HTTP API", "shop.get_item", {"id": 99}),
+        Step("an error of the MCP tool: a result that says so", "money.convert", {"amount": 1, "to": "XXX"}),
+    ]  # fmt: skip
+
+
+async def run_tour(
+    registry: OperationRegistry, screen: Screen, manager: Identity
+) -> list[JSONObject]:
+    """Take every step and show it; what came back, for scripts."""
+    seen: list[JSONObject] = []
+    for step in steps(manager):
+        if not screen.json:
+            screen.show(Text(f"\n# {step.what}", style="dim"))
+            screen.out.print(Text(f"> {command_of(step, registry)}", style="cyan"), soft_wrap=True)
+        answers = [answer async for answer in answers_of(step, registry)]
+        if not screen.json:
+            for answer in answers:
+                _answered(answer, screen)
+        seen.append({"what": step.what, "operation": step.operation_id, "answers": answers})
+    return seen
+
+
+async def answers_of(step: Step, registry: OperationRegistry) -> AsyncIterator[JSONObject]:
+    """Yield the outcome as JSON: envelopes, or one error."""
+    context = OperationContext(identity=step.identity)
+    try:
+        if step.streams:
+            async for envelope in registry.subscribe(step.operation_id, step.input, context):
+                yield envelope.to_wire()
+        else:
+            envelope = await registry.execute(step.operation_id, step.input, context)
+            yield envelope.to_wire()
+    except CallError as error:
+        yield {"error": error.to_wire()}
+
+
+def command_of(step: Step, registry: OperationRegistry) -> str:
+    """The command that does the same: it prints the whole envelope, and calls as who calls here."""
+    spec = registry.get_spec(step.operation_id)
+    outline = Outline({}) if spec is None else Outline.of(spec.input_schema)
+    who = "anonymous" if step.identity is None else step.identity.id
+    typed = as_typed(step.input, outline) if step.input else ""
+    words = ["operations call", step.operation_id, typed, f"--as {who} --envelope"]
+    return plain(" ".join(word for word in words if word))
+
+
+def _answered(answer: JSONObject, screen: Screen) -> None:
+    failed = "error" in answer or answer.get("meta", {}).get("isError")
+    line = Text(f"  {plain(encoded(answer))}", style="red" if failed else "green")
+    screen.out.print(line, soft_wrap=True)
+
+
+# ------------------------------------------------------------ the REST API
+
+_ITEM: JSONObject = {
+    "type": "object",
+    "required": ["id", "name", "price"],
+    "properties": {
+        "id": {"type": "integer"},
+        "name": {"type": "string"},
+        "price": {"type": "number", "description": "In euros."},
+    },
+}
+
+DOCUMENT: JSONObject = {
+    "openapi": "3.1.0",
+    "info": {"title": "The shop", "version": "1.0.0"},
+    "paths": {
+        "/items": {
+            "get": {
+                "operationId": "list_items",
+                "summary": "Everything on the menu",
+                "tags": ["menu"],
+                "responses": {
+                    "200": {
+                        "description": "The menu.",
+                        "content": {
+                            "application/json": {"schema": {"type": "array", "items": _ITEM}}
+                        },
+                    }
+                },
+            }
+        },
+        "/items/{id}": {
+            "get": {
+                "operationId": "get_item",
+                "summary": "One item of the menu",
+                "tags": ["menu"],
+                "parameters": [
+                    {"name": "id", "in": "path", "required": True, "schema": {"type": "integer"}}
+                ],
+                "responses": {
+                    "200": {
+                        "description": "The item.",
+                        "content": {"application/json": {"schema": _ITEM}},
+                    },
+                    "404": {"description": "There is no such item."},
+                },
+            }
+        },
+    },
+}
+
+_MENU: list[dict[str, Any]] = [
+    {"id": 1, "name": "Espresso", "price": 2.2},
+    {"id": 2, "name": "Flat white", "price": 3.8},
+    {"id": 3, "name": "Apple cake", "price": 4.5},
+]
+
+
+async def _document(_: Request) -> JSONResponse:
+    return JSONResponse(DOCUMENT)
+
+
+async def _items(_: Request) -> JSONResponse:
+    return JSONResponse(_MENU)
+
+
+async def _item(request: Request) -> JSONResponse:
+    wanted: int = request.path_params["id"]
+    for item in _MENU:
+        if item["id"] == wanted:
+            return JSONResponse(item)
+    return JSONResponse({"detail": f"there is no item {wanted}"}, status_code=404)
+
+
+def build_api() -> Starlette:
+    """The API as an ASGI application."""
+    return Starlette(
+        routes=[
+            Route("/openapi.json", _document),
+            Route("/items", _items),
+            Route("/items/{id:int}", _item),
+        ]
+    )

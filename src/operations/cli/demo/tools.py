@@ -1,4 +1,4 @@
-"""A small MCP server on standard input and output, for the demo. It imports nothing of ours."""
+"""A small MCP server on standard input and output, for the demo. It does not use this library."""
 
 from typing import TypedDict
 

@@ -1,24 +1,15 @@
-"""Where operations come from: the entries of a config, and one file per kind of source that opens them.
+"""The sources of a config, and one file per kind of source that opens them.
 
 Kinds whose packages take long to import, or may not be installed, are imported when a config has one of them.
 """
 
-from collections.abc import Awaitable, Callable, Iterator
-from importlib import import_module
-from typing import Any, cast
+from collections.abc import Iterator
 
 from operations._mcp_config import read_servers, unknown_keys
 from operations._text import safe_namespace
 from operations.config import ConfigError, ConfigFile
-from operations.hub.source import Kind, ListedServer, Opened, Source
-from operations.hub.sources.local import open_modules
+from operations.hub.source import ListedServer, Opened, Source, open_modules
 from operations.scanner import Skipped
-
-_OPENERS: dict[Kind, str] = {
-    "openapi": "operations.hub.sources.openapi:open_service",
-    "mcp": "operations.hub.sources.mcp:open_server",
-    "broker": "operations.hub.sources.broker:open_workers",
-}
 
 
 def sources_of(file: ConfigFile) -> Iterator[Source]:
@@ -60,11 +51,18 @@ async def open_source(source: Source, file: ConfigFile) -> Opened:
     Raises:
         OperationsError, OSError, ValueError: If it cannot be opened.
     """
-    if source.kind == "local":
-        return open_modules(source.entry, file)
-    module, _, function = _OPENERS[source.kind].partition(":")
-    opener = cast(
-        "Callable[[str, Any, ConfigFile], Awaitable[Opened]]",
-        getattr(import_module(module), function),
-    )
-    return await opener(source.name, source.entry, file)
+    match source.kind:
+        case "local":
+            return open_modules(source.entry, file)
+        case "openapi":
+            from operations.hub.sources.openapi import open_service  # noqa: PLC0415
+
+            return await open_service(source.name, source.entry, file)
+        case "mcp":
+            from operations.hub.sources.mcp import open_server  # noqa: PLC0415 - needs an extra
+
+            return await open_server(source.name, source.entry, file)
+        case "broker":
+            from operations.hub.sources.broker import open_workers  # noqa: PLC0415
+
+            return await open_workers(source.name, source.entry, file)

@@ -1,9 +1,8 @@
 """Operations that workers serve on a broker, and the broker itself."""
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from importlib import import_module
-from typing import Any, cast
+from typing import Any
 
 from operations.authority import Grants
 from operations.calls import from_calls
@@ -13,19 +12,14 @@ from operations.config import ConfigFile
 from operations.config.model import BrokerEntry
 from operations.hub.source import Opened, per_source
 from operations.pubsub.base import EventTarget
-
-_CONNECTORS = {
-    False: "operations.pubsub.redis:connect_redis",
-    True: "operations.pubsub.nats:connect_nats",
-}
-"""By whether it is NATS. Imported when needed: each has its own extra."""
+from operations.pubsub.config import NatsConfig, RedisConfig
 
 
 async def open_workers(name: str, entry: BrokerEntry, file: ConfigFile) -> Opened:
     """Import what the workers of a group offer.
 
     Raises:
-        ConfigError: If a secret is not where the config says.
+        ConfigError: If a secret cannot be read.
         TransportError: If the broker cannot be reached.
         CallError: `UNAVAILABLE`, if no worker responds.
     """
@@ -60,16 +54,19 @@ async def connect_broker(entry: BrokerEntry, file: ConfigFile) -> AsyncGenerator
     """The broker of an entry, for the length of an `async with` block.
 
     Raises:
-        ConfigError: If its password is not where the config says.
+        ConfigError: If its password cannot be read.
         TransportError: If it cannot be reached.
     """
-    module, _, function = _CONNECTORS[entry.is_nats].partition(":")
-    connect = cast(
-        "Callable[..., AbstractAsyncContextManager[EventTarget]]",
-        getattr(import_module(module), function),
-    )
-    kind = entry.classes()[0]
-    async with connect(entry.url, **file.options(kind, entry)) as target:
+    connection: AbstractAsyncContextManager[EventTarget]
+    if entry.is_nats:
+        from operations.pubsub.nats import connect_nats  # noqa: PLC0415 - needs an extra
+
+        connection = connect_nats(entry.url, **file.options(NatsConfig, entry))
+    else:
+        from operations.pubsub.redis import connect_redis  # noqa: PLC0415 - needs an extra
+
+        connection = connect_redis(entry.url, **file.options(RedisConfig, entry))
+    async with connection as target:
         yield target
 
 

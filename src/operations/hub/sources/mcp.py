@@ -6,8 +6,7 @@ from typing import Any
 from operations.access import AccessControl
 from operations.config import ConfigFile
 from operations.config.model import MCPEntry
-from operations.hub.source import ListedServer, Opened, per_source
-from operations.hub.sources.local import load_tokens
+from operations.hub.source import ListedServer, Opened, load_tokens, per_source
 from operations.mcp import MCPClient, MCPClientConfig, read_servers
 from operations.mcp.oauth import token_path
 from operations.scanner import Skipped
@@ -18,7 +17,7 @@ async def open_server(name: str, entry: MCPEntry | ListedServer, file: ConfigFil
     """Connect to a server.
 
     Raises:
-        ConfigError: If a secret, or an `mcp.json`, is not where the config says.
+        ConfigError: If a secret or an `mcp.json` cannot be read.
         CallError: `UNAVAILABLE`, if the server cannot be reached.
         ValueError: If an `mcp.json` is wrong.
     """
@@ -66,7 +65,7 @@ def client_config(name: str, entry: MCPEntry, file: ConfigFile) -> MCPClientConf
     """Return the config of the client, with its secrets.
 
     Raises:
-        ConfigError: If a secret is not where the config says.
+        ConfigError: If a secret cannot be read.
     """
     short: dict[str, Any] = {}
     if "cwd" not in entry.options:

@@ -5,8 +5,7 @@ from typing import Any
 from operations.access import AccessControl
 from operations.config import ConfigFile
 from operations.config.model import OpenAPIEntry
-from operations.hub.source import Opened, per_source
-from operations.hub.sources.local import load_tokens
+from operations.hub.source import Opened, load_tokens, per_source
 from operations.openapi import (
     HTTPServiceConfig,
     OpenAPIService,
@@ -20,7 +19,7 @@ async def open_service(name: str, entry: OpenAPIEntry, file: ConfigFile) -> Open
     """Read an API's document and make its operations.
 
     Raises:
-        ConfigError: If the document or a secret is not where the config says.
+        ConfigError: If the document or a secret cannot be read.
         DocumentError: If the document cannot be read.
     """
     config = service_config(name, entry, file)
@@ -57,7 +56,7 @@ def service_config(name: str, entry: OpenAPIEntry, file: ConfigFile) -> HTTPServ
     """Return the config of the importer, with its secrets.
 
     Raises:
-        ConfigError: If a secret is not where the config says.
+        ConfigError: If a secret cannot be read.
     """
     short: dict[str, Any] = {"namespace": name}
     if "concurrency" not in entry.options:

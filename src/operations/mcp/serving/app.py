@@ -16,7 +16,7 @@ from mcp.server.transport_security import TransportSecuritySettings
 from starlette.types import Message, Receive, Scope, Send
 
 from operations._collector import pause_collector
-from operations._host_rules import LOOPBACK
+from operations._hosts import LOOPBACK
 from operations._text import enforce_lists
 from operations.errors import CallError
 from operations.front.http import (
@@ -49,7 +49,7 @@ class AppOptions(TypedDict, total=False):
     """How a server is reached over HTTP."""
 
     path: str | None
-    """Where it is served, `/mcp` by default; None answers at every path."""
+    """The path it is served at, `/mcp` by default; None for every path."""
 
     hosts: Collection[str] | None
     """The names in `Host` that are ours; None accepts any. Loopback by default."""
@@ -253,7 +253,7 @@ class MCPApp:
 
 
 class _Response:
-    """What the SDK sends for one request."""
+    """The response of the SDK to one request."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -280,7 +280,7 @@ class _Response:
 
 
 class _Kind(msgspec.Struct):
-    """What tells a request from an answer and from a notification."""
+    """The fields that distinguish requests, responses and notifications."""
 
     method: str | None = None
     id: Any = None

@@ -1,4 +1,4 @@
-"""What a request can carry back to its client while it is served: reports, log messages and questions.
+"""Messages to a client while its request is served: reports, log messages and questions.
 
 Since 2026-07-28 a server may not send requests of its own. A call that has a question ends with `input_required`: its
 questions, and a token. The client asks again with the answers and the token, and the call goes on where it stopped: the
@@ -57,14 +57,14 @@ MAX_WAITING: Final = 1_000
 MAX_WAITING_PER_CALLER: Final = 100
 
 Key: TypeAlias = tuple[Any, ...]
-"""Who asked for what."""
+"""The caller and its request."""
 
 
-class Conversations:
+class Elicitations:
     """The calls that wait for answers."""
 
     def __init__(self) -> None:
-        self._waiting: dict[str, tuple[Key, _Conversation]] = {}
+        self._waiting: dict[str, tuple[Key, _AskingCall]] = {}
         self._per_caller: Counter[str] = Counter()
 
     async def begin(
@@ -80,10 +80,10 @@ class Conversations:
 
         Args:
             run: The call.
-            channel: What it can carry back besides questions.
-            capabilities: What the client declared; only what it can answer is asked.
-            answers: What the client knows will be asked, by the questions' names.
-            key: Who asked for what; the answers must come for the same.
+            channel: For reports and log messages.
+            capabilities: Of the client; it gets only questions that it can answer.
+            answers: To questions that the client expects, by their names.
+            key: The caller and its request; the answers must have the same.
             caller: The key by which limits count the caller.
 
         Raises:
@@ -93,8 +93,8 @@ class Conversations:
         if is_full or self._per_caller[caller] >= MAX_WAITING_PER_CALLER:
             # Before it begins: what has run cannot be taken back.
             raise MCPError(INTERNAL_ERROR, "too many calls wait for answers")
-        conversation = _Conversation(run, channel, capabilities, answers, caller)
-        return await self._until_question(conversation, key)
+        call = _AskingCall(run, channel, capabilities, answers, caller)
+        return await self._until_question(call, key)
 
     async def resume(
         self, token: str, answers: Mapping[str, Any], channel: CallerChannel, key: Key
@@ -102,29 +102,29 @@ class Conversations:
         """Go on with a call, which reports through `channel` from now on.
 
         Raises:
-            MCPError: If nobody waits under `token` for this key.
+            MCPError: If no call with this `token` and key waits.
         """
         known = self._waiting.get(token)
         if known is None or known[0] != key:
             raise MCPError(INVALID_PARAMS, "requestState is unknown or has expired")
         self._leave(token)
-        conversation = known[1]
-        conversation.channel = channel
-        conversation.answer(answers)
-        return await self._until_question(conversation, key)
+        call = known[1]
+        call.channel = channel
+        call.answer(answers)
+        return await self._until_question(call, key)
 
-    async def _until_question(self, conversation: "_Conversation", key: Key) -> JSONObject:
-        questions = await conversation.proceed()
+    async def _until_question(self, call: "_AskingCall", key: Key) -> JSONObject:
+        questions = await call.proceed()
         if questions is None:
-            return conversation.task.result()
+            return call.task.result()
         token = token_urlsafe(16)
-        self._waiting[token] = (key, conversation)
-        self._per_caller[conversation.caller] += 1
-        conversation.task.add_done_callback(lambda _: self._leave(token))
+        self._waiting[token] = (key, call)
+        self._per_caller[call.caller] += 1
+        call.task.add_done_callback(lambda _: self._leave(token))
         return {"resultType": "input_required", "inputRequests": questions, "requestState": token}
 
     def _leave(self, token: str) -> None:
-        """Count a call as waiting no more."""
+        """Remove a call from those that wait."""
         known = self._waiting.pop(token, None)
         if known is not None:
             caller = known[1].caller
@@ -133,7 +133,7 @@ class Conversations:
                 del self._per_caller[caller]
 
 
-class _Conversation:
+class _AskingCall:
     """One call that may have questions."""
 
     def __init__(
@@ -178,7 +178,7 @@ class _Conversation:
             if not self._open:
                 await asyncio.wait({self.task, asked}, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
-            # Nobody is there to answer any more.
+            # The client has disconnected.
             self.task.cancel()
             raise
         finally:
@@ -243,12 +243,12 @@ def _has(capabilities: Mapping[str, Any], name: str) -> bool:
 
 
 def can_answer(capabilities: Mapping[str, Any]) -> bool:
-    """Whether a client can be asked anything."""
+    """Return whether a client can answer any question."""
     return any(_has(capabilities, name) for name in ("elicitation", "roots", "sampling"))
 
 
 def refused(error: MCPError, what: str) -> CallError:
-    """What a handler is told when its question came back as an error."""
+    """Return the error for a handler whose question was answered with an error."""
     details = {"code": error.code, "message": error.message}
     return CallError(ErrorCode.UNAVAILABLE, f"the caller did not {what}", details, retryable=False)
 
@@ -279,7 +279,7 @@ def channel_for(request: RequestContext) -> CallerChannel:
     session = request.session
     modern = request.protocol_version in MODERN_PROTOCOL_VERSIONS
     asks = not modern and session.can_send_request
-    # Those of newer clients are asked by a conversation.
+    # Newer clients get their questions in results (`Elicitations`).
     can = (session.client_capabilities if asks else None) or _NOTHING
     roots = _roots(request) if can.roots is not None else None
     can_open = can.elicitation is not None and can.elicitation.url is not None
@@ -376,7 +376,7 @@ def _session_key(connection: Connection) -> str:
 
 
 def _wanted_level(request: RequestContext, *, modern: bool) -> str | None:
-    """Return the lowest level of log messages that the client asked for; older clients get all unless they say so."""
+    """Return the lowest level of log messages that the client asked for; older clients get all by default."""
     if modern:
         return cast("str | None", (request.meta or {}).get(LOG_LEVEL_META_KEY))
     return cast("str", connection_of(request).state.get(_LEVEL, "debug"))

@@ -112,7 +112,7 @@ class Exchange:
         loop = asyncio.get_running_loop()
         timer = loop.call_later(PING_SECONDS, self._keep_open) if self._streams else None
         if session is not None:
-            session.running[self.request_id] = self
+            session.running[self.request_id] = self.cancel
         try:
             if self._prefers_stream:
                 await self._start()
@@ -125,7 +125,7 @@ class Exchange:
                 timer.cancel()
             if self._keeper is not None:
                 self._keeper.cancel()
-            if session is not None and session.running.get(self.request_id) is self:
+            if session is not None and session.running.get(self.request_id) == self.cancel:
                 del session.running[self.request_id]
             if self._resources is not None:
                 self._resources.close()
@@ -269,7 +269,7 @@ class Exchange:
 
     @property
     def transport(self) -> TransportContext:
-        """What the transport can do."""
+        """The abilities of the transport."""
         return TransportContext(kind="streamable-http", can_send_request=self.can_send_request)
 
     @property

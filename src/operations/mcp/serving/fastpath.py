@@ -6,7 +6,7 @@ Rule 2: its answers are the SDK's answers; a test compares them.
 
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal
 
 import msgspec
 from mcp import MCPError
@@ -116,34 +116,23 @@ def is_handshake_request(request: PlainRequest) -> bool:
     return meta is None or meta.version is None
 
 
-class Converse(Protocol):
-    """Runs a call that may have questions."""
-
-    def __call__(
-        self,
-        asker: Asker,
-        run: Callable[[CallerChannel], Awaitable[JSONObject]],
-        channel: CallerChannel,
-        method: str,
-        params: Mapping[str, Any],
-        *what: Any,
-    ) -> Awaitable[JSONObject]:
-        """Give the result, or the questions."""
-        ...
-
-
 class FastPath:
     """Answers plain requests of clients since 2026-07-28.
 
     Args:
         service: What answers.
-        converse: What runs calls of clients that can be asked.
+        run_interactive: Runs calls of clients that can be asked; see `RegistryServer.run_interactive`.
         server_info: How the server introduces itself in every answer since 2026-07-28.
     """
 
-    def __init__(self, service: Service, converse: Converse, server_info: JSONObject) -> None:
+    def __init__(
+        self,
+        service: Service,
+        run_interactive: Callable[..., Awaitable[JSONObject]],
+        server_info: JSONObject,
+    ) -> None:
         self._service = service
-        self._converse = converse
+        self._run_interactive = run_interactive
         self._stamp = {SERVER_INFO_META_KEY: msgspec.Raw(_encode(server_info))}
 
     async def serve(self, state: RequestState, body: bytes) -> Reply | None:
@@ -225,7 +214,9 @@ class FastPath:
         def run(channel: CallerChannel) -> Awaitable[JSONObject]:
             return self._service.call_tool(asker, name, arguments, channel)
 
-        return await self._converse(asker, run, SILENT, "tools/call", NOTHING, name, arguments)
+        return await self._run_interactive(
+            asker, run, SILENT, "tools/call", NOTHING, name, arguments
+        )
 
 
 def _routing_of(headers: list[tuple[bytes, bytes]]) -> dict[bytes, bytes] | None:

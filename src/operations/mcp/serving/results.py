@@ -1,16 +1,16 @@
-"""Outcomes of calls as the results of tools, prompts and resources.
+"""Turn outcomes of calls into results of tools, prompts and resources.
 
 Rule 1: data goes out twice, as structured content and as text, for clients that read only one of them.
-Rule 2: an error is a result too, so that the model can read it; of one that was not declared only its code and the
-        request's id are shown.
+Rule 2: an error is a result too, so that the model can read it; an undeclared one shows only its code and the id of
+        the request.
 
 An operation that is a prompt returns:
 
-"text"                                                  one message of the user's
+"text"                                                  one message of the user
 {"role": "assistant", "content": "text" or a block}     one message
 [message or text, ...]                                  several
 {"description": "...", "messages": [...]}               with a description
-an MCP envelope                                         a message of the user's for each of its blocks
+an MCP envelope                                         one message of the user for each of its blocks
 """
 
 from base64 import b64encode
@@ -36,8 +36,7 @@ from operations.envelopes import (
 from operations.errors import CallError
 from operations.front.public_errors import public_error
 from operations.mcp.codec import CHANGES_KEY, DATA_KEY, ERROR_KEY, RESULT, is_imported, passed_meta
-from operations.mcp.serving.addresses import Addresses, Resource, prefixed
-from operations.mcp.serving.catalog import properties_of
+from operations.mcp.serving.catalog import Addresses, Resource, prefixed, properties_of
 from operations.specs import OperationSpec
 from operations.types import JSONObject
 
@@ -55,25 +54,25 @@ _MAGIC: Final = (
 
 
 def text_block(text: str) -> JSONObject:
-    """A block of text."""
+    """Return a block of text."""
     return {"type": "text", "text": text}
 
 
 def text_of(data: Any) -> str:
-    """Data as a model reads it: a string as it is, all else as JSON."""
+    """Return data as text for a model: a string unchanged, any other value as JSON."""
     return data if isinstance(data, str) else msgspec.json.encode(data).decode()
 
 
 def tool_result(
     envelope: ResponseEnvelope[Any], *, boxed: bool, declared: bool, mime_type: str | None = None
 ) -> JSONObject:
-    """The `tools/call` result of an envelope.
+    """Return the `tools/call` result of an envelope.
 
     Args:
-        envelope: What the operation gave.
-        boxed: Whether the client takes objects alone, and the operation gives other things too.
-        declared: Whether the tool was listed with an output schema, which obliges it to structured content.
-        mime_type: What bytes are, where nothing else says so.
+        envelope: The outcome of the operation.
+        boxed: Whether the client accepts only objects, and the operation may return other values.
+        declared: Whether the tool was listed with an output schema, which requires structured content.
+        mime_type: The media type of bytes, unless the envelope has one.
     """
     result = _tool_result(envelope, boxed=boxed, declared=declared, mime_type=mime_type)
     if envelope.meta.changes:
@@ -94,7 +93,7 @@ def _tool_result(
     if not isinstance(meta, MCPResponseMeta):
         result: JSONObject = {"content": [text_block(text_of(data))]}
         if data is None and not boxed:
-            # The SDK takes a structured null for none at all, so a note has to tell them apart.
+            # The SDK treats a structured null as absent, so `_meta` notes it.
             return {**result, "_meta": {DATA_KEY: "null"}}
         return {**result, "structuredContent": _box(data, boxed)}
     result = {"content": msgspec.to_builtins(meta.content)}
@@ -103,7 +102,7 @@ def _tool_result(
         if meta.structured_content is not None:
             result |= _structured_error(meta.structured_content, declared=declared)
     elif meta.structured_content is not None or declared:
-        # Not the structured content as it came: the data is what was made to fit the schema.
+        # The data, not the original structured content: the data fits the schema.
         result["structuredContent"] = _box(data, boxed)
     passed = passed_meta(meta.meta)
     if passed:
@@ -138,7 +137,7 @@ def _structured_error(wire: Any, *, declared: bool) -> JSONObject:
 
 
 def binary_block(data: bytes, mime_type: str | None) -> JSONObject:
-    """Bytes as an image, as sound, or as a blob."""
+    """Return bytes as an image, audio or blob block."""
     mime_type = mime_type or sniffed(data)
     encoded = b64encode(data).decode("ascii")
     for kind in ("image", "audio"):
@@ -149,7 +148,7 @@ def binary_block(data: bytes, mime_type: str | None) -> JSONObject:
 
 
 def sniffed(data: bytes) -> str:
-    """What bytes look like by their beginning."""
+    """Return the media type of bytes by their first bytes."""
     for beginning, mime_type in _MAGIC:
         if data.startswith(beginning):
             return mime_type
@@ -170,7 +169,7 @@ def _content_type(envelope: ResponseEnvelope[Any]) -> str | None:
 
 
 def prompt_result(envelope: ResponseEnvelope[Any], spec: OperationSpec) -> JSONObject:
-    """The `prompts/get` result of an envelope."""
+    """Return the `prompts/get` result of an envelope."""
     data, meta = envelope.data, envelope.meta
     description = "" if is_imported(spec) else spec.description
     if isinstance(data, dict) and isinstance(cast("JSONObject", data).get("messages"), list):
@@ -204,12 +203,12 @@ def _message(value: Any) -> JSONObject:
 def resource_result(
     envelope: ResponseEnvelope[Any], uri: str, resource: Resource, addresses: Addresses
 ) -> JSONObject:
-    """Return the `resources/read` result of an envelope: text, a blob, or the contents that an MCP server gave.
+    """Return the `resources/read` result of an envelope: text, a blob, or the contents that an MCP server returned.
 
     Args:
-        envelope: What the operation gave.
+        envelope: The outcome of the operation.
         uri: The address that the client asked for.
-        resource: What was read.
+        resource: The resource that was read.
         addresses: The addresses of all resources.
     """
     data, meta, mime_type = envelope.data, envelope.meta, resource.mime_type
@@ -245,7 +244,7 @@ def _imported(
     for each in list_of(envelope.data):
         content: JSONObject = dict(object_of(each))
         given = str(content.get("uri", ""))
-        # What was asked for has the address that was asked for; other contents have their own.
+        # The requested resource has the requested address; other contents have their own.
         is_read = prefixed(namespace, given) == uri
         content["uri"] = uri if is_read or given == uri else addresses.link(namespace, given)
         if "_meta" in content:
@@ -271,7 +270,7 @@ def publish_addresses(blocks: list[JSONObject], namespace: str, addresses: Addre
 
 
 def arguments_from_text(spec: OperationSpec, values: Mapping[str, Any]) -> JSONObject:
-    """An input whose values came as text: what is to be no string is read as JSON, if it is that."""
+    """Return an input whose values came as text: values that should not be strings are read as JSON, if possible."""
     properties = properties_of(spec)
     return {name: _read(value, properties.get(name, {})) for name, value in values.items()}
 
@@ -283,5 +282,5 @@ def _read(value: Any, schema: JSONObject) -> Any:
     try:
         return decode_json(value, max_values=MAX_REQUEST_VALUES)
     except JSONValueError:
-        # The operation's own validation says what is wrong with it.
+        # The operation's own validation reports the error.
         return value

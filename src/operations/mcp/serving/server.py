@@ -51,11 +51,10 @@ from operations.front.http import STATE, RequestPipeline, RequestState
 from operations.front.identity import caller_key
 from operations.front.timing import Scope
 from operations.mcp.codec import sent_meta
-from operations.mcp.serving.addresses import Resource
 from operations.mcp.serving.app import AppOptions, MCPApp
-from operations.mcp.serving.catalog import properties_of
+from operations.mcp.serving.catalog import Resource, properties_of
 from operations.mcp.serving.channels import (
-    Conversations,
+    Elicitations,
     RequestContext,
     can_answer,
     channel_for,
@@ -84,12 +83,12 @@ _EVENTS: dict[str, ServerEvent] = {
 class RegistryServer(Server[None]):
     """A registry as an MCP server.
 
-    It is the SDK's low-level `Server`: the SDK's client takes it as it is, and so does everything else that does.
+    It is the SDK's low-level `Server`, so the SDK's in-memory client and other users of that class accept it.
     """
 
     def __init__(self, registry: OperationRegistry, settings: MCPServerSettings) -> None:
         self.service = Service(registry, settings)
-        self.conversations = Conversations()
+        self.elicitations = Elicitations()
         self._settings = settings
         self._front = Front(
             registry,
@@ -144,12 +143,12 @@ class RegistryServer(Server[None]):
             "session_idle_timeout": settings.session_idle_timeout,
             **options,
         }
-        fast_path = FastPath(self.service, self.converse, self.server_info_stamp)
+        fast_path = FastPath(self.service, self.run_interactive, self.server_info_stamp)
         resolve = None if self._settings.identify is None else self._resolve
         pipeline = RequestPipeline(self._front, resolve)
         return MCPApp(self, self.service, pipeline, fast_path, **options)
 
-    # ------------------------------------------------------------ who asks
+    # ------------------------------------------------------------ callers
 
     def _resolve(self, scope: Scope) -> Any:
         """Return the identity behind a request of an application that stands alone."""
@@ -196,7 +195,7 @@ class RegistryServer(Server[None]):
         def run(channel: CallerChannel) -> Awaitable[JSONObject]:
             return self.service.call_tool(asker, params.name, arguments, channel)
 
-        return await self._converse(request, asker, run, params.name, arguments)
+        return await self._run_interactive(request, asker, run, params.name, arguments)
 
     async def _list_resources(
         self, request: RequestContext, params: PaginatedRequestParams
@@ -216,7 +215,7 @@ class RegistryServer(Server[None]):
         def run(channel: CallerChannel) -> Awaitable[JSONObject]:
             return self.service.read_resource(asker, params.uri, channel)
 
-        return await self._converse(request, asker, run, params.uri)
+        return await self._run_interactive(request, asker, run, params.uri)
 
     async def _list_prompts(
         self, request: RequestContext, params: PaginatedRequestParams
@@ -232,9 +231,9 @@ class RegistryServer(Server[None]):
         def run(channel: CallerChannel) -> Awaitable[JSONObject]:
             return self.service.get_prompt(asker, params.name, arguments, channel)
 
-        return await self._converse(request, asker, run, params.name, arguments)
+        return await self._run_interactive(request, asker, run, params.name, arguments)
 
-    async def _converse(
+    async def _run_interactive(
         self,
         request: RequestContext,
         asker: Asker,
@@ -263,9 +262,9 @@ class RegistryServer(Server[None]):
         if not asker.modern:
             return await run(channel)
         params = request.params or {}
-        return await self.converse(asker, run, channel, request.method, params, *what)
+        return await self.run_interactive(asker, run, channel, request.method, params, *what)
 
-    async def converse(
+    async def run_interactive(
         self,
         asker: Asker,
         run: Callable[[CallerChannel], Awaitable[JSONObject]],
@@ -280,15 +279,15 @@ class RegistryServer(Server[None]):
         token = params.get("requestState")
         answers = cast("Mapping[str, Any]", params.get("inputResponses") or {})
         if token is not None:
-            return await self.conversations.resume(token, answers, channel, key)
+            return await self.elicitations.resume(token, answers, channel, key)
         if not can_answer(asker.capabilities):
             return await run(channel)
-        return await self.conversations.begin(
+        return await self.elicitations.begin(
             run, channel, asker.capabilities, answers, key, asker.caller
         )
 
     async def _complete(self, request: RequestContext, params: CompleteRequestParams) -> JSONObject:
-        """The values an argument may have, where its schema lists them."""
+        """Return the values of an argument, if its schema lists them."""
         asker = self._asker(request)
         if isinstance(params.ref, PromptReference):
             spec = self.service.find_prompt(asker, params.ref.name).spec
@@ -325,7 +324,7 @@ class RegistryServer(Server[None]):
     # ------------------------------------------------------------ changes
 
     async def resource_updated(self, uri: str) -> None:
-        """Tell whoever watches the resource at `uri` that reading it gives something else now."""
+        """Report a change of the resource at `uri` to its subscribers."""
         await self._bus.publish(ResourceUpdated(uri=uri))
         for connection in tuple(self._connections):
             if uri in connection.state.get(_WATCHED, ()):

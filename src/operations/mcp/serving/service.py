@@ -1,7 +1,7 @@
 """The methods of the protocol, answered from a registry: parameters in, results on the wire out.
 
 Rule 1: nothing here knows a transport. The SDK's server and the lean path of `fastpath` both end here.
-Rule 2: every answer is for somebody. What a caller may not call is neither listed nor found.
+Rule 2: every result is for one caller. Operations that it may not call are neither listed nor found.
 """
 
 import asyncio
@@ -34,8 +34,7 @@ from operations.front.http import PIPELINE, RequestState
 from operations.front.public_errors import public_error
 from operations.front.search import may_call
 from operations.mcp.codec import INPUT, is_imported
-from operations.mcp.serving.addresses import Resource
-from operations.mcp.serving.catalog import Catalog, Prompt, Tool
+from operations.mcp.serving.catalog import Catalog, Prompt, Resource, Tool
 from operations.mcp.serving.gateway_tools import Run, gateway_tools, run_gateway_tool
 from operations.mcp.serving.results import (
     arguments_from_text,
@@ -59,14 +58,14 @@ _RESOURCE_NOT_FOUND = -32002
 
 
 class Asker(msgspec.Struct, frozen=True):
-    """Who sent a request, through which front, and in which era of the protocol."""
+    """The sender of a request, its front, and its version of the protocol."""
 
     identity: Identity | None
     protocol_version: str
     front: Front
 
     capabilities: Mapping[str, Any] = NOTHING
-    """What the client declared that it can do."""
+    """The capabilities that the client declared."""
 
     caller: str = "at:"
     """The key by which limits count the caller."""
@@ -112,7 +111,7 @@ class Asker(msgspec.Struct, frozen=True):
 
 
 class Service:
-    """One registry, answering MCP's requests."""
+    """Answers MCP requests from one registry."""
 
     def __init__(self, registry: OperationRegistry, settings: MCPServerSettings) -> None:
         self.settings = settings
@@ -121,7 +120,7 @@ class Service:
 
     @property
     def catalog(self) -> Catalog:
-        """What there is now."""
+        """The current catalog."""
         if self._catalog.revision != self.registry.revision:
             self._catalog = self._pictured()
         return self._catalog
@@ -132,7 +131,7 @@ class Service:
     def instructions(self, identity: Identity | None) -> str | None:
         """Return our own instructions and those of the sources of which a caller may call anything.
 
-        Those of several sources are told apart by the prefix of their tools.
+        The instructions of several sources are separated by the prefix of their tools.
         """
         context = OperationContext(identity=identity)
         imported = [
@@ -149,17 +148,17 @@ class Service:
     # ------------------------------------------------------------ tools
 
     def list_tools(self, asker: Asker, cursor: str | None = None) -> JSONObject:
-        """One page of the tools, or the gateway's."""
+        """Return one page of the tools, or the gateway tools."""
         tools, following = self._tool_page(asker, cursor)
         return _page("tools", [tool.wire(modern=asker.modern) for tool in tools], following, asker)
 
     def list_tools_encoded(self, asker: Asker, cursor: str | None = None) -> JSONObject:
-        """The same, its tools being encoded already."""
+        """Return the same page with its tools already encoded."""
         tools, following = self._tool_page(asker, cursor)
         return _page("tools", [tool.raw(modern=asker.modern) for tool in tools], following, asker)
 
     def _tool_page(self, asker: Asker, cursor: str | None) -> tuple[Sequence[Tool], str | None]:
-        """The tools of one page, and the cursor of the next."""
+        """Return the tools of one page, and the cursor of the next."""
         visible = self._visible(self.catalog.tools.values(), asker)
         if self._hides(visible):
             return gateway_tools(), None
@@ -198,7 +197,7 @@ class Service:
             limited: The call with the time limit that its request enforces; without it, the registry does.
 
         Raises:
-            MCPError: If there is no such tool, or it needs a client that can do more.
+            MCPError: If there is no such tool, or it needs a capability that the client does not have.
         """
         tool = self.catalog.tools.get(name)
         if limited is None:
@@ -270,7 +269,7 @@ class Service:
     async def _run(
         self, tool: Tool, value: Any, context: OperationContext, asker: Asker
     ) -> JSONObject:
-        """Run an operation to the result of a tool."""
+        """Run an operation and return the result of its tool."""
         spec = tool.spec
         try:
             if spec.type is OperationType.SUBSCRIPTION:
@@ -296,11 +295,11 @@ class Service:
     async def _collect(
         self, spec: OperationSpec, value: Any, context: OperationContext
     ) -> JSONObject:
-        """A subscription as one result: each item as progress, and at the end as many as there is room for.
+        """Return a subscription as one result: each item is reported as progress, and the first ones are the result.
 
         Raises:
-            CallError: As the subscription gave it, but not because the time is over: then the call ends with
-                what there is.
+            CallError: As the subscription raised it. If the time is over, the call ends with the items so far
+                instead.
         """
         settings = self.settings
         items: list[Any] = []
@@ -332,17 +331,17 @@ class Service:
     # ------------------------------------------------------------ resources
 
     def list_resources(self, asker: Asker, cursor: str | None = None) -> JSONObject:
-        """One page of the resources."""
+        """Return one page of the resources."""
         found, following = self._cut(self._visible(self.catalog.resources.values(), asker), cursor)
         return _page("resources", [resource.wire() for resource in found], following, asker)
 
     def list_templates(self, asker: Asker, cursor: str | None = None) -> JSONObject:
-        """One page of the resource templates."""
+        """Return one page of the resource templates."""
         found, following = self._cut(self._visible(self.catalog.templates, asker), cursor)
         return _page("resourceTemplates", [resource.wire() for resource in found], following, asker)
 
     def find_resource(self, asker: Asker, uri: str) -> tuple[Resource, JSONObject]:
-        """The resource at `uri`, and the input that reads it.
+        """Return the resource at `uri`, and the input that reads it.
 
         Raises:
             MCPError: If there is none the caller may read.
@@ -373,12 +372,12 @@ class Service:
     # ------------------------------------------------------------ prompts
 
     def list_prompts(self, asker: Asker, cursor: str | None = None) -> JSONObject:
-        """One page of the prompts."""
+        """Return one page of the prompts."""
         found, following = self._cut(self._visible(self.catalog.prompts.values(), asker), cursor)
         return _page("prompts", [prompt.wire() for prompt in found], following, asker)
 
     def find_prompt(self, asker: Asker, name: str) -> Prompt:
-        """The prompt called `name`.
+        """Return the prompt called `name`.
 
         Raises:
             MCPError: If there is none the caller may use.
@@ -475,7 +474,7 @@ class Service:
         )
 
     def sees(self, spec: OperationSpec, asker: Asker) -> bool:
-        """Whether a caller may call, and so may see, an operation."""
+        """Return whether a caller may call, and therefore see, an operation."""
         return may_call(spec, OperationContext(identity=asker.identity))
 
     def _visible(self, items: Iterable[ItemT], asker: Asker) -> list[ItemT]:
@@ -543,7 +542,7 @@ def _start(cursor: str, items: Sequence[Any]) -> int:
     """Return where a page starts: after the last item of the page before, which may have moved since.
 
     Raises:
-        MCPError: If that item is gone, or the cursor is not one of ours.
+        MCPError: If that item was removed, or the cursor is not valid.
     """
     try:
         start, last = msgspec.json.decode(urlsafe_b64decode(cursor), type=tuple[int, str])
@@ -560,7 +559,7 @@ def _start(cursor: str, items: Sequence[Any]) -> int:
 
 
 def _key(item: Any) -> str:
-    """Return what tells an item of a list from the others: its URI, or its operation."""
+    """Return the key of an item of a list: its URI, or its operation."""
     return getattr(item, "uri", "") or item.spec.id
 
 
@@ -572,10 +571,10 @@ def _page(key: str, items: list[Any], following: str | None, asker: Asker) -> JS
 
 
 def _settled(result: JSONObject, asker: Asker, *, cacheable: bool = False) -> JSONObject:
-    """A result with what every one of its era says: that it is whole, and for whom it may be kept."""
+    """Add the fields of a 2026-07-28 result: that it is complete, and whether it may be cached."""
     if asker.modern:
         result["resultType"] = "complete"
         if cacheable:
-            # Who asks decides what there is to see, so nothing is for everybody.
+            # Every listing depends on the caller, so none may be shared.
             result |= {"ttlMs": 0, "cacheScope": "private"}
     return result

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from itertools import count
 from secrets import token_hex
 from time import monotonic
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 from mcp import MCPError
@@ -30,7 +30,7 @@ from operations.types import JSONObject
 
 MAX_EVENTS: Final = 256
 MAX_EVENT_BYTES: Final = 4 * 1024 * 1024
-"""Bytes of kept events in one session; the last event is kept whatever its size."""
+"""Bytes of kept events in one session; the last event is kept even if it is larger."""
 
 PING: Final = b": ping\n\n"
 PING_SECONDS: Final = 15
@@ -149,14 +149,6 @@ class EventLog:
                 del self._readers[stream]
 
 
-class Cancellable(Protocol):
-    """A request that is being served."""
-
-    def cancel(self) -> None:
-        """End its work."""
-        ...
-
-
 class Session:
     """One open session. It is also the channel for messages that belong to no request."""
 
@@ -172,7 +164,9 @@ class Session:
 
         self.capabilities: Mapping[str, Any] = NOTHING
         self.log = EventLog()
-        self.running: dict[int | str, Cancellable] = {}
+        self.running: dict[int | str, Callable[[], None]] = {}
+        """What cancels each request that is being served, by its id."""
+
         self.used_at = monotonic()
         self.in_flight = 0
 
@@ -214,12 +208,12 @@ class Session:
     def cancel(self, request_id: Any) -> None:
         """End a request that the client no longer waits for."""
         if isinstance(request_id, int | str) and request_id in self.running:
-            self.running[request_id].cancel()
+            self.running[request_id]()
 
     async def close(self) -> None:
         """End everything that runs in the session."""
-        for request in tuple(self.running.values()):
-            request.cancel()
+        for cancel in tuple(self.running.values()):
+            cancel()
         self.log.close()
         await aclose_shielded(self.connection)
 
@@ -259,7 +253,7 @@ class SessionTable:
         """End idle sessions so that a caller can open another.
 
         Raises:
-            CallError: `RESOURCE_EXHAUSTED` if there is no room.
+            CallError: `RESOURCE_EXHAUSTED` if there are too many.
         """
         mine = sum(session.caller == caller for session in self._open.values())
         if mine >= limits.sessions_per_caller:
@@ -279,9 +273,9 @@ class SessionTable:
     ) -> None:
         """Keep a new session."""
         self._open[session.id] = session
-        self._watch(session, credential, monitor)
+        self._watch_credential(session, credential, monitor)
 
-    def _watch(
+    def _watch_credential(
         self, session: Session, credential: Credential | None, monitor: CredentialMonitor
     ) -> None:
         if session.stop_watch is not None:
@@ -309,7 +303,7 @@ class SessionTable:
         session.in_flight += 1
         known = session.credential
         if credential is not None and known is not None and known.key != credential.key:
-            self._watch(session, credential, monitor)
+            self._watch_credential(session, credential, monitor)
 
     def finish(self, session: Session) -> None:
         """Note the end of a request in a session."""

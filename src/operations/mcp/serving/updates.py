@@ -13,7 +13,7 @@ from mcp_types import INTERNAL_ERROR
 
 from operations.context import ENTRY, OperationContext
 from operations.errors import CallError
-from operations.mcp.serving.addresses import Resource
+from operations.mcp.serving.catalog import Resource
 from operations.mcp.serving.service import Asker, Service
 
 

@@ -9,10 +9,9 @@ from urllib.parse import urljoin
 
 import msgspec
 
-from operations._backoff import Backoff, retry_after
 from operations._hosts import normal_url, origin_of
 from operations._json import object_of
-from operations._upstreams import CircuitOpenError
+from operations._resilience import Backoff, CircuitOpenError, retry_after
 from operations.errors import CallError, ErrorCode
 from operations.openapi.files import StreamedBody
 from operations.openapi.transport import (

@@ -17,8 +17,8 @@ from urllib.parse import urljoin
 import msgspec
 
 from operations._hosts import Origin, TrustedHosts, enforce_public, origin_of
+from operations._resilience import Bulkhead, CircuitBreaker
 from operations._text import without_secrets
-from operations._upstreams import Bulkhead, CircuitBreaker
 from operations.context import OperationContext
 from operations.errors import CallError, DocumentError, ErrorCode, timed_out
 from operations.observe import trace_context

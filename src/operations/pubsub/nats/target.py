@@ -20,7 +20,7 @@ from typing import Any
 
 from nats.errors import Error, MaxPayloadError, NoRespondersError
 
-from operations._backoff import Backoff
+from operations._resilience import Backoff
 from operations._text import enforce_lists
 from operations.access import Identity
 from operations.errors import NotSentError, TooLargeError, TransportError

@@ -13,7 +13,7 @@ from typing import Any
 
 from redis.exceptions import BusyLoadingError, NoPermissionError, ResponseError
 
-from operations._backoff import Backoff
+from operations._resilience import Backoff
 from operations.errors import NotSentError, TransportError
 from operations.pubsub.base import NOT_PERMITTED, LogThrottle
 from operations.pubsub.redis.servers import (

@@ -19,9 +19,9 @@ from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.exceptions import InvalidStatus, InvalidURI, WebSocketException
 from websockets.http11 import Request, Response
 
-from operations._backoff import Backoff
-from operations._host_rules import LOOPBACK, HostRules
+from operations._hosts import LOOPBACK, HostRules
 from operations._json import MAX_REQUEST_VALUES
+from operations._resilience import Backoff
 from operations._text import enforce_lists, without_secrets
 from operations.access import Identity
 from operations.errors import CallError, ErrorCode, TransportError

@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from operations.errors import ErrorCode
 
 ASSETS: Final = "/~console"
-"""Where the files are, below where the app is."""
+"""The path of the files, below the root path of the app."""
 
 CONTENT_SECURITY_POLICY: Final = "; ".join(
     (

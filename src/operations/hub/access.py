@@ -1,19 +1,19 @@
-"""Build what the front needs from a config: its limits, and the callers of `[access]`."""
+"""Build what a config defines about callers: limits, the keys and tokens of `[access]`, authority and the ledger."""
 
-from collections.abc import Awaitable, Collection
+import os
+from collections.abc import AsyncGenerator, Awaitable, Collection
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from hashlib import sha256
-from importlib import import_module
 from typing import Any
 
 from operations._grants import PREFIX
 from operations.access import Identity
-from operations.authority import Grants, Store
+from operations.authority import Authority, Grants, SQLiteStore, Store, StoreError
 from operations.config import ConfigFile
+from operations.errors import OperationsError
 from operations.front.config import JWTConfig
 from operations.front.limits import Limits
-
-_TOKENS = "operations.server.tokens"
-"""Imported when the config has `[access.jwt]`: it has an extra of its own."""
+from operations.pubsub.config import NatsConfig, RedisConfig
 
 
 def limits_of(file: ConfigFile) -> Limits:
@@ -29,7 +29,7 @@ def callers_by_hash(file: ConfigFile) -> dict[str, Identity]:
     """Everyone in `[access.keys]`, by the SHA-256 of the key they show.
 
     Raises:
-        ConfigError: If a key is not where the config says.
+        ConfigError: If a key cannot be read.
     """
     found: dict[str, Identity] = {}
     for name, entry in file.config.access.keys.items():
@@ -61,7 +61,7 @@ class Access:
         store: Where revocations of grants are kept.
 
     Raises:
-        ConfigError: If a key is not where the config says.
+        ConfigError: If a key cannot be read.
     """
 
     def __init__(self, file: ConfigFile, store: Store) -> None:
@@ -74,9 +74,11 @@ class Access:
                 self.grants = Grants(file.secret(grants.key), store=store, subjects=self.by_id.get)
             except ValueError as error:
                 raise file.fault(str(error), "access.grants.key") from error
-        self.tokens: Any = (
-            None if entry is None else import_module(_TOKENS).JWTs(**file.options(JWTConfig, entry))
-        )
+        self.tokens: Any = None
+        if entry is not None:
+            from operations.server.tokens import JWTs  # noqa: PLC0415 - needs an extra
+
+            self.tokens = JWTs(**file.options(JWTConfig, entry))
 
     def become(self, other: "Access") -> None:
         """Use the callers of another version of the file."""
@@ -112,3 +114,78 @@ class Access:
     def identify_token(self, request: Any) -> Any:
         """Return who sends an HTTP request with a signed token, or an awaitable of it."""
         return None if self.tokens is None else self.tokens(request)
+
+
+# ------------------------------------------------------------ authority
+
+
+@asynccontextmanager
+async def opened_authority(file: ConfigFile, *, records: bool = True) -> AsyncGenerator[Authority]:
+    """Yield the authority of a config, with its store open, and its ledger if it `records`.
+
+    Raises:
+        ConfigError: If one of them cannot be opened.
+    """
+    async with AsyncExitStack() as stack:
+        store = await _open_store(file, stack)
+        ledger = None
+        if records and file.config.ledger is not None:
+            ledger = _open_ledger(file)
+            stack.callback(ledger.close)
+        yield Authority(store, ledger=ledger)
+
+
+async def _open_store(file: ConfigFile, stack: AsyncExitStack) -> Store | None:
+    entry = file.config.authority
+    if entry.broker is not None:
+        broker = file.config.brokers[entry.broker]
+        opened: AbstractAsyncContextManager[Store]
+        if broker.is_nats:
+            from operations.pubsub.nats.store import open_nats_store  # noqa: PLC0415 - needs an extra
+
+            options = file.options(NatsConfig, broker)
+            opened = open_nats_store(NatsConfig(url=broker.url, **options))
+        else:
+            from operations.pubsub.redis.store import open_redis_store  # noqa: PLC0415 - needs an extra
+
+            options = file.options(RedisConfig, broker)
+            opened = open_redis_store(RedisConfig(url=broker.url, **options))
+        try:
+            return await stack.enter_async_context(opened)
+        except Exception as error:
+            reason = f"the broker {entry.broker} cannot be used: {error}"
+            raise file.fault(reason, "authority.broker") from error
+    if entry.file is None:
+        return None
+    try:
+        kept = SQLiteStore(file.resolve(entry.file))
+    except StoreError as error:
+        raise file.fault(str(error), "authority.file") from error
+    stack.callback(kept.close)
+    return kept
+
+
+def ledger_options(file: ConfigFile) -> dict[str, Any]:
+    """Return the path, key and head of the ledger of a config.
+
+    Raises:
+        ConfigError: If there is none, or its key cannot be read.
+    """
+    entry = file.config.ledger
+    if entry is None:
+        raise file.fault("There is no [ledger].")
+    process = str(os.getpid())
+    head = None if entry.head is None else file.resolve(entry.head.replace("{pid}", process))
+    path = file.resolve(entry.file.replace("{pid}", process))
+    return {"path": path, "key": file.secret(entry.key), "head": head}
+
+
+def _open_ledger(file: ConfigFile) -> Any:
+    # It needs file locks, which not every system has.
+    from operations.authority.ledger import Ledger  # noqa: PLC0415
+
+    entry = file.config.ledger
+    try:
+        return Ledger(**ledger_options(file), strict=entry is not None and entry.strict)
+    except (OperationsError, ValueError) as error:
+        raise file.fault(str(error), "ledger") from error

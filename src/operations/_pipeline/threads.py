@@ -1,8 +1,8 @@
-"""Where `def` handlers run: a bounded pool of daemon threads that a caller can walk away from.
+"""Run `def` handlers in a bounded pool of daemon threads that a caller can abandon.
 
-The standard pools do not serve: a handler that never returns would keep its slot for ever, and keep the
-interpreter from exiting. Here a caller that leaves gives its slot back at once; the thread is counted as
-abandoned until it returns, and there is a bound on those as well.
+In the standard pools, a handler that never returns keeps its slot for ever and prevents the interpreter from exiting.
+Here a cancelled caller gives its slot back at once; the thread counts as abandoned until it returns, and the number of
+abandoned threads is limited as well.
 """
 
 import asyncio
@@ -46,21 +46,21 @@ class _Job:
         self.left = False
 
     def run(self) -> None:
-        """In the thread: do the work and keep what comes of it."""
+        """In the thread: run the function and keep its result or error."""
         try:
             self._result = self._function()
         except StopIteration as stop:
             # A future cannot carry StopIteration.
             self._error = RuntimeError(f"the handler raised {stop!r}")
-        except BaseException as raised:  # noqa: BLE001 - whatever it is belongs to the awaiting side
+        except BaseException as raised:  # noqa: BLE001 - it is raised in the awaiting task
             self._error = raised
 
     def hand_over(self) -> None:
-        """In the thread: let the loop have it."""
+        """In the thread: pass the outcome to the event loop."""
         try:
             self._loop.call_soon_threadsafe(self._deliver)
         except RuntimeError:
-            # The loop is closed: nobody is left to tell.
+            # The loop is closed, so no task waits for the result.
             self._pool.abandoned -= self.left
 
     def _deliver(self) -> None:
@@ -94,7 +94,7 @@ class ThreadPool:
     async def run(
         self, function: Callable[..., Any], *args: Any, on_abandon: Callable[[], None] | None = None
     ) -> Any:
-        """The result of `function(*args)`, computed in a thread with this task's context variables.
+        """Return the result of `function(*args)`, computed in a thread with the context variables of this task.
 
         A caller that is cancelled leaves at once; `on_abandon` is then called, and the thread runs on.
 
@@ -153,7 +153,7 @@ class ThreadPool:
             if job is None:
                 return
             job.run()
-            # Idle before the result is out: whoever awaits it finds this thread free.
+            # Idle before the result is delivered, so that the waiting task finds this thread free.
             self._idle.append(inbox)
             job.hand_over()
             del job
