@@ -27,10 +27,10 @@ bench: $(VENV)/developed
 docs:
 	scripts/docs
 
-$(VENV)/installed: pyproject.toml scripts/install
+$(VENV)/installed: pyproject.toml requirements.lock scripts/install
 	PYTHON=$(PYTHON) scripts/install
 
-$(VENV)/developed: pyproject.toml scripts/install
+$(VENV)/developed: pyproject.toml requirements-dev.lock scripts/install
 	PYTHON=$(PYTHON) scripts/install --dev
 
 clean:

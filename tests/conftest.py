@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 from tests.leftovers import Leftovers, counted_at_closing
+from tests.load import REPEATED, REPEATS
 
 from operations import OperationRegistry
 
@@ -20,6 +21,13 @@ settings.register_profile(
     "default", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("default")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        name = item.nodeid.partition("[")[0].removeprefix("tests/")
+        if name in REPEATED:
+            item.add_marker(pytest.mark.flaky(reruns=REPEATS))
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 from tests.conftest import PROJECT
+from tests.load import REPEATED
 
 TESTS = PROJECT / "tests"
 ROW = re.compile(r"^\| (R\d\d|F\d+) \|.*\| ([^|]*) \|$", re.MULTILINE)
@@ -75,6 +76,14 @@ def test_the_table_names_tests_that_verify_the_promise() -> None:
         assert bool(files) != (row in PENDING), f"{row}: name a test file, or `pending`"
         for file in files:
             assert file in marked[row], f"{file} has no test of {row}; see {sorted(marked[row])}"
+
+
+@pytest.mark.parametrize("name", REPEATED)
+def test_every_test_that_is_repeated_exists_and_has_a_reason(name: str) -> None:
+    file, _, test = name.partition("::")
+
+    assert f"def {test}(" in (TESTS / file).read_text(encoding="utf-8")
+    assert len(REPEATED[name].split()) > 5
 
 
 def test_the_security_policy_points_to_the_threat_model() -> None:

@@ -76,7 +76,7 @@ async def test_calls_of_a_caller_that_stays_away_are_cancelled(
         await until(lambda: "cancelled 1" in lines(ledger))
         assert "cancelled 0" not in lines(ledger)
         await until(lambda: "cancelled 0" in lines(ledger))
-        assert 1 <= loop.time() - cut_at < 3
+        assert 1 <= loop.time() - cut_at < 20
         for call in pending:
             call.cancel()
         await asyncio.wait(pending)

@@ -72,7 +72,7 @@ async def test_calls_wait_at_the_broker_while_a_worker_is_full(
 
         # Another worker finds them there.
         async with world.serve(registry):
-            with anyio.fail_after(5):
+            with anyio.fail_after(20):
                 answers = await asyncio.gather(*waiting)
         running.cancel()
 
@@ -128,10 +128,10 @@ async def test_a_request_that_a_killed_worker_took_but_did_not_begin_goes_to_ano
         # What a worker that is killed now leaves behind.
         assert await redis.xreadgroup("workers", "killed", {queue: ">"})
         blocker.cancel()
-        with anyio.fail_after(5):
+        with anyio.fail_after(20):
             await pay
         await until_length(redis, queue, 0)
-        with anyio.fail_after(5):
+        with anyio.fail_after(20):
             while len(await redis.xinfo_consumers(queue, "workers")) > 1:
                 await asyncio.sleep(0.05)
 
@@ -175,6 +175,6 @@ async def test_mutations_read_together_with_one_that_kills_its_worker_run_once_e
 
 async def until_length(redis: Any, queue: str, length: int) -> None:
     """Wait until `length` requests wait in a queue."""
-    with anyio.fail_after(5):
+    with anyio.fail_after(20):
         while await redis.xlen(queue) != length:
             await asyncio.sleep(0.01)

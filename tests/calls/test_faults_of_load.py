@@ -275,7 +275,7 @@ async def test_f21_work_that_arrives_too_late_is_answered_and_not_started(
             )
             body = encode_event(CallRequested(payload=request))
             await target.enqueue("operations", body, key=request_id, reply_to="box.me", wait=1)
-            with anyio.fail_after(5):
+            with anyio.fail_after(20):
                 event = await answers.events.get()
             # Not RESOURCE_EXHAUSTED: what was not started holds no place.
             assert (event.payload.request_id, event.payload.code) == (
@@ -425,8 +425,8 @@ async def test_f31_a_storm_of_cancelled_calls_leaves_nothing_behind(
             await asyncio.gather(*(start_and_cancel(start + index) for index in range(500)))
             # Those of the worker that runs in this process too, and a few that say farewell.
             assert len(asyncio.all_tasks()) < tasks_before + 300
-        await until(lambda: len(calls) == 0, seconds=2)
-        with anyio.fail_after(3):
+        await until(lambda: len(calls) == 0)
+        with anyio.fail_after(20):
             assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3
         await asyncio.sleep(1)
         before = time.process_time()

@@ -31,7 +31,7 @@ class Plain:
         await self._target.enqueue("operations", body, key="r1", reply_to=ME, wait=1)
 
     async def next(self) -> Any:
-        with anyio.fail_after(5):
+        with anyio.fail_after(20):
             return await self._events.get()
 
     def receive(self, body: bytes, reply_to: str, age: float = 0.0, claim: Any = None) -> None:

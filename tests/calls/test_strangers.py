@@ -69,7 +69,7 @@ async def test_f22_a_subscription_cancelled_while_it_is_opened_is_stopped_at_its
         assert len(calls) == 0
         # Whatever is on its way comes before this.
         await calls.call("services.list")
-        await until(lambda: not any(worker.active for worker in workers), seconds=2)
+        await until(lambda: not any(worker.active for worker in workers))
 
 
 @pytest.mark.requirement("R33", "F22")
@@ -89,7 +89,7 @@ async def test_f22_a_subscription_closed_by_another_task_while_it_is_opened_ends
         with pytest.raises(StopAsyncIteration):
             await reading
         assert len(calls) == 0
-        await until(lambda: not any(worker.active for worker in workers), seconds=2)
+        await until(lambda: not any(worker.active for worker in workers))
 
 
 async def test_a_subscription_is_read_by_one_task_at_a_time() -> None:
@@ -119,7 +119,7 @@ async def test_f22_requests_without_an_address_hide_no_caller_that_is_gone(
             waiting = asyncio.create_task(calls.call("tick.slowly", timeout=60))
             await until(lambda: any(job.reply_to for job in worker.jobs.values()))
         # Its connection is gone without a word.
-        await until(lambda: worker.active == 0, seconds=5)
+        await until(lambda: worker.active == 0)
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
 

@@ -1,7 +1,7 @@
 """A real browser looking at a real hub.
 
-Every test that uses `page` also proves, when it ends, that the page wrote no error, asked nobody but the hub, and was
-refused nothing that the test did not announce.
+Every test that opens pages also proves, when it ends, that they logged no error, sent requests to the hub only, got no
+error status that the test did not announce, and stored nothing but the choice of colours.
 """
 
 import shutil
@@ -34,6 +34,12 @@ FLAGS = (
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
 )
+STORED = """async () => [
+  ...Object.keys(localStorage).filter((name) => name !== "operations-theme").map((name) => `stored ${name}`),
+  ...Object.keys(sessionStorage).map((name) => `stored ${name}`),
+  ...(await indexedDB.databases()).map(({ name }) => `stored ${name}`),
+  ...document.cookie.split(";").filter(Boolean).map((cookie) => `stored a cookie: ${cookie}`),
+]"""
 DESK = (1440, 900)
 PHONE = (390, 844)
 
@@ -123,6 +129,9 @@ class Eyes:
 def eyes(browser: Browser, witness: Witness) -> Iterator[Eyes]:
     yield Eyes(browser, witness)
     for context in browser.contexts:
+        for page in context.pages:
+            if page.url.startswith(witness.address):
+                witness.found += page.evaluate(STORED)
         context.close()
 
 

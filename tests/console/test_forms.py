@@ -84,4 +84,4 @@ def test_forms_of_large_apis_are_there_at_once(eyes: Eyes) -> None:
     for start in range(0, len(schemas), 60):
         found = page.evaluate(BUILD, schemas[start : start + 60])
         slowest = max(slowest, found, key=lambda one: one["ms"])
-    assert slowest["ms"] < 1000, slowest
+    assert slowest["ms"] < 5000, slowest

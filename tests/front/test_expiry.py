@@ -138,7 +138,7 @@ async def test_a_stream_ends_with_an_error(end: Any, seconds: float | None) -> N
 
     assert b"event: error" in rest
     assert b"ACCESS_DENIED" in rest
-    assert monotonic() - began < 5
+    assert monotonic() - began < 20
 
 
 @pytest.mark.requirement("R57")
@@ -161,7 +161,7 @@ async def test_a_cookie_ends(end: Any, seconds: float | None) -> None:
 
         assert response.status == 401
         assert "Max-Age=0" in response.headers["set-cookie"]
-        assert monotonic() - began < 5
+        assert monotonic() - began < 20
 
 
 @pytest.mark.requirement("R57")
@@ -182,7 +182,7 @@ async def test_a_socket_closes(end: Any, seconds: float | None, kind: str) -> No
                 async for _item in calls.subscribe("test.follow", {}):
                     pass
 
-    assert monotonic() - began < 6
+    assert monotonic() - began < 20
 
 
 @pytest.mark.requirement("R57")
@@ -198,7 +198,7 @@ async def test_the_stream_of_an_mcp_session_ends(end: Any, seconds: float | None
             end(keys)
             began = monotonic()
             await response.content.read()
-        assert monotonic() - began < 5
+        assert monotonic() - began < 20
         async with session.post(f"{url}/mcp", json=OPENING, headers=headers) as response:
             assert response.status == 401
 

@@ -169,7 +169,7 @@ async def test_a_session_ends_when_its_key_is_revoked(monkeypatch: pytest.Monkey
         # Another key of the same caller finds no session any more.
         status, _ = await client.send({"method": "ping", "id": 4}, **{"x-api-key": "second"})
         assert status == 404
-        assert monotonic() - began < 5
+        assert monotonic() - began < 20
 
 
 @pytest.mark.requirement("R57")

@@ -144,7 +144,7 @@ async def test_open_sockets_are_limited_for_each_caller(kind: str) -> None:
             async with connect(url) as rejected:
                 await answer(rejected, event("files.read"))
         await socket.close()
-        with anyio.fail_after(5):
+        with anyio.fail_after(20):
             while True:
                 with suppress(InvalidStatus, ConnectionClosed):
                     async with connect(url) as accepted:

@@ -100,7 +100,7 @@ async def test_a_retry_does_not_wait_for_a_source_that_is_disabled_meanwhile() -
     service, registry = Service(), OperationRegistry()
     supervisor = service.supervised(registry)
     service.may_open.clear()
-    with anyio.fail_after(5):
+    with anyio.fail_after(20):
         retry = asyncio.create_task(supervisor.open_again())
         await service.opening.wait()
         await supervisor.disable()
@@ -157,7 +157,7 @@ async def test_a_library_that_cancels_itself_does_not_end_the_retries() -> None:
     supervisor = Supervisor(
         Source(kind="mcp", name="tools"), connect, registry, owner=str, drain_seconds=60
     )
-    with anyio.fail_after(5):
+    with anyio.fail_after(20):
         await supervisor.open_again()
         await supervisor.open_again()
     assert "tools.one" in registry

@@ -131,7 +131,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-async def eventually(condition: Callable[[], bool], seconds: float = 5) -> None:
+async def eventually(condition: Callable[[], bool], seconds: float = 20) -> None:
     """Wait until `condition` holds, for what no event tells."""
     with anyio.fail_after(seconds):
         while not condition():

@@ -30,7 +30,7 @@ async def test_one_that_fails_and_one_that_hangs_cost_the_others_nothing() -> No
             took = time.monotonic() - began
 
             assert [client.name for client in clients] == ["good", "also_good"]
-            assert took < 4
+            assert took < 9
             assert loader.failures["broken"].code == ErrorCode.UNAVAILABLE
             assert loader.pending == ["hanging"]
             assert loader.get_client("good") is clients[0]

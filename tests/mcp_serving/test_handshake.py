@@ -594,7 +594,7 @@ async def test_an_idle_session_ends_and_a_used_one_stays() -> None:
         table.add(session, None, monitor)
     table.begin(used, None, monitor)
     expiring = asyncio.create_task(table.expire())
-    with anyio.fail_after(5):
+    with anyio.fail_after(20):
         await ended.wait()
     expiring.cancel()
 

@@ -187,7 +187,7 @@ async def test_arguments_are_completed_from_the_values_their_schemas_list(era: s
 
 
 async def until(condition: Any) -> None:
-    with anyio.fail_after(5):
+    with anyio.fail_after(20):
         while not condition():
             await asyncio.sleep(0.01)
 
@@ -220,7 +220,7 @@ async def test_newer_clients_hear_of_changes_they_listen_for() -> None:
         client.listen(tools_list_changed=True) as changes,
     ):
         grow(registry)
-        with anyio.fail_after(5):
+        with anyio.fail_after(20):
             event = await anext(aiter(changes))
 
     assert type(event).__name__ == "ToolsListChanged"
@@ -258,7 +258,7 @@ async def test_newer_clients_watch_what_they_may_read() -> None:
     ):
         await server.resource_updated("book://secret")
         await server.resource_updated("book://motd")
-        with anyio.fail_after(5):
+        with anyio.fail_after(20):
             event = await anext(aiter(changes))
 
     assert event.uri == "book://motd"  # type: ignore[union-attr]

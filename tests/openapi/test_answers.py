@@ -298,7 +298,7 @@ async def test_closing_a_service_ends_what_is_under_way_and_opens_nothing(
         call = asyncio.create_task(OperationRegistry(list(service)).execute("api.call", {}))
         await arrived.wait()
         await service.aclose()
-        with anyio.fail_after(2), pytest.raises(CallError) as caught:
+        with anyio.fail_after(20), pytest.raises(CallError) as caught:
             await call
         over.set()
     assert caught.value.code == ErrorCode.UNAVAILABLE
@@ -379,7 +379,7 @@ async def test_time_that_runs_out_is_a_timeout() -> None:
             assert caught.value.message == f"GET {url} did not respond within 0.1 s"
         async with imported(SCHEMALESS, base_url=url) as registry:
             context = OperationContext(deadline=time.time() * 1000 + 100)
-            with anyio.fail_after(5), pytest.raises(CallError) as caught:
+            with anyio.fail_after(20), pytest.raises(CallError) as caught:
                 await registry.execute("api.call", {}, context)
             assert caught.value.code == ErrorCode.TIMEOUT
         released.set()
@@ -428,7 +428,7 @@ async def test_cancelling_a_call_closes_its_request() -> None:
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
-        with anyio.fail_after(1):
+        with anyio.fail_after(20):
             await left.wait()
 
 
@@ -481,7 +481,7 @@ async def test_retry_after_beyond_the_calls_time_is_not_waited_for() -> None:
         return web.Response(status=503, headers={"Retry-After": "3600"})
 
     async with serving(respond) as url, imported(document(), base_url=url) as registry:
-        with anyio.fail_after(2), pytest.raises(CallError):
+        with anyio.fail_after(20), pytest.raises(CallError):
             await registry.execute("api.call", {})
 
 

@@ -119,7 +119,7 @@ async def test_a_queue_without_takers_says_so(world: World) -> None:
             await near.enqueue("nobody", event(1, "call.requested"), key="k1", reply_to=box, wait=1)
         except NobodyThereError:
             return
-        await until(lambda: listener.unclaimed == ["k1"], seconds=1)
+        await until(lambda: listener.unclaimed == ["k1"])
 
 
 async def test_presence_is_known_without_the_help_of_those_who_are_present(world: World) -> None:

@@ -67,7 +67,7 @@ async def test_r48_whoever_is_let_in_and_thrown_out_waits_longer_every_time() ->
 async def test_f7_a_peer_that_stops_reading_what_is_on_its_way_is_noticed() -> None:
     async with reader(**KEEPALIVE) as (target, _):
         for body in (LARGE, SMALL):
-            with anyio.fail_after(2), pytest.raises(TransportError):
+            with anyio.fail_after(20), pytest.raises(TransportError):
                 await target.send("peer", body)
 
 
@@ -87,13 +87,13 @@ async def test_f7_a_peer_that_reads_slowly_is_kept() -> None:
             await asyncio.sleep(0.2)
         assert target.is_connected
         peer.transport.resume_reading()
-        with anyio.fail_after(5):
+        with anyio.fail_after(20):
             assert await peer.recv(decode=False) == body
             await sending
 
 
 async def test_closing_does_not_wait_for_a_peer_that_reads_nothing() -> None:
-    with anyio.fail_after(5):
+    with anyio.fail_after(20):
         async with reader() as (target, _):
             waiting = [asyncio.create_task(target.send("peer", body)) for body in (LARGE, SMALL)]
             await asyncio.sleep(0)

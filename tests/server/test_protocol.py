@@ -433,7 +433,7 @@ async def test_a_closed_connection_does_not_wait_for_a_client_that_does_not_read
     async with serving(app) as port:
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(CLOSE % b"")
-        with anyio.fail_after(5):
+        with anyio.fail_after(20):
             await lost.wait()
         writer.close()
 
@@ -452,7 +452,7 @@ async def test_an_application_learns_that_its_client_has_disconnected(pipelined:
 
     async with serving(app) as port:
         _, writer = await asyncio.open_connection("127.0.0.1", port)
-        with anyio.fail_after(3):
+        with anyio.fail_after(20):
             writer.write((GET % b"") * (1 + pipelined))
             await began.wait()
             writer.close()

@@ -28,7 +28,7 @@ async def serving(registry: OperationRegistry, **options: Any) -> AsyncGenerator
 
 
 async def wait_for(is_so: Callable[[], bool]) -> None:
-    with anyio.fail_after(5):
+    with anyio.fail_after(20):
         while not is_so():
             await asyncio.sleep(0.005)
 

@@ -32,7 +32,8 @@ from operations.mcp.failures import ServerError, read_failure, root_cause
 from operations.mcp.http import open_http
 from operations.mcp.interaction import CallerAuth, CallsInFlight, caller_of, own_config
 from operations.mcp.oauth import SignInRequiredError
-from operations.mcp.session import Dispatcher, RelaySession
+from operations.mcp.sdk import Dispatcher, lowlevel_server
+from operations.mcp.session import RelaySession
 from operations.mcp.starting import StartError, redactor_for, start_error
 from operations.mcp.stdio import Child, open_stdio
 
@@ -395,7 +396,7 @@ def _fresh(error: CallError) -> CallError:
 @asynccontextmanager
 async def _open_memory(server: Any) -> AsyncGenerator[Any]:
     """A server of this process, run beside us for as long as we talk to it."""
-    lowlevel = getattr(server, "_lowlevel_server", server)
+    lowlevel = lowlevel_server(server)
     async with create_client_server_memory_streams() as (ours, theirs):
         options = lowlevel.create_initialization_options()
         running = asyncio.create_task(lowlevel.run(*theirs, options))

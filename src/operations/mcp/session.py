@@ -9,36 +9,22 @@ A plain call over streamable HTTP is one POST and one response, without the task
 Rule 1: a plain call reads only a response that is all the server sends for its request. If anything else comes on its
         stream, such as a report or a question, or if the stream ends early, the SDK reads it, from its first byte.
 Rule 2: limits and failures are those of `http`.
-
-The session uses protected members: of `ClientSession` `_stamp`, `_dispatcher`, `_client_info`, `_x_mcp_header_maps` and
-`_build_capabilities`, of `JSONRPCDispatcher` `_running`, `_closed`, `_dispatch` and `_write`.
 """
 
 import asyncio
-import logging
 import re
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import count
 from typing import Any, Final, Self, TypeAlias, cast
 
 import aiohttp
-import anyio
 import httpx2
-import mcp_types as types
 import msgspec
 from mcp import MCPError
-from mcp.client._probe import (
-    negotiate_auto,
-)
-from mcp.client.session import ClientSession
 from mcp.shared.dispatcher import CallOptions, ProgressFnT
-from mcp.shared.inbound import x_mcp_header_map
-from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
-from mcp.shared.transport_context import TransportContext
-from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
 from opentelemetry.propagate import inject
 
 from operations._json import (
@@ -50,6 +36,7 @@ from operations._json import (
 from operations._mcp_config import MCPClientConfig
 from operations.front.public_errors import Redactor
 from operations.mcp.failures import refusal, seal
+from operations.mcp.sdk import Dispatcher, NegotiatingSession
 from operations.types import JSONObject
 
 # ------------------------------------------------------------ plain calls
@@ -345,59 +332,11 @@ def _answers(message: bytes, request_id: int) -> bool:
 
 # ------------------------------------------------------------ sessions
 
-logger = logging.getLogger("operations.mcp")
-
 _MAX_PROGRESS = 100
 """Reports of one call that wait to be taken."""
 
 OnProgress: TypeAlias = Callable[[float, float | None, str | None], Awaitable[None]]
 """`(progress, total, message)`."""
-
-
-class Dispatcher(JSONRPCDispatcher[TransportContext]):
-    """A dispatcher that knows when its connection has ended, and which requests were certainly not sent."""
-
-    def __init__(self, read_stream: Any, write_stream: Any) -> None:
-        super().__init__(read_stream, write_stream)
-        self.ended = asyncio.Event()
-
-    @property
-    def is_open(self) -> bool:
-        """Whether a request sent now could be answered."""
-        return self._running
-
-    async def run(self, *args: Any, **options: Any) -> None:
-        """Read until the connection ends."""
-        try:
-            await super().run(*args, **options)
-        finally:
-            self.ended.set()
-
-    async def send_raw_request(self, *args: Any, **options: Any) -> dict[str, Any]:
-        """Send a request and wait for its response; `MCPError` as the SDK, or sealed if it was certainly not sent."""
-        if self._closed:
-            raise _not_taken()
-        return await super().send_raw_request(*args, **options)
-
-    async def _dispatch(self, *args: Any, **options: Any) -> None:
-        """One message; one that trips the SDK up (a progress of 10^400) costs itself, not the connection."""
-        try:
-            await super()._dispatch(*args, **options)
-        except Exception:
-            logger.debug("dropped a message", exc_info=True)
-
-    async def _write(self, message: Any, metadata: Any = None) -> None:
-        try:
-            await super()._write(message, metadata)
-        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-            # A stream without a buffer that breaks has not handed over what was being sent.
-            if isinstance(message, types.JSONRPCRequest):
-                raise _not_taken() from None
-            raise
-
-
-def _not_taken() -> MCPError:
-    return MCPError(**seal("closed", "went away before it was asked"))
 
 
 def _bounded(on_progress: OnProgress) -> OnProgress:
@@ -416,7 +355,7 @@ def _bounded(on_progress: OnProgress) -> OnProgress:
     return tell
 
 
-class RelaySession(ClientSession):
+class RelaySession(NegotiatingSession):
     """One session with one server, from its negotiation to its end."""
 
     def __init__(
@@ -435,58 +374,6 @@ class RelaySession(ClientSession):
         """Whether a request sent now could be answered."""
         return self.dispatcher.is_open and not self.finished.is_set()
 
-    @property
-    def is_modern(self) -> bool:
-        """Whether the revision spoken has no sessions: 2026-07-28 and later."""
-        return self.protocol_version in MODERN_PROTOCOL_VERSIONS
-
-    def _build_capabilities(self, version: str) -> types.ClientCapabilities:
-        """From 2026-07-28 on a question comes as a result, which any caller can be shown and answer."""
-        built = super()._build_capabilities(version)
-        if built.elicitation is None and version in MODERN_PROTOCOL_VERSIONS:
-            built.elicitation = types.ElicitationCapability(
-                form=types.FormElicitationCapability(), url=types.UrlElicitationCapability()
-            )
-        return built
-
-    async def negotiate(self, version: str) -> None:
-        """Agree on a revision: the given one, or with `auto` the newest both speak.
-
-        Raises:
-            MCPError: If the server refuses.
-            RuntimeError: If it answers with an unknown revision.
-        """
-        if version == "auto":
-            await negotiate_auto(self)
-        elif version in MODERN_PROTOCOL_VERSIONS:
-            await self._discover()
-        else:
-            await self._handshake(version)
-
-    async def _discover(self) -> None:
-        """Send `server/discover` with the timeout of the connection: the SDK waits only ten seconds."""
-        while self.discover_result is None:
-            try:
-                await self.discover()
-            except MCPError as error:
-                if error.code != types.REQUEST_TIMEOUT:
-                    raise
-
-    async def _handshake(self, version: str) -> None:
-        """`initialize`, offering a revision of our choice: the SDK offers the newest only."""
-        offer = types.InitializeRequestParams(
-            protocol_version=version,
-            capabilities=self._build_capabilities(version),
-            client_info=self._client_info,
-        )
-        result = await self.send_request(
-            types.InitializeRequest(params=offer), types.InitializeResult
-        )
-        if result.protocol_version not in HANDSHAKE_PROTOCOL_VERSIONS:
-            raise RuntimeError(f"the server speaks {result.protocol_version}, which is unknown")
-        self.adopt(result)
-        await self.send_notification(types.InitializedNotification())
-
     async def relay(
         self, method: str, params: JSONObject, on_progress: OnProgress | None = None
     ) -> JSONObject:
@@ -497,7 +384,7 @@ class RelaySession(ClientSession):
         """
         data: JSONObject = {"method": method, "params": params}
         options: CallOptions = {}
-        self._stamp(data, options)
+        self.stamp(data, options)
         plain = self._plain
         if plain is not None and method in METHODS and plain.is_usable and self.protocol_version:
             request_id = plain.next_id()
@@ -516,7 +403,7 @@ class RelaySession(ClientSession):
             options["headers"] = {**headers, HANDOVER: outcome.key}
         if on_progress is not None:
             options["on_progress"] = cast("ProgressFnT", _bounded(on_progress))
-        return await self._dispatcher.send_raw_request(method, data["params"], options)
+        return await self.dispatcher.send_raw_request(method, data["params"], options)
 
     def _cancel(self, request_id: int) -> None:
         """Cancel a request at a server before 2026-07-28; for others the end of the connection does so."""
@@ -526,10 +413,3 @@ class RelaySession(ClientSession):
         task = asyncio.create_task(notice)
         self._cancelling.add(task)
         task.add_done_callback(self._cancelling.discard)
-
-    def learn(self, tools: Iterable[JSONObject]) -> None:
-        """Remember which arguments of `tools` travel as headers too (2026-07-28)."""
-        if self.is_modern:
-            for tool in tools:
-                schema = cast("JSONObject", tool["inputSchema"])
-                self._x_mcp_header_maps[tool["name"]] = x_mcp_header_map(schema)

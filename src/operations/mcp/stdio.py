@@ -7,12 +7,14 @@ Rule 3: children end with us, even if we are killed: one small process per appli
         we die (`_kill_orphans`). It runs while there is a child to watch.
 """
 
+import asyncio
 import logging
 import os
 import re
 import signal
 import subprocess
 import sys
+from asyncio.subprocess import PIPE, Process, SubprocessStreamProtocol
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
@@ -23,7 +25,6 @@ from typing import Any, cast
 
 import anyio
 import msgspec
-from anyio.abc import Process
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from mcp.client.stdio import get_default_environment
 from mcp.shared.message import SessionMessage
@@ -175,6 +176,9 @@ _HEARING_SECONDS = 0.2
 """For reading what a dead child wrote to stderr, which others may still hold open."""
 
 _POLL_SECONDS = 0.01
+_CHUNK = 64 * 1024
+"""Bytes read at once from a pipe; reading pauses while twice as many wait."""
+
 _STDERR_LINES = 20
 _COMPLAINTS = 5
 """How many unreadable lines of one process are logged."""
@@ -233,12 +237,20 @@ async def open_stdio(config: MCPClientConfig, child: Child) -> AsyncGenerator[St
     Raises:
         OSError: If it cannot be started.
     """
-    process = await anyio.open_process(
-        [cast("str", config.command), *config.args],
+    loop = asyncio.get_running_loop()
+    # As `asyncio.create_subprocess_exec`, which does not give the transport: `_stop` closes it.
+    transport, protocol = await loop.subprocess_exec(
+        lambda: SubprocessStreamProtocol(limit=_CHUNK, loop=loop),
+        cast("str", config.command),
+        *config.args,
+        stdin=PIPE,
+        stdout=PIPE,
+        stderr=PIPE,
         env=get_default_environment() | dict(config.env),
         cwd=config.cwd,
         start_new_session=True,
     )
+    process = Process(transport, protocol, loop)
     # No await from here to the task group: a cancellation in between would leave the child alone.
     child.process = process
     guard_group(process.pid)
@@ -255,7 +267,7 @@ async def open_stdio(config: MCPClientConfig, child: Child) -> AsyncGenerator[St
             with anyio.CancelScope(shield=True):
                 for stream in (read_stream, write_stream):
                     stream.close()
-                await _stop(process, config.shutdown_timeout, child)
+                await _stop(process, transport, config.shutdown_timeout, child)
                 release_group(process.pid)
             tasks.cancel_scope.cancel()
 
@@ -271,7 +283,7 @@ async def _read(
     lines = LineBuffer(config.max_message_bytes)
     with suppress(*_GONE):
         async with incoming:
-            async for chunk in process.stdout:
+            while chunk := await process.stdout.read(_CHUNK):
                 for line in lines.feed(chunk):
                     for message in _messages(line, config, child):
                         with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):
@@ -360,7 +372,8 @@ async def _send(process: Process, line: bytes) -> None:
     Raises:
         OSError: If the child does not read any more. asyncio would report it only with the next line.
     """
-    writer: Any = getattr(getattr(process, "_process", None), "stdin", None)
+    writer = process.stdin
+    assert writer is not None  # noqa: S101 - asked for
     writer.write(line)
     if writer.is_closing():
         raise BrokenPipeError
@@ -373,7 +386,7 @@ async def _read_stderr(process: Process, child: Child) -> None:
     lines = LineBuffer(4096)
     try:
         with suppress(*_GONE):
-            async for chunk in process.stderr:
+            while chunk := await process.stderr.read(_CHUNK):
                 for line in lines.feed(chunk):
                     child.says(line)
         for line in lines.rest():
@@ -385,11 +398,12 @@ async def _read_stderr(process: Process, child: Child) -> None:
 # ------------------------------------------------------------ the end
 
 
-async def _stop(process: Process, grace: float, child: Child) -> None:
+async def _stop(
+    process: Process, transport: asyncio.SubprocessTransport, grace: float, child: Child
+) -> None:
     """End the child, then whatever it started."""
     assert process.stdin is not None  # noqa: S101 - asked for
-    with suppress(*_GONE):
-        await process.stdin.aclose()
+    process.stdin.close()
     if not await _ended(process, grace):
         _signal(process, signal.SIGTERM)
         await _ended(process, _TERMINATE_SECONDS)
@@ -398,14 +412,8 @@ async def _stop(process: Process, grace: float, child: Child) -> None:
         logger.warning("process %d does not end, even killed", process.pid)
     with anyio.move_on_after(_HEARING_SECONDS):
         await child.is_heard.wait()
-    for pipe in (process.stdout, process.stderr):
-        with suppress(*_GONE):
-            if pipe is not None:
-                await pipe.aclose()
-    # A pipe end held by a process we could not reach keeps asyncio's transport open, and nothing public closes it.
-    transport: Any = getattr(getattr(process, "_process", None), "_transport", None)
-    if transport is not None:
-        transport.close()
+    # A process that we could not reach may hold the other end of a pipe, which keeps the transport open.
+    transport.close()
 
 
 def _signal(process: Process, number: signal.Signals) -> None:

@@ -9,9 +9,8 @@ import logging
 import os
 import sys
 from collections.abc import Awaitable, Callable, Generator, MutableMapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from io import TextIOWrapper
 from logging.handlers import WatchedFileHandler
 from pathlib import Path
 from time import perf_counter
@@ -50,11 +49,20 @@ class AuditRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omi
 
 
 class _PrivateFile(WatchedFileHandler):
-    def _open(self) -> TextIOWrapper:
-        def private(path: str, flags: int) -> int:
-            return os.open(path, flags, 0o600)
+    """A log file that is created for its owner only, also after rotation."""
 
-        return open(self.baseFilename, self.mode, encoding=self.encoding, opener=private)  # type: ignore[return-value]
+    def __init__(self, path: str | Path) -> None:
+        _create(path)
+        super().__init__(path, encoding="utf-8")
+
+    def reopenIfNeeded(self) -> None:  # noqa: N802 - the name in logging
+        _create(self.baseFilename)
+        super().reopenIfNeeded()
+
+
+def _create(path: str | Path) -> None:
+    with suppress(FileExistsError):
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0o600))
 
 
 class AuditFile:
@@ -70,7 +78,7 @@ class AuditFile:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self._handler = _PrivateFile(path, encoding="utf-8")
+        self._handler = _PrivateFile(path)
 
     def __call__(self, record: AuditRecord) -> None:
         """Append a record."""

@@ -48,6 +48,7 @@ from operations._json import object_of
 from operations.context import CallerChannel
 from operations.errors import CallError, ErrorCode
 from operations.mcp.interaction import Client, client
+from operations.mcp.sdk import connection_of
 from operations.mcp.serving.exchange import Exchange
 from operations.types import JSONObject
 
@@ -262,11 +263,6 @@ LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "e
 _LEVEL = "operations.level"
 _NOTHING = ClientCapabilities()
 _KEY = "operations.key"
-
-
-def connection_of(request: RequestContext) -> Connection:
-    """The connection a request came on, which outlives it. The SDK's context has no public way to it."""
-    return request.session._connection  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
 
 
 def set_level(request: RequestContext, level: str) -> None:

@@ -51,6 +51,7 @@ from operations.front.http import STATE, RequestPipeline, RequestState
 from operations.front.identity import caller_key
 from operations.front.timing import Scope
 from operations.mcp.codec import sent_meta
+from operations.mcp.sdk import connection_of
 from operations.mcp.serving.app import AppOptions, MCPApp
 from operations.mcp.serving.catalog import Resource, properties_of
 from operations.mcp.serving.channels import (
@@ -58,7 +59,6 @@ from operations.mcp.serving.channels import (
     RequestContext,
     can_answer,
     channel_for,
-    connection_of,
     set_level,
 )
 from operations.mcp.serving.fastpath import FastPath

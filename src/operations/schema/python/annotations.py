@@ -29,6 +29,8 @@ from typing import (
 import msgspec
 
 _QUALIFIERS = frozenset({ClassVar, Final, NotRequired, Required})
+_READ_ONLY = frozenset({"typing.ReadOnly", "typing_extensions.ReadOnly"})
+"""By name: `typing` has it since Python 3.13."""
 
 _CONSTRAINTS: dict[str, type | tuple[type, ...]] = {
     "ge": (int, float),
@@ -100,7 +102,7 @@ def peel(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
         if origin is Annotated:
             metadata = (*annotation.__metadata__, *metadata)
             annotation = annotation.__origin__
-        elif origin in _QUALIFIERS or getattr(origin, "_name", None) == "ReadOnly":
+        elif origin in _QUALIFIERS or repr(origin) in _READ_ONLY:
             (annotation,) = get_args(annotation)
         elif isinstance(annotation, InitVar):
             annotation = _inside(annotation)

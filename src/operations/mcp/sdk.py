@@ -1,0 +1,159 @@
+"""The only module that uses private names of the MCP SDK.
+
+Every other module uses the SDK's public names. `tests/test_dependencies.py` lists the private names used here and fails
+if the SDK is upgraded to another minor version, so that each of them is checked again.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from typing import Any, cast
+
+import anyio
+import mcp_types as types
+from mcp import MCPError
+from mcp.client._probe import negotiate_auto
+from mcp.client.session import ClientSession
+from mcp.server.connection import Connection
+from mcp.server.context import ServerRequestContext
+from mcp.shared.dispatcher import CallOptions
+from mcp.shared.inbound import x_mcp_header_map
+from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
+from mcp.shared.transport_context import TransportContext
+from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
+
+from operations.mcp.failures import seal
+from operations.types import JSONObject
+
+logger = logging.getLogger("operations.mcp")
+
+
+class Dispatcher(JSONRPCDispatcher[TransportContext]):
+    """A dispatcher that reports when its connection has ended, and which requests were not sent.
+
+    Attributes:
+        ended: Set when the connection has ended.
+    """
+
+    def __init__(self, read_stream: Any, write_stream: Any) -> None:
+        super().__init__(read_stream, write_stream)
+        self.ended = asyncio.Event()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a request sent now could be answered."""
+        return self._running
+
+    async def run(self, *args: Any, **options: Any) -> None:
+        """Read until the connection ends."""
+        try:
+            await super().run(*args, **options)
+        finally:
+            self.ended.set()
+
+    async def send_raw_request(self, *args: Any, **options: Any) -> dict[str, Any]:
+        """Send a request and return its result.
+
+        Raises:
+            MCPError: As the SDK does; a sealed one if the request was not sent.
+        """
+        if self._closed:
+            raise _not_sent()
+        return await super().send_raw_request(*args, **options)
+
+    async def _dispatch(self, *args: Any, **options: Any) -> None:
+        # A message that the SDK cannot handle (a progress of 10^400) must not end the connection.
+        try:
+            await super()._dispatch(*args, **options)
+        except Exception:
+            logger.debug("dropped a message", exc_info=True)
+
+    async def _write(self, message: Any, metadata: Any = None) -> None:
+        try:
+            await super()._write(message, metadata)
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+            # The stream has no buffer: if it breaks, the message was not handed over.
+            if isinstance(message, types.JSONRPCRequest):
+                raise _not_sent() from None
+            raise
+
+
+def _not_sent() -> MCPError:
+    return MCPError(**seal("closed", "went away before it was asked"))
+
+
+class NegotiatingSession(ClientSession):
+    """A client session that offers any revision of the protocol, and leaves tool results unchecked."""
+
+    @property
+    def is_modern(self) -> bool:
+        """Whether the negotiated revision has no sessions: 2026-07-28 and later."""
+        return self.protocol_version in MODERN_PROTOCOL_VERSIONS
+
+    async def negotiate(self, version: str) -> None:
+        """Agree on a revision: the given one, or with `auto` the newest that both sides support.
+
+        Raises:
+            MCPError: If the server refuses.
+            RuntimeError: If the server answers with an unknown revision.
+        """
+        if version == "auto":
+            await negotiate_auto(self)
+        elif version in MODERN_PROTOCOL_VERSIONS:
+            await self._discover_patiently()
+        else:
+            await self._offer(version)
+
+    async def _discover_patiently(self) -> None:
+        """Send `server/discover` until it is answered: the SDK waits for ten seconds only."""
+        while self.discover_result is None:
+            try:
+                await self.discover()
+            except MCPError as error:
+                if error.code != types.REQUEST_TIMEOUT:
+                    raise
+
+    async def _offer(self, version: str) -> None:
+        """Send `initialize` with the given revision: the SDK offers the newest only."""
+        offer = types.InitializeRequestParams(
+            protocol_version=version,
+            capabilities=self._build_capabilities(version),
+            client_info=self._client_info,
+        )
+        result = await self.send_request(
+            types.InitializeRequest(params=offer), types.InitializeResult
+        )
+        if result.protocol_version not in HANDSHAKE_PROTOCOL_VERSIONS:
+            raise RuntimeError(f"the server speaks {result.protocol_version}, which is unknown")
+        self.adopt(result)
+        await self.send_notification(types.InitializedNotification())
+
+    def _build_capabilities(self, version: str) -> types.ClientCapabilities:
+        # From 2026-07-28 on a question comes as a result, which any caller can be shown and answer.
+        built = super()._build_capabilities(version)
+        if built.elicitation is None and version in MODERN_PROTOCOL_VERSIONS:
+            built.elicitation = types.ElicitationCapability(
+                form=types.FormElicitationCapability(), url=types.UrlElicitationCapability()
+            )
+        return built
+
+    def stamp(self, data: JSONObject, options: CallOptions) -> None:
+        """Add what the negotiated revision requires to a request, as the SDK's own methods do."""
+        self._stamp(data, options)
+
+    def learn(self, tools: Iterable[JSONObject]) -> None:
+        """Remember which arguments of `tools` are sent as headers too (2026-07-28)."""
+        if self.is_modern:
+            for tool in tools:
+                schema = cast("JSONObject", tool["inputSchema"])
+                self._x_mcp_header_maps[tool["name"]] = x_mcp_header_map(schema)
+
+
+def connection_of(request: ServerRequestContext[Any, Any]) -> Connection:
+    """Return the connection of a request, which outlives it."""
+    return request.session._connection  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+
+
+def lowlevel_server(server: Any) -> Any:
+    """Return the low-level server of an `MCPServer`; a low-level server is returned unchanged."""
+    return getattr(server, "_lowlevel_server", server)

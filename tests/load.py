@@ -1,0 +1,33 @@
+"""The tests that may be repeated, because their outcome depends on how busy the machine is.
+
+All other tests run once. A test belongs here only if it checks a promise about time, memory or throughput that cannot
+be stated without measuring; the reason says which. A test that only needs longer on a busy machine gets a longer
+limit.
+"""
+
+REPEATED = {
+    "calls/test_faults_of_brokers.py::test_f4_calls_survive_a_broker_that_is_away_for_three_seconds": (
+        "F4 promises that calls continue within one second after the broker is back"
+    ),
+    "calls/test_faults_of_brokers.py::test_f5_a_broker_that_stays_away_is_unavailable_and_costs_no_memory": (
+        "F5 promises a bound on memory, measured as the resident size of the process"
+    ),
+    "calls/test_faults_of_brokers.py::test_f27_a_crowd_of_clients_comes_back_one_after_the_other": (
+        "F27 promises that 500 clients reconnect spread over at least two seconds"
+    ),
+    "calls/test_faults_of_load.py::test_f9_a_process_that_stops_reading_loses_nothing_and_holds_little": (
+        "F9 promises a bound on memory, measured as the resident size of the process"
+    ),
+    "calls/test_faults_of_load.py::test_f21_beyond_its_bounds_a_worker_refuses_quickly_and_stays_useful": (
+        "F21 promises goodput of 80 % and rejections within 50 ms under overload"
+    ),
+    "calls/test_faults_of_load.py::test_f31_a_storm_of_cancelled_calls_leaves_nothing_behind": (
+        "F31 promises that the processor is idle two seconds after the storm"
+    ),
+    "calls/test_faults_of_handlers.py::test_f23_f24_a_handler_that_does_not_end_does_not_keep_its_caller": (
+        "F24 promises that a caller leaves before a handler that ignores its deadline ends"
+    ),
+}
+"""Names below tests/, without parameters, and reasons."""
+
+REPEATS = 2
