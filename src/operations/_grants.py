@@ -11,14 +11,15 @@ Rule 4: fail closed: a token or schema that cannot be read, and a broken clock, 
 
 import hmac
 import re
-from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Callable, Iterable, Mapping
+from base64 import b64decode, urlsafe_b64encode
+from collections.abc import Callable, Collection, Mapping
 from fnmatch import translate
 from functools import cached_property, lru_cache
 from hashlib import sha256
+from math import inf
 from secrets import token_hex
 from time import time
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias, TypedDict, Unpack
 
 import msgspec
 from msgspec import Meta
@@ -30,6 +31,7 @@ from operations.types import JSONObject
 PREFIX: Final = "opg1."
 """The beginning of every token."""
 
+_MIN_KEY = 32
 MAX_TOKEN: Final = 8 * 1024
 MAX_BLOCKS: Final = 16
 _MAX_RULES = 1_000
@@ -61,7 +63,8 @@ def clock() -> int:
     """Return the time in milliseconds since the epoch. It never goes back: what has expired stays so."""
     global _latest  # noqa: PLW0603
     now = int(time() * 1000)
-    _latest = max(_latest, now)
+    if now > _latest:
+        _latest = now
     return _latest
 
 
@@ -92,6 +95,24 @@ class Block(
     """Patterns of the operations whose calls a person must approve."""
 
 
+class Origin(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
+    """What a caller presented to the hub that minted a grant for one of its calls."""
+
+    operation: str
+    """What was called: the hub has approved and counted that call already."""
+
+    acting: tuple[str, ...] = ()
+
+    keys: tuple[str, ...] = ()
+    """The keys of the blocks of the caller's grant."""
+
+    approve: tuple[Pattern, ...] = ()
+    budgets: tuple[tuple[str, Pattern, int], ...] = ()
+    """Counters, the pattern of the operations that each counts, and the number of calls that it allows."""
+
+
 class Subject(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
 ):
@@ -105,12 +126,15 @@ class Subject(
     resources: dict[str, tuple[str, ...]] | None = None
     acting: tuple[str, ...] = ()
 
-    grants: tuple[str, ...] | None = None
-    """The keys of the blocks that the caller presented to the hub that minted this grant; None if no hub did."""
+    origin: Origin | None = None
+    """Set if a hub minted the grant for a call."""
 
 
 class Rules(msgspec.Struct, frozen=True):
     """What a grant requires of calls to one operation."""
+
+    is_covered: bool
+    """Whether every block covers the operation."""
 
     accepts: tuple[Callable[[Any], bool], ...]
     """Checks of the input, all of which must hold."""
@@ -130,136 +154,128 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     keys: tuple[str, ...]
     """A name for each block that no holder can choose."""
 
-    origin: tuple[str, ...] | None = None
-    """The keys of the blocks that the caller presented, if a hub minted this grant for the call."""
+    origin: Origin | None = None
 
     @cached_property
     def until(self) -> float:
         """When the first of its blocks expires, in milliseconds since the epoch."""
-        return min(
-            (each.until for each in self.blocks if each.until is not None), default=float("inf")
+        return min((each.until for each in self.blocks if each.until is not None), default=inf)
+
+    @cached_property
+    def approve(self) -> tuple[str, ...]:
+        """Patterns of the operations whose calls a person must approve."""
+        passed_on = () if self.origin is None else self.origin.approve
+        return (*passed_on, *(pattern for block in self.blocks for pattern in block.approve))
+
+    @cached_property
+    def budgets(self) -> tuple[tuple[str, str, int], ...]:
+        """Counters, the pattern of the operations that each counts, and the number of calls that it allows."""
+        passed_on = () if self.origin is None else self.origin.budgets
+        own = (
+            (f"{key}:{pattern}", pattern, most)
+            for block, key in zip(self.blocks, self.keys, strict=True)
+            for pattern, most in block.calls.items()
         )
+        return (*passed_on, *own)
 
     @cached_property
     def is_limited(self) -> bool:
         """Whether some calls count, or need approval."""
-        return any(each.calls or each.approve for each in self.blocks)
+        return bool(self.approve or self.budgets)
 
     @cached_property
-    def _rules(self) -> dict[str, Rules | None]:
+    def _rules(self) -> dict[str, Rules]:
         return {}
 
     @cached_property
-    def _schemas(self) -> tuple[tuple[tuple[str, Callable[[Any], bool]], ...], ...]:
-        """The schemas of each block, by pattern, compiled."""
+    def schemas(self) -> tuple[tuple[str, Callable[[Any], bool]], ...]:
+        """Checks of inputs, by pattern; a schema that cannot be used raises a `ValueError`."""
         return tuple(
-            tuple(
-                (pattern, from_schema(schema).compile().accepts)
-                for pattern, schema in block.input.items()
-            )
+            (pattern, from_schema(schema).compile().accepts)
             for block in self.blocks
+            for pattern, schema in block.input.items()
         )
-
-    def check(self) -> None:
-        """Compile all schemas.
-
-        Raises:
-            SchemaError: If one cannot be used.
-        """
-        _ = self._schemas
 
     @property
     def presented(self) -> tuple[str, ...]:
         """The keys of the blocks that the caller presented, here or at the hub that called."""
-        return self.keys if self.origin is None else self.origin
+        return self.keys if self.origin is None else self.origin.keys
 
     def covers(self, operation_id: str) -> bool:
         """Return whether every block covers an operation, and none has expired. Never raises."""
         try:
-            return clock() < self.until and self.rules(operation_id) is not None
+            return clock() < self.until and self.rules(operation_id).is_covered
         except Exception:  # noqa: BLE001 - fail closed
             return False
-
-    def rules(self, operation_id: str) -> Rules | None:
-        """Return what this grant requires of a call; None if it does not cover the operation.
-
-        Raises:
-            SchemaError: If a schema cannot be used.
-        """
-        try:
-            return self._rules[operation_id]
-        except KeyError:
-            rules = self._find(operation_id)
-            if len(self._rules) < _MAX_RULES:
-                self._rules[operation_id] = rules
-            return rules
-
-    def _find(self, operation_id: str) -> Rules | None:
-        for block in self.blocks:
-            patterns = block.operations
-            if operation_id.startswith(APPROVALS):
-                patterns = tuple(each for each in patterns if each.startswith(APPROVALS))
-            if not matcher(patterns)(operation_id):
-                return None
-        return self._limits(operation_id)
-
-    def _limits(self, operation_id: str) -> Rules:
-        accepts: list[Callable[[Any], bool]] = []
-        budgets: list[tuple[str, int]] = []
-        for block, key, schemas in zip(self.blocks, self.keys, self._schemas, strict=True):
-            accepts += [check for pattern, check in schemas if matcher((pattern,))(operation_id)]
-            for pattern, count in block.calls.items():
-                if matcher((pattern,))(operation_id):
-                    budgets.append((f"{key}:{pattern}", count))
-        approve = any(matcher(block.approve)(operation_id) for block in self.blocks)
-        return Rules(tuple(accepts), tuple(budgets), approve)
-
-    def limits(self, operation_id: str) -> Rules:
-        """Return what holds for every call to an operation, also for one that the grant need not cover.
-
-        Raises:
-            SchemaError: If a schema cannot be used.
-        """
-        return self.rules(operation_id) or self._limits(operation_id)
 
     def accepts(self, operation_id: str, value: Any) -> bool:
         """Return whether every block covers an operation with this input. Never raises."""
         try:
             rules = self.rules(operation_id)
-            return rules is not None and all(accepts(value) for accepts in rules.accepts)
+            return rules.is_covered and all(accepts(value) for accepts in rules.accepts)
         except Exception:  # noqa: BLE001 - fail closed
             return False
+
+    def rules(self, operation_id: str) -> Rules:
+        """Return what this grant requires of a call; limits also hold for operations that it need not cover.
+
+        Raises:
+            SchemaError: If a schema cannot be used.
+        """
+        found = self._rules.get(operation_id)
+        if found is None:
+            found = self._find(operation_id)
+            if len(self._rules) < _MAX_RULES:
+                self._rules[operation_id] = found
+        return found
+
+    def _find(self, operation_id: str) -> Rules:
+        def matches(pattern: str) -> bool:
+            return matcher((pattern,))(operation_id)
+
+        # The call itself was approved and counted by the hub that passed it on.
+        skipped = self.origin if self.origin and self.origin.operation == operation_id else None
+        approve = self.approve if skipped is None else self.approve[len(skipped.approve) :]
+        budgets = self.budgets if skipped is None else self.budgets[len(skipped.budgets) :]
+        prefix = APPROVALS if operation_id.startswith(APPROVALS) else ""
+        return Rules(
+            all(
+                any(each.startswith(prefix) and matches(each) for each in block.operations)
+                for block in self.blocks
+            ),
+            tuple(check for pattern, check in self.schemas if matches(pattern)),
+            tuple((counter, most) for counter, pattern, most in budgets if matches(pattern)),
+            any(map(matches, approve)),
+        )
 
 
 # ------------------------------------------------------------ tokens
 
 
-def new_block(
-    holder: str,
-    *,
-    operations: Iterable[str] = ("*",),
-    input: Mapping[str, JSONObject | bool] | None = None,
-    calls: Mapping[str, int] | None = None,
-    seconds: float | None = None,
-    approve: Iterable[str] = (),
-) -> Block:
-    """Return a block with a new id; it expires after `seconds`.
+class BlockOptions(TypedDict, total=False):
+    """What a block may restrict; see `Block`."""
+
+    operations: Collection[str]
+    input: Mapping[str, JSONObject | bool]
+    calls: Mapping[str, int]
+    approve: Collection[str]
+
+    seconds: float | None
+    """How long it is valid."""
+
+
+def new_block(holder: str, **options: Unpack[BlockOptions]) -> Block:
+    """Return a block with a new id; without `operations` it covers all.
 
     Raises:
         GrantError: Naming the field that is wrong.
     """
-    fields = {
-        "id": token_hex(8),
-        "holder": holder,
-        "operations": list(operations),
-        "input": dict(input or {}),
-        "calls": dict(calls or {}),
-        "until": None if seconds is None else clock() + int(seconds * 1000),
-        "approve": list(approve),
-    }
+    seconds = options.pop("seconds", None)
+    until = None if seconds is None else clock() + int(seconds * 1000)
+    fields = {"id": token_hex(8), "holder": holder, "until": until, "operations": ["*"], **options}
     try:
         block = msgspec.convert(fields, Block)
-        Grant(blocks=(block,), keys=("",)).check()
+        _ = Grant(blocks=(block,), keys=("",)).schemas
     except ValueError as error:
         raise GrantError(f"this grant cannot work: {error}") from error
     return block
@@ -312,12 +328,24 @@ def verify(token: str, key: bytes) -> tuple[Subject, Grant]:
     if not hmac.compare_digest(signature, given):
         raise GrantError("a grant whose signature is wrong")
     whose, chain = read_token(token)
-    grant = Grant(blocks=chain, keys=tuple(keys), origin=whose.grants)
+    grant = Grant(blocks=chain, keys=tuple(keys), origin=whose.origin)
     try:
-        grant.check()
+        _ = grant.schemas
     except (ValueError, RecursionError) as error:
         raise GrantError(f"a grant that cannot be used: {type(error).__name__}") from error
     return whose, grant
+
+
+def secret_key(key: str | bytes, purpose: str) -> bytes:
+    """Return a key as bytes.
+
+    Raises:
+        ValueError: If it is too short.
+    """
+    found = key.encode() if isinstance(key, str) else key
+    if len(found) < _MIN_KEY:
+        raise ValueError(f"the key of {purpose} needs at least {_MIN_KEY} bytes")
+    return found
 
 
 def derived_key(key: bytes, name: str) -> bytes:
@@ -357,6 +385,6 @@ def _base64(data: bytes) -> str:
 
 def _unbase64(text: str) -> bytes:
     try:
-        return urlsafe_b64decode(text + "=" * (-len(text) % 4))
+        return b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
     except ValueError as error:
         raise GrantError("a grant that cannot be read") from error

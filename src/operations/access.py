@@ -57,8 +57,16 @@ class Identity(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, 
         """The id, with the grant: two agents of one person, and the person, are different callers."""
         if self.grant is None and not self.acting:
             return self.id
-        keys = () if self.grant is None else self.grant.presented
-        return "\n".join((self.id, *self.acting, *keys))
+        acting, keys = self.presented
+        return "\n".join((self.id, *acting, *keys))
+
+    @property
+    def presented(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Who acts for `id`, and the keys of its grant, without the hubs that passed the call on."""
+        if self.grant is None:
+            return self.acting, ()
+        origin = self.grant.origin
+        return self.acting if origin is None else origin.acting, self.grant.presented
 
     def __post_init__(self) -> None:
         force_setattr(self, "scopes", frozenset(_names("scopes", self.scopes)))

@@ -126,7 +126,7 @@ modules = ["ops.py"]
 
 [access.keys.alice]
 key = { env = "ALICE_KEY" }
-scopes = ["work:admin"]
+scopes = ["work:admin", "approvals:answer"]
 
 [access.keys.bob]
 key = { env = "BOB_KEY" }

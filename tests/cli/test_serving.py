@@ -137,7 +137,7 @@ async def test_mcp_is_spoken_on_stdio(folder: Path, environment: dict[str, str])
     with anyio.fail_after(60):
         async with connect_mcp("hub", config) as client:
             by_id = {each.spec.id: each for each in client}
-            assert {"hub.work__add", "hub.work__secret"} <= by_id.keys()
+            assert {"hub.work__add", "hub.work__secret", "hub.approvals__list"} <= by_id.keys()
 
 
 async def test_how_mcp_is_served_can_be_set_in_the_file(
@@ -231,6 +231,7 @@ async def test_a_worker_serves_callers_on_redis_and_finishes_what_runs(
                 asyncio.TaskGroup() as tasks,
             ):
                 assert (await calls.call("work.secret", {})).data == "hidden"
+                assert (await calls.call("approvals.list", {})).data == []
                 running = tasks.create_task(calls.call("work.slow", {"steps": 2, "pause": 0.3}))
                 await calls.call("work.add", {"a": 1})
                 process.send_signal(signal.SIGTERM)

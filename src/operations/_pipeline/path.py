@@ -55,35 +55,31 @@ def has_authority(plan: Plan, context: OperationContext) -> bool:
     return context.authority is not None and context.authority[1] == plan.id
 
 
-async def guard(plan: Plan, value: Any, context: OperationContext) -> OperationContext:
-    """Check what depends on the final input, and return the context for the handler.
+async def guard(plan: Plan, value: Any, context: OperationContext) -> tuple[Any, OperationContext]:
+    """Check what depends on the final input; return the input and the context for the handler.
 
     Raises:
         CallError: `ACCESS_DENIED`, `APPROVAL_REQUIRED`, `RESOURCE_EXHAUSTED` if a budget is spent, or `UNAVAILABLE` if
             one of these is not known.
     """
     if plan.is_inner:
-        return context
+        return value, context
+    identity, permits_input = context.identity, plan.permits_input
+    grant = None if identity is None or not plan.operation.needs_grant else identity.grant
     try:
-        return await _checked(plan, value, context)
+        if not has_authority(plan, context):
+            if permits_input is not None and not permits_input(identity, value):
+                raise access_denied(plan.id)
+            if grant is not None and not grant.accepts(plan.id, value):
+                raise access_denied(plan.id)
+        if plan.admits or (grant is not None and grant.is_limited):
+            value = await plan.host.authority.admit(plan.operation, plan.digest, value, context)
     except BaseException as error:
         ledger = plan.host.authority.ledger
         if ledger is not None:
             ledger.end(plan.id, context, code_of(error, context) or "", rejected=True)
         raise
-
-
-async def _checked(plan: Plan, value: Any, context: OperationContext) -> OperationContext:
-    identity, permits_input = context.identity, plan.permits_input
-    grant = None if identity is None or not plan.operation.needs_grant else identity.grant
-    if not has_authority(plan, context):
-        if permits_input is not None and not permits_input(identity, value):
-            raise access_denied(plan.id)
-        if grant is not None and not grant.accepts(plan.id, value):
-            raise access_denied(plan.id)
-    if plan.admits or (grant is not None and grant.is_limited):
-        await plan.host.authority.admit(plan.operation, plan.digest, value, context)
-    return context if context.reach is plan.reach else context.changed(reach=plan.reach)
+    return value, context if context.reach is plan.reach else context.changed(reach=plan.reach)
 
 
 async def authorize(plan: Plan, value: Any, context: OperationContext) -> None:
@@ -98,10 +94,7 @@ async def authorize(plan: Plan, value: Any, context: OperationContext) -> None:
 
 
 async def _guarded(plan: Plan, value: Any, context: OperationContext) -> Any:
-    inner = await guard(plan, value, context)
-    if plan.host.authority.ledger is None:
-        result: Any = plan.handler(value, inner)
-        return await result if inspect.isawaitable(result) else result
+    value, inner = await guard(plan, value, context)
     with recorded(plan, context):
         result = plan.handler(value, inner)
         return await result if inspect.isawaitable(result) else result
@@ -179,8 +172,10 @@ async def invoke(
     try:
         # Access, then validation: a caller that may not call learns nothing about the input.
         permits, identity = plan.permits, context.identity
-        is_granted = identity is not None and identity.grant is not None
-        if is_granted or (permits is not None and not context.trusted and not permits(identity)):
+        grant = None if identity is None else identity.grant
+        if grant is not None or (
+            permits is not None and not context.trusted and not permits(identity)
+        ):
             enter(plan, context)
         flat = plan.flat
         if flat is None:
@@ -197,10 +192,14 @@ async def invoke(
                 raise
             except Exception:  # noqa: BLE001 - the general way explains any error
                 plan, value = admit(plan, value, context)
-        if is_granted or not plan.is_plain or context.reach is not None:
-            result: Any = _guarded(plan, value, context)
+        if (
+            plan.is_plain
+            and context.reach is None
+            and (grant is None or (not grant.is_limited and grant.accepts(plan.id, value)))
+        ):
+            result: Any = plan.handler(value, context)
         else:
-            result = plan.handler(value, context)
+            result = _guarded(plan, value, context)
         # A plain function that does not block may give a result, or something to await.
         if type(result) is CoroutineType or inspect.isawaitable(result):
             result = await result  # pyright: ignore[reportUnknownVariableType]

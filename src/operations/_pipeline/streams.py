@@ -74,7 +74,7 @@ async def _items(
     try:
         enter(plan, context)
         plan, value = admit(plan, value, context)
-        inner = await guard(plan, value, context)
+        value, inner = await guard(plan, value, context)
         with recorded(plan, context):
             opened = plan.handler(value, inner)
             iterator = aiter(await opened if inspect.isawaitable(opened) else opened)

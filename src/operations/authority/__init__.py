@@ -9,6 +9,7 @@ from operations.access import ApprovalRule
 from operations.authority.approvals import Approval, Approvals, approval_operations
 from operations.authority.grants import Grants
 from operations.authority.guard import Authority
+from operations.authority.ledger import Ledger
 from operations.authority.store import MemoryStore, SQLiteStore, Store, StoreError
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "Grant",
     "GrantError",
     "Grants",
+    "Ledger",
     "MemoryStore",
     "SQLiteStore",
     "Store",

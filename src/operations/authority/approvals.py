@@ -9,8 +9,12 @@ Rule 3: a caller cannot answer its own request, nor can a grant that shares a bl
 """
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from hashlib import sha256
+from math import inf
+from secrets import token_hex
 from time import monotonic, time
 from typing import Any, Final, Literal
 
@@ -21,7 +25,7 @@ from operations._grants import clock
 from operations._json import canonical
 from operations._time_limits import lent_slot
 from operations.access import ApprovalRule, access_denied
-from operations.authority.store import Store, StoreError, change
+from operations.authority.store import Store, StoreError, change, checked
 from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode
 from operations.functions import operation
@@ -37,9 +41,6 @@ MAX_WAITING: Final = 1_000
 _MAX_INPUT = 256 * 1024
 """Bytes of an input that a person can approve."""
 
-_POLL_SECONDS = 0.25
-"""Time between two looks at whether another process has answered."""
-
 _BEFORE_DEADLINE = 1.0
 """Seconds before its caller's deadline at which a waiting call ends."""
 
@@ -49,7 +50,7 @@ _KEPT = 24 * 3600 * 1000
 _QUESTION: JSONObject = {"type": "object", "properties": {}}
 
 
-class Approval(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+class Approval(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """One request for approval, and its answer."""
 
     id: str
@@ -74,7 +75,6 @@ class Approval(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_d
     until: int
     """When the request or the approval expires, in milliseconds since the epoch."""
 
-    round: int = 1
     answered_by: str | None = None
     reason: str | None = None
 
@@ -100,7 +100,12 @@ class Approvals:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._waiting = 0
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
+        store.listeners.append(self._wake)
+
+    def _wake(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
 
     async def obtain(
         self,
@@ -123,75 +128,50 @@ class Approvals:
             by_grant: Whether the caller's grant requires it: then the caller cannot confirm it itself.
 
         Raises:
-            CallError: `APPROVAL_REQUIRED` if there is none yet; `ACCESS_DENIED` if it was denied.
-            StoreError: If the store does not work.
+            CallError: `APPROVAL_REQUIRED` if there is none yet; `ACCESS_DENIED` if it was denied; `UNAVAILABLE` if the
+                store does not work.
         """
         asked = _request(spec, digest, value, context, rule)
         ends = monotonic() + rule.hold
-        deadline = context.deadline if context.limit is None else None
-        if deadline is not None:
-            ends = min(ends, monotonic() + deadline / 1000 - time() - _BEFORE_DEADLINE)
-        record = await self._attach(asked)
-        if (
-            rule.ask_caller
-            and not by_grant
-            and context.channel.elicit
-            and record.state == "pending"
-        ):
-            return await self._ask(record, context)
+        if context.deadline is not None and context.limit is None:
+            ends = min(ends, monotonic() + context.deadline / 1000 - time() - _BEFORE_DEADLINE)
+        may_ask = rule.ask_caller and not by_grant and context.channel.elicit is not None
         while True:
-            if record.state == "approved" and await self._use(record):
-                return replace(record, state="used")
+            changed, record = self._changed, await self._attach(asked)
+            refused = CallError(
+                ErrorCode.ACCESS_DENIED, f"{spec.id} was not approved", {"approval": record.id}
+            )
             if record.state == "denied":
-                raise CallError(
-                    ErrorCode.ACCESS_DENIED, f"{spec.id} was not approved", {"approval": record.id}
-                )
-            if record.state == "pending" and not await self._wait(ends, context):
+                raise refused
+            if record.state == "pending" and may_ask:
+                is_accepted = await _ask(record, context)
+                state: Literal["used", "denied"] = "used" if is_accepted else "denied"
+                fields = {"state": state, "confirmed": True, "answered_by": record.caller}
+                if await self._replace(record, fields) and is_accepted:
+                    return record
+                raise refused
+            if record.state == "approved" and await self._replace(record, {"state": "used"}):
+                return record
+            if record.state == "pending" and not await self._wait(ends, changed, context):
                 raise CallError(
                     ErrorCode.APPROVAL_REQUIRED,
                     f"{spec.id} must be approved by a person: repeat the same call afterwards",
                     {"approval": record.id, "until": record.until},
                     retryable=True,
                 )
-            record = await self._attach(asked)
 
-    async def _wait(self, ends: float, context: OperationContext) -> bool:
+    async def _wait(self, ends: float, changed: asyncio.Event, context: OperationContext) -> bool:
         """Wait until there may be an answer; return False if it is time to end."""
-        seconds = min(ends - monotonic(), _POLL_SECONDS)
+        seconds = min(ends - monotonic(), self._store.poll_seconds)
         if seconds <= 0 or self._waiting >= MAX_WAITING:
             return False
         self._waiting += 1
-        news = self._news
         try:
             with lent_slot():
-                await context.answered(_within(seconds, news))
+                await context.answered(_within(seconds, changed))
         finally:
             self._waiting -= 1
         return True
-
-    async def _ask(self, record: Approval, context: OperationContext) -> Approval:
-        """Let the caller confirm its own call."""
-        shown = canonical(record.input).decode()
-        message = f"Run {record.operation} with {shown}?"
-        with lent_slot():
-            answer = await context.elicit(message, _QUESTION)
-        accepted = answer.get("action") == "accept"
-        state: Literal["used", "denied"] = "used" if accepted else "denied"
-
-        def update(held: bytes | None) -> tuple[bytes | None, Approval | None]:
-            now = None if held is None else _decode(held)
-            if now is None or now.id != record.id or now.state != "pending" or now.has_ended:
-                return None, None
-            done = replace(now, state=state, confirmed=True, answered_by=record.caller)
-            return msgspec.json.encode(done), done
-
-        done = await change(self._store, _key(record.id), update)
-        if done is None or done.state != "used":
-            details = {"approval": record.id}
-            raise CallError(
-                ErrorCode.ACCESS_DENIED, f"{record.operation} was not confirmed", details
-            )
-        return done
 
     async def _attach(self, asked: Approval) -> Approval:
         """Return the record of a call; a new one if there is none, or the last one has ended."""
@@ -200,23 +180,29 @@ class Approvals:
             record = None if held is None else _decode(held)
             if record is not None and not record.has_ended:
                 return None, record
-            number = 1 if record is None else record.round + 1
-            new = replace(asked, id=f"{asked.id}-{number}", round=number)
-            return msgspec.json.encode(new), new
+            return msgspec.json.encode(asked), asked
 
         known = await change(self._store, _key(asked.id), update)
-        if known.created == asked.created:
-            self._announce()
+        if known is asked:
+            await self._announce()
         return known
 
-    async def _use(self, record: Approval) -> bool:
-        def update(held: bytes | None) -> tuple[bytes | None, bool]:
-            now = None if held is None else _decode(held)
-            if now is None or now.id != record.id or now.state != "approved" or now.has_ended:
-                return None, False
-            return msgspec.json.encode(replace(now, state="used")), True
+    async def _replace(self, record: Approval, fields: JSONObject) -> bool:
+        """Change a record, unless it was changed since or has ended; return whether it was changed."""
 
-        return await change(self._store, _key(record.id), update)
+        def update(held: bytes | None) -> tuple[bytes | None, bool]:
+            if held is None or record.has_ended or _decode(held) != record:
+                return None, False
+            return msgspec.json.encode(replace(record, **fields)), True
+
+        is_changed = await change(self._store, _key(record.id), update)
+        await self._announce()
+        return is_changed
+
+    async def _announce(self) -> None:
+        # The change is stored: others find it later, when they look by themselves.
+        with suppress(StoreError):
+            await checked(self._store.announce())
 
     async def answer(
         self, approval_id: str, context: OperationContext, *, approve: bool, reason: str | None
@@ -224,32 +210,23 @@ class Approvals:
         """Approve or deny a call.
 
         Raises:
-            CallError: `OPERATION_NOT_FOUND` if there is no such request for this caller; `ACCESS_DENIED` for a
-                call of its own; `VALIDATION_ERROR` if it was answered or has expired.
-            StoreError: If the store does not work.
+            CallError: `VALIDATION_ERROR` if there is no such request for this caller, or it was answered or has
+                expired; `ACCESS_DENIED` for a call of its own; `UNAVAILABLE` if the store does not work.
         """
-        who = context.identity
-
-        def update(held: bytes | None) -> tuple[bytes | None, Approval]:
-            record = None if held is None else _decode(held)
-            if record is None or record.id != approval_id or not _may_see(record, context):
-                raise CallError(ErrorCode.VALIDATION_ERROR, f"There is no approval {approval_id!r}")
-            if record.state != "pending" or record.has_ended:
-                state = "expired" if record.state == "pending" else record.state
-                raise CallError(ErrorCode.VALIDATION_ERROR, f"It is not pending any more: {state}")
-            if _is_own(record, context):
-                raise access_denied("approvals.answer")
-            done = replace(
-                record,
-                state="approved" if approve else "denied",
-                answered_by="operator" if who is None else who.id,
-                reason=reason,
-            )
-            return msgspec.json.encode(done), done
-
-        done = await change(self._store, _key(approval_id), update)
-        self._announce()
-        return done
+        who, (held, _) = context.identity, await checked(self._store.get(_key(approval_id)))
+        record = None if held is None else _decode(held)
+        if record is None or record.id != approval_id or not _may_see(record, context):
+            raise _unknown(approval_id)
+        if _is_own(record, context):
+            raise access_denied("approvals.answer")
+        fields: JSONObject = {
+            "state": "approved" if approve else "denied",
+            "answered_by": "operator" if who is None else who.id,
+            "reason": reason,
+        }
+        if record.state != "pending" or not await self._replace(record, fields):
+            raise CallError(ErrorCode.VALIDATION_ERROR, "It was answered already, or has expired")
+        return replace(record, **fields)
 
     async def pending(self, context: OperationContext) -> list[Approval]:
         """Return the requests that a caller may see and that wait for an answer, oldest first.
@@ -258,10 +235,10 @@ class Approvals:
             StoreError: If the store does not work.
         """
         found: list[Approval] = []
-        for name, held in (await self._store.items("approval")).items():
+        for name, held in (await checked(self._store.items("approval"))).items():
             record = _decode(held)
             if record.until + _KEPT < clock():
-                await self._store.delete(f"approval/{name}")
+                await checked(self._store.delete(f"approval/{name}"))
             elif record.state == "pending" and not record.has_ended and _may_see(record, context):
                 found.append(record)
         return sorted(found, key=lambda record: record.created)
@@ -270,62 +247,74 @@ class Approvals:
         """Yield the requests that wait for an answer, now and whenever they change."""
         before: list[Approval] | None = None
         while True:
-            news = self._news
-            found = await self.pending(context)
+            changed, found = self._changed, await self.pending(context)
             if found != before:
                 yield found
                 before = found
-            await _within(_POLL_SECONDS * 2, news)
+            soonest = min((each.until for each in found), default=inf)
+            # Requests also end by themselves.
+            seconds = max(0.0, (soonest - clock()) / 1000) + 0.001
+            await _within(min(seconds, self._store.poll_seconds), changed)
 
-    def _announce(self) -> None:
-        news, self._news = self._news, asyncio.Event()
-        news.set()
+
+async def _within(seconds: float, changed: asyncio.Event) -> None:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(None if seconds == inf else seconds):
+            await changed.wait()
 
 
-async def _within(seconds: float, news: asyncio.Event) -> None:
-    try:
-        async with asyncio.timeout(seconds):
-            await news.wait()
-    except TimeoutError:
-        pass
+async def _ask(record: Approval, context: OperationContext) -> bool:
+    """Return whether the caller confirms its own call."""
+    # Escaped: a text that looks different from what it is must not be confirmed.
+    message = f"Run {record.operation} with {json.dumps(record.input, separators=(',', ':'))}?"
+    with lent_slot():
+        answer = await context.elicit(message, _QUESTION)
+    return answer.get("action") == "accept"
 
 
 def _request(
     spec: OperationSpec, digest: str, value: Any, context: OperationContext, rule: ApprovalRule
 ) -> Approval:
     identity, now = context.identity, clock()
-    grant = None if identity is None else identity.grant
-    asked = Approval(
-        id="",
-        state="pending",
-        operation=spec.id,
-        input=value,
-        caller=None if identity is None else identity.id,
-        is_operator=identity is None and context.trusted,
-        acting=() if identity is None else identity.acting,
-        grants=() if grant is None else grant.presented,
-        scope=rule.scope,
-        created=now,
-        until=now + int(rule.seconds * 1000),
-    )
+    acting, keys = ((), ()) if identity is None else identity.presented
+    caller = None if identity is None else identity.id
+    is_operator = identity is None and context.trusted
     session = context.channel.session if identity is None else ""
-    whose = [asked.caller, asked.is_operator, session, asked.acting, asked.grants]
+    whose = [caller, is_operator, session, acting, keys]
     try:
         text = canonical([whose, spec.id, digest, value])
-    except (TypeError, OverflowError, RecursionError) as error:
+        copied = msgspec.json.decode(canonical(value))
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise CallError(
             ErrorCode.VALIDATION_ERROR, f"A call of {spec.id} with files cannot be approved"
         ) from error
     if len(text) > _MAX_INPUT:
         raise CallError(ErrorCode.RESOURCE_EXHAUSTED, "The input is too large to be approved")
-    return replace(asked, id=sha256(text).hexdigest()[:32])
+    return Approval(
+        # Each request of the same call has an id of its own: an old answer does not fit a new one.
+        id=f"{sha256(text).hexdigest()[:32]}-{token_hex(4)}",
+        state="pending",
+        operation=spec.id,
+        input=copied,
+        caller=caller,
+        is_operator=is_operator,
+        acting=acting,
+        grants=keys,
+        scope=rule.scope,
+        created=now,
+        until=now + int(rule.seconds * 1000),
+    )
 
 
 def _key(approval_id: str) -> str:
     digest = approval_id.partition("-")[0]
     if not digest.isalnum() or not digest.isascii():
-        raise CallError(ErrorCode.VALIDATION_ERROR, f"There is no approval {approval_id!r}")
+        raise _unknown(approval_id)
     return f"approval/{digest}"
+
+
+def _unknown(approval_id: str) -> CallError:
+    return CallError(ErrorCode.VALIDATION_ERROR, f"There is no approval {approval_id!r}")
 
 
 def _may_see(record: Approval, context: OperationContext) -> bool:
@@ -339,26 +328,20 @@ def _is_own(record: Approval, context: OperationContext) -> bool:
     who = context.identity
     if who is None:
         return record.is_operator
-    shared = set(who.acting) & set(record.acting)
-    if who.grant is not None:
-        shared |= set(who.grant.presented) & set(record.grants)
-    return bool(shared) or (who.id == record.caller and not record.acting)
+    acting, keys = who.presented
+    if who.id == record.caller and (not record.acting or (acting and not keys)):
+        # A person answers for its agents; another agent of that person needs a grant which allows it.
+        return True
+    return not (set(acting).isdisjoint(record.acting) and set(keys).isdisjoint(record.grants))
 
 
 def approval_operations(approvals: Approvals) -> list[Any]:
     """Return the operations through which people answer requests for approval."""
 
-    async def guarded(work: Any) -> Any:
-        try:
-            return await work
-        except StoreError as error:
-            raise unavailable() from error
-
     @operation("approvals.list", type="query", scopes=[SCOPE])
     async def pending(context: OperationContext) -> list[Approval]:
         """List the calls that wait for approval: the operation, the exact input, who asks and for whom."""
-        found: list[Approval] = await guarded(approvals.pending(context))
-        return found
+        return await approvals.pending(context)
 
     @operation("approvals.answer", scopes=[SCOPE])
     async def answer(
@@ -372,10 +355,7 @@ def approval_operations(approvals: Approvals) -> list[Any]:
             context: Who answers.
             reason: Why, for the record.
         """
-        done: Approval = await guarded(
-            approvals.answer(id, context, approve=approve, reason=reason)
-        )
-        return done
+        return await approvals.answer(id, context, approve=approve, reason=reason)
 
     @operation("approvals.watch", scopes=[SCOPE])
     async def watch(context: OperationContext) -> AsyncGenerator[list[Approval]]:
@@ -384,8 +364,3 @@ def approval_operations(approvals: Approvals) -> list[Any]:
             yield found
 
     return [pending, answer, watch]
-
-
-def unavailable() -> CallError:
-    """Return the error of a call whose authority could not be checked."""
-    return CallError(ErrorCode.UNAVAILABLE, "The authority of this call cannot be checked now")

@@ -5,12 +5,12 @@ Rule 2: a store that does not work rejects every grant: a revocation may be in i
 """
 
 import asyncio
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from hashlib import sha256
+from math import inf
 from secrets import token_hex
 from time import monotonic
-from typing import Any, TypeAlias, TypedDict, Unpack
+from typing import Any, TypeAlias, Unpack
 
 import msgspec
 from msgspec.structs import replace
@@ -18,19 +18,22 @@ from msgspec.structs import replace
 from operations._grants import (
     PREFIX,
     Block,
+    BlockOptions,
     Grant,
     GrantError,
+    Origin,
     Subject,
     clock,
     derived_key,
-    matcher,
     mint,
     new_block,
+    secret_key,
     verify,
 )
 from operations.access import Identity
-from operations.authority.store import MemoryStore, Store, change
+from operations.authority.store import MemoryStore, Store, change, checked
 from operations.context import OperationContext
+from operations.errors import CallError, ErrorCode
 from operations.types import JSONObject
 
 _MAX_RESOLVED = 1_000
@@ -40,25 +43,35 @@ _DELEGATED_MS = 60_000
 _FRESH_SECONDS = 1.5
 """Seconds for which revocations that were read are used. With the checks of open connections: 5 s."""
 
-MIN_KEY = 32
-"""Bytes of a key."""
-
 
 Delegate: TypeAlias = Callable[[str, OperationContext | None], str | None]
 """Returns the credential for a call of an operation on a caller's behalf; None for an unknown caller."""
 
 
-class BlockOptions(TypedDict, total=False):
-    """What a block may restrict; see `Block`."""
+class _Resolved:
+    """A token that was verified, and what it was found to be.
 
-    operations: Iterable[str]
-    input: Mapping[str, JSONObject | bool]
-    calls: Mapping[str, int]
+    Args:
+        subject: Its subject.
+        grant: Its blocks.
+        base: What the subject was known as, if its scopes are not in the token.
+    """
 
-    seconds: float
-    """How long it is valid."""
+    __slots__ = ("base", "ends", "grant", "identity", "revoked", "subject")
 
-    approve: Iterable[str]
+    def __init__(self, subject: Subject, grant: Grant, base: Identity | None) -> None:
+        self.subject, self.grant, self.base = subject, grant, base
+        self.revoked: frozenset[str] | None = None
+        """The revocations that it was checked against."""
+
+        whose = base or Identity(subject.id, subject.scopes or (), subject.resources)
+        self.ends = grant.until if whose.expires_at is None else min(grant.until, whose.expires_at)
+        self.identity = replace(
+            whose,
+            expires_at=None if self.ends == inf else self.ends,
+            acting=(*subject.acting, *whose.acting, *(each.holder for each in grant.blocks)),
+            grant=grant,
+        )
 
 
 class Grants:
@@ -82,16 +95,12 @@ class Grants:
         store: Store | None = None,
         subjects: Callable[[str], Identity | None] | None = None,
     ) -> None:
-        self._key = key.encode() if isinstance(key, str) else key
-        if len(self._key) < MIN_KEY:
-            raise ValueError(f"the key of grants needs at least {MIN_KEY} bytes")
+        self._key = secret_key(key, "grants")
         self.store: Store = store or MemoryStore()
         self._subjects = subjects
-        self._verified: OrderedDict[bytes, tuple[Subject, Grant, Identity | None, Identity]] = (
-            OrderedDict()
-        )
+        self._resolved: dict[str, _Resolved] = {}
         self._revoked: frozenset[str] = frozenset()
-        self._read_at = float("-inf")
+        self._read_at = -inf
         self._reading = asyncio.Lock()
 
     def create(self, subject: Identity | str, holder: str, **block: Unpack[BlockOptions]) -> str:
@@ -113,7 +122,7 @@ class Grants:
         elif subject.grant is not None:
             raise GrantError("a grant is narrowed, not made from a grant")
         else:
-            whose = replace(subject_of(subject), grants=None)
+            whose = _subject(subject)
         return mint(self._key, whose, new_block(holder, **block))
 
     def for_name(self, name: str) -> str:
@@ -124,7 +133,8 @@ class Grants:
         """Return a function that mints a grant for each call to a group of workers or a spoke.
 
         The grant covers that operation for a short time, under the key `for_name(name)`, so that the receiver knows on
-        whose behalf it acts. Approvals that the caller's grant requires hold for the calls of the receiver as well.
+        whose behalf it acts. Approvals and budgets of the caller's grant hold for further calls of the receiver as
+        well; budgets are exact if it shares the store.
         """
         key = self.for_name(name).encode()
 
@@ -132,20 +142,20 @@ class Grants:
             identity = None if context is None else context.identity
             if context is None or identity is None:
                 return None
-            grant = identity.grant
             until = max(clock() + _DELEGATED_MS, int(context.deadline or 0))
             if identity.expires_at is not None:
                 until = min(until, int(identity.expires_at))
-            patterns = () if grant is None else (p for each in grant.blocks for p in each.approve)
-            block = Block(
-                id=token_hex(8),
-                holder=holder,
-                operations=(operation_id,),
-                until=until,
-                # This call has its approval already.
-                approve=tuple(p for p in patterns if not matcher((p,))(operation_id)),
+            acting, keys = identity.presented
+            grant = identity.grant
+            origin = Origin(
+                operation=operation_id,
+                acting=acting,
+                keys=keys,
+                approve=() if grant is None else grant.approve,
+                budgets=() if grant is None else grant.budgets,
             )
-            return mint(key, subject_of(identity), block)
+            block = Block(id=token_hex(8), holder=holder, operations=(operation_id,), until=until)
+            return mint(key, _subject(identity, origin), block)
 
         return credential
 
@@ -156,43 +166,28 @@ class Grants:
             GrantError: If the grant is not valid.
             StoreError: If revocations cannot be read.
         """
-        if not credential.startswith(PREFIX):
-            return None
-        mark = sha256(credential.encode(errors="replace")).digest()
-        found = self._verified.get(mark)
+        found = self._resolved.get(credential)
         if found is None:
-            subject, grant = verify(credential, self._key)
-            found = self._remember(mark, subject, grant)
-        else:
-            self._verified.move_to_end(mark)
-            subject, grant = found[:2]
-        if subject.scopes is None and self._base(subject) is not found[2]:
+            if not credential.startswith(PREFIX):
+                return None
+            found = self._remember(credential, *verify(credential, self._key))
+        elif found.base is not None and self._base(found.subject) is not found.base:
             # Its subject has changed.
-            found = self._remember(mark, subject, grant)
-        identity = found[3]
-        if clock() >= grant.until:
+            found = self._remember(credential, found.subject, found.grant)
+        if clock() >= found.ends:
             raise GrantError("a grant that has expired")
         if monotonic() - self._read_at > _FRESH_SECONDS:
             await self._read_revocations()
-        if not self._revoked.isdisjoint(each.id for each in grant.blocks):
-            raise GrantError("a grant that was revoked")
-        return identity
+        if found.revoked is not self._revoked:
+            if not self._revoked.isdisjoint(each.id for each in found.grant.blocks):
+                raise GrantError("a grant that was revoked")
+            found.revoked = self._revoked
+        return found.identity
 
-    def _remember(
-        self, mark: bytes, subject: Subject, grant: Grant
-    ) -> tuple[Subject, Grant, Identity | None, Identity]:
-        base = self._base(subject)
-        whose = base or Identity(subject.id, subject.scopes or (), subject.resources)
-        ends = min(grant.until, whose.expires_at or float("inf"))
-        identity = replace(
-            whose,
-            expires_at=None if ends == float("inf") else ends,
-            acting=(*subject.acting, *whose.acting, *(each.holder for each in grant.blocks)),
-            grant=grant,
-        )
-        found = self._verified[mark] = (subject, grant, base, identity)
-        if len(self._verified) > _MAX_RESOLVED:
-            self._verified.popitem(last=False)
+    def _remember(self, credential: str, subject: Subject, grant: Grant) -> _Resolved:
+        found = self._resolved[credential] = _Resolved(subject, grant, self._base(subject))
+        if len(self._resolved) > _MAX_RESOLVED:
+            del self._resolved[next(iter(self._resolved))]
         return found
 
     def _base(self, subject: Subject) -> Identity | None:
@@ -215,23 +210,44 @@ class Grants:
         Raises:
             StoreError: If the store does not work.
         """
-        value = msgspec.json.encode({"id": block_id, "until": until})
-        await change(self.store, _revocation(block_id), lambda held: (value, None))
-        self._read_at = float("-inf")
+
+        def update(held: bytes | None) -> tuple[bytes, None]:
+            known: Any = until if held is None else msgspec.json.decode(held)["until"]
+            # Holders choose the ids of their blocks: no later revocation shortens this one.
+            ends = None if until is None or known is None else max(until, known)
+            return msgspec.json.encode({"id": block_id, "until": ends}), None
+
+        await change(self.store, _revocation(block_id), update)
+        self._read_at = -inf
 
     async def _read_revocations(self) -> None:
         async with self._reading:
             if monotonic() - self._read_at <= _FRESH_SECONDS:
                 return
             began, revoked = monotonic(), set[str]()
-            for value in (await self.store.items("revoked")).values():
+            for value in (await checked(self.store.items("revoked"))).values():
                 held: JSONObject = msgspec.json.decode(value)
                 until: Any = held["until"]
                 if until is not None and until < clock():
-                    await self.store.delete(_revocation(held["id"]))
+                    await checked(self.store.delete(_revocation(held["id"])))
                 else:
                     revoked.add(held["id"])
-            self._revoked, self._read_at = frozenset(revoked), began
+            if revoked ^ self._revoked:
+                self._revoked = frozenset(revoked)
+            self._read_at = began
+
+
+async def enforce_valid(identity: Identity, store: Store) -> None:
+    """Reject a call that has waited if its credential has expired, or its grant was revoked meanwhile.
+
+    Raises:
+        CallError: `ACCESS_DENIED`, or `UNAVAILABLE` if the store does not work.
+    """
+    is_over = identity.expires_at is not None and identity.expires_at <= clock()
+    for block in () if identity.grant is None else identity.grant.blocks:
+        is_over = is_over or (await checked(store.get(_revocation(block.id))))[0] is not None
+    if is_over:
+        raise CallError(ErrorCode.ACCESS_DENIED, "The credential is not valid any more")
 
 
 def credential_of(
@@ -251,17 +267,14 @@ def credential_of(
     return own if delegate is None or is_own else delegate(operation_id, context)
 
 
-def subject_of(identity: Identity) -> Subject:
-    """Return an identity as the subject of a grant, with its scopes."""
-    resources = identity.resources
+def _subject(identity: Identity, origin: Origin | None = None) -> Subject:
+    held = identity.resources
     return Subject(
         id=identity.id,
         scopes=tuple(sorted(identity.scopes)),
-        resources=None
-        if resources is None
-        else {key: tuple(sorted(actions)) for key, actions in resources.items()},
+        resources=None if held is None else {key: tuple(sorted(held[key])) for key in held},
         acting=identity.acting,
-        grants=() if identity.grant is None else identity.grant.presented,
+        origin=origin,
     )
 
 

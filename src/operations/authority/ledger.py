@@ -7,10 +7,10 @@ Rule 3: one file has one writer. A file that was moved away by log rotation is f
         with the chain.
 """
 
-import fcntl
 import hmac
 import logging
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,15 +19,17 @@ from typing import Any
 
 import msgspec
 
-from operations._grants import clock
+from operations._grants import clock, secret_key
 from operations._json import canonical
 from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode, OperationsError
 from operations.types import JSONObject
 
+if sys.platform != "win32":
+    import fcntl
+
 logger = logging.getLogger("operations")
 
-MIN_KEY = 32
 _TAIL = 64 * 1024
 """Bytes at the end of a file in which the last line is."""
 
@@ -44,6 +46,7 @@ class Ledger:
         key: At least 32 random bytes.
         head: A file elsewhere, for the last number and HMAC.
         strict: Reject calls whose lines cannot be written.
+        sync: Wait until each line is on the disk, so that a power failure loses none.
 
     Raises:
         ValueError: If the key is too short.
@@ -56,13 +59,13 @@ class Ledger:
         *,
         head: str | Path | None = None,
         strict: bool = False,
+        sync: bool = False,
     ) -> None:
         self._path = Path(path)
-        self._key = key_of(key)
+        self._key = secret_key(key, "a ledger")
         self._head = None if head is None else Path(head)
-        self.strict = strict
-        self._file = -1
-        self._inode = 0
+        self._strict, self._sync = strict, sync
+        self._file, self._inode = -1, 0
         self._number, self._mac = 0, ""
 
     def open(self) -> None:
@@ -75,19 +78,24 @@ class Ledger:
             return
         try:
             self._open()
-            self._number, self._mac = self._last()
-        except (OSError, ValueError, KeyError) as error:
+            last = self._last()
+        except (OSError, ValueError) as error:
             self.close()
             raise LedgerError(f"cannot use the ledger {self._path}: {error}") from error
-        if self._head is not None:
-            number, mac = read_head(self._head)
-            if self._number == 0:
-                # Log rotation moved the whole file while nothing was running.
-                self._number, self._mac = number, mac
-            elif (number, mac) != (self._number, self._mac) and number:
-                self.close()
-                ends = f"ends at line {self._number}, but its head is {number}"
-                raise LedgerError(f"{self._path} {ends}")
+        self._number, self._mac = (0, "") if last is None else (last["n"], last["mac"])
+        head = (0, "") if self._head is None else _read_head(self._head)
+        if last is None:
+            # Log rotation may have moved the whole file while nothing was running.
+            self._number, self._mac = head
+        elif head[0] and head != (self._number, self._mac) and not self._follows(last, head):
+            self.close()
+            ends = f"ends at line {last['n']}, but its head is {head[0]}"
+            raise LedgerError(f"{self._path} {ends}")
+
+    def _follows(self, last: JSONObject, head: tuple[int, str]) -> bool:
+        """Return whether a line was written, but not its head: the process ended in between."""
+        line = {key: value for key, value in last.items() if key != "mac"}
+        return bool(last["n"] == head[0] + 1) and _mac(self._key, head[1], line) == last["mac"]
 
     def begin(
         self, operation_id: str, value: Any, context: OperationContext, approval: str | None
@@ -99,7 +107,7 @@ class Ledger:
         """
         try:
             text = canonical(value)
-        except (TypeError, OverflowError, RecursionError):
+        except (TypeError, ValueError, OverflowError, RecursionError):
             text = b"not JSON"
         digest = hmac.digest(self._key, b"input" + text, "sha256").hex()[:32]
         line: JSONObject = {"event": "begun", "operation": operation_id, "input": digest}
@@ -130,7 +138,7 @@ class Ledger:
             self._write(line)
         except (OSError, LedgerError) as error:
             logger.error("a line of the ledger cannot be written: %s", error)  # noqa: TRY400
-            if self.strict:
+            if self._strict:
                 raise CallError(
                     ErrorCode.UNAVAILABLE, "This call cannot be recorded, so it is rejected"
                 ) from error
@@ -145,12 +153,14 @@ class Ledger:
         if moved:
             self._open()
             whole["previous"] = self._mac
-        mac = mac_of(self._key, self._mac, whole)
+        mac = _mac(self._key, self._mac, whole)
         text = msgspec.json.encode({**whole, "mac": mac}) + b"\n"
         start = os.fstat(self._file).st_size
         try:
             if os.write(self._file, text) != len(text):
                 raise OSError("the disk is full")
+            if self._sync:
+                os.fsync(self._file)
         except OSError:
             # Half a line would end the chain.
             with suppress(OSError):
@@ -158,25 +168,28 @@ class Ledger:
             raise
         self._number, self._mac = number, mac
         if self._head is not None:
-            write_head(self._head, number, mac)
+            _write_head(self._head, number, mac)
 
     def _open(self) -> None:
         file = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if sys.platform != "win32":
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(file)
             raise OSError("another process writes it: each needs a file of its own") from None
         self.close()
         self._file, self._inode = file, os.fstat(file).st_ino
 
-    def _last(self) -> tuple[int, str]:
+    def _last(self) -> JSONObject | None:
+        """Return the last line; what a crash left of a line that was never finished is removed."""
         size = os.fstat(self._file).st_size
-        lines = os.pread(self._file, _TAIL, max(0, size - _TAIL)).splitlines()
-        if not lines:
-            return 0, ""
-        last = msgspec.json.decode(lines[-1])
-        return last["n"], last["mac"]
+        tail = os.pread(self._file, _TAIL, max(0, size - _TAIL))
+        whole = tail[: tail.rfind(b"\n") + 1]
+        if len(whole) < len(tail):
+            logger.warning("%s ends in half a line, which is removed", self._path)
+            os.ftruncate(self._file, size - len(tail) + len(whole))
+        return msgspec.json.decode(whole.splitlines()[-1]) if whole else None
 
     def close(self) -> None:
         """Close the file."""
@@ -185,29 +198,13 @@ class Ledger:
             self._file = -1
 
 
-def key_of(key: str | bytes) -> bytes:
-    """Return a key as bytes.
-
-    Raises:
-        ValueError: If it is too short.
-    """
-    found = key.encode() if isinstance(key, str) else key
-    if len(found) < MIN_KEY:
-        raise ValueError(f"the key of a ledger needs at least {MIN_KEY} bytes")
-    return found
-
-
-def mac_of(key: bytes, previous: str, line: JSONObject) -> str:
+def _mac(key: bytes, previous: str, line: JSONObject) -> str:
     """Return the HMAC of a line, which follows on another."""
     return hmac.digest(key, previous.encode() + canonical(line), "sha256").hex()
 
 
-def read_head(path: Path) -> tuple[int, str]:
-    """Return the last number and HMAC; 0 if there is none yet.
-
-    Raises:
-        LedgerError: If it cannot be read.
-    """
+def _read_head(path: Path) -> tuple[int, str]:
+    """Return the last number and HMAC; 0 if there is none yet."""
     try:
         number, _, mac = path.read_text(encoding="ascii").strip().partition(" ")
         return int(number), mac
@@ -217,8 +214,7 @@ def read_head(path: Path) -> tuple[int, str]:
         raise LedgerError(f"cannot read the head {path}: {error}") from error
 
 
-def write_head(path: Path, number: int, mac: str) -> None:
-    """Replace the last number and HMAC."""
+def _write_head(path: Path, number: int, mac: str) -> None:
     file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
     try:
         os.pwrite(file, f"{number:020d} {mac}\n".encode(), 0)
@@ -247,11 +243,11 @@ def verify(paths: Iterable[Path], key: str | bytes, head: Path | None = None) ->
     Raises:
         LedgerError: If a file or the head cannot be read.
     """
-    secret, count, first, number, mac = key_of(key), 0, 0, 0, ""
-    known = None if head is None else read_head(head)
+    secret, count, first, number, mac = secret_key(key, "a ledger"), 0, 0, 0, ""
+    known, before = (0, "") if head is None else _read_head(head), (0, "")
 
     def result(problem: str | None = None) -> Verified:
-        return Verified(count, first, number, known is not None, problem)
+        return Verified(count, first, number, head is not None, problem)
 
     for place, text in _lines(paths):
         try:
@@ -263,11 +259,14 @@ def verify(paths: Iterable[Path], key: str | bytes, head: Path | None = None) ->
             first, number, mac = found, found - 1, str(line.get("previous", ""))
         if found != number + 1:
             return result(f"{place}: number {found} follows {number}")
-        if not hmac.compare_digest(mac_of(secret, mac, line), given):
+        if not hmac.compare_digest(_mac(secret, mac, line), given):
             return result(f"{place}: number {found} was changed, or the line before it")
-        count, number, mac = count + 1, found, given
-    if known is not None and known != (number, mac):
-        return result(f"the head is number {known[0]}: lines at the end are missing")
+        before, count, number, mac = (number, mac), count + 1, found, given
+    # One line may follow the head: the process ended before it wrote the head.
+    if head is not None and (known[0] == 0 or known not in (before, (number, mac))):
+        return result(
+            f"the head is number {known[0]}: lines at the end are missing, or the head is"
+        )
     return result()
 
 

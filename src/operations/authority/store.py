@@ -4,19 +4,26 @@ Rule: a store that does not work raises `StoreError`, and the call that needed i
 """
 
 import asyncio
+import logging
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from math import inf
 from pathlib import Path
 from threading import Lock
 from typing import Any, Protocol, TypeVar
 
-from operations.errors import OperationsError
+from operations.errors import CallError, ErrorCode
+
+logger = logging.getLogger("operations")
 
 T = TypeVar("T")
 
 
-class StoreError(OperationsError):
-    """The store of grants and approvals does not work."""
+class StoreError(CallError):
+    """The store does not work, so the call that needs it is rejected."""
+
+    def __init__(self, message: str = "The authority of this call cannot be checked now") -> None:
+        super().__init__(ErrorCode.UNAVAILABLE, message)
 
 
 class Store(Protocol):
@@ -25,6 +32,20 @@ class Store(Protocol):
     @property
     def is_shared(self) -> bool:
         """Whether several processes see the same values."""
+        ...
+
+    @property
+    def poll_seconds(self) -> float:
+        """Time after which a change may have happened that was not announced here."""
+        ...
+
+    @property
+    def listeners(self) -> list[Callable[[], None]]:
+        """Called when a change is announced."""
+        ...
+
+    async def announce(self) -> None:
+        """Call the listeners, if possible those of other processes as well."""
         ...
 
     async def get(self, key: str) -> tuple[bytes | None, int]:
@@ -52,9 +73,16 @@ class MemoryStore:
     """Values of this process, which end with it."""
 
     is_shared = False
+    poll_seconds = inf
 
     def __init__(self) -> None:
+        self.listeners: list[Callable[[], None]] = []
         self._values: dict[str, tuple[bytes, int]] = {}
+
+    async def announce(self) -> None:
+        """Call the listeners."""
+        for each in self.listeners:
+            each()
 
     async def get(self, key: str) -> tuple[bytes | None, int]:
         """Return a value and its revision."""
@@ -92,8 +120,10 @@ class SQLiteStore:
     """
 
     is_shared = True
+    poll_seconds = 0.25
 
     def __init__(self, path: str | Path) -> None:
+        self.listeners: list[Callable[[], None]] = []
         self._lock = Lock()
         try:
             Path(path).touch(mode=0o600)
@@ -106,6 +136,11 @@ class SQLiteStore:
             )
         except (OSError, sqlite3.Error) as error:
             raise StoreError(f"cannot use {path}: {error}") from error
+
+    async def announce(self) -> None:
+        """Call the listeners of this process; others see a change within `poll_seconds`."""
+        for each in self.listeners:
+            each()
 
     async def get(self, key: str) -> tuple[bytes | None, int]:
         """Return a value and its revision."""
@@ -140,10 +175,20 @@ class SQLiteStore:
             with self._lock:
                 return self._connection.execute(sql, values).fetchall()
 
-        try:
-            return await asyncio.to_thread(run)
-        except sqlite3.Error as error:
-            raise StoreError(f"the store of grants and approvals does not work: {error}") from error
+        return await asyncio.to_thread(run)
+
+
+async def checked(work: Awaitable[T]) -> T:
+    """Return what a store returns.
+
+    Raises:
+        StoreError: If the store does not work.
+    """
+    try:
+        return await work
+    except Exception as error:
+        logger.warning("the store of grants and approvals does not work: %r", error)
+        raise StoreError from error
 
 
 async def change(
@@ -161,23 +206,11 @@ async def change(
         Exception: Whatever `update` raises.
     """
     for attempt in range(100):
-        try:
-            value, revision = await store.get(key)
-        except Exception as error:
-            raise _broken(error) from error
+        value, revision = await checked(store.get(key))
         new, result = update(value)
         if new is None:
             return result
-        try:
-            if await store.put(key, new, revision):
-                return result
-        except Exception as error:
-            raise _broken(error) from error
+        if await checked(store.put(key, new, revision)):
+            return result
         await asyncio.sleep(0.001 * min(attempt, 20))
-    raise StoreError(f"{key.partition('/')[0]} changes all the time")
-
-
-def _broken(error: Exception) -> StoreError:
-    if isinstance(error, StoreError):
-        return error
-    return StoreError(f"the store of grants and approvals does not work: {type(error).__name__}")
+    raise StoreError

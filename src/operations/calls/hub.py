@@ -45,6 +45,7 @@ class WebSocketHub:
         namespace: The namespace for a peer's operations, by its connection; None keeps their own ids.
         access: What callers need for a peer's operations, instead of what the peer says.
         send_identity: Tell peers on whose behalf they are called.
+        credential: Returns a token for the peer's resolver, by its connection: for listings and the hub's own calls.
         delegate: Returns what mints a grant for each call of a peer, by its connection: `Grants.delegate`.
         max_operations: How many operations of one peer are registered; with 0 none is asked for.
         limits: On sizes, times and rates, for all peers together.
@@ -62,6 +63,7 @@ class WebSocketHub:
         namespace: Callable[[AcceptedTarget], str | None] = lambda _: None,
         access: AccessRule | None = None,
         send_identity: bool = True,
+        credential: Callable[[AcceptedTarget], str | None] = lambda _: None,
         delegate: Callable[[AcceptedTarget], Delegate | None] = lambda _: None,
         max_operations: int = 1000,
         limits: Limits | None = None,
@@ -73,6 +75,7 @@ class WebSocketHub:
         self._namespace = namespace
         self._access = access
         self._send_identity = send_identity
+        self._credential = credential
         self._delegate = delegate
         self._max_operations = max_operations
         self._options: dict[str, Any] = {"grace": 0, **options}
@@ -114,7 +117,7 @@ class WebSocketHub:
                 self.registry, target, front=self.front, address=address, **self._options
             )
             await stack.enter_async_context(worker)
-            ended = self.front.credentials.watching(_credential(target), partial(self._end, target))
+            ended = self.front.credentials.watching(_checkable(target), partial(self._end, target))
             stack.enter_context(ended)
             if not self._max_operations:
                 await target.wait_closed()
@@ -124,6 +127,7 @@ class WebSocketHub:
                 namespace=self._namespace(target),
                 access=self._access,
                 send_identity=self._send_identity,
+                credential=self._credential(target),
                 delegate=self._delegate(target),
             )
             stack.push_async_callback(service.aclose)
@@ -195,7 +199,7 @@ class WebSocketHub:
         return {each.spec.id: each for each in service.operations[: self._max_operations]}
 
 
-def _credential(target: AcceptedTarget) -> Credential | None:
+def _checkable(target: AcceptedTarget) -> Credential | None:
     identity = target.identity
     if identity is None:
         return None

@@ -1,10 +1,10 @@
-"""`operations grant`, `operations approvals` and `operations ledger`: what agents may do, and what was done."""
+"""`operations grant`, `operations approvals` and `operations ledger`: what agents may do, and what they did."""
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,95 +13,125 @@ import msgspec
 from cyclopts import App, Parameter
 from msgspec import to_builtins
 
+from operations._grants import BlockOptions
 from operations._text import counted
-from operations.authority import Approval, Approvals, GrantError, Grants, new_block, read_token
+from operations.access import Identity
+from operations.authority import Approval, Authority, Grants, Store, new_block, read_token
 from operations.authority import narrow as narrowed
-from operations.authority.grants import BlockOptions
+from operations.authority.ledger import verify as verified
 from operations.cli.options import DEFAULTS, Common, ExitCode, command
 from operations.cli.render import Screen, plain
-from operations.config import ConfigFile
 from operations.context import OperationContext
 from operations.errors import OperationsError
-from operations.hub.access import Access, ledger_options, opened_authority
+from operations.hub.access import ledgers_of, opened_authority
 
 grant_app = App(
     name="grant", help="Create, narrow, show and revoke grants: identities narrowed for agents."
 )
+approvals_app = App(name="approvals", help="See and answer the calls that wait for a person.")
+ledger_app = App(name="ledger", help="Check the tamper-evident record of calls, and show its end.")
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_OPERATOR = OperationContext(trusted=True)
 Patterns = Annotated[tuple[str, ...], Parameter(negative="")]
+
+
+@asynccontextmanager
+async def _opened(common: Common) -> AsyncGenerator[Authority]:
+    async with opened_authority(common.load(), records=False) as authority:
+        if not authority.store.is_shared:
+            raise OperationsError("this needs [authority] file or broker in the config")
+        yield authority
+
+
+def _grants(common: Common, store: Store | None = None) -> Grants:
+    file = common.load()
+    if file.config.access.grants is None:
+        raise file.fault("needs a key.", "access.grants")
+    return Grants(file.secret(file.config.access.grants.key), store=store)
+
+
+# ------------------------------------------------------------ grants
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What a grant allows.
+
+    Attributes:
+        holder: Who will act with it.
+        operations: A pattern of operations that it covers at most, such as `task.*`; may be repeated.
+        until: How long it is valid at most: `30m`, `8h`, `7d`.
+        calls: `PATTERN=N`: at most N calls in total; may be repeated.
+        input: `PATTERN=SCHEMA`: a JSON Schema that the input must satisfy; may be repeated.
+        approve: A pattern of operations whose calls a person must approve; may be repeated.
+    """
+
+    holder: str
+    operations: Annotated[tuple[str, ...], Parameter(negative="", alias="-o")] = ()
+    until: str | None = None
+    calls: Patterns = ()
+    input: Patterns = ()
+    approve: Patterns = ()
+
+    def options(self) -> BlockOptions:
+        """Return them as fields of a block.
+
+        Raises:
+            OperationsError: If one cannot be read.
+        """
+        options = BlockOptions(approve=self.approve)
+        if self.operations:
+            options["operations"] = self.operations
+        if self.until is not None:
+            number, unit = self.until[:-1], self.until[-1:]
+            if unit not in _UNITS or not number.isdecimal():
+                raise OperationsError("--until is a time such as 30m, 8h or 7d")
+            options["seconds"] = int(number) * _UNITS[unit]
+        options["calls"] = _pairs("--calls", self.calls)
+        options["input"] = _pairs("--input", self.input)
+        return options
+
+
+def _pairs(option: str, given: Iterable[str]) -> dict[str, Any]:
+    try:
+        pairs = (each.partition("=") for each in given)
+        return {pattern: msgspec.json.decode(value) for pattern, _, value in pairs}
+    except msgspec.DecodeError as error:
+        raise OperationsError(f"{option} takes PATTERN={option[2:].upper()}: {error}") from error
 
 
 @grant_app.command
 @command
 async def create(
-    subject: str,
-    /,
-    *,
-    holder: str,
-    operations: Annotated[tuple[str, ...], Parameter(negative="", alias="-o")],
-    until: str | None = None,
-    calls: Patterns = (),
-    input: Patterns = (),
-    approve: Patterns = (),
-    scopes: Patterns = (),
-    common: Common = DEFAULTS,
+    subject: str, /, limits: Limits, *, scopes: Patterns = (), common: Common = DEFAULTS
 ) -> None:
     """Print the token of a new grant. The config needs `[access.grants] key`.
 
     Args:
         subject: Whose authority it narrows: a caller of [access.keys], or with --scopes any id.
-        holder: The agent that will use it.
-        operations: A pattern of operations that it covers, such as `task.*`; may be repeated.
-        until: How long it is valid: `30m`, `8h`, `7d`.
-        calls: `PATTERN=N`: at most N calls in total; may be repeated.
-        input: `PATTERN=SCHEMA`: a JSON Schema that the input must satisfy; may be repeated.
-        approve: A pattern of operations whose calls a person must approve; may be repeated.
+        limits: What it allows.
         scopes: A scope of a subject that is not in [access.keys], such as one of a token; may be repeated.
-        common: Options of every command.
+        common: What every command takes.
     """
-    file = common.load()
-    async with opened_authority(file, records=False) as authority:
-        access = Access(file, authority.store)
-        whose: Any = subject
-        if scopes:
-            whose = access.anyone(subject, scopes)
-        elif subject not in access.by_id:
-            raise OperationsError(
-                f"{subject} is not in [access.keys]; name its scopes with --scopes"
-            )
-        options = _options(operations, until, calls, input, approve)
-        common.screen().write(_grants(access, file).create(whose, holder, **options))
+    if not scopes and subject not in common.load().config.access.keys:
+        raise OperationsError(f"{subject} is not in [access.keys]; name its scopes with --scopes")
+    whose = Identity(subject, scopes) if scopes else subject
+    common.screen().write(_grants(common).create(whose, limits.holder, **limits.options()))
 
 
 @grant_app.command
 @command
-async def narrow(
-    token: str,
-    /,
-    *,
-    holder: str,
-    operations: Annotated[tuple[str, ...], Parameter(negative="", alias="-o")] = ("*",),
-    until: str | None = None,
-    calls: Patterns = (),
-    input: Patterns = (),
-    approve: Patterns = (),
-    common: Common = DEFAULTS,
-) -> None:
+async def narrow(token: str, /, limits: Limits, *, common: Common = DEFAULTS) -> None:
     """Print the token of a narrower grant. This needs no key and no connection.
 
     Args:
         token: The grant to narrow.
-        holder: The agent that will use it.
-        operations: A pattern of operations that it covers at most; may be repeated.
-        until: How long it is valid at most: `30m`, `8h`, `7d`.
-        calls: `PATTERN=N`: at most N calls in total; may be repeated.
-        input: `PATTERN=SCHEMA`: a JSON Schema that the input must satisfy; may be repeated.
-        approve: A pattern of operations whose calls a person must approve; may be repeated.
-        common: Options of every command.
+        limits: What it allows; without --operations, the same operations as before.
+        common: What every command takes.
     """
-    block = new_block(holder, **_options(operations, until, calls, input, approve))
-    common.screen().write(narrowed(token, block))
+    common.screen().write(narrowed(token, new_block(limits.holder, **limits.options())))
 
 
 @grant_app.command
@@ -111,20 +141,20 @@ async def show(token: str, /, *, common: Common = DEFAULTS) -> None:
 
     Args:
         token: The grant.
-        common: Options of every command.
+        common: What every command takes.
     """
     screen = common.screen()
     subject, blocks = read_token(token)
     if screen.json:
         screen.value({"subject": to_builtins(subject), "blocks": to_builtins(blocks)})
         return
-    screen.write(f"for {subject.id}")
+    screen.write(plain(f"for {subject.id}"))
     for block in blocks:
-        shown = to_builtins(block)
+        shown: Any = to_builtins(block)
         if block.until is not None:
             shown["until"] = datetime.fromtimestamp(block.until / 1000, UTC).isoformat()
         name, holder = shown.pop("id"), shown.pop("holder")
-        screen.write(f"{name} held by {holder}: {json.dumps(shown)}")
+        screen.write(plain(f"{name} held by {holder}: {json.dumps(shown)}"))
 
 
 @grant_app.command
@@ -134,11 +164,9 @@ async def key(name: str, /, *, common: Common = DEFAULTS) -> None:
 
     Args:
         name: The group, or the id of the spoke.
-        common: Options of every command.
+        common: What every command takes.
     """
-    file = common.load()
-    async with opened_authority(file, records=False) as authority:
-        common.screen().write(_grants(Access(file, authority.store), file).for_name(name))
+    common.screen().write(_grants(common).for_name(name))
 
 
 @grant_app.command
@@ -150,56 +178,18 @@ async def revoke(block: str, /, *, common: Common = DEFAULTS) -> None:
 
     Args:
         block: The id of a block, as `show` prints it, or a token: its last block is revoked.
-        common: Options of every command.
+        common: What every command takes.
     """
-    file, until = common.load(), None
+    until = None
     if block.startswith("opg1."):
         last = read_token(block)[1][-1]
         block, until = last.id, last.until
-    async with opened_authority(file, records=False) as authority:
-        if not authority.store.is_shared:
-            raise OperationsError("revoking needs [authority] file or broker in the config")
-        await _grants(Access(file, authority.store), file).revoke(block, until)
-    common.screen().note(f"revoked {block}")
+    async with _opened(common) as authority:
+        await _grants(common, authority.store).revoke(block, until)
+    common.screen().note(plain(f"revoked {block}"))
 
 
-def _grants(access: Access, file: ConfigFile) -> Grants:
-    if access.grants is None:
-        raise file.fault("needs a key.", "access.grants")
-    return access.grants
-
-
-def _options(
-    operations: tuple[str, ...],
-    until: str | None,
-    calls: tuple[str, ...],
-    input: tuple[str, ...],
-    approve: tuple[str, ...],
-) -> BlockOptions:
-    options = BlockOptions(operations=operations, approve=approve)
-    if until is not None:
-        number, unit = until[:-1], until[-1:]
-        if unit not in _UNITS or not number.isdecimal():
-            raise OperationsError("--until is a time such as 30m, 8h or 7d")
-        options["seconds"] = int(number) * _UNITS[unit]
-    try:
-        options["calls"] = {key: int(value) for key, value in map(_pair, calls)}
-        options["input"] = {key: msgspec.json.decode(value) for key, value in map(_pair, input)}
-    except (ValueError, msgspec.DecodeError) as error:
-        raise GrantError(
-            f"--calls takes PATTERN=N, --input takes PATTERN=SCHEMA: {error}"
-        ) from error
-    return options
-
-
-def _pair(text: str) -> tuple[str, str]:
-    key, equals, value = text.partition("=")
-    if not equals:
-        raise ValueError(f"{text!r} has no =")
-    return key, value
-
-
-approvals_app = App(name="approvals", help="See and answer the calls that wait for a person.")
+# ------------------------------------------------------------ approvals
 
 
 @approvals_app.command(name="list")
@@ -208,10 +198,10 @@ async def list_pending(*, common: Common = DEFAULTS) -> None:
     """List the calls that wait for approval.
 
     Args:
-        common: Options of every command.
+        common: What every command takes.
     """
-    async with _opened(common) as (approvals, context):
-        _show(await approvals.pending(context), common.screen())
+    async with _opened(common) as authority:
+        _show(await authority.approvals.pending(_OPERATOR), common.screen())
 
 
 @approvals_app.command
@@ -220,12 +210,12 @@ async def watch(*, common: Common = DEFAULTS) -> int:
     """Show the calls that wait for approval whenever they change, until Ctrl-C.
 
     Args:
-        common: Options of every command.
+        common: What every command takes.
     """
     screen = common.screen()
-    async with _opened(common) as (approvals, context):
+    async with _opened(common) as authority:
         try:
-            async for found in approvals.watch(context):
+            async for found in authority.approvals.watch(_OPERATOR):
                 _show(found, screen)
         except asyncio.CancelledError:
             return ExitCode.DONE
@@ -242,7 +232,7 @@ async def approve(
     Args:
         approval: The id of the request.
         reason: Why, for the record.
-        common: Options of every command.
+        common: What every command takes.
     """
     await _answer(approval, reason, common, approve=True)
 
@@ -255,27 +245,20 @@ async def deny(approval: str, /, *, reason: str | None = None, common: Common = 
     Args:
         approval: The id of the request.
         reason: Why, for the record.
-        common: Options of every command.
+        common: What every command takes.
     """
     await _answer(approval, reason, common, approve=False)
 
 
 async def _answer(approval: str, reason: str | None, common: Common, *, approve: bool) -> None:
-    async with _opened(common) as (approvals, context):
-        done = await approvals.answer(approval, context, approve=approve, reason=reason)
+    async with _opened(common) as authority:
+        known = authority.approvals
+        done = await known.answer(approval, _OPERATOR, approve=approve, reason=reason)
     screen = common.screen()
     if screen.json:
         screen.value(to_builtins(done))
     else:
         screen.note(f"{done.state}: {done.operation}")
-
-
-@asynccontextmanager
-async def _opened(common: Common) -> AsyncGenerator[tuple[Approvals, OperationContext]]:
-    async with opened_authority(common.load(), records=False) as authority:
-        if not authority.store.is_shared:
-            raise OperationsError("this needs [authority] file or broker in the config")
-        yield authority.approvals, OperationContext(trusted=True)
 
 
 def _show(found: list[Approval], screen: Screen) -> None:
@@ -292,7 +275,7 @@ def _show(found: list[Approval], screen: Screen) -> None:
         screen.note("no calls wait for approval")
 
 
-ledger_app = App(name="ledger", help="Check the tamper-evident record of calls, and show its end.")
+# ------------------------------------------------------------ the ledger
 
 
 @ledger_app.command
@@ -301,23 +284,27 @@ async def verify(*files: Path, common: Common = DEFAULTS) -> int:
     """Check that no line of the ledger was changed, removed, moved or repeated.
 
     Args:
-        files: The files of the ledger, from the oldest to the newest; by default the one of the config.
-        common: Options of every command.
+        files: The files of one chain, from the oldest to the newest; by default every file of the config by itself.
+        common: What every command takes.
     """
-    # It needs file locks, which not every system has.
-    from operations.authority.ledger import verify as verified  # noqa: PLC0415
-
-    screen = common.screen()
-    options = ledger_options(common.load())
-    found = verified(files or [options["path"]], options["key"], options["head"])
-    if screen.json:
-        screen.value(asdict(found))
-    else:
+    screen, code = common.screen(), ExitCode.DONE
+    secret, kept = ledgers_of(common.load())
+    heads = [head for path, head in kept if not files or path.resolve() == files[-1].resolve()]
+    chains = [files] if files else [(path,) for path, _ in kept]
+    for paths, head in zip(chains, heads or [None], strict=True):
+        found = verified(paths, secret, head)
+        start = "" if found.first <= 1 else "; earlier files not checked"
         tail = "" if found.tail_checked else "; tail not checked: set [ledger] head"
-        screen.write(f"{counted(found.lines, 'line')}, {found.first} to {found.last}{tail}")
+        if screen.json:
+            screen.value(asdict(found))
+        else:
+            lines = f"{counted(found.lines, 'line')}, {found.first} to {found.last}"
+            screen.write(f"{paths[-1].name}: {lines}{start}{tail}")
+            if found.problem is not None:
+                screen.failed(found.problem)
         if found.problem is not None:
-            screen.failed(found.problem)
-    return ExitCode.DONE if found.problem is None else ExitCode.FAILED
+            code = ExitCode.FAILED
+    return code
 
 
 @ledger_app.command
@@ -327,13 +314,8 @@ async def tail(count: int = 20, /, *, common: Common = DEFAULTS) -> None:
 
     Args:
         count: How many.
-        common: Options of every command.
+        common: What every command takes.
     """
-    path: Path = ledger_options(common.load())["path"]
-    screen = common.screen()
-    for line in _last(path, count):
-        screen.write(line)
-
-
-def _last(path: Path, count: int) -> list[str]:
-    return path.read_text(encoding="utf-8").splitlines()[-count:]
+    for path, _ in ledgers_of(common.load())[1]:
+        for line in path.read_text(encoding="utf-8").splitlines()[-count:]:
+            common.screen().write(line)

@@ -72,37 +72,31 @@ async def work(
     async with (
         open_file(file, screen, common=common, wait=False) as hub,
         connect_broker(entry, file) as target,
-        serve_calls(
-            hub.registry,
-            target,
-            **options,
-            resolve=hub.access.resolve,
-        ) as worker,
-        following(hub),
-        _shown(hub, worker, _listen_config(file, host, port)) as url,
     ):
-        with writing_logs(file, verbose=common.verbose), shutdown_event() as shutdown:
-            hub.adjust = adjusted
-            if hub.registry.authority.ledger is not None:
-                hub.registry.authority.ledger.open()
-            await settle(hub, screen, common)
-            if screen.json:
-                shown = {} if url is None else {"url": url}
-                screen.item(
-                    {"broker": chosen, "group": group, "operations": len(hub.registry), **shown}
-                )
-            else:
-                screen.write(
-                    f"serving {counted(len(hub.registry), 'operation')} to group {group} on {entry.url}"
-                )
-                if url is not None:
-                    screen.write(f"health and metrics at {url}")
-                screen.note("Ctrl-C ends it")
-                screen.out.file.flush()
-            await shutdown.wait()
-        screen.note("finishing what runs ...")
-        # `/readyz` reports this.
-        await worker.aclose()
+        hub.serve_authority()
+        async with (
+            serve_calls(hub.registry, target, **options, resolve=hub.access.resolve) as worker,
+            following(hub),
+            _shown(hub, worker, _listen_config(file, host, port)) as url,
+        ):
+            with writing_logs(file, verbose=common.verbose), shutdown_event() as shutdown:
+                hub.adjust = adjusted
+                await settle(hub, screen, common)
+                count = hub.offered
+                if screen.json:
+                    shown = {} if url is None else {"url": url}
+                    screen.item({"broker": chosen, "group": group, "operations": count, **shown})
+                else:
+                    what = counted(count, "operation")
+                    screen.write(f"serving {what} to group {group} on {entry.url}")
+                    if url is not None:
+                        screen.write(f"health and metrics at {url}")
+                    screen.note("Ctrl-C ends it")
+                    screen.out.file.flush()
+                await shutdown.wait()
+            screen.note("finishing what runs ...")
+            # `/readyz` reports this.
+            await worker.aclose()
 
 
 def _listen_config(file: ConfigFile, host: str | None, port: int | None) -> ListenConfig | None:

@@ -193,12 +193,14 @@ class LedgerEntry:
         key: At least 32 random bytes, which sign the lines.
         head: A file elsewhere for the last number and signature, so that a missing end is detected.
         strict: Reject calls whose lines cannot be written.
+        sync: Wait until each line is on the disk, so that a power failure loses none. Calls take longer.
     """
 
     file: str
     key: Secret
     head: str | None = None
     strict: bool = False
+    sync: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -294,6 +294,8 @@ class RequestPipeline:
             logger.info("rejected a credential: %s", error)
             logger.debug("rejected a credential", exc_info=error.reason)
             reason = error.reason
+            if isinstance(reason, CallError):
+                raise reason from None
             if isinstance(reason, CredentialError):
                 raise self.front.challenge.invalid(reason.headers, reason.advice) from reason
             raise self.front.challenge.invalid() from reason

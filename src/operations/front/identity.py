@@ -224,6 +224,8 @@ def _is_outage(error: Exception) -> bool:
 
     A resolver may reject with `PermissionError`; a file of keys that was removed rejects all of them.
     """
+    if isinstance(error, CallError):
+        return error.code == ErrorCode.UNAVAILABLE
     is_rejection = isinstance(error, (PermissionError, FileNotFoundError))
     return isinstance(error, OSError) and not is_rejection
 
@@ -259,7 +261,8 @@ class Credential:
         try:
             identity = await resolved(self._check())
         except Exception as error:  # noqa: BLE001 - fail closed
-            if _is_outage(error):
+            # A revocation may be in a store of grants that does not work.
+            if _is_outage(error) and not isinstance(error, CallError):
                 return True
             logger.info("a credential of %s is no longer valid: %s", self.identity.id, error)
             return False

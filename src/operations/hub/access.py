@@ -1,19 +1,23 @@
 """Build what a config defines about callers: limits, the keys and tokens of `[access]`, authority and the ledger."""
 
 import os
-from collections.abc import AsyncGenerator, Awaitable, Collection
+from collections.abc import AsyncGenerator, Awaitable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 from operations._grants import PREFIX
 from operations.access import Identity
-from operations.authority import Authority, Grants, SQLiteStore, Store, StoreError
+from operations.authority import Authority, Grants, Ledger, SQLiteStore, Store, StoreError
 from operations.config import ConfigFile
-from operations.errors import OperationsError
+from operations.config.model import LedgerEntry
 from operations.front.config import JWTConfig
 from operations.front.limits import Limits
 from operations.pubsub.config import NatsConfig, RedisConfig
+
+_PROCESS = "{pid}"
+"""Stands for the number of the process in the names of a ledger's files."""
 
 
 def limits_of(file: ConfigFile) -> Limits:
@@ -106,11 +110,6 @@ class Access:
             return None
         return await self.grants.resolve(credential)
 
-    @staticmethod
-    def anyone(name: str, scopes: Collection[str]) -> Identity:
-        """Return a subject that is not in the file."""
-        return Identity(name, scopes)
-
     def identify_token(self, request: Any) -> Any:
         """Return who sends an HTTP request with a signed token, or an awaitable of it."""
         return None if self.tokens is None else self.tokens(request)
@@ -126,11 +125,16 @@ async def opened_authority(file: ConfigFile, *, records: bool = True) -> AsyncGe
     Raises:
         ConfigError: If one of them cannot be opened.
     """
+    entry, ledger = file.config.ledger, None
     async with AsyncExitStack() as stack:
         store = await _open_store(file, stack)
-        ledger = None
-        if records and file.config.ledger is not None:
-            ledger = _open_ledger(file)
+        if records and entry is not None:
+            path, head = _place(file, entry, str(os.getpid()))
+            key, options = file.secret(entry.key), {"strict": entry.strict, "sync": entry.sync}
+            try:
+                ledger = Ledger(path, key, head=head, **options)
+            except ValueError as error:
+                raise file.fault(str(error), "ledger.key") from error
             stack.callback(ledger.close)
         yield Authority(store, ledger=ledger)
 
@@ -160,13 +164,13 @@ async def _open_store(file: ConfigFile, stack: AsyncExitStack) -> Store | None:
     try:
         kept = SQLiteStore(file.resolve(entry.file))
     except StoreError as error:
-        raise file.fault(str(error), "authority.file") from error
+        raise file.fault(error.message, "authority.file") from error
     stack.callback(kept.close)
     return kept
 
 
-def ledger_options(file: ConfigFile) -> dict[str, Any]:
-    """Return the path, key and head of the ledger of a config.
+def ledgers_of(file: ConfigFile) -> tuple[str, list[tuple[Path, Path | None]]]:
+    """Return the key of the ledger of a config, and each of its files with its head: one for each process.
 
     Raises:
         ConfigError: If there is none, or its key cannot be read.
@@ -174,18 +178,14 @@ def ledger_options(file: ConfigFile) -> dict[str, Any]:
     entry = file.config.ledger
     if entry is None:
         raise file.fault("There is no [ledger].")
-    process = str(os.getpid())
-    head = None if entry.head is None else file.resolve(entry.head.replace("{pid}", process))
-    path = file.resolve(entry.file.replace("{pid}", process))
-    return {"path": path, "key": file.secret(entry.key), "head": head}
+    start, _, end = file.resolve(entry.file).name.partition(_PROCESS)
+    names = (each.name for each in file.resolve(entry.file).parent.glob(f"{start}*{end}"))
+    processes = sorted(each.removeprefix(start).removesuffix(end) for each in names)
+    if _PROCESS not in entry.file:
+        processes = [""]
+    return file.secret(entry.key), [_place(file, entry, each) for each in processes]
 
 
-def _open_ledger(file: ConfigFile) -> Any:
-    # It needs file locks, which not every system has.
-    from operations.authority.ledger import Ledger  # noqa: PLC0415
-
-    entry = file.config.ledger
-    try:
-        return Ledger(**ledger_options(file), strict=entry is not None and entry.strict)
-    except (OperationsError, ValueError) as error:
-        raise file.fault(str(error), "ledger") from error
+def _place(file: ConfigFile, entry: LedgerEntry, process: str) -> tuple[Path, Path | None]:
+    head = None if entry.head is None else file.resolve(entry.head.replace(_PROCESS, process))
+    return file.resolve(entry.file.replace(_PROCESS, process)), head

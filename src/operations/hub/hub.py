@@ -16,6 +16,7 @@ from typing import Any
 from operations._grants import PREFIX
 from operations._text import suggestion
 from operations.access import Identity
+from operations.authority import approval_operations
 from operations.config import ConfigError, ConfigFault, ConfigFile
 from operations.errors import CallError, ErrorCode, operation_not_found
 from operations.front.front import Front
@@ -122,6 +123,18 @@ class Hub:
             ConfigError: If a key cannot be read.
         """
         return Access(self.file, self.registry.authority.store)
+
+    def serve_authority(self) -> None:
+        """Register the operations that answer approvals, and open the ledger: whatever is served needs both.
+
+        Raises:
+            LedgerError: If the ledger cannot be used.
+        """
+        authority = self.registry.authority
+        if authority.ledger is not None:
+            authority.ledger.open()
+        for each in approval_operations(authority.approvals):
+            self.registry.register(each, replace=True)
 
     # ------------------------------------------------------------ opening
 

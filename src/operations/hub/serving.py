@@ -8,7 +8,6 @@ from starlette.applications import Starlette
 
 from operations._hosts import LOOPBACK
 from operations.access import Identity
-from operations.authority import approval_operations
 from operations.calls import CallServer
 from operations.calls.monitoring import GroupMonitor
 from operations.config import ConfigFile
@@ -83,12 +82,10 @@ def build_app(
     )
     hub.fronts.append(app.state.pipeline.front)
     app.state.sessions.is_offered = not is_shared(file)
-    if hub.registry.authority.ledger is not None:
-        hub.registry.authority.ledger.open()
-    approvals = approval_operations(hub.registry.authority.approvals)
+    hub.serve_authority()
     controls = control_operations(hub, is_up=lambda: app.state.readiness.is_up)
     workers = worker_operations(hub, is_up=lambda: app.state.readiness.is_up)
-    for each in (*controls, *workers, *approvals):
+    for each in (*controls, *workers):
         hub.registry.register(each, replace=True)
     if workers:
         app.state.metrics.sources.append((WORKERS, lambda: collect_group_metrics(hub)))
@@ -132,6 +129,7 @@ def mcp_server(hub: Hub, identity: Identity | None) -> Any:
     """Return the MCP server of a hub for standard input and output, with the settings of its file."""
     from operations.mcp import RegistryServer  # noqa: PLC0415 - needs an extra, and a worker does not use it
 
+    hub.serve_authority()
     options = hub.file.options(ServerConfig, hub.file.config.serve)
     given = options["mcp"]
     settings = replace(

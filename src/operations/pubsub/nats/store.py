@@ -1,7 +1,8 @@
 """Values in a NATS key-value bucket that change by compare-and-set: what several hubs share."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any, cast
 
 import nats
@@ -21,12 +22,20 @@ class NatsStore:
 
     Args:
         bucket: The bucket.
+        publish: Announces a change to all processes.
     """
 
     is_shared = True
+    poll_seconds = 5.0
 
-    def __init__(self, bucket: Any) -> None:
+    def __init__(self, bucket: Any, publish: Callable[[], Awaitable[None]]) -> None:
+        self.listeners: list[Callable[[], None]] = []
         self._bucket = bucket
+        self._publish = publish
+
+    async def announce(self) -> None:
+        """Call the listeners of all processes."""
+        await self._publish()
 
     async def get(self, key: str) -> tuple[bytes | None, int]:
         """Return a value and its revision."""
@@ -83,6 +92,14 @@ async def open_nats_store(config: NatsConfig) -> AsyncGenerator[NatsStore]:
             bucket = await stream.key_value(name)
         except BucketNotFoundError:
             bucket = await stream.create_key_value(KeyValueConfig(bucket=name, history=1))
-        yield NatsStore(bucket)
+        store = NatsStore(bucket, partial(client.publish, f"{name}.news"))
+
+        async def announced(_: Any) -> None:
+            for each in store.listeners:
+                each()
+
+        await client.subscribe(f"{name}.news", cb=announced)
+        await client.flush()
+        yield store
     finally:
         await client.close()

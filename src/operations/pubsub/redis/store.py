@@ -1,10 +1,12 @@
 """Values in Redis that change by compare-and-set: approvals, budgets and revocations that several hubs share."""
 
-from collections.abc import AsyncGenerator
+import asyncio
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
 from redis.asyncio import Redis
+from redis.exceptions import RedisError
 
 from operations.pubsub.config import RedisConfig
 
@@ -26,10 +28,27 @@ class RedisStore:
     """
 
     is_shared = True
+    poll_seconds = 5.0
 
     def __init__(self, client: Any, prefix: str) -> None:
+        self.listeners: list[Callable[[], None]] = []
         self._client = client
         self._prefix = prefix
+
+    async def announce(self) -> None:
+        """Call the listeners of all processes."""
+        await self._client.publish(f"{self._prefix}news", b"")
+
+    async def follow(self, news: Any) -> None:
+        """Call the listeners whenever a process announces a change, until cancelled."""
+        while True:
+            try:
+                if await news.get_message(timeout=None):
+                    for each in self.listeners:
+                        each()
+            except (RedisError, OSError):
+                # It connects again by itself; `poll_seconds` bridges the gap.
+                await asyncio.sleep(1)
 
     async def get(self, key: str) -> tuple[bytes | None, int]:
         """Return a value and its revision."""
@@ -71,4 +90,13 @@ async def open_redis_store(config: RedisConfig) -> AsyncGenerator[RedisStore]:
     )
     async with client:
         await client.ping()
-        yield RedisStore(client, f"{config.prefix}authority:")
+        prefix = f"{config.prefix}authority:"
+        store = RedisStore(client, prefix)
+        async with client.pubsub(ignore_subscribe_messages=True) as news:
+            await news.subscribe(f"{prefix}news")
+            following = asyncio.create_task(store.follow(news), name="changes of the store")
+            try:
+                yield store
+            finally:
+                following.cancel()
+                await asyncio.wait({following})

@@ -1,0 +1,630 @@
+"""Attacks by holders of grants, by callers that wait for approval, between hubs, and on the file of the ledger."""
+
+import asyncio
+import hmac
+import json
+from base64 import urlsafe_b64encode
+from collections.abc import Callable
+from pathlib import Path
+from time import time
+from typing import Any
+
+import aiohttp
+import anyio
+import pytest
+from tests.authority.test_approvals import ALICE, BOSS, DENIED, KEY, REQUIRED, Office, agent
+from tests.authority.test_entry_points import World, _rpc, build, served
+
+from operations import CallError, ErrorCode, Identity, OperationContext, OperationRegistry
+from operations import _grants as core
+from operations.access import ApprovalRule
+from operations.authority import (
+    Authority,
+    GrantError,
+    Grants,
+    Ledger,
+    MemoryStore,
+    StoreError,
+    narrow,
+    new_block,
+    read_token,
+)
+from operations.authority import grants as resolving
+from operations.authority.ledger import LedgerError, verify
+from operations.context import CallerChannel
+from operations.server import create_app
+from operations.server.running import running
+from operations.tools import ToolConfig, configure_tools
+
+pytestmark = [pytest.mark.anyio, pytest.mark.requirement("R63")]
+
+# ---------------------------------------------------------------------- grants
+
+
+def encoded(value: Any) -> str:
+    text = value if isinstance(value, bytes) else json.dumps(value).encode()
+    return urlsafe_b64encode(text).rstrip(b"=").decode()
+
+
+async def test_no_change_of_a_token_gives_another_valid_one() -> None:
+    grants = Grants(KEY)
+    token = narrow(
+        grants.create(ALICE, "bot", operations=["task.*"]), new_block("sub", operations=["task.a"])
+    )
+    prefix, subject, first, second, signature = token.split(".")
+    wide = encoded({"id": "1", "holder": "x", "operations": ["*"]})
+    forged = [
+        ".".join(parts)
+        for parts in (
+            (prefix, subject, first, signature),
+            (prefix, subject, second, signature),
+            (prefix, subject, second, first, signature),
+            (prefix, subject, first, second, second, signature),
+            (prefix, subject, first, wide, signature),
+            (prefix, subject, wide, second, signature),
+            (prefix, encoded({"id": "boss"}), first, second, signature),
+            (prefix, subject, signature),
+            (prefix, subject, first, second, ""),
+            (prefix, subject, first, second, encoded(b"\0" * 32)),
+            (prefix, subject, first, second, signature, ""),
+            (prefix, subject, first + "=", second, signature),
+            (prefix, subject, first, second, signature + "!"),
+            (prefix, subject, first, second, "\n" + signature),
+            ("opg2", subject, first, second, signature),
+        )
+    ]
+    flipped = [
+        token[:at] + ("A" if token[at] != "A" else "B") + token[at + 1 :]
+        for at in range(len("opg1."), len(token) - 1)
+    ]
+    keys = (await grants.resolve(token)).grant.keys  # type: ignore[union-attr]
+    # The names of blocks, which approvals show, are not enough to extend a chain.
+    extended = [f"{prefix}.{subject}.{first}.{wide}.{encoded(bytes.fromhex(key))}" for key in keys]
+    for each in (*forged, *flipped, *extended, token + "\u0000", token.upper()):
+        try:
+            assert await grants.resolve(each) is None
+        except GrantError:
+            continue
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        b'{"id":"1","holder":"x","operations":["*"],"calls":{"*":-1}}',
+        b'{"id":"1","holder":"x","operations":["*"],"calls":{"*":1.5}}',
+        b'{"id":"1","holder":"x","operations":["*"],"until":"never"}',
+        b'{"id":"1","holder":"x","operations":["*"],"until":1e400}',
+        b'{"id":"1","holder":"x","operations":"*"}',
+        b'{"id":"1","holder":"x","operations":["*"],"scopes":["admin"]}',
+        b'{"id":"1","holder":"x","operations":["*"],"input":{"*":{"$ref":"http://127.0.0.1/x"}}}',
+        b'{"id":"1","holder":"x","operations":["*"],"input":{"*":{"type":"nonsense"}}}',
+        b'{"id":"1","holder":"x","operations":["*"],"input":{"*":' + b"[" * 4000 + b"}}",
+        b"[]",
+        b"\xff",
+    ],
+)
+async def test_a_block_that_cannot_be_read_rejects_its_whole_grant(block: bytes) -> None:
+    grants = Grants(KEY)
+    token = grants.create(ALICE, "bot", operations=["*"])
+    head, _, signature = token.rpartition(".")
+    segment = encoded(block)
+    mac = hmac.digest(core._unbase64(signature), segment.encode(), "sha256")
+
+    with pytest.raises(GrantError):
+        await grants.resolve(f"{head}.{segment}.{encoded(mac)}")
+
+
+async def test_duplicate_keys_in_a_block_cannot_widen() -> None:
+    grants = Grants(KEY)
+    head, _, signature = grants.create(ALICE, "bot", operations=["task.a"]).rpartition(".")
+    segment = encoded(b'{"id":"1","holder":"x","operations":["task.a"],"operations":["*"]}')
+    mac = hmac.digest(core._unbase64(signature), segment.encode(), "sha256")
+    found = await grants.resolve(f"{head}.{segment}.{encoded(mac)}")
+
+    assert found is not None
+    assert found.grant is not None
+    assert found.grant.covers("task.a")
+    assert not found.grant.covers("task.b")
+
+
+@pytest.mark.parametrize("pattern", ["*", "?pprovals.*", "[a]pprovals.*", "**", "appr*"])
+async def test_only_a_literal_pattern_lets_a_grant_answer(pattern: str) -> None:
+    identity = await agent(operations=[pattern])
+    assert identity.grant is not None
+    assert not identity.grant.covers("approvals.answer")
+
+
+async def test_a_later_revocation_of_the_same_id_does_not_end_the_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [time()]
+    monkeypatch.setattr(core, "time", lambda: now[0])
+    monkeypatch.setattr(resolving, "_FRESH_SECONDS", -1)
+    grants = Grants(KEY)
+    parent = grants.create(ALICE, "bot", operations=["*"])
+    parent_id = read_token(parent)[1][0].id
+    await grants.revoke(parent_id)
+    # A holder chooses the id of its block, and lets the operator revoke that for a short time.
+    await grants.revoke(parent_id, until=int(now[0] * 1000) + 10)
+
+    now[0] += 60
+    with pytest.raises(GrantError, match="revoked"):
+        await grants.resolve(parent)
+
+
+async def test_a_known_token_ends_with_its_subject_and_its_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [time()]
+    monkeypatch.setattr(core, "time", lambda: now[0])
+    people = {"ann": Identity("ann", ["task"]), "old": Identity("old", expires_at=0)}
+    grants = Grants(KEY, subjects=people.get)
+    token = grants.create("ann", "bot", operations=["*"], seconds=60)
+    assert await grants.resolve(token) is await grants.resolve(token)
+
+    people["ann"] = Identity("ann")
+    assert (await grants.resolve(token)).scopes == frozenset()  # type: ignore[union-attr]
+    del people["ann"]
+    with pytest.raises(GrantError, match="not known"):
+        await grants.resolve(token)
+    people["ann"] = Identity("ann")
+    now[0] += 61
+    with pytest.raises(GrantError, match="expired"):
+        await grants.resolve(token)
+    now[0] -= 120
+    with pytest.raises(GrantError, match="expired"):
+        await grants.resolve(token)
+    with pytest.raises(GrantError, match="expired"):
+        await grants.resolve(grants.create("old", "bot", operations=["*"]))
+
+
+# ---------------------------------------------------------------------- budgets and approvals behind a hub
+
+
+async def behind(store: Any, **options: Any) -> tuple[Grants, Callable[..., Any]]:
+    """Return what calls a worker on behalf of a grant's holder, as a hub does."""
+    root = Grants(KEY, store=store)
+    at_worker = Grants(root.for_name("workers"), store=store)
+    worker = OperationRegistry(authority=Authority(store))
+
+    @worker.operation("far.other", scopes=["task"])
+    async def other() -> str:
+        return "other"
+
+    @worker.operation("far.run", calls=["far.*"])
+    async def run(context: OperationContext) -> Any:
+        return (await context.env.far.other()).data
+
+    token = root.create(ALICE, "bot", operations=["far.*"], **options)
+    identity = await root.resolve(token)
+
+    async def call(operation: str) -> Any:
+        passed_on = root.delegate("workers")(operation, OperationContext(identity=identity))
+        assert passed_on is not None
+        context = OperationContext(identity=await at_worker.resolve(passed_on))
+        try:
+            return (await worker.execute(operation, {}, context)).data
+        except CallError as error:
+            return error.code
+
+    return root, call
+
+
+async def test_budgets_travel_with_a_delegated_call() -> None:
+    _, call = await behind(MemoryStore(), calls={"far.other": 2})
+
+    # The hub has counted the call itself, the worker counts what the call leads to.
+    assert [await call("far.other") for _ in range(3)] == ["other"] * 3
+    assert [await call("far.run") for _ in range(3)] == [
+        "other",
+        "other",
+        ErrorCode.RESOURCE_EXHAUSTED,
+    ]
+
+
+async def test_approvals_travel_with_a_delegated_call_also_for_the_pattern_of_the_call() -> None:
+    _, call = await behind(MemoryStore(), approve=["far.*"])
+
+    assert await call("far.other") == "other", "the hub has obtained that approval"
+    assert await call("far.run") == REQUIRED, "a further call has none"
+
+
+async def test_nobody_approves_its_own_call_through_a_hub() -> None:
+    store = MemoryStore()
+    root, office = Grants(KEY, store=store), Office(store)
+    able = Identity("alice", ["task", "approvals:answer"])
+    at_worker = Grants(root.for_name("workers"))
+
+    async def through_hub(operation: str, identity: Identity) -> Identity | None:
+        made = root.delegate("workers")(operation, OperationContext(identity=identity))
+        return await at_worker.resolve(made or "")
+
+    assert await office.call(who=await through_hub("task.delete", able)) == REQUIRED
+    assert await office.answer(able) == DENIED, "the same person without the hub"
+    assert await office.answer(await through_hub("approvals.answer", able)) == DENIED
+    assert await office.answer(await through_hub("approvals.answer", BOSS)) == "approved"
+    assert await office.call(who=await through_hub("task.delete", able)) == "deleted"
+
+
+async def test_agents_named_by_a_token_of_another_issuer_do_not_answer_for_each_other() -> None:
+    office = Office()
+    able = ["task", "approvals:answer"]
+    await office.call(who=Identity("alice", able, acting=("bot",)))
+
+    assert await office.answer(Identity("alice", able, acting=("bot",))) == DENIED
+    assert await office.answer(Identity("alice", able, acting=("other",))) == DENIED
+    assert await office.answer(Identity("alice", able)) == "approved"
+
+
+# ---------------------------------------------------------------------- one exact call
+
+
+def anything() -> tuple[OperationRegistry, list[Any]]:
+    registry, ran = OperationRegistry(), list[Any]()
+
+    @registry.operation("task.do")
+    async def do(value: Any) -> str:
+        ran.append(value)
+        return "done"
+
+    configure_tools(registry, {"task.do": ToolConfig(approve=ApprovalRule(hold=5))})
+    return registry, ran
+
+
+async def approve_all(registry: OperationRegistry) -> None:
+    approvals, boss = registry.authority.approvals, OperationContext(trusted=True)
+    for each in await approvals.pending(boss):
+        await approvals.answer(each.id, boss, approve=True, reason=None)
+
+
+@pytest.mark.parametrize(
+    ("approved", "tried"),
+    [
+        (1, 1.0),
+        (1, True),
+        (0.0, -0.0),
+        (2**53, 2**53 + 1),
+        (2**64 - 1, float(2**64)),
+        (2**70, 2**70 + 1),
+        ("é", "e\u0301"),
+        ("a", "a\u200b"),
+        (None, "null"),
+        ([1, 2], [2, 1]),
+        ({"a": None}, {}),
+    ],
+)
+async def test_an_approval_fits_no_input_that_looks_alike(approved: Any, tried: Any) -> None:
+    office = Office()
+    approvals = office.registry.authority.approvals
+    spec = office.registry.get_spec("task.delete")
+    assert spec is not None
+    ids = set[str]()
+    for value in (approved, tried):
+        with pytest.raises(CallError) as caught:
+            await approvals.obtain(
+                spec,
+                "digest",
+                value,
+                OperationContext(identity=ALICE),
+                ApprovalRule(),
+                by_grant=False,
+            )
+        ids.add(caught.value.details["approval"].partition("-")[0])
+    assert len(ids) == 2
+
+
+async def test_the_order_of_keys_does_not_matter_and_of_duplicate_keys_the_last_counts() -> None:
+    registry, ran = anything()
+    app = create_app(registry)
+    async with running(app) as url, aiohttp.ClientSession() as session:
+
+        async def post(body: str) -> int:
+            headers = {"content-type": "application/json", "request-timeout": "2"}
+            async with session.post(url + "/task/do", data=body, headers=headers) as response:
+                return response.status
+
+        configure_tools(registry, {"task.do": ToolConfig(approve=True)})
+        assert await post('{"value": {"b": 1, "a": 9, "a": 2}}') == 428
+        await approve_all(registry)
+        assert await post('{"value": {"a": 9, "b": 1}}') == 428
+        assert await post('{"value": {"a": 2, "b": 1}}') == 200
+    assert ran == [{"a": 2, "b": 1}]
+
+
+@pytest.mark.parametrize("value", ["\ud800", float("nan"), float("inf")])
+async def test_an_input_that_has_no_exact_text_cannot_be_approved(value: Any) -> None:
+    registry, ran = anything()
+
+    with pytest.raises(CallError) as caught:
+        await registry.execute("task.do", {"value": value}, OperationContext(identity=ALICE))
+    assert caught.value.code == ErrorCode.VALIDATION_ERROR
+    assert ran == []
+
+
+async def test_what_was_approved_runs_also_if_the_input_changes_meanwhile() -> None:
+    registry, ran = anything()
+    value = {"amount": [1]}
+    context = OperationContext(identity=ALICE)
+    call = asyncio.create_task(registry.execute("task.do", {"value": value}, context))
+    while not await registry.authority.approvals.pending(OperationContext(trusted=True)):
+        await asyncio.sleep(0)
+
+    value["amount"][0] = 1_000_000
+    await approve_all(registry)
+
+    await call
+    assert ran == [{"amount": [1]}]
+
+
+async def test_a_question_shows_what_would_run_and_not_what_it_looks_like() -> None:
+    registry, _ = anything()
+    configure_tools(registry, {"task.do": ToolConfig(approve=ApprovalRule(ask_caller=True))})
+    asked: list[str] = []
+
+    async def elicit(message: str, schema: Any) -> Any:
+        asked.append(message)
+        return {"action": "accept"}
+
+    context = OperationContext(channel=CallerChannel(elicit=elicit))
+    await registry.execute("task.do", {"value": "safe\u202etxt.exe\u200b\n"}, context)
+
+    assert asked == ['Run task.do with {"value":"safe\\u202etxt.exe\\u200b\\n"}?']
+
+
+# ---------------------------------------------------------------------- races and outages
+
+
+async def test_fifty_callers_and_two_approvers_race_for_one_approval() -> None:
+    office = Office(hold=5)
+    calls = [asyncio.create_task(office.call(deadline=(time() + 1.4) * 1000)) for _ in range(50)]
+    while not await office.pending():
+        await asyncio.sleep(0)
+
+    (record,) = await office.pending()
+
+    async def answer(approve: bool) -> str:
+        try:
+            context = OperationContext(identity=BOSS)
+            given = {"id": record["id"], "approve": approve}
+            return str(
+                (await office.registry.execute("approvals.answer", given, context)).data["state"]
+            )
+        except CallError as error:
+            return error.code
+
+    answers = await asyncio.gather(answer(True), answer(False), answer(True))
+    results = await asyncio.gather(*calls)
+
+    assert answers.count(ErrorCode.VALIDATION_ERROR) == 2
+    assert len(office.ran) == results.count("deleted") == int("approved" in answers)
+
+
+async def test_an_old_answer_does_not_fit_a_new_request() -> None:
+    office = Office()
+    await office.call()
+    (old,) = await office.pending()
+    await office.answer()
+    assert await office.call() == "deleted"
+    await office.call()
+    (new,) = await office.pending()
+
+    assert new["id"] != old["id"]
+    with pytest.raises(CallError):
+        await office.registry.execute(
+            "approvals.answer", {"id": old["id"], "approve": True}, OperationContext(identity=BOSS)
+        )
+    assert await office.call() == REQUIRED
+
+
+@pytest.mark.parametrize("end", ["revoked", "expired"])
+async def test_a_grant_that_ends_while_its_call_waits_runs_nothing(
+    end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [time()]
+    monkeypatch.setattr(core, "time", lambda: now[0])
+    store = MemoryStore()
+    office, grants = Office(store, hold=5), Grants(KEY, store=store)
+    token = grants.create(ALICE, "bot", operations=["*"], seconds=60)
+    call = asyncio.create_task(office.call(who=await grants.resolve(token)))
+    while not await office.pending():
+        await asyncio.sleep(0)
+
+    if end == "revoked":
+        await grants.revoke(read_token(token)[1][0].id)
+    else:
+        now[0] += 61
+    await office.answer()
+
+    assert await call == DENIED
+    assert office.ran == []
+
+
+class FailingStore(MemoryStore):
+    """Fails at one step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.failing = ""
+
+    async def put(self, key: str, value: bytes, revision: int) -> bool:
+        if self.failing == "put":
+            raise OSError("away")
+        return await super().put(key, value, revision)
+
+    async def announce(self) -> None:
+        if self.failing == "announce":
+            raise OSError("away")
+        await super().announce()
+
+    async def items(self, table: str) -> dict[str, bytes]:
+        if self.failing == "items":
+            raise OSError("away")
+        return await super().items(table)
+
+
+async def test_a_store_that_fails_at_any_step_lets_nothing_through() -> None:
+    store = FailingStore()
+    office, grants = Office(store), Grants(KEY, store=store)
+    token = grants.create(ALICE, "bot", operations=["*"], calls={"*": 5})
+
+    store.failing = "put"
+    assert await office.call() == ErrorCode.UNAVAILABLE
+    store.failing = "announce"
+    assert await office.call() == REQUIRED
+    assert await office.answer() == "approved"
+    store.failing = "put"
+    assert await office.call() == ErrorCode.UNAVAILABLE, "it cannot be used up"
+    bot = await grants.resolve(token)
+    assert await office.call("agent.run", who=bot) == ErrorCode.UNAVAILABLE, "nor counted"
+    store.failing = "items"
+    with pytest.raises(CallError) as caught:
+        await office.pending()
+    assert caught.value.code == ErrorCode.UNAVAILABLE
+    with pytest.raises(StoreError):
+        await Grants(KEY, store=store).resolve(token)
+    assert office.ran == []
+    store.failing = ""
+    assert await office.call() == "deleted"
+
+
+# ---------------------------------------------------------------------- from outside
+
+
+async def test_a_page_of_another_site_cannot_approve() -> None:
+    jar = aiohttp.CookieJar(unsafe=True)
+    async with served(build()) as world, aiohttp.ClientSession(cookie_jar=jar) as session:
+        key = {"authorization": "Bearer boss"}
+        async with session.post(world.url + "/session", headers=key) as response:
+            cookies = response.headers.getall("set-cookie", [])
+        assert [each for each in cookies if "SameSite=Strict" in each and "HttpOnly" in each]
+        answer = {"id": "x-1", "approve": True}
+        for headers in (
+            {"origin": "https://evil.example"},
+            {"origin": "null"},
+            {"host": "evil.example"},
+        ):
+            url = world.url + "/approvals/answer"
+            async with session.post(url, json=answer, headers=headers) as response:
+                assert response.status in (403, 421)
+        form = {"content-type": "text/plain"}
+        async with session.post(url, data=json.dumps(answer), headers=form) as response:
+            assert response.status == 415
+
+
+async def test_only_the_session_that_was_asked_can_confirm() -> None:
+    world = build()
+    rule = {"task.delete": ToolConfig(approve=ApprovalRule(ask_caller=True))}
+    configure_tools(world.registry, rule)
+    async with served(world), anyio.create_task_group() as tasks:
+        asked = await _session(world, "bob")
+        other = await _session(world, "bob")
+        foreign = await _session(world, "alice")
+        done: list[Any] = []
+
+        async def call() -> None:
+            params = {"name": "task__delete", "arguments": {"id": 1}}
+            done.append(await _rpc(world, "tools/call", params, "bob", asked))
+
+        tasks.start_soon(call)
+        while not await world.registry.authority.store.items("approval"):
+            await asyncio.sleep(0.01)
+        for key, headers in (("bob", other), ("alice", foreign), ("alice", asked)):
+            for number in range(5):
+                await _reply(world, number, key, headers)
+        assert world.ran == []
+        assert done == []
+        for number in range(5):
+            await _reply(world, number, "bob", asked)
+    assert world.ran == [1]
+
+
+async def _session(world: World, key: str) -> dict[str, str]:
+    hello = {
+        "protocolVersion": "2025-06-18",
+        "capabilities": {"elicitation": {}},
+        "clientInfo": {"name": "test", "version": "1"},
+    }
+    _, answered, _ = await _rpc(world, "initialize", hello, key, {})
+    headers = {
+        "mcp-protocol-version": "2025-06-18",
+        "mcp-session-id": answered["mcp-session-id"],
+        "content-type": "application/json",
+        "accept": "application/json, text/event-stream",
+        "authorization": f"Bearer {key}",
+    }
+    async with aiohttp.ClientSession() as session:
+        ready = {"jsonrpc": "2.0", "method": "notifications/initialized"}
+        async with session.post(world.url + "/mcp", json=ready, headers=headers):
+            pass
+    return headers
+
+
+async def _reply(world: World, number: int, key: str, headers: dict[str, str]) -> None:
+    body = {"jsonrpc": "2.0", "id": number, "result": {"action": "accept", "content": {}}}
+    headers = {**headers, "authorization": f"Bearer {key}"}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(world.url + "/mcp", json=body, headers=headers),
+    ):
+        pass
+
+
+# ---------------------------------------------------------------------- the ledger
+
+
+def recorded(path: Path, count: int, **options: Any) -> None:
+    ledger = Ledger(path, KEY, **options)
+    for number in range(count):
+        ledger.begin("a.b", {"n": number}, OperationContext(identity=ALICE), None)
+    ledger.close()
+
+
+def test_a_deleted_ledger_or_an_old_copy_is_noticed(tmp_path: Path) -> None:
+    path, head = tmp_path / "ledger.jsonl", tmp_path / "head"
+    recorded(path, 3, head=head)
+    old = path.read_bytes()
+    recorded(path, 2, head=head)
+    whole = path.read_bytes()
+
+    path.write_bytes(old)
+    assert verify([path], KEY, head).problem is not None
+    with pytest.raises(LedgerError, match="head is 5"):
+        Ledger(path, KEY, head=head).open()
+    path.unlink()
+    recorded(path, 1, head=head)
+    assert verify([path], KEY, head).first == 6, "the earlier lines are known to be missing"
+    path.write_bytes(whole)
+    head.unlink()
+    assert verify([path], KEY, head).problem is not None
+
+
+def test_a_ledger_goes_on_after_a_crash_at_any_point(tmp_path: Path) -> None:
+    path, head = tmp_path / "ledger.jsonl", tmp_path / "head"
+    recorded(path, 2, head=head, sync=True)
+    before = head.read_bytes()
+    recorded(path, 1, head=head)
+    head.write_bytes(before)
+
+    assert verify([path], KEY, head).problem is None, "the line was written, its head was not"
+    recorded(path, 1, head=head)
+    with path.open("ab") as file:
+        file.write(b'{"n":5,"time":17')
+    recorded(path, 1, head=head)
+
+    found = verify([path], KEY, head)
+    assert (found.problem, found.last) == (None, 5)
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:3]))
+    assert verify([path], KEY, head).problem is not None
+
+
+def test_names_cannot_forge_lines_of_the_ledger(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    ledger = Ledger(path, KEY)
+    evil = Identity('eve"}\n{"n":2,"event":"begun","operation":"admin.drop"}\u2028')
+    ledger.begin("a.b", {}, OperationContext(identity=evil, request_id="\n\x00"), None)
+    ledger.close()
+
+    (line,) = path.read_bytes().splitlines()
+    assert json.loads(line)["identity"] == evil.id
+    assert verify([path], KEY).lines == 1
