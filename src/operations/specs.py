@@ -386,7 +386,10 @@ class Operation:
     """What the source of an imported operation tells models about its use."""
 
     def __post_init__(self) -> None:
-        enforce_policy(self.output)
-        enforce_lists(calls=self.calls)
+        # Importers make thousands of operations that have none of these.
+        if self.output is not None:
+            enforce_policy(self.output)
+        if self.calls is not None:
+            enforce_lists(calls=self.calls)
         if self.timeout is not None and self.timeout <= 0:
             raise ValueError(f"timeout must be a positive number, not {self.timeout!r}")

@@ -329,7 +329,8 @@ class Importer:
             description = self.description.references.text_at(description)
         wanted, tags = operation.get("operationId"), operation.get("tags")
         declared = self._responses.read(entry)
-        self._requests.read(entry)
+        if self.description.authorized or "requestBody" in operation or "consumes" in operation:
+            self._requests.read(entry)
         meta: JSONObject = {"method": entry.method, "path": entry.path, "source": self._source}
         if operation.get("deprecated") is True:
             meta["deprecated"] = True

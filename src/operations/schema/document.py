@@ -39,13 +39,15 @@ class CompiledSchema:
         accepts: Whether a value that is plain JSON already is valid.
         flat: As `Checker.flat`.
         is_valid: Whether any value is valid, once it is converted to JSON. Raises `JSONValueError` if it cannot be.
+        is_refused: Whether this stands for a schema that cannot be compiled.
     """
 
-    __slots__ = ("_checker", "_normalisers", "accepts", "flat", "is_valid")
+    __slots__ = ("_checker", "_normalisers", "accepts", "flat", "is_refused", "is_valid")
 
     def __init__(self, checker: Checker) -> None:
         self._checker = checker
         self._normalisers: dict[CastPolicy, Normaliser] = {}
+        self.is_refused = False
         self.accepts: Callable[[Any], bool] = checker.accepts
         self.flat = checker.flat
         self.is_valid: Callable[[Any], bool] = checker.is_valid
@@ -101,15 +103,11 @@ class Schema:
             under the same names.
     """
 
-    __slots__ = (
-        "_canonical",
-        "_compiled",
-        "_document",
-        "_is_cast",
-        "_lenient",
-        "_refused",
-        "_shared",
-    )
+    __slots__ = ("_canonical", "_compiled", "_document", "_is_cast", "_lenient", "_shared")
+
+    # Set when they are first needed: importers make tens of thousands of schemas.
+    _canonical: bytes
+    _is_cast: bool
 
     def __init__(
         self,
@@ -121,10 +119,7 @@ class Schema:
         self._document = document
         self._shared = shared
         self._lenient = lenient
-        self._refused = False
-        self._is_cast = False
         self._compiled: CompiledSchema | None = None
-        self._canonical: bytes | None = None
 
     @property
     def document(self) -> JSONSchema:
@@ -150,13 +145,12 @@ class Schema:
         """
         if isinstance(self.document, bool) or self.is_empty:
             return self.is_empty
-        self.compile()
-        return self._refused
+        return self.compile().is_refused
 
     @property
     def casts_slowly(self) -> bool:
         """Whether the next cast may take so long that it should be done in a thread, in a block of `first_cast`."""
-        return self._shared is not None and not self._is_cast
+        return self._shared is not None and not hasattr(self, "_is_cast")
 
     @contextmanager
     def first_cast(self) -> Generator[None]:
@@ -180,25 +174,27 @@ class Schema:
         if compiled is None:
             try:
                 with nullcontext() if self._shared is None else gc_paused(collects=False):
-                    compiled = self._compiled = CompiledSchema(self._checker())
+                    compiled = self._compile()
             except RecursionError:
                 raise SchemaError("the schema nests too deeply to be compiled") from None
+            self._compiled = compiled
         return compiled
 
-    def _checker(self) -> Checker:
+    def _compile(self) -> CompiledSchema:
         if not self._lenient:
-            return Checker(self.document)
+            return CompiledSchema(Checker(self.document))
         try:
             checker = self._sharing() or Checker(self.document, drop_patterns=True)
         except SchemaError as error:
-            self._refused = True
             _logger.warning("A schema cannot be used and counts as unknown: %s", error)
-            return Checker(True)
+            compiled = CompiledSchema(Checker(True))
+            compiled.is_refused = True
+            return compiled
         if checker.dropped:
             _logger.warning(
                 "Patterns that cannot be run safely are not checked: %s", "; ".join(checker.dropped)
             )
-        return checker
+        return CompiledSchema(checker)
 
     def _sharing(self) -> Checker | None:
         """Return the checker that uses shared definitions; None if the document has none or cannot share them."""
@@ -254,9 +250,11 @@ class Schema:
         return hash(self._key())
 
     def _key(self) -> bytes:
-        if self._canonical is None:
+        try:
+            return self._canonical
+        except AttributeError:
             self._canonical = canonical(self.document)
-        return self._canonical
+            return self._canonical
 
     def __repr__(self) -> str:
         if callable(self._document):

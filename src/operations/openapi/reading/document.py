@@ -122,11 +122,15 @@ class Description:
             path = str(key)
             if path.startswith("x-"):
                 continue
-            try:
-                item = self._plain(self.references.merged(node))
-            except DocumentError as error:
-                self.problems.append(Problem(path, f"the path cannot be read: {error}"))
-                continue
+            item: JSONObject
+            if is_object(node) and "$ref" not in node and type(node.get("parameters")) is not dict:
+                item = node
+            else:
+                try:
+                    item = self._plain(self.references.merged(node))
+                except DocumentError as error:
+                    self.problems.append(Problem(path, f"the path cannot be read: {error}"))
+                    continue
             shared = self._parameters_problem(item)
             if shared is not None:
                 item, shared = self._spread(item, shared)
@@ -139,8 +143,10 @@ class Description:
                     entry = self._entry(path, name, item, operation, shared)
                     if entry is not None:
                         yield entry
+            if "additionalOperations" not in item:
+                continue
             # 3.2: methods that have no field of their own.
-            for method, operation in object_of(item.get("additionalOperations")).items():
+            for method, operation in object_of(item["additionalOperations"]).items():
                 problem = shared
                 if not is_header(method, ""):
                     problem = "its method is no HTTP method"
@@ -241,7 +247,7 @@ class Description:
         good, places = self._good, self._places
         # The loop that runs most often: what is plainly right is not asked about any further.
         for node in parameters:
-            if not is_object(node):
+            if type(node) is not dict and not is_object(node):
                 return "a parameter is not an object"
             ref = node.get("$ref")
             if ref is None:
@@ -346,8 +352,9 @@ class DeclaredResponses:
         links: JSONObject | None = None
         streams = others = False
         shared = self._errors
-        for status, node in object_of(entry.operation.get("responses")).items():
-            if not is_object(node):
+        responses = entry.operation.get("responses")
+        for status, node in responses.items() if is_object(responses) else ():
+            if type(node) is not dict and not is_object(node):
                 continue
             if type(status) is not str:
                 # YAML reads a bare 200 as a number, and some readers keep it.
@@ -377,10 +384,10 @@ class DeclaredResponses:
             produces = entry.operation.get("produces", self._produces)
             kinds = [is_stream(text_of(kind)) for kind in list_of(produces)]
             streams, others = True in kinds, False in kinds
-        key = tuple(map(id, errors))
-        same = self._tuples.get(key)
-        if same is None:
-            same = self._tuples[key] = tuple(errors)
+        same: tuple[ErrorDefinition, ...] = ()
+        if errors:
+            key = tuple(map(id, errors))
+            same = self._tuples.get(key) or self._tuples.setdefault(key, tuple(errors))
         return Declared(same, links, streams, others or not streams)
 
     def _is_stream(self, kind: str) -> bool:
