@@ -3,9 +3,10 @@
 Rule 1: a registration that fails leaves nothing behind.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace as replaced
-from typing import Any, TypeAlias, Unpack
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any, Literal, TypeAlias, Unpack
+
+from msgspec.structs import replace as with_fields
 
 from operations._pipeline import Remote, forward
 from operations._text import counted, suggestion
@@ -77,15 +78,16 @@ class Registrations:
         originals: list[tuple[Operation, Operation]] = []
         elsewhere: set[str] = set()
         for candidate in operations:
-            if isinstance(candidate, OperationSpec):
+            # The exact type first: importers register thousands.
+            if type(candidate) is not Operation and isinstance(candidate, OperationSpec):
                 handler = forward(candidate, self._remote)
                 candidate = Operation(candidate, handler, forwards=True)  # noqa: PLW2901
                 elsewhere.add(candidate.spec.id)
             given = validate_operation(candidate)
-            ready = self._adapted(given)
-            operation_id = ready.spec.id
-            if ready is not given:
+            ready = given
+            if self._adapters and (ready := self._adapted(given)) is not given:
                 originals.append((given, ready))
+            operation_id = ready.spec.id
             is_taken = operation_id in self._operations and not (
                 replace and operation_id in (given.spec.id, self.current_id(given.spec.id))
             )
@@ -97,8 +99,7 @@ class Registrations:
         attach = getattr(operations, "attach", None)
         if attach is not None:
             attach(self)
-        for operation_id, ready in added.items():
-            self._put(operation_id, ready)
+        self._put(added)
         for given, ready in originals:
             self._given[given.spec.id] = given, ready.spec.id
         self._elsewhere |= set(map(self.current_id, elsewhere))
@@ -139,7 +140,7 @@ class Registrations:
             raise RegistrationError(f"{operation_id} has no spec here: register_spec it first")
         if self.current_id(operation_id) not in self._elsewhere and not replace:
             raise RegistrationError(f"{operation_id} has a handler already: pass replace=True")
-        return self.register(replaced(known, handler=handler, blocking=None), replace=True)
+        return self.register(with_fields(known, handler=handler, blocking=None), replace=True)
 
     def unregister(self, operation_id: str) -> Operation:
         """Take an operation away. Calls that run go on.
@@ -150,7 +151,7 @@ class Registrations:
         operation_id = self.current_id(operation_id)
         removed = self._operations.pop(operation_id)
         self._given = {key: each for key, each in self._given.items() if each[1] != operation_id}
-        self._forget(operation_id)
+        self._forget([operation_id])
         self._tell(RegistryChanged(operation_id=operation_id, change="removed"))
         return removed
 
@@ -275,18 +276,18 @@ class Registrations:
 
         return stop
 
-    def _put(self, operation_id: str, ready: Operation) -> None:
-        known = operation_id in self._operations
-        self._operations[operation_id] = ready
-        self._forget(operation_id)
+    def _put(self, added: dict[str, Operation]) -> None:
+        replaced = added.keys() & self._operations.keys()
+        self._operations |= added
+        self._forget(added)
         if self._observers or self._watchers:
-            self._tell(
-                RegistryChanged(operation_id=operation_id, change="replaced" if known else "added")
-            )
+            for each in added:
+                change: Literal["replaced", "added"] = "replaced" if each in replaced else "added"
+                self._tell(RegistryChanged(operation_id=each, change=change))
 
     def _tell(self, change: RegistryChanged) -> None:
         notify((*self._observers, *self._watchers), change)
 
-    def _forget(self, operation_id: str) -> None:
-        self.revision += 1
-        self._elsewhere.discard(operation_id)
+    def _forget(self, operation_ids: Collection[str]) -> None:
+        self.revision += len(operation_ids)
+        self._elsewhere.difference_update(operation_ids)

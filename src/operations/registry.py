@@ -415,10 +415,11 @@ class OperationRegistry(Registrations):
             await asyncio.wait(tuple(self._left_behind), timeout=_LEFT_BEHIND_SECONDS)
         self.threads.close()
 
-    def _forget(self, operation_id: str) -> None:
-        super()._forget(operation_id)
-        self._plans.pop(operation_id, None)
-        self._streams.pop(operation_id, None)
+    def _forget(self, operation_ids: Collection[str]) -> None:
+        super()._forget(operation_ids)
+        for plans in (self._plans, self._streams):
+            for operation_id in plans.keys() & set(operation_ids):
+                del plans[operation_id]
 
 
 def _within(seconds: float, context: OperationContext | None) -> OperationContext:

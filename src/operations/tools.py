@@ -16,7 +16,6 @@ from collections.abc import AsyncGenerator, Collection, Mapping
 from contextlib import AsyncExitStack, aclosing, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, fields
-from dataclasses import replace as replaced
 from fnmatch import fnmatchcase
 from inspect import isawaitable
 from time import monotonic, time
@@ -240,7 +239,7 @@ def _configured(
         spec = with_fields(spec, namespace=namespace, name=name)
     output = config.output or operation.output
     # Access was checked by the time it runs.
-    inner = replaced(
+    inner = with_fields(
         operation, spec=with_fields(spec, access_control=AccessControl()), output=output
     )
     approve = operation.approve
@@ -249,7 +248,7 @@ def _configured(
     spec = with_fields(spec, access_control=access)
     if config.select is not None or config.max_bytes is not None:
         spec = with_fields(spec, output_schema=UNKNOWN)
-    ready = replaced(
+    ready = with_fields(
         operation,
         spec=spec,
         output=output,
@@ -269,7 +268,7 @@ def _configured(
         return ready
     tool = _Tool(inner, config, registry, pages)
     handler = tool.stream if spec.type is OperationType.SUBSCRIPTION else tool.call
-    return replaced(ready, handler=handler, blocking=False)
+    return with_fields(ready, handler=handler, blocking=False)
 
 
 class _Tool:

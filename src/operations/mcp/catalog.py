@@ -8,6 +8,8 @@ import logging
 from collections.abc import Iterator
 from dataclasses import replace
 
+from msgspec.structs import replace as with_fields
+
 from operations._mcp_config import MCPClientConfig
 from operations.errors import RegistrationError
 from operations.mcp.listing import INSTRUCTIONS, Listing, Pins, hides_something
@@ -133,7 +135,7 @@ class Catalog:
             if hides_something(instructions):
                 logger.warning("the instructions of %s hold invisible characters", self._server)
             found = {
-                operation_id: replace(operation, source_instructions=instructions)
+                operation_id: with_fields(operation, source_instructions=instructions)
                 for operation_id, operation in found.items()
             }
         new = [f"{name} ({reason})" for name, reason in skipped.items() - self.skipped.items()]

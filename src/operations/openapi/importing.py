@@ -351,8 +351,11 @@ class Importer:
 
     def _tags_of(self, tags: Any) -> tuple[str, ...]:
         """Return tags as a tuple, the same one for operations that have the same tags."""
-        found = tuple([tag for tag in list_of(tags) if type(tag) is str])
-        return self._tags.setdefault(found, found)
+        try:
+            return self._tags[tuple(tags)]
+        except (KeyError, TypeError):
+            found = tuple([tag for tag in list_of(tags) if type(tag) is str])
+            return self._tags.setdefault(found, found)
 
     def _operations(self, draft: _Draft, name: str, access: AccessControl) -> list[Operation]:
         """Return an operation, and a subscription beside it if the document offers its response as a stream too."""

@@ -339,7 +339,8 @@ class DeclaredResponses:
 
     def __init__(self, description: Description) -> None:
         self._description = description
-        self._errors: dict[tuple[str, str | None], ErrorDefinition] = {}
+        self._errors: dict[str, dict[str | None, ErrorDefinition]] = {}
+        """By status, then by what makes two responses the same."""
         self._good: dict[str, JSONObject] = {}
         self._produces = description.document.get("produces")
         self._others: set[str] = set()
@@ -360,11 +361,12 @@ class DeclaredResponses:
                 # YAML reads a bare 200 as a number, and some readers keep it.
                 status = str(status)  # noqa: PLW2901 - the same status, spelled
             ref = node.get("$ref")
+            same_status = shared.get(status)
+            if same_status is not None and ref in same_status:
+                errors.append(same_status[ref])
+                continue
             if status[:1] != "2":
-                known = shared.get((status, ref))
-                if known is not None:
-                    errors.append(known)
-                elif status[:2] != "x-":
+                if status[:2] != "x-":
                     errors.append(self._error(entry, status, node))
                 continue
             if ref is not None:
@@ -417,9 +419,10 @@ class DeclaredResponses:
                 key = f"{key}\n{ref}" if ref and type(key) is str else None
         if type(key) is not str:
             return self._definition(entry, status, node)
-        known = self._errors.get((status, key))
+        same_status = self._errors.setdefault(status, {})
+        known = same_status.get(key)
         if known is None:
-            known = self._errors[status, key] = self._definition(entry, status, node)
+            known = same_status[key] = self._definition(entry, status, node)
         return known
 
     def _definition(self, entry: Entry, status: str, node: JSONObject) -> ErrorDefinition:
