@@ -9,7 +9,7 @@ Rule 3: each response is visited once, and the target of a reference is read onc
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -246,7 +246,7 @@ class Description:
             return "its parameters are not a list"
         good, places = self._good, self._places
         # The loop that runs most often: what is plainly right is not asked about any further.
-        for node in parameters:
+        for node in cast("list[JSONObject]", parameters):
             if type(node) is not dict and not is_object(node):
                 return "a parameter is not an object"
             ref = node.get("$ref")
@@ -353,8 +353,8 @@ class DeclaredResponses:
         links: JSONObject | None = None
         streams = others = False
         shared = self._errors
-        responses = entry.operation.get("responses")
-        for status, node in responses.items() if is_object(responses) else ():
+        responses = cast("dict[str, JSONObject]", object_of(entry.operation.get("responses")))
+        for status, node in responses.items():
             if type(node) is not dict and not is_object(node):
                 continue
             if type(status) is not str:
