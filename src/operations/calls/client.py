@@ -415,7 +415,12 @@ class PendingRequestMap(ReplyPublisher):
     # ---------------------------------------------------------------------------------------- receiving
 
     def receive(
-        self, body: bytes, reply_to: str, age: float = 0.0, claim: Claim | None = None
+        self,
+        body: bytes,
+        reply_to: str,
+        age: float = 0.0,
+        claim: Claim | None = None,
+        sender: str = "",
     ) -> None:
         """Process an event that arrived through the target."""
         event = read_event(body, self.target.max_values)

@@ -116,7 +116,7 @@ class FailureDetector:
         self._end = end
         self._resend = resend
         self._call = call
-        self._workers_topic = target.topic(f"{group}.workers")
+        self._all_workers = target.control(group)
         self._heartbeat = heartbeat
         self._silence = silence
         self._workers: dict[str, float] = {}
@@ -174,7 +174,7 @@ class FailureDetector:
         Raises:
             TransportError: If that cannot be known now.
         """
-        if await is_there(self._target, self._workers_topic):
+        if await is_there(self._target, self._all_workers):
             return True
         for worker in tuple(self._workers):
             self._forget(worker)
@@ -241,10 +241,10 @@ class FailureDetector:
         """Ask each worker for the calls that it has, and all workers for the calls whose worker is unknown."""
         by_address: dict[str, list[str]] = {}
         if self._roll_call:
-            by_address[self._workers_topic] = []
+            by_address[self._all_workers] = []
             self._roll_call = False
         for call in quiet:
-            address = call.worker or self._workers_topic
+            address = call.worker or self._all_workers
             by_address.setdefault(address, []).append(call.payload.request_id)
         for address, ids in by_address.items():
             for start in range(0, max(1, len(ids)), _PER_PROBE):
@@ -255,7 +255,7 @@ class FailureDetector:
         if any(heard_at >= moment for heard_at in self._workers.values()):
             self._were_there = True
             return True
-        there = await is_there(self._target, self._workers_topic)
+        there = await is_there(self._target, self._all_workers)
         self._were_there = self._were_there or there
         return there if self._were_there else None
 
@@ -279,7 +279,7 @@ class FailureDetector:
         for worker in gone:
             self._forget(worker)
             self._changed_at = moment
-        count = await self._target.count_present(self._workers_topic)
+        count = await self._target.count_present(self._all_workers)
         return gone, set(silent) - gone, None if count is None else count > len(self._workers)
 
     async def _is_lost(

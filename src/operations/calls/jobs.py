@@ -75,6 +75,9 @@ class Job(msgspec.Struct, eq=False):
     request: RequestPayload
     reply_to: str
 
+    key: str
+    """Its id with its sender: clients cannot refer to the requests of others."""
+
     size: int
     """Bytes it holds while it waits."""
 
@@ -200,6 +203,7 @@ def job_for(
     target: EventTarget,
     request: RequestPayload,
     reply_to: str,
+    key: str,
     size: int,
     now: float,
     front: Front | None = None,
@@ -211,6 +215,7 @@ def job_for(
         target: The target that it came from.
         request: The request.
         reply_to: Where its replies go.
+        key: Its id with its sender.
         size: Bytes of the request.
         now: The time of its arrival, by the loop's clock.
         front: Its time limits count if the request is from outside.
@@ -238,6 +243,7 @@ def job_for(
     return Job(
         request,
         reply_to,
+        key,
         size,
         registry,
         spec,

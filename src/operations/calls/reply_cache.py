@@ -32,7 +32,7 @@ from operations.errors import CallError, ErrorCode, TransportError
 from operations.front.front import Front
 from operations.front.limits import UNCOUNTED_OUTPUT, Slot
 from operations.front.public_errors import public_error
-from operations.pubsub.base import BoundedSet, EventTarget
+from operations.pubsub.base import BoundedSet, EventTarget, LogThrottle
 
 logger = logging.getLogger("operations")
 
@@ -89,7 +89,7 @@ class Replies:
         target: Carries them.
         group: Its callers receive the worker's presence.
         mailbox: The worker's address.
-        jobs: The requests without a last reply, by id.
+        jobs: The requests without a last reply, by their keys.
         front: Counts unread output, if the worker shares the front of a server.
         expose_errors: Whether callers see the text of unexpected exceptions.
         deadlines: The deadlines of the jobs.
@@ -126,12 +126,29 @@ class Replies:
         self._counters = counters
         self._spawn = spawn
         self._recent = Recent()
+        self._misdirections = LogThrottle()
         self.specs = ""
         """A digest of the operations that the worker serves."""
 
-    def is_new(self, request_id: str) -> bool:
-        """Remember a request id; return False if it was known."""
-        return self._recent.add(request_id)
+    def is_new(self, key: str) -> bool:
+        """Remember the key of a request; return False if it was known."""
+        return self._recent.add(key)
+
+    def find(self, request_id: str, sender: str) -> Job | None:
+        """Return the job of a request, if its own client refers to it."""
+        job = self._jobs.get(sender + request_id)
+        if job is None:
+            # The program itself received it, so that only its reply address tells whose it is.
+            job = self._jobs.get(request_id)
+        return job if job is not None and job.reply_to.startswith(sender) else None
+
+    def is_allowed(self, address: str, sender: str) -> bool:
+        """Return whether a client may ask for replies to `address`: only to its own mailboxes."""
+        if address.startswith(sender):
+            return True
+        level = self._misdirections.level()
+        logger.log(level, "a message was dropped: its reply address does not begin with %r", sender)
+        return False
 
     def clear(self) -> None:
         """Forget all ids and replies."""
@@ -227,7 +244,7 @@ class Replies:
             body = encode_error(request_id, error)
         self._counters.end(job)
         if job.claim is None:
-            self._recent.finish(request_id, body, job.reply_to)
+            self._recent.finish(job.key, body, job.reply_to)
             sending: Awaitable[None] = self._target.send(job.reply_to, body)
         else:
             sending = self._send_claimed(job, body)
@@ -238,7 +255,7 @@ class Replies:
     def settle(self, job: Job) -> None:
         """Mark a call as ended."""
         job.answered = True
-        self._jobs.pop(job.request.request_id, None)
+        self._jobs.pop(job.key, None)
         if not self._jobs and self.is_leaving:
             self.idle.set()
 
@@ -255,7 +272,7 @@ class Replies:
     def drop(self, job: Job) -> None:
         """Forget a request that is left to another worker."""
         self.settle(job)
-        self._recent.forget(job.request.request_id)
+        self._recent.forget(job.key)
 
     async def _send_claimed(self, job: Job, body: bytes) -> None:
         """Reply to a request that has not begun, unless another worker has it."""
@@ -272,9 +289,9 @@ class Replies:
         if job.task is not None and job.is_started:
             job.task.cancel()
 
-    def repeat(self, request_id: str, reply_to: str) -> "asyncio.Task[Any] | None":
+    def repeat(self, key: str, reply_to: str) -> "asyncio.Task[Any] | None":
         """Send the last reply of a call again to its caller; None if it is not cached."""
-        reply = self._recent.last_reply(request_id, reply_to)
+        reply = self._recent.last_reply(key, reply_to)
         return None if reply is None else self._spawn(self._send(reply_to, reply))
 
     def refuse(self, job: Job, error: CallError) -> "asyncio.Task[Any]":
@@ -295,15 +312,17 @@ class Replies:
         """Reply to a malformed request; its id may be that of another call."""
         return self._spawn(self._send(reply_to, encode_error(request_id, error)))
 
-    def account(self, probe: ProbePayload) -> None:
+    def account(self, probe: ProbePayload, sender: str) -> None:
         """Report which calls this worker has, and send the last replies of those that have ended again."""
-        self._spawn(self._account(probe))
+        if self.is_allowed(probe.reply_to, sender):
+            self._spawn(self._account(probe, sender))
 
-    async def _account(self, probe: ProbePayload) -> None:
+    async def _account(self, probe: ProbePayload, sender: str) -> None:
         held: list[str] = []
         for request_id in dict.fromkeys(probe.request_ids):
-            job = self._jobs.get(request_id)
-            reply = self._recent.last_reply(request_id, probe.reply_to)
+            job = self.find(request_id, sender)
+            reply = self._recent.last_reply(sender + request_id, probe.reply_to)
+            reply = reply or self._recent.last_reply(request_id, probe.reply_to)
             # Only for the client that made the call; for others it does not exist.
             if job is not None and job.reply_to == probe.reply_to:
                 # Until it is removed from its queue, another worker may take it over.

@@ -121,7 +121,7 @@ class RequestSender:
         self._target = target
         self._group = group
         self._mailbox = mailbox
-        self._workers_topic = target.topic(f"{group}.workers")
+        self._workers = target.control(group)
         self._credential = credential
         self._send_identity = send_identity
         self._is_settling = is_settling
@@ -262,7 +262,7 @@ class RequestSender:
                 call = self._aborts.popleft()
                 event = CallAborted(payload=AbortPayload(request_id=call.payload.request_id))
                 try:
-                    await self._target.send(call.worker or self._workers_topic, encode_event(event))
+                    await self._target.send(call.worker or self._workers, encode_event(event))
                 except TransportError as error:
                     logger.debug("%s could not be aborted: %s", call.payload.request_id, error)
         finally:
@@ -395,7 +395,12 @@ class ReplyPublisher(ABC):
 
     @abstractmethod
     def receive(
-        self, body: bytes, reply_to: str, age: float = 0.0, claim: Claim | None = None
+        self,
+        body: bytes,
+        reply_to: str,
+        age: float = 0.0,
+        claim: Claim | None = None,
+        sender: str = "",
     ) -> None:
         """Process an event that arrived through the target."""
 

@@ -7,6 +7,7 @@ Rule 3: a handler stops when its caller aborts, disconnects or has no time left;
 Rule 4: a request that waited longer than a heartbeat, or that was queued before the worker connected, may have run
         already: unless its operation is replayable, it begins only if its caller confirms it.
 Rule 5: no message can stop the worker: a malformed one is counted, and rejected if it names a reply address.
+Rule 6: a client refers only to its own requests, and gets replies only at its own mailboxes.
 """
 
 import asyncio
@@ -15,6 +16,7 @@ from collections.abc import AsyncGenerator, Coroutine
 from contextlib import asynccontextmanager, suppress
 from contextvars import copy_context
 from operator import is_not
+from secrets import token_hex
 from typing import Any, cast
 
 from operations._signals import shutdown_event
@@ -67,7 +69,7 @@ class CallServer:
     """A running worker. `serve_calls` makes one.
 
     Attributes:
-        jobs: The requests without a last reply, by id.
+        jobs: The requests without a last reply, by their keys.
         malformed: Messages that are not events.
         ignored: Events of unknown types.
         counters: What the calls came to.
@@ -82,7 +84,7 @@ class CallServer:
         self.registry = registry
         self.target = target
         self.group = config.group
-        self.mailbox = target.mailbox()
+        self.mailbox = target.control(token_hex(16))
         self.jobs: dict[str, Job] = {}
         self._restored_at = self._connected_at = 0.0
         self.malformed = self.ignored = self.duplicates = 0
@@ -154,7 +156,7 @@ class CallServer:
         Raises:
             TransportError: If the broker cannot be reached.
         """
-        workers = self.target.topic(f"{self.group}.workers")
+        workers = self.target.control(self.group)
         self._listening = await self.target.listen((self.mailbox, workers), self)
         self._connected_at = self._loop.time()
         # Callers must know a worker before it can have their calls: otherwise they cannot detect that it is lost.
@@ -245,29 +247,35 @@ class CallServer:
     # ---------------------------------------------------------------------------------------- receiving
 
     def receive(
-        self, body: bytes, reply_to: str, age: float = 0.0, claim: Claim | None = None
+        self,
+        body: bytes,
+        reply_to: str,
+        age: float = 0.0,
+        claim: Claim | None = None,
+        sender: str = "",
     ) -> None:
         """Process an event that arrived through the target."""
         event = read_event(body, self.target.max_values)
         if type(event) is CallRequested:
             request = aged(event.payload, age) if age else event.payload
             address = reply_to or request.reply_to or ""
-            self._admit(request, address, len(body), age=age, claim=claim)
-            return
+            if self._replies.is_allowed(address, sender):
+                self._admit(request, address, len(body), age=age, claim=claim, sender=sender)
+                return
         if claim is not None:
             claim.remove()
         if type(event) is CallConfirmed:
-            self._confirm(event.payload.request_id)
+            self._confirm(event.payload.request_id, sender)
         elif type(event) is CallAborted:
-            self._abort(event.payload.request_id)
+            self._abort(event.payload.request_id, sender)
         elif type(event) is CallCredited:
-            job = self.jobs.get(event.payload.request_id)
+            job = self._replies.find(event.payload.request_id, sender)
             if job is not None and job.pace is not None:
                 job.pace.grant(event.payload.credit)
         elif type(event) is CallProbed:
-            self._replies.account(event.payload)
+            self._replies.account(event.payload, sender)
         elif type(event) is MalformedEvent:
-            self._reject(event, reply_to)
+            self._reject(event, reply_to, sender)
         elif type(event) is UnknownEvent:
             self.ignored += 1
 
@@ -292,33 +300,35 @@ class CallServer:
         replied: asyncio.Event | None = None,
         age: float = 0.0,
         claim: Claim | None = None,
+        sender: str = "",
     ) -> None:
         request_id = request.request_id
+        key = sender + request_id
         problem = check_request(request)
         if problem is not None:
             if claim is not None:
                 claim.remove()
             malformed = MalformedEvent(problem, PUT_TYPE, request_id)
-            set_after(self._reject(malformed, reply_to), replied)
+            set_after(self._reject(malformed, reply_to, sender), replied)
             return
-        if not self._replies.is_new(request_id):
+        if not self._replies.is_new(key):
             self.duplicates += 1
-            known = self.jobs.get(request_id)
+            known = self.jobs.get(key)
             # A job that has not begun removes the request itself.
             if claim is not None and (known is None or known.claim is None):
                 claim.remove()
-            set_after(self._replies.repeat(request_id, reply_to), replied)
+            set_after(self._replies.repeat(key, reply_to), replied)
             return
         registry = self._registry_of(request.operation_id)
         now = self._loop.time()
-        job = job_for(registry, self.target, request, reply_to, size, now, self._shared)
+        job = job_for(registry, self.target, request, reply_to, key, size, now, self._shared)
         job.replied, job.claim, job.queued_at = replied, claim, now - age
         if self._replies.is_leaving:
             # The queue is closed already; this request arrived in another way.
             error = CallError(ErrorCode.UNAVAILABLE, "the worker stops", retryable=True)
             self._refuse(job, error)
             return
-        self.jobs[request_id] = job
+        self.jobs[key] = job
         if job.expires_at < self._deadlines.next:
             self._deadlines.schedule(job.expires_at)
         if not job.replayable:
@@ -337,9 +347,9 @@ class CallServer:
         """Return whether a request that waited for `age` seconds may be one that has run already."""
         return age > self._heartbeat or self._loop.time() - age < self._connected_at
 
-    def _confirm(self, request_id: str) -> None:
+    def _confirm(self, request_id: str, sender: str) -> None:
         """Let a request begin that waited for its caller."""
-        job = self.jobs.get(request_id)
+        job = self._replies.find(request_id, sender)
         if job is not None and job.confirmed is not None and not job.confirmed.done():
             job.confirmed.set_result(None)
 
@@ -356,8 +366,8 @@ class CallServer:
             self.counters.refuse(job)
             set_after(self._replies.refuse(job, error), job.replied)
 
-    def _abort(self, request_id: str) -> None:
-        job = self.jobs.get(request_id)
+    def _abort(self, request_id: str, sender: str = "") -> None:
+        job = self._replies.find(request_id, sender)
         if job is not None:
             if job.is_offered:
                 # Another worker may have the call: its caller waits for the reply of that one.
@@ -365,13 +375,16 @@ class CallServer:
             self._replies.stop(job, CallError(ErrorCode.ABORTED, "the call was aborted"))
         else:
             # It may have overtaken the request, which then counts as known.
-            self._replies.is_new(request_id)
+            self._replies.is_new(sender + request_id)
 
-    def _reject(self, event: MalformedEvent, reply_to: str) -> "asyncio.Task[Any] | None":
-        """Reply to a malformed request in the background; None if it has no id or no reply address."""
+    def _reject(
+        self, event: MalformedEvent, reply_to: str, sender: str
+    ) -> "asyncio.Task[Any] | None":
+        """Reply to a malformed request in the background; None if it has no id or no reply address of its client."""
         self.malformed += 1
         address = reply_to or event.reply_to
-        if event.type != PUT_TYPE or not event.request_id or not address:
+        is_readable = event.type == PUT_TYPE and event.request_id and address
+        if not is_readable or not self._replies.is_allowed(address, sender):
             return None
         error = CallError(event.code, f"the request is malformed: {event.reason}")
         return self._replies.reject(event.request_id, address, error)

@@ -1,7 +1,9 @@
 """The interface of event targets, and what all of them share.
 
-    mailbox   `send` reaches every receiver that listens at an address; a private address has one
-    queue     `enqueue` reaches exactly one of the consumers of a queue
+    mailbox   `send` reaches the one client that listens at a private address
+    topic     `send` reaches every client that listens at a public address
+    control   the same for the addresses of workers; a broker guarantees which client sent a message
+    queue     `enqueue` reaches exactly one of the consumers of a queue; the broker guarantees the sender, too
     presence  `is_present` checks with the broker whether a receiver listens at an address
 
 Rule 1: a message is the JSON text of one event. Transports do not read it; the one exception is `type`, by which a
@@ -66,7 +68,12 @@ class Receiver(Protocol):
     """Who gets the messages. Called on the event loop; must return at once and never raise."""
 
     def receive(
-        self, body: bytes, reply_to: str, age: float = 0.0, claim: Claim | None = None
+        self,
+        body: bytes,
+        reply_to: str,
+        age: float = 0.0,
+        claim: Claim | None = None,
+        sender: str = "",
     ) -> None:
         """A message arrived.
 
@@ -75,6 +82,8 @@ class Receiver(Protocol):
             reply_to: The mailbox an answer goes to, or empty.
             age: Seconds it waited at the broker, if the broker keeps messages; 0 if that is a few milliseconds.
             claim: Removes it from its queue, if the broker keeps it until it begins.
+            sender: The start of every mailbox of the client that sent it, as the broker guarantees. Empty if there is
+                only one client, or if any of them may have sent it.
         """
         ...
 
@@ -152,11 +161,15 @@ class EventTarget(Protocol):
         ...
 
     def topic(self, name: str) -> str:
-        """The public address called `name`."""
+        """The public address called `name`, for what workers announce to their callers."""
+        ...
+
+    def control(self, name: str) -> str:
+        """The address of the workers called `name`. Messages to it are received with their sender."""
         ...
 
     async def listen(self, addresses: Sequence[str], receiver: Receiver) -> Subscription:
-        """Listen at mailboxes and topics; messages sent after this returns arrive.
+        """Listen at mailboxes, topics and control addresses; messages sent after this returns arrive.
 
         Raises:
             TransportError: If the broker cannot be reached.
@@ -382,11 +395,16 @@ def usable(target: EventTarget) -> EventTarget:
 
 
 def deliver(
-    receiver: Receiver, body: bytes, reply_to: str, age: float = 0.0, claim: Claim | None = None
+    receiver: Receiver,
+    body: bytes,
+    reply_to: str,
+    age: float = 0.0,
+    claim: Claim | None = None,
+    sender: str = "",
 ) -> None:
     """Give a message to its receiver; if that fails, log it, so that the messages after it arrive."""
     try:
-        receiver.receive(body, reply_to, age, claim)
+        receiver.receive(body, reply_to, age, claim, sender)
     except Exception:
         logger.log(_broken.level(), "a message could not be processed", exc_info=True)
         if claim is not None:

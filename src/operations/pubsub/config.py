@@ -3,6 +3,7 @@
 An address may contain a password. The libraries quote what they cannot read, so they get only addresses that they can.
 """
 
+import re
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -12,8 +13,26 @@ from typing import Any
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from operations._json import MAX_REQUEST_VALUES
+from operations._text import enforce_lists
 from operations.errors import TransportError
 from operations.types import Count, Seconds
+
+ANY_CLIENT = "any"
+"""The name of clients that are not given one."""
+
+_CLIENT = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+def enforce_client(name: str) -> None:
+    """Make sure that the name of a client is one word in keys, channels and subjects.
+
+    Raises:
+        TransportError: If it is not: it could be mistaken for another client's.
+    """
+    if _CLIENT.fullmatch(name) is None:
+        raise TransportError(
+            f"{name!r} cannot be the name of a client: it has up to 64 letters, digits, '_' and '-'"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +47,15 @@ class BrokerConfig:
     prefix: str = field(kw_only=True)
     """The prefix of every key, channel or subject, so that several applications can share a broker."""
 
-    client: str = field(default="any", kw_only=True)
-    """The name of this client in the names of its mailboxes, for the broker's access rules (see docs/calls.md)."""
+    client: str = field(default=ANY_CLIENT, kw_only=True)
+    """The name of this client in the names of its queues and mailboxes, for the broker's permissions: letters, digits,
+    `_` and `-` (see docs/calls.md)."""
 
     trusted: bool = field(default=False, kw_only=True)
     """Believe the `identity` inside events: only if every client of the broker may act as anyone."""
 
     private: bool = field(default=False, kw_only=True)
-    """Refuse to start unless the broker keeps this client from the mailboxes of others."""
+    """Refuse to start unless the broker keeps this client from the mailboxes and requests of others."""
 
     secret: str | bytes | None = field(default=None, repr=False, kw_only=True)
     """Sign every message with it, and drop those that are not signed. All clients of a prefix must agree."""
@@ -70,7 +90,13 @@ class RedisConfig(BrokerConfig):
     """The largest message."""
 
     max_backlog: Count = field(default=100_000, kw_only=True)
-    """Requests that may wait in a queue before more are refused."""
+    """Requests of one client that may wait in a queue before more are refused."""
+
+    clients: Collection[str] = field(default=(ANY_CLIENT,), kw_only=True)
+    """The clients whose requests a worker takes. Each has a queue of its own."""
+
+    def __post_init__(self) -> None:
+        enforce_lists(clients=self.clients)
 
     @property
     def tls_files(self) -> dict[str, str]:

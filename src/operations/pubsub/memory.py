@@ -56,6 +56,10 @@ class MemoryTarget:
         """The public address called `name`."""
         return f"topic.{name}"
 
+    def control(self, name: str) -> str:
+        """The address of the workers called `name`."""
+        return f"control.{name}"
+
     async def listen(self, addresses: Sequence[str], receiver: Receiver) -> "_Registration":
         """Listen at `addresses`."""
         enforce_lists(addresses=addresses)

@@ -125,6 +125,10 @@ class SignedTarget:
         """The public address called `name`."""
         return self._target.topic(name)
 
+    def control(self, name: str) -> str:
+        """The address of the workers called `name`."""
+        return self._target.control(name)
+
     async def listen(self, addresses: Sequence[str], receiver: Receiver) -> Subscription:
         """Listen for what is signed."""
         return await self._target.listen(addresses, _Verifying(self, receiver, ""))
@@ -196,12 +200,17 @@ class _Verifying:
         self.restored = receiver.restored
 
     def receive(
-        self, body: bytes, reply_to: str, age: float = 0.0, claim: Claim | None = None
+        self,
+        body: bytes,
+        reply_to: str,
+        age: float = 0.0,
+        claim: Claim | None = None,
+        sender: str = "",
     ) -> None:
         """Pass on a message that is signed; remove any other from its queue."""
         opened = self._target.signer.verify(body, self._queue, self._seen)
         if opened is not None:
-            self._receiver.receive(opened, reply_to, age, claim)
+            self._receiver.receive(opened, reply_to, age, claim, sender)
             return
         self._target.refuse()
         if claim is not None:

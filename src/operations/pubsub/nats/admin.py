@@ -1,7 +1,7 @@
 """What operators see of queues on NATS: their state, dead letters, and workers in the service discovery.
 
 Rule 1: dead letters are kept by JetStream if queues are durable. Elsewhere they are published to the subject
-        `<prefix>.aside.<queue>`, for whoever subscribes to it.
+        `<prefix>.aside.<queue>.<client>`, for whoever subscribes to it.
 Rule 2: discovery (`$SRV.PING`, `INFO` and `STATS`) tells the group, its version and counts, and names no operation.
 """
 
@@ -55,7 +55,7 @@ class NatsAdmin:
     Args:
         client: The connection.
         prefix: The prefix of all subjects.
-        subject_of: Returns the subject of a queue.
+        subject_of: Returns the subjects of a queue, of all clients.
         refusal_of: Subscribes, and returns what the server has against it; empty if nothing.
 
     Attributes:
@@ -84,7 +84,8 @@ class NatsAdmin:
         return self._nats.jetstream(timeout=_SECONDS)  # pyright: ignore[reportUnknownMemberType]
 
     def _letters_subject(self, queue: str) -> str:
-        return f"{self._prefix}.aside.{queue}"
+        """Return the subjects of the dead letters of all clients."""
+        return f"{self._prefix}.aside.{queue}.*"
 
     async def keep_letters(self) -> None:
         """Let JetStream keep dead letters from now on, if this client may ask for it."""
@@ -122,7 +123,7 @@ class NatsAdmin:
         try:
             info = await self._js.stream_info(self._stream, subjects_filter=subject)
             subjects: dict[str, int] = info.state.subjects or {}
-            count = subjects.get(subject, 0)
+            count = sum(subjects.values())
         except NotFoundError:
             pass
         except _ERRORS as error:

@@ -28,8 +28,8 @@ logger = logging.getLogger("operations")
 _CLOSE_TIMEOUT = 2.0
 """Seconds for a connection to be closed."""
 
-Take: TypeAlias = Callable[[bytes, str], None]
-"""Takes a message, and the subject that an answer goes to. Must return at once."""
+Take: TypeAlias = Callable[[bytes, str, str], None]
+"""Takes a message, the subject that an answer goes to, and its own subject. Must return at once."""
 
 
 class _NoTLSError(Error):
@@ -62,7 +62,7 @@ class ReconnectingClient(Client):
             if take is None or headers or not data:
                 await super()._process_msg(sid, subject, reply, data, headers)
             else:
-                take(data, reply.decode())
+                take(data, reply.decode(), subject.decode())
         except Exception:
             # Whoever reads the connection must go on, whatever anybody sends.
             level = self._broken.level()

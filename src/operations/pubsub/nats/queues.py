@@ -230,7 +230,12 @@ class DurableQueues:
             opening.exception()
 
     async def consume(
-        self, subject: str, queue: str, receiver: Receiver, capacity: Callable[[], int]
+        self,
+        subject: str,
+        queue: str,
+        receiver: Receiver,
+        capacity: Callable[[], int],
+        sender_of: Callable[[str], str],
     ) -> "DurableTaking":
         """Take requests in turn with everyone else who does."""
         name = _consumer_name(queue)
@@ -258,7 +263,7 @@ class DurableQueues:
             consumer = await self._js.pull_subscribe_bind(durable=name, stream=self._stream)
         except (Error, TimeoutError) as error:
             raise TransportError(f"JetStream: {error}") from error
-        return DurableTaking(consumer, prepare, clock, receiver, capacity)
+        return DurableTaking(consumer, prepare, clock, receiver, capacity, sender_of)
 
 
 def _consumer_name(queue: str) -> str:
@@ -283,7 +288,9 @@ class DurableTaking:
         clock: Callable[[], Awaitable[float]],
         receiver: Receiver,
         capacity: Callable[[], int],
+        sender_of: Callable[[str], str],
     ) -> None:
+        self._sender_of = sender_of
         self._consumer = consumer
         self._prepare = prepare
         self._clock = clock
@@ -325,7 +332,8 @@ class DurableTaking:
             for message in messages:
                 age = began + self._ahead - message.metadata.timestamp.timestamp()
                 claim = _MessageClaim(message, self._batch.taking, began)
-                deliver(self._receiver, message.data, "", max(age, 0.0), claim)
+                sender = self._sender_of(message.subject)
+                deliver(self._receiver, message.data, "", max(age, 0.0), claim, sender)
             await self._batch.begun(len(messages), began)
 
     async def _recover(self, error: Error) -> None:

@@ -1,9 +1,11 @@
 """Events over NATS.
 
-queue     a subject whose subscribers share a queue group; the server answers at once when there are none.
-          Each consumer has a subject of its own, too: a caller that knows them takes turns
+queue     a subject of each client. Workers subscribe to those of all clients and share a queue group; the server
+          answers at once when there are none. Each consumer has subjects of its own, too: a caller that knows them
+          takes turns
 mailbox   a subject of its own; the token after it names the request a message is about
 topic     a subject
+control   a subject of each client
 presence  a ping to the subject: the server answers for those who are gone
 
 Durable queues live in `queues`.
@@ -14,7 +16,7 @@ import logging
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from secrets import token_hex
 from typing import Any
 
@@ -33,7 +35,7 @@ from operations.pubsub.base import (
     Receiver,
     Subscription,
 )
-from operations.pubsub.config import NatsConfig, enforce_address
+from operations.pubsub.config import ANY_CLIENT, NatsConfig, enforce_address, enforce_client
 from operations.pubsub.nats.admin import NatsAdmin
 from operations.pubsub.nats.client import ReconnectingClient, Take
 from operations.pubsub.nats.queues import Consumers, DurableQueues
@@ -77,9 +79,13 @@ class NatsTarget:
         self.direct = False
         self.broadcasts_replies = False
         self._prefix = prefix
+        enforce_client(client)
+        self._client = client
         self._box_space = f"{prefix}.box."
+        self._control_space = f"{prefix}.control."
         self._subject = lru_cache(_MAX_KNOWN)(self._look_up)
         self._boxes = _subject_of(f"{prefix}.box", client)
+        self._anyone = f"{prefix}.box.{ANY_CLIENT}."
         self._nats = ReconnectingClient()
         self._durable: DurableQueues | None = None
         self._wants_durable = durable
@@ -91,7 +97,7 @@ class NatsTarget:
         self._arriving: dict[str, asyncio.Future[str]] = {}
         self._backoff = Backoff()
         self._connected = asyncio.Event()
-        self.admin = NatsAdmin(self._nats, prefix, self._queue, self._refusal)
+        self.admin = NatsAdmin(self._nats, prefix, self._all_of, self._refusal)
 
     async def open(self, url: str, options: dict[str, Any], connect_timeout: float) -> None:
         """Connect.
@@ -195,18 +201,21 @@ class NatsTarget:
             raise NotSentError("NATS cannot be reached") from None
 
     async def check_privacy(self) -> None:
-        """Make sure that the server keeps this client from the mailboxes of others.
+        """Make sure that the server keeps this client from the mailboxes and requests of others.
 
         Raises:
             TransportError: If it does not.
         """
-        elsewhere = f"{self._prefix}.box.{token_hex(8)}.{token_hex(16)}"
-        for attempt in (
-            lambda: self._nats.subscribe(elsewhere),  # pyright: ignore[reportUnknownMemberType]
-            lambda: self._nats.publish(elsewhere, b""),
-        ):
-            if not await self._refusal([elsewhere], attempt):
-                raise TransportError(NOT_PRIVATE)
+        other, name = token_hex(8), token_hex(16)
+        kinds = ("queue", "to", "control")
+        spaces = (f"box.{other}.{name}", *(f"{kind}.{name}.{other}" for kind in kinds))
+        for subject in (f"{self._prefix}.{space}" for space in spaces):
+            for attempt in (
+                partial(self._nats.subscribe, subject),  # pyright: ignore[reportUnknownMemberType]
+                partial(self._nats.publish, subject, b""),
+            ):
+                if not await self._refusal([subject], attempt):
+                    raise TransportError(NOT_PRIVATE)
 
     # ---------------------------------------------------------------------------------------- addresses
 
@@ -222,8 +231,24 @@ class NatsTarget:
         """
         return _subject_of(f"{self._prefix}.topic", name)
 
-    def _queue(self, name: str) -> str:
-        return _subject_of(f"{self._prefix}.queue", name)
+    def control(self, name: str) -> str:
+        """The address of the workers called `name`. Each client sends to a subject of its own.
+
+        Raises:
+            TransportError: If it cannot be part of a subject.
+        """
+        return _subject_of(f"{self._prefix}.control", name)
+
+    def _queue(self, name: str, kind: str = "queue") -> str:
+        return _subject_of(f"{self._prefix}.{kind}", name)
+
+    def _all_of(self, queue: str, kind: str = "queue") -> str:
+        """Return the subjects of a queue for all clients."""
+        return f"{self._queue(queue, kind)}.*"
+
+    def _sender_of(self, subject: str) -> str:
+        """Return the start of every mailbox of the client that a subject belongs to, which is its last token."""
+        return f"{self._box_space}{subject.rpartition('.')[2]}."
 
     def _is_mailbox(self, address: str) -> bool:
         return address.startswith(self._box_space)
@@ -238,6 +263,8 @@ class NatsTarget:
         if _SUBJECT.fullmatch(address) is not None:
             if self._is_mailbox(address):
                 return f"{address}._"
+            if address.startswith(self._control_space):
+                return f"{address}.{self._client}"
             if address.startswith((f"{self._prefix}.topic.", "_INBOX.")):
                 return address
         raise NotSentError(f"{address[:100]!r} is no address of ours")
@@ -248,33 +275,43 @@ class NatsTarget:
         """Listen at `addresses`."""
         enforce_lists(addresses=addresses)
         self._affinity.enforce()
-        subjects = {
-            f"{address}.>" if self._is_mailbox(address) else address: address
-            for address in addresses
-        }
+        subjects = {self._heard_at(address): address for address in addresses}
 
-        def take(body: bytes, _: str) -> None:
+        def take(body: bytes, _: str, __: str) -> None:
             receiver.receive(body, "")
+
+        def take_control(body: bytes, _: str, subject: str) -> None:
+            receiver.receive(body, "", sender=self._sender_of(subject))
 
         async with AsyncExitStack() as undo:
 
             async def subscribe() -> None:
                 for subject, address in subjects.items():
+                    is_control = address.startswith(self._control_space)
+                    taking = take_control if is_control else take
                     heed = self._heed(address, receiver)
-                    await self._subscribe(subject, take, undo, heed=heed)
+                    await self._subscribe(subject, taking, undo, heed=heed)
 
             await self._arrive(subjects, subscribe)
             self._receivers.append(receiver)
             undo.callback(self._receivers.remove, receiver)
             return undo.pop_all()
 
+    def _heard_at(self, address: str) -> str:
+        """Return the subjects at which messages to an address arrive."""
+        if self._is_mailbox(address):
+            return f"{address}.>"
+        return f"{address}.*" if address.startswith(self._control_space) else address
+
     def _heed(self, address: str, receiver: Receiver) -> Callable[[Any], Awaitable[None]]:
         """What to do about a message to a mailbox that says nothing."""
+        is_control = address.startswith(self._control_space)
 
         async def heed(message: Any) -> None:
             if message.reply:
-                # Someone asks whether anybody is here.
-                await self._nats.publish(message.reply)
+                # Someone asks whether anybody is here; clients only on their own behalf.
+                if not is_control or message.reply.startswith(self._sender_of(message.subject)):
+                    await self._nats.publish(message.reply)
             elif message.headers and message.headers.get("Status") == "503":
                 key, _, consumer = message.subject[len(address) + 1 :].partition("=")
                 if consumer:
@@ -285,7 +322,7 @@ class NatsTarget:
         return heed
 
     async def send(self, address: str, body: bytes) -> None:
-        """Publish to a mailbox or topic of this prefix, or to the inbox of a plain NATS client."""
+        """Publish to a mailbox, topic or control address of this prefix, or to the inbox of a plain NATS client."""
         subject = self._subject(address)
         if not self._nats.is_connected:
             await self._ready(_SEND_WAIT)
@@ -325,17 +362,25 @@ class NatsTarget:
         self._affinity.enforce()
         if self._durable is not None:
             await self.admin.keep_letters()
-            return await self._durable.consume(self._queue(queue), queue, receiver, capacity)
+            subject = self._all_of(queue)
+            return await self._durable.consume(subject, queue, receiver, capacity, self._sender_of)
 
-        def pick(body: bytes, reply: str) -> None:
-            # The last token names the request; a plain client's inbox is used as it is.
-            receiver.receive(body, reply.rpartition(".")[0] if self._is_mailbox(reply) else reply)
+        def pick(body: bytes, reply: str, subject: str) -> None:
+            sender = self._sender_of(subject)
+            if self._is_mailbox(reply):
+                # The last token names the request.
+                reply = reply.rpartition(".")[0]
+            elif sender == self._anyone and reply.startswith("_INBOX."):
+                # A plain client, which has no mailboxes.
+                sender = "_INBOX."
+            receiver.receive(body, reply, sender=sender)
 
-        subject, name = self._queue(queue), token_hex(16)
-        own, roll_call = f"{subject}.to.{name}", f"{subject}.who"
+        name = token_hex(16)
+        subject, roll_call = self._all_of(queue), self._all_of(queue, "who")
+        own = f"{self._prefix}.to.{name}.*"
 
-        def present(_: bytes, inbox: str) -> None:
-            if self._is_mailbox(inbox) and _SUBJECT.fullmatch(inbox):
+        def present(_: bytes, inbox: str, subject: str) -> None:
+            if inbox.startswith(self._sender_of(subject)) and _SUBJECT.fullmatch(inbox):
                 answering = asyncio.ensure_future(self._answer(inbox, name))
                 self._draining.add(answering)
                 answering.add_done_callback(self._draining.discard)
@@ -362,8 +407,9 @@ class NatsTarget:
         if not self._nats.is_connected:
             await self._ready(wait)
         if self._durable is not None:
-            return await self._durable.enqueue(self._queue(queue), body, key, wait)
-        subject = self._queue(queue)
+            subject = f"{self._queue(queue)}.{self._client}"
+            return await self._durable.enqueue(subject, body, key, wait)
+        subject = f"{self._queue(queue)}.{self._client}"
         consumers = self._consumers.get(queue)
         if consumers is None:
             consumers = self._consumers[queue] = Consumers()
@@ -371,7 +417,7 @@ class NatsTarget:
             await self._ask_for(queue, consumers)
         consumer = consumers.next()
         if consumer:
-            subject, key = f"{subject}.to.{consumer}", f"{key}={consumer}"
+            subject, key = f"{self._prefix}.to.{consumer}.{self._client}", f"{key}={consumer}"
         await self._publish(subject, body, f"{reply_to}.{key}")
         return ""
 
@@ -387,7 +433,7 @@ class NatsTarget:
                         consumers.heard(message.data.decode())
 
                 await self._nats.subscribe(inbox, cb=heard)  # pyright: ignore[reportUnknownMemberType]
-            await self._nats.publish(f"{self._queue(queue)}.who", b"1", inbox)
+            await self._nats.publish(f"{self._queue(queue, 'who')}.{self._client}", b"1", inbox)
         except _NATS_ERRORS as error:
             logger.debug("the consumers of %s cannot be asked: %s", queue, error)
 
@@ -400,8 +446,8 @@ class NatsTarget:
         return self._durable is not None and await self._durable.is_waiting(queue, receipt)
 
     async def dead_letter(self, queue: str, body: bytes) -> None:
-        """Publish a poisonous request to the subject `aside` of its group."""
-        await self._publish(f"{self._prefix}.aside.{queue}", body, "")
+        """Publish a poisonous request to the subject `aside` of its group and client."""
+        await self._publish(f"{self._queue(queue, 'aside')}.{self._client}", body, "")
 
     # ---------------------------------------------------------------------------------------- subscribing
 
@@ -418,7 +464,7 @@ class NatsTarget:
 
         async def deliver(message: Any) -> None:
             if message.data or heed is None:
-                take(message.data, message.reply)
+                take(message.data, message.reply, message.subject)
             else:
                 await heed(message)
 

@@ -1,4 +1,4 @@
-"""One connection to Redis that many tasks share.
+"""Connections to Redis that come back by themselves: one for the commands of many tasks, and one for Pub/Sub.
 
 Rule 1: commands are written together, once per turn of the event loop, and answered in order.
 Rule 2: a link that breaks fails what was under way and connects again by itself, with jitter.
@@ -8,7 +8,8 @@ Rule 3: a link that is silent although it was asked something is broken (half-op
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
 from redis.exceptions import BusyLoadingError, NoPermissionError, ResponseError
@@ -21,6 +22,7 @@ from operations.pubsub.redis.servers import (
     SILENCE,
     Connector,
     WrongServerError,
+    ask,
     is_wrong_server,
     shown,
 )
@@ -119,12 +121,10 @@ class PipelinedConnection:
     def __init__(
         self,
         connector: Connector,
-        prepare: Callable[[Any], Awaitable[None]],
         lost: Callable[[str], None],
         restored: Callable[[], None],
     ) -> None:
         self._connector = connector
-        self._prepare = prepare
         self._restored = restored
         self._outbox: list[tuple[tuple[Any, ...], asyncio.Future[Any] | None, int]] = []
         self._outbox_bytes = 0
@@ -150,7 +150,8 @@ class PipelinedConnection:
         """
         connection = await self._connector.connect()
         try:
-            await self._prepare(connection)
+            # A server that loads its data accepts connections, but no commands.
+            await ask(connection, "PING")
         finally:
             await connection.disconnect()
         await self._supervised.start(self._up)
@@ -212,7 +213,7 @@ class PipelinedConnection:
         connection = await self._connector.connect()
         tasks: list[asyncio.Task[None]] = []
         try:
-            await self._prepare(connection)
+            await ask(connection, "PING")
             loop = asyncio.get_running_loop()
             self._heard_at = loop.time()
             backoff = self._supervised.backoff
@@ -275,9 +276,8 @@ class PipelinedConnection:
         waiting = self._waiting.popleft()
         if isinstance(waiting, tuple):
             if isinstance(answer, Exception):
-                is_denied = isinstance(answer, NoPermissionError)
-                level = self._refusals.level() if is_denied else logging.WARNING
-                reason = NOT_PERMITTED if is_denied else answer
+                reason = NOT_PERMITTED if isinstance(answer, NoPermissionError) else answer
+                level = self._refusals.level()
                 logger.log(level, "Redis refused %s: %s", shown(waiting), reason)
         elif not waiting.done():
             if isinstance(answer, Exception):
@@ -306,3 +306,96 @@ class PipelinedConnection:
         for _, future, _ in unsent:
             if future is not None and not future.done():
                 future.set_exception(NotSentError("the connection to Redis was lost"))
+
+
+class PubSubConnection:
+    """A connection that only listens, and comes back by itself.
+
+    Args:
+        connector: Opens the connections.
+        link: The connection of the same client that speaks.
+        wanted: The command that subscribes to everything, for a new connection; nothing if there is nothing.
+        deliver: Takes every message.
+        lost: Hears that the connection broke.
+        restored: Hears that it is back.
+    """
+
+    def __init__(
+        self,
+        connector: Connector,
+        link: PipelinedConnection,
+        *,
+        wanted: Callable[[], Iterable[str]],
+        deliver: Callable[[Any], None],
+        lost: Callable[[str], None],
+        restored: Callable[[], None],
+    ) -> None:
+        self._connector = connector
+        self._wanted = wanted
+        self._deliver = deliver
+        self._restored = restored
+        self._connection: Any = None
+        self._heard_at = 0.0
+        self._supervised = ReconnectingTask(self._live, lost, connector, link)
+        self._ready = asyncio.Event()
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the connection stands."""
+        return self._connection is not None
+
+    async def open(self) -> None:
+        """Connect, and stay connected.
+
+        Raises:
+            TransportError: If that fails; then nothing goes on in the background.
+        """
+        await self._supervised.start(self._ready)
+
+    async def aclose(self) -> None:
+        """Disconnect."""
+        await self._supervised.stop()
+
+    async def tell(self, *command: str) -> None:
+        """Send a command; nothing while there is no connection, for the next one is told all that is wanted."""
+        if self._connection is not None:
+            # Where it breaks just now, the reader notices, and there is a next one.
+            with suppress(*CONNECTION_ERRORS):
+                await self._connection.send_command(*command)
+
+    async def _live(self) -> None:
+        connection = await self._connector.connect()
+        loop = asyncio.get_running_loop()
+        keep_alive: asyncio.Task[None] | None = None
+        try:
+            command = tuple(self._wanted())
+            if command:
+                await connection.send_command(*command)
+            self._connection = connection
+            self._heard_at = loop.time()
+            keep_alive = loop.create_task(self._keep_alive(connection))
+            if self._ready.is_set():
+                self._restored()
+            self._ready.set()
+            self._supervised.backoff.reset()
+            while True:
+                message = await connection.read_response()
+                self._heard_at = loop.time()
+                # Without any subscription the answer to a PING is no message.
+                if isinstance(message, list):
+                    self._deliver(message)
+        finally:
+            self._connection = None
+            if keep_alive is not None:
+                keep_alive.cancel()
+            await connection.disconnect(nowait=True)
+
+    async def _keep_alive(self, connection: Any) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(KEEPALIVE)
+            if loop.time() - self._heard_at > SILENCE:
+                # Wakes the reader with an error.
+                await connection.disconnect(nowait=True)
+                return
+            await connection.send_command("PING")

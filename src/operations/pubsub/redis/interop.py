@@ -19,8 +19,7 @@ from operations._text import enforce_lists
 from operations.access import Identity
 from operations.errors import NobodyThereError, NotSentError, TooLargeError, TransportError
 from operations.pubsub.base import PUT_TYPE, Receiver, Registration, deliver
-from operations.pubsub.redis.connection import PipelinedConnection
-from operations.pubsub.redis.readers import PubSubConnection
+from operations.pubsub.redis.connection import PipelinedConnection, PubSubConnection
 from operations.pubsub.redis.servers import SILENCE, Connector
 
 _SEND_WAIT = 3.0
@@ -62,7 +61,7 @@ class RedisInteropTarget:
         self.broadcasts_replies = True
         self._prefix = prefix
         connector = self._connector = Connector(url, connect_timeout)
-        self._link = PipelinedConnection(connector, _nothing, self._lost, self._restored)
+        self._link = PipelinedConnection(connector, self._lost, self._restored)
         self._listeners: list[Receiver] = []
         self._takers: list[Receiver] = []
         self._confirmed: dict[str, asyncio.Event] = {}
@@ -100,6 +99,10 @@ class RedisInteropTarget:
         return ""
 
     def topic(self, name: str) -> str:
+        """Nothing: the type of an event is its address."""
+        return ""
+
+    def control(self, name: str) -> str:
         """Nothing: the type of an event is its address."""
         return ""
 
@@ -224,10 +227,6 @@ class RedisInteropTarget:
     def _restored(self) -> None:
         for receiver in (*self._listeners, *self._takers):
             receiver.restored()
-
-
-async def _nothing(connection: Any) -> None:
-    """There is nothing to prepare."""
 
 
 def _literally(prefix: str) -> str:

@@ -1,4 +1,4 @@
-"""The connections on which a Redis client receives: mailboxes, queues and Pub/Sub channels.
+"""Where a Redis client receives: mailboxes, queues and Pub/Sub channels.
 
 Each has a connection of its own, because a read that waits blocks every command behind it.
 """
@@ -6,23 +6,23 @@ Each has a connection of its own, because a read that waits blocks every command
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext, suppress
+from hashlib import sha1
 from secrets import token_hex
-from typing import Any
+from typing import Any, TypeAlias
 
-from redis.exceptions import ResponseError
+from redis.exceptions import NoScriptError, ResponseError
 
 from operations.errors import TransportError
 from operations.pubsub.base import IDLE, BatchSize, Receiver, deliver
-from operations.pubsub.redis.connection import KEEPALIVE, PipelinedConnection, ReconnectingTask
-from operations.pubsub.redis.servers import (
-    CONNECTION_ERRORS,
-    SILENCE,
-    Connector,
-    ask,
-    read_answer,
+from operations.pubsub.redis.connection import (
+    PipelinedConnection,
+    PubSubConnection,
+    ReconnectingTask,
 )
+from operations.pubsub.redis.servers import SILENCE, Connector, ask, read_answer
 
 logger = logging.getLogger("operations")
 
@@ -173,10 +173,41 @@ class MailboxReader(_Reader):
                 await self._link.tell("XTRIM", box, "MINID", position)
 
 
+_READ = """
+local found, left = {}, tonumber(ARGV[2])
+local share = math.ceil(left / #KEYS)
+for pass = 1, 2 do
+  for i = 1, #KEYS do
+    if left == 0 then return found end
+    local count = pass == 1 and math.min(share, left) or left
+    local answer = redis.call('XREADGROUP', 'GROUP', 'workers', ARGV[1], 'COUNT', count, 'STREAMS', KEYS[i], '>')
+    if answer then
+      found[#found + 1] = answer[1]
+      left = left - #answer[1][2]
+    end
+  end
+end
+return found
+"""
+"""Takes up to so many entries from several queues: from each its share, and then what is left."""
+
+_READ_SHA = sha1(_READ.encode(), usedforsecurity=False).hexdigest()
+
+_TAKE_OVER = """
+for i = 1, #KEYS do
+  local entries = redis.call('XAUTOCLAIM', KEYS[i], 'workers', ARGV[1], ARGV[2], '0-0', 'COUNT', 1)[2]
+  if #entries > 0 then return {{KEYS[i], entries}} end
+end
+return {}
+"""
+"""Takes over an entry that its worker has taken but not begun."""
+
 _TIDY = """
-for _, consumer in ipairs(redis.call('XINFO', 'CONSUMERS', KEYS[1], 'workers')) do
-  if consumer[4] == 0 and consumer[6] > tonumber(ARGV[1]) then
-    redis.call('XGROUP', 'DELCONSUMER', KEYS[1], 'workers', consumer[2])
+for i = 1, #KEYS do
+  for _, consumer in ipairs(redis.call('XINFO', 'CONSUMERS', KEYS[i], 'workers')) do
+    if consumer[4] == 0 and consumer[6] > tonumber(ARGV[1]) then
+      redis.call('XGROUP', 'DELCONSUMER', KEYS[i], 'workers', consumer[2])
+    end
   end
 end
 """
@@ -184,8 +215,10 @@ end
 
 
 _LEAVE = """
-local pending = redis.call('XPENDING', KEYS[1], 'workers', '-', '+', 1, ARGV[1])
-if #pending == 0 then redis.call('XGROUP', 'DELCONSUMER', KEYS[1], 'workers', ARGV[1]) end
+for i = 1, #KEYS do
+  local pending = redis.call('XPENDING', KEYS[i], 'workers', '-', '+', 1, ARGV[1])
+  if #pending == 0 then redis.call('XGROUP', 'DELCONSUMER', KEYS[i], 'workers', ARGV[1]) end
+end
 """
 """Removes a consumer, unless it leaves entries to others: they are lost with it."""
 
@@ -193,41 +226,53 @@ if #pending == 0 then redis.call('XGROUP', 'DELCONSUMER', KEYS[1], 'workers', AR
 class EntryClaim:
     """An entry that was read from a queue and is not removed yet."""
 
-    __slots__ = ("_entry_id", "_reader", "is_fresh")
+    __slots__ = ("_entry_id", "_queue", "_reader", "is_fresh")
 
-    def __init__(self, reader: "QueueReader", entry_id: bytes, is_fresh: bool) -> None:
+    def __init__(
+        self, reader: "QueueReader", queue: bytes, entry_id: bytes, is_fresh: bool
+    ) -> None:
         self._reader = reader
+        self._queue = queue
         self._entry_id = entry_id
         self.is_fresh = is_fresh
 
     def remove(self) -> None:
         """Remove the entry without waiting."""
-        self._reader.remove(self._entry_id)
+        self._reader.remove(self._queue, self._entry_id)
 
     async def take(self, *, alone: bool) -> bool:
         """Remove the entry; return False if another worker has removed it, or if that cannot be known."""
-        return await self._reader.take(self._entry_id, alone=alone or not self.is_fresh)
+        alone = alone or not self.is_fresh
+        return await self._reader.take(self._queue, self._entry_id, alone=alone)
 
 
 class QueueReader(_Reader):
-    """Takes from a queue.
+    """Takes from the queues of one or more clients, in rotation.
 
     An entry stays in the queue until the worker begins it. Until then another worker may take it over, for example if
     this one was killed or its event loop is blocked; removing it decides who runs it.
     """
 
     def __init__(
-        self, *wiring: Any, name: str, receiver: Receiver, capacity: Callable[[], int]
+        self,
+        *wiring: Any,
+        queues: Mapping[str, str],
+        put: str,
+        receiver: Receiver,
+        capacity: Callable[[], int],
     ) -> None:
         super().__init__(*wiring)
-        self._name = name
+        self._names = deque(queues)
+        self._senders = {name.encode(): sender for name, sender in queues.items()}
+        self._put = put
+        self._held: list[_Entry] = []
         self._receiver = receiver
         self._batch = BatchSize(capacity)
         self._consumer = token_hex(8)
         self._client_id: Any = None
         self._closing = False
         self._is_full = False
-        self._removed: list[bytes] = []
+        self._removed: dict[bytes, list[bytes]] = {}
         self._clock_ahead = 0.0
         self._loop = asyncio.get_running_loop()
 
@@ -242,14 +287,22 @@ class QueueReader(_Reader):
         await self._supervised.stop()
         if self._link.is_up:
             # What it has not begun goes to others first.
-            await self._link.tell("EVAL", _LEAVE, 1, self._name, self._consumer)
+            await self._link.tell("EVAL", _LEAVE, *self._keys(), self._consumer)
 
     async def _create(self, connection: Any) -> None:
-        try:
-            await ask(connection, "XGROUP", "CREATE", self._name, "workers", "0", "MKSTREAM")
-        except ResponseError as error:
-            if "BUSYGROUP" not in str(error):
-                raise TransportError(f"Redis: {error}") from error
+        # Clients may run the script by which they put requests, but not load it.
+        for script in (self._put, _READ):
+            await ask(connection, "SCRIPT", "LOAD", script)
+        for name in self._names:
+            try:
+                await ask(connection, "XGROUP", "CREATE", name, "workers", "0", "MKSTREAM")
+            except ResponseError as error:
+                if "BUSYGROUP" not in str(error):
+                    raise TransportError(f"Redis: {error}") from error
+
+    def _keys(self) -> tuple[Any, ...]:
+        """The names of the queues, as arguments of a script."""
+        return (len(self._names), *self._names)
 
     async def _read(self, connection: Any) -> None:
         self._client_id = await ask(connection, "CLIENT", "ID")
@@ -261,7 +314,8 @@ class QueueReader(_Reader):
             count = await self._batch.room()
             self._is_full = False
             try:
-                sent_at = self._loop.time()
+                # An entry that was taken with an earlier read may have gone to another worker.
+                sent_at = float("-inf") if self._held else self._loop.time()
                 entries = await self._next(connection, count)
                 now = self._loop.time()
                 if entries:
@@ -275,47 +329,59 @@ class QueueReader(_Reader):
                     tidied_at = now
                     await self._tidy(connection)
             except ResponseError as error:
-                if "NOGROUP" not in str(error):
+                if "NOGROUP" not in str(error) and not isinstance(error, NoScriptError):
                     raise TransportError(f"Redis: {error}") from error
                 await self._create(connection)
 
-    async def _next(self, connection: Any, count: int) -> list[Any]:
+    async def _next(self, connection: Any, count: int) -> "list[_Entry]":
         """Take up to `count` entries; wait for the first one, but only a moment while requests keep coming.
 
         A read that waits for long is answered with one entry, so that a burst goes to all idle workers.
         """
-        block = _HOT_BLOCK if self._batch.is_hot else _BLOCK
-        answer = await ask(
-            connection,
-            *("XREADGROUP", "GROUP", "workers", self._consumer),
-            *("COUNT", count, "BLOCK", block, "STREAMS", self._name, ">"),
-        )
-        return answer[0][1] if answer else []
+        names = self._names
+        if not self._held and len(names) > 1:
+            # The count of one read is for each stream; the script counts across them.
+            names.rotate(-1)
+            command = (_READ_SHA, *self._keys(), self._consumer, count)
+            self._held = _entries(await ask(connection, "EVALSHA", *command))
+        if not self._held:
+            block = _HOT_BLOCK if self._batch.is_hot else _BLOCK
+            answer = await ask(
+                connection,
+                *("XREADGROUP", "GROUP", "workers", self._consumer),
+                *("COUNT", count if len(names) == 1 else 1),
+                *("BLOCK", block, "STREAMS", *names, *(">" for _ in names)),
+            )
+            self._held = _entries(answer)
+        # A read that did not have to wait may return one entry of each queue.
+        taken, self._held = self._held[:count], self._held[count:]
+        return taken
 
     async def _take_over(self, connection: Any) -> None:
         """Take over entries that their worker did not begin: it was killed, or its event loop is blocked.
 
         One after the other: one of them may have killed the worker.
         """
-        command = ("XAUTOCLAIM", self._name, "workers", self._consumer, _CLAIM_AFTER, "0-0")
+        command = ("EVAL", _TAKE_OVER, *self._keys(), self._consumer, _CLAIM_AFTER)
         while not self._closing and await self._batch.room():
-            answer = await ask(connection, *command, "COUNT", 1)
-            if not answer[1]:
+            entries = _entries(await ask(connection, *command))
+            if not entries:
                 return
-            await self._deliver(connection, answer[1], is_fresh=False)
+            await self._deliver(connection, entries, is_fresh=False)
 
-    async def _deliver(self, connection: Any, entries: list[Any], is_fresh: bool) -> None:
+    async def _deliver(self, connection: Any, entries: "list[_Entry]", is_fresh: bool) -> None:
         began = self._loop.time()
         now = (began + self._clock_ahead) * 1000
-        for entry_id, fields in entries:
-            claim = EntryClaim(self, entry_id, is_fresh)
+        for queue, entry_id, fields in entries:
+            claim = EntryClaim(self, queue, entry_id, is_fresh)
             if fields:
                 age = (now - int(entry_id.partition(b"-")[0])) / 1000
-                deliver(self._receiver, fields[1], "", age if age > _SHORT_AGE else 0.0, claim)
+                age = age if age > _SHORT_AGE else 0.0
+                deliver(self._receiver, fields[1], "", age, claim, self._senders[queue])
             else:
                 claim.remove()
-        removed, self._removed = self._removed, []
-        commands = self._removal(*removed) if removed else ()
+        removed, self._removed = self._removed, {}
+        commands = [each for queue, ids in removed.items() for each in _removal(queue, *ids)]
         if commands:
             # Sent before the first of them begins, in the next turn of the loop.
             await connection.send_packed_command(connection.pack_commands(commands))
@@ -323,17 +389,13 @@ class QueueReader(_Reader):
         for command in commands:
             await read_answer(connection, command)
 
-    def _removal(self, *ids: bytes) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        # In this order: an entry that is acknowledged but still in the stream would never be read again.
-        return ("XDEL", self._name, *ids), ("XACK", self._name, "workers", *ids)
-
-    def remove(self, entry_id: bytes) -> None:
+    def remove(self, queue: bytes, entry_id: bytes) -> None:
         """Remove an entry without waiting; at the latest with the next ones."""
-        self._removed.append(entry_id)
+        self._removed.setdefault(queue, []).append(entry_id)
 
-    async def take(self, entry_id: bytes, *, alone: bool) -> bool:
+    async def take(self, queue: bytes, entry_id: bytes, *, alone: bool) -> bool:
         """Remove an entry; return False if another worker has removed it, or if that cannot be known."""
-        delete, acknowledge = self._removal(entry_id)
+        delete, acknowledge = _removal(queue, entry_id)
         try:
             async with self._batch.taking if alone else nullcontext():
                 is_ours: bool = await self._link.request(*delete) == 1
@@ -353,100 +415,23 @@ class QueueReader(_Reader):
     async def _tidy(self, connection: Any) -> None:
         """Compare the clocks, and remove the consumers of workers that were killed."""
         await self._compare_clocks(connection)
-        await ask(connection, "EVAL", _TIDY, 1, self._name, _TIDY_AFTER)
+        await ask(connection, "EVAL", _TIDY, *self._keys(), _TIDY_AFTER)
 
 
-class PubSubConnection:
-    """A connection that only listens, and comes back by itself.
+_Entry: TypeAlias = tuple[bytes, bytes, Any]
+"""The queue of an entry, its id and its fields."""
 
-    Args:
-        connector: Opens the connections.
-        link: The connection of the same client that speaks.
-        wanted: The command that subscribes to everything, for a new connection; nothing if there is nothing.
-        deliver: Takes every message.
-        lost: Hears that the connection broke.
-        restored: Hears that it is back.
-    """
 
-    def __init__(
-        self,
-        connector: Connector,
-        link: PipelinedConnection,
-        *,
-        wanted: Callable[[], Iterable[str]],
-        deliver: Callable[[Any], None],
-        lost: Callable[[str], None],
-        restored: Callable[[], None],
-    ) -> None:
-        self._connector = connector
-        self._wanted = wanted
-        self._deliver = deliver
-        self._restored = restored
-        self._connection: Any = None
-        self._heard_at = 0.0
-        self._supervised = ReconnectingTask(self._live, lost, connector, link)
-        self._ready = asyncio.Event()
+def _entries(answer: Any) -> list[_Entry]:
+    """Return the entries in the answer to a read."""
+    return [
+        (queue, entry_id, fields) for queue, entries in answer or () for entry_id, fields in entries
+    ]
 
-    @property
-    def is_up(self) -> bool:
-        """Whether the connection stands."""
-        return self._connection is not None
 
-    async def open(self) -> None:
-        """Connect, and stay connected.
-
-        Raises:
-            TransportError: If that fails; then nothing goes on in the background.
-        """
-        await self._supervised.start(self._ready)
-
-    async def aclose(self) -> None:
-        """Disconnect."""
-        await self._supervised.stop()
-
-    async def tell(self, *command: str) -> None:
-        """Send a command; nothing while there is no connection, for the next one is told all that is wanted."""
-        if self._connection is not None:
-            # Where it breaks just now, the reader notices, and there is a next one.
-            with suppress(*CONNECTION_ERRORS):
-                await self._connection.send_command(*command)
-
-    async def _live(self) -> None:
-        connection = await self._connector.connect()
-        loop = asyncio.get_running_loop()
-        keep_alive: asyncio.Task[None] | None = None
-        try:
-            command = tuple(self._wanted())
-            if command:
-                await connection.send_command(*command)
-            self._connection = connection
-            self._heard_at = loop.time()
-            keep_alive = loop.create_task(self._keep_alive(connection))
-            if self._ready.is_set():
-                self._restored()
-            self._ready.set()
-            self._supervised.backoff.reset()
-            while True:
-                message = await connection.read_response()
-                self._heard_at = loop.time()
-                # Without any subscription the answer to a PING is no message.
-                if isinstance(message, list):
-                    self._deliver(message)
-        finally:
-            self._connection = None
-            if keep_alive is not None:
-                keep_alive.cancel()
-            await connection.disconnect(nowait=True)
-
-    async def _keep_alive(self, connection: Any) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            await asyncio.sleep(KEEPALIVE)
-            if loop.time() - self._heard_at > SILENCE:
-                # Wakes the reader with an error.
-                await connection.disconnect(nowait=True)
-                return
-            await connection.send_command("PING")
+def _removal(queue: bytes, *ids: bytes) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    # In this order: an entry that is acknowledged but still in the stream would never be read again.
+    return ("XDEL", queue, *ids), ("XACK", queue, "workers", *ids)
 
 
 class Channels:
@@ -458,7 +443,10 @@ class Channels:
         link: PipelinedConnection,
         lost: Callable[[str], None],
         restored: Callable[[], None],
+        *,
+        sender_of: Callable[[str], str],
     ) -> None:
+        self._sender_of = sender_of
         self._receivers: dict[str, list[Receiver | None]] = {}
         self._confirmed: dict[str, asyncio.Event] = {}
         self._connection = PubSubConnection(
@@ -516,7 +504,7 @@ class Channels:
         if kind == b"message":
             for receiver in tuple(self._receivers.get(channel, ())):
                 if receiver is not None:
-                    deliver(receiver, message[2], "")
+                    deliver(receiver, message[2], "", sender=self._sender_of(channel))
         elif kind == b"subscribe":
             confirmed = self._confirmed.get(channel)
             if confirmed is not None:

@@ -1,10 +1,12 @@
 """An event target on Redis.
 
-queue     a stream and its consumer group: one entry, one worker. The script that adds an entry first checks
-          that a worker reads the queue and how many requests wait in it, and drops a key it has seen before.
+queue     a stream of each client, with one consumer group: one entry, one worker. The script that adds an entry first
+          checks that a worker reads the queue and how many requests wait in it, and drops a key it has seen before.
+          Workers load it, so that clients need no permission to run scripts of their own.
 mailbox   a stream that its owner creates and reads. Unlike Pub/Sub it keeps what is sent while a reader
           reconnects; what is sent to an owner that is gone is dropped, for the stream is gone too.
 topic     a Pub/Sub channel
+control   a Pub/Sub channel of each client
 presence  whoever listens or takes also subscribes to a channel of that name; the server counts them, and
           sees a killed process at once.
 """
@@ -12,8 +14,9 @@ presence  whoever listens or takes also subscribes to a channel of that name; th
 import asyncio
 import logging
 import re
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from hashlib import sha1
 from secrets import token_hex
 from typing import Any
 
@@ -37,24 +40,24 @@ from operations.pubsub.base import (
     StoredLetter,
     WorkerStats,
 )
-from operations.pubsub.config import RedisConfig
+from operations.pubsub.config import ANY_CLIENT, RedisConfig, enforce_client
 from operations.pubsub.redis.connection import PipelinedConnection
 from operations.pubsub.redis.readers import Channels, MailboxReader, QueueReader
-from operations.pubsub.redis.servers import Connector, WrongServerError, ask
+from operations.pubsub.redis.servers import Connector, WrongServerError
 from operations.pubsub.signing import signed
 from operations.types import options_of
 
 logger = logging.getLogger("operations")
 
 _PUT = """
-local limit, seconds, marks = tonumber(ARGV[1]), ARGV[2], ARGV[3]
+local limit, seconds, each_key, marks = tonumber(ARGV[1]), ARGV[2], ARGV[3], ARGV[4]
 local workers = redis.call('PUBSUB', 'NUMSUB', KEYS[1])[2]
 if workers == 0 then return -1 end
 local ids = {}
-local each = redis.call('GET', KEYS[2])
+local each = redis.call('GET', each_key)
 if each then limit = math.min(limit, workers * each) end
 if redis.call('XLEN', KEYS[1]) >= limit then return -2 end
-for i = 4, #ARGV, 2 do
+for i = 5, #ARGV, 2 do
   local id = ''
   if redis.call('SET', marks .. ARGV[i], '', 'NX', 'EX', seconds) then
     id = redis.call('XADD', KEYS[1], '*', 'e', ARGV[i + 1])
@@ -63,6 +66,8 @@ for i = 4, #ARGV, 2 do
 end
 return ids
 """
+
+_PUT_SHA = sha1(_PUT.encode(), usedforsecurity=False).hexdigest()
 
 _NOBODY, _FULL = -1, -2
 
@@ -91,6 +96,7 @@ class RedisTarget:
         connector: Connector,
         *,
         client: str,
+        clients: Collection[str],
         trusted: bool,
         max_bytes: int,
         max_values: int,
@@ -105,17 +111,19 @@ class RedisTarget:
         self.broadcasts_replies = False
         self._prefix = connector.prefix
         self._client = client
+        self._clients = tuple(dict.fromkeys(clients))
+        for name in (client, *self._clients):
+            enforce_client(name)
         self._max_backlog = max_backlog
         self._connector = connector
-        self._script = ""
-        self._link = PipelinedConnection(self._connector, self._prepare, self._lost, self._restored)
+        self._link = PipelinedConnection(self._connector, self._lost, self._restored)
         self._wiring = (self._connector, self._link, self._lost, self._restored)
-        self._channels = Channels(*self._wiring)
+        self._channels = Channels(*self._wiring, sender_of=self._sender_of)
         self._receivers: list[Receiver] = []
         self._batches: dict[str, _Batch] = {}
         self._readers: set[MailboxReader | QueueReader] = set()
         self._mended = asyncio.Event()
-        self.admin = RedisAdmin(self._link, self._queue, self._dead_letters)
+        self.admin = RedisAdmin(self._link, self._clients, self._queue, self._dead_letters)
 
     async def open(self) -> None:
         """Connect.
@@ -136,15 +144,20 @@ class RedisTarget:
         await self._connector.aclose()
 
     async def check_privacy(self) -> None:
-        """Make sure that Redis keeps this client from the mailboxes of others.
+        """Make sure that Redis keeps this client from the mailboxes and requests of others.
 
         Raises:
             TransportError: If it does not.
         """
-        elsewhere = f"{self._prefix}box:{token_hex(8)}:{token_hex(16)}"
+        other = token_hex(8)
+        box, queue = f"{self._prefix}box:{other}:{token_hex(16)}", self._queue("any", other)
         for command in (
-            ("XADD", elsewhere, "NOMKSTREAM", "*", "e", b""),
-            ("XREAD", "COUNT", 1, "STREAMS", elsewhere, "0"),
+            ("XADD", box, "NOMKSTREAM", "*", "e", b""),
+            ("XREAD", "COUNT", 1, "STREAMS", box, "0"),
+            ("XADD", queue, "NOMKSTREAM", "*", "e", b""),
+            ("XREAD", "COUNT", 1, "STREAMS", queue, "0"),
+            ("PUBLISH", f"{self.control(other)}:{other}", b""),
+            ("EVAL", "return 1", 0),
         ):
             try:
                 await self._link.request(*command)
@@ -153,9 +166,6 @@ class RedisTarget:
             except ResponseError as error:
                 raise TransportError(f"Redis: {error}") from error
             raise TransportError(NOT_PRIVATE)
-
-    async def _prepare(self, connection: Any) -> None:
-        self._script = (await ask(connection, "SCRIPT", "LOAD", _PUT)).decode()
 
     @property
     def is_connected(self) -> bool:
@@ -203,12 +213,24 @@ class RedisTarget:
         """The public address called `name`."""
         return f"{self._prefix}topic:{name}"
 
-    def _queue(self, name: str) -> str:
-        return f"{self._prefix}queue:{name}"
+    def control(self, name: str) -> str:
+        """The address of the workers called `name`. Each client sends to a channel of its own."""
+        return f"{self._prefix}control:{name}"
 
-    def _backlog(self, name: str) -> str:
+    def _queue(self, group: str, client: str) -> str:
+        return f"{self._prefix}queue:{group}:{client}"
+
+    def _backlog(self, group: str, client: str) -> str:
         """The key of the number of requests that may wait for each worker."""
-        return f"{self._prefix}queue:{name}:backlog"
+        return f"{self._prefix}limit:{client}:{group}"
+
+    def _space(self, client: str) -> str:
+        """The start of every mailbox of a client."""
+        return f"{self._prefix}box:{client}:"
+
+    def _sender_of(self, channel: str) -> str:
+        is_control = channel.startswith(f"{self._prefix}control:")
+        return self._space(channel.rpartition(":")[2]) if is_control else ""
 
     # ---------------------------------------------------------------------------------------- mailboxes
 
@@ -224,10 +246,19 @@ class RedisTarget:
             self._receivers.append(receiver)
             undo.callback(self._receivers.remove, receiver)
             for address in addresses:
-                present = None if address in boxes else receiver
-                await self._channels.subscribe(address, present)
-                undo.push_async_callback(self._channels.unsubscribe, address, present)
+                is_topic = address.startswith(f"{self._prefix}topic:")
+                await self._subscribe(address, receiver if is_topic else None, undo)
+                if address.startswith(f"{self._prefix}control:"):
+                    for client in self._clients:
+                        await self._subscribe(f"{address}:{client}", receiver, undo)
             return undo.pop_all()
+
+    async def _subscribe(
+        self, channel: str, receiver: Receiver | None, undo: AsyncExitStack
+    ) -> None:
+        """Subscribe to a channel; without a receiver, only to be counted there."""
+        await self._channels.subscribe(channel, receiver)
+        undo.push_async_callback(self._channels.unsubscribe, channel, receiver)
 
     async def _start(self, reader: MailboxReader | QueueReader, undo: AsyncExitStack) -> None:
         async def stop() -> None:
@@ -242,7 +273,7 @@ class RedisTarget:
         return address.startswith(f"{self._prefix}box:")
 
     async def send(self, address: str, body: bytes) -> None:
-        """Send to a mailbox or topic of this prefix, and to nothing else."""
+        """Send to a mailbox, topic or control address of this prefix, and to nothing else."""
         if len(body) > self.max_bytes:
             raise TooLargeError(f"{len(body)} bytes are more than {self.max_bytes}")
         await self._link.ready(_SEND_WAIT)
@@ -254,6 +285,9 @@ class RedisTarget:
             )
         elif address.startswith(f"{self._prefix}topic:"):
             await self._link.tell("PUBLISH", address, body, size=len(body))
+        elif address.startswith(f"{self._prefix}control:"):
+            channel = f"{address}:{self._client}"
+            await self._link.tell("PUBLISH", channel, body, size=len(body))
         else:
             raise NotSentError(f"{address!r} is no address of ours")
 
@@ -278,17 +312,19 @@ class RedisTarget:
         capacity: Callable[[], int],
         backlog: int | None = None,
     ) -> AsyncExitStack:
-        """Take from `queue` in turn with the rest of its group."""
+        """Take from the queues of the given clients, in turn with the rest of the group."""
         self._affinity.enforce()
-        name = self._queue(queue)
-        reader = QueueReader(*self._wiring, name=name, receiver=receiver, capacity=capacity)
+        queues = {self._queue(queue, client): self._space(client) for client in self._clients}
+        reader = QueueReader(
+            *self._wiring, queues=queues, put=_PUT, receiver=receiver, capacity=capacity
+        )
         async with AsyncExitStack() as undo:
             await self._start(reader, undo)
-            if backlog is not None:
-                await self._link.tell("SET", self._backlog(queue), backlog)
-            await self._channels.subscribe(name, None)
-            # Nothing more is put, and then what was taken is delivered.
-            undo.push_async_callback(self._channels.unsubscribe, name, None)
+            for client in self._clients if backlog is not None else ():
+                await self._link.tell("SET", self._backlog(queue, client), backlog)
+            for name in queues:
+                # When it ends, nothing more is put, and then what was taken is delivered.
+                await self._subscribe(name, None, undo)
             return undo.pop_all()
 
     async def enqueue(
@@ -312,7 +348,9 @@ class RedisTarget:
             else:
                 break
         if answer == _NOBODY:
-            raise NobodyThereError(f"no worker serves the group {queue!r}")
+            named = f"; on Redis they name their clients: clients=[{self._client!r}]"
+            hint = "" if self._client == ANY_CLIENT else named
+            raise NobodyThereError(f"no worker serves the group {queue!r}{hint}")
         if answer == _FULL:
             raise QueueFullError(f"too many requests wait for {queue!r} already")
         return str(answer, "ascii")
@@ -333,16 +371,14 @@ class RedisTarget:
         batch.task = asyncio.get_running_loop().create_task(self._submit(queue, batch))
 
     async def _submit(self, queue: str, batch: "_Batch") -> None:
+        client = self._client
         command = (
-            self._script,
-            *(2, self._queue(queue), self._backlog(queue), self._max_backlog, _MARK_SECONDS),
-            *(f"{self._prefix}seen:", *batch.arguments),
+            *(1, self._queue(queue, client), self._max_backlog, _MARK_SECONDS),
+            *(self._backlog(queue, client), f"{self._prefix}seen:{client}:{queue}:"),
+            *batch.arguments,
         )
         try:
-            try:
-                answer = await self._link.request("EVALSHA", *command, size=batch.size)
-            except NoScriptError:
-                answer = await self._link.request("EVAL", _PUT, *command[1:], size=batch.size)
+            answer = await self._put(command, batch.size)
         except ResponseError as error:
             batch.fail(NotSentError(f"Redis refused the request: {error}"))
         except TransportError as error:
@@ -350,32 +386,34 @@ class RedisTarget:
         else:
             batch.answer.set_result(answer)
 
+    async def _put(self, arguments: tuple[Any, ...], size: int) -> Any:
+        try:
+            return await self._link.request("EVALSHA", _PUT_SHA, *arguments, size=size)
+        except NoScriptError:
+            pass
+        try:
+            return await self._link.request("EVAL", _PUT, *arguments, size=size)
+        except NoPermissionError:
+            # Workers load the script before they take anything.
+            return _NOBODY
+
     async def is_waiting(self, queue: str, receipt: str) -> bool:
         """Return whether an entry is in the queue: it is removed when a worker begins it."""
         if not receipt:
             return False
-        milliseconds, _, number = receipt.partition("-")
-        # Callers may read the queue by XREAD, which returns the entries behind an id.
-        before = f"{milliseconds}-{int(number) - 1}"
-        if number == "0":
-            before = f"{int(milliseconds) - 1}-{2**64 - 1}"
+        name = self._queue(queue, self._client)
         try:
-            answer = await self._link.request(
-                "XREAD", "COUNT", 1, "STREAMS", self._queue(queue), before
-            )
+            return bool(await self._link.request("XRANGE", name, receipt, receipt))
         except ResponseError as error:
             raise TransportError(str(error)) from error
-        return bool(answer) and answer[0][1][0][0].decode() == receipt
 
-    def _dead_letters(self, queue: str) -> str:
-        return f"{self._prefix}aside:{queue}"
+    def _dead_letters(self, queue: str, client: str) -> str:
+        return f"{self._prefix}aside:{queue}:{client}"
 
     async def dead_letter(self, queue: str, body: bytes) -> None:
-        """Keep a poisonous request in the stream `aside:` of its group, the last thousand of them."""
-        await self._link.tell(
-            *("XADD", self._dead_letters(queue), "MAXLEN", "~", 1000, "*", "e", body),
-            size=len(body),
-        )
+        """Keep a poisonous request in the stream `aside:` of its group and client, the last thousand of them."""
+        name = self._dead_letters(queue, self._client)
+        await self._link.tell(*("XADD", name, "MAXLEN", "~", 1000, "*", "e", body), size=len(body))
 
 
 class RedisAdmin:
@@ -383,17 +421,20 @@ class RedisAdmin:
 
     Args:
         link: Carries the commands.
-        queue: Returns the key of a queue.
+        clients: The clients whose queues are seen.
+        queue: Returns the key of a queue of a client.
         dead_letters: Returns the key of its dead letters.
     """
 
     def __init__(
         self,
         link: PipelinedConnection,
-        queue: Callable[[str], str],
-        dead_letters: Callable[[str], str],
+        clients: Sequence[str],
+        queue: Callable[[str, str], str],
+        dead_letters: Callable[[str, str], str],
     ) -> None:
         self._link = link
+        self._clients = clients
         self._queue = queue
         self._dead_letters = dead_letters
 
@@ -408,36 +449,50 @@ class RedisAdmin:
             raise TransportError(f"Redis: {error}") from error
 
     async def state(self, queue: str) -> QueueState:
-        """Return the length of the queue's stream, and the age of its first entry."""
-        name = self._queue(queue)
-        length, first, clock, letters = await asyncio.gather(
-            self._ask("XLEN", name),
-            self._ask("XRANGE", name, "-", "+", "COUNT", 1),
+        """Return the length of the streams of all clients, and the age of their first entry."""
+        names = [self._queue(queue, client) for client in self._clients]
+        letters = [self._dead_letters(queue, client) for client in self._clients]
+        clock, *answers = await asyncio.gather(
             self._ask("TIME"),
-            self._ask("XLEN", self._dead_letters(queue)),
+            *(self._ask("XLEN", name) for name in (*names, *letters)),
+            *(self._ask("XRANGE", name, "-", "+", "COUNT", 1) for name in names),
         )
-        age = (
-            int(clock[0]) + int(clock[1]) / 1e6 - _milliseconds(first[0][0]) / 1000 if first else 0
+        count = len(names)
+        first = [_milliseconds(found[0][0]) for found in answers[2 * count :] if found]
+        age = int(clock[0]) + int(clock[1]) / 1e6 - min(first) / 1000 if first else 0.0
+        return QueueState(
+            waiting=sum(answers[:count]),
+            oldest=max(0.0, age),
+            dead_letters=sum(answers[count : 2 * count]),
         )
-        return QueueState(waiting=length, oldest=max(0.0, age), dead_letters=letters)
 
     async def letters(self, queue: str, limit: int, letter: str = "") -> list[StoredLetter]:
-        """Return the newest entries of the stream of dead letters, or one."""
-        if letter and _ENTRY.fullmatch(letter) is None:
-            return []
-        found = await self._ask(
-            *("XREVRANGE", self._dead_letters(queue), letter or "+", letter or "-", "COUNT", limit)
-        )
-        return [
-            StoredLetter(id=entry.decode(), body=fields[1], stored_at=_milliseconds(entry))
-            for entry, fields in found
+        """Return the newest entries of the streams of dead letters, or one. The id of a letter names its client."""
+        wanted = [(client, "+", "-") for client in self._clients]
+        if letter:
+            entry, _, client = letter.partition("@")
+            is_known = _ENTRY.fullmatch(entry) is not None and (client or ANY_CLIENT) in self._clients
+            wanted = [(client or ANY_CLIENT, entry, entry)] if is_known else []
+        found = [
+            StoredLetter(
+                id=entry.decode() + ("" if client == ANY_CLIENT else f"@{client}"),
+                body=fields[1],
+                stored_at=_milliseconds(entry),
+            )
+            for client, end, start in wanted
+            for entry, fields in await self._ask(
+                *("XREVRANGE", self._dead_letters(queue, client), end, start, "COUNT", limit)
+            )
         ]
+        return sorted(found, key=lambda each: each.stored_at, reverse=True)[:limit]
 
     async def remove(self, queue: str, letter: str) -> bool:
-        """Delete an entry of the stream of dead letters."""
-        if _ENTRY.fullmatch(letter) is None:
+        """Delete an entry of a stream of dead letters."""
+        entry, _, client = letter.partition("@")
+        if _ENTRY.fullmatch(entry) is None:
             return False
-        return bool(await self._ask("XDEL", self._dead_letters(queue), letter))
+        name = self._dead_letters(queue, client or ANY_CLIENT)
+        return bool(await self._ask("XDEL", name, entry))
 
 
 def _milliseconds(entry: bytes) -> int:
@@ -488,6 +543,7 @@ async def connect_redis(config: RedisConfig) -> AsyncGenerator[EventTarget]:
     target = RedisTarget(
         connector,
         client=config.client,
+        clients=config.clients,
         trusted=config.trusted,
         max_bytes=config.max_bytes,
         max_values=config.max_values,

@@ -262,6 +262,10 @@ class WebSocketTarget:
         """The peer."""
         return _PEER
 
+    def control(self, name: str) -> str:
+        """The peer."""
+        return _PEER
+
     async def listen(self, addresses: Sequence[str], receiver: Receiver) -> Registration:
         """Get everything but requests that the peer sends."""
         enforce_lists(addresses=addresses)
