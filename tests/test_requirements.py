@@ -16,9 +16,7 @@ from tests.load import REPEATED
 TESTS = PROJECT / "tests"
 ROW = re.compile(r"^\| (R\d\d|F\d+) \|.*\| ([^|]*) \|$", re.MULTILINE)
 
-PENDING = {
-    "R61": "the broker recipes are not yet tested as an attacker on Redis 7 and NATS 2",
-}
+PENDING: dict[str, str] = {}
 """Promises that are not kept yet, and why. Remove a row when its test exists."""
 
 

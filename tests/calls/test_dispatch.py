@@ -59,7 +59,7 @@ async def test_calls_wait_at_the_broker_while_a_worker_is_full(
     redis_server: Broker, registry: OperationRegistry
 ) -> None:
     world = redis_world(redis_server.url)
-    queue = f"{world.prefix}:queue:operations"
+    queue = f"{world.prefix}:queue:operations:any"
     async with (
         world.serve(registry, concurrency=1) as servers,
         caller(world) as calls,
@@ -83,7 +83,7 @@ async def test_a_full_queue_is_an_error_that_may_be_retried(
     redis_server: Broker, registry: OperationRegistry
 ) -> None:
     world = redis_world(redis_server.url)
-    queue = f"{world.prefix}:queue:operations"
+    queue = f"{world.prefix}:queue:operations:any"
     async with (
         world.serve(registry, concurrency=1, queue=1) as servers,
         caller(world) as calls,
@@ -112,7 +112,7 @@ async def test_a_request_that_a_killed_worker_took_but_did_not_begin_goes_to_ano
     monkeypatch.setattr("operations.pubsub.redis.readers._TIDY_EVERY", 0.1)
     monkeypatch.setattr("operations.pubsub.redis.readers._TIDY_AFTER", 1500)
     world = redis_world(redis_server.url)
-    queue = f"{world.prefix}:queue:operations"
+    queue = f"{world.prefix}:queue:operations:any"
     path = tmp_path / "ledger"
     async with (
         caller(world) as calls,

@@ -76,7 +76,7 @@ async def test_r13_spoiled_events_stop_nobody_on_any_transport(
         target = calls.target
         addresses = (
             calls.mailbox,
-            target.topic("operations.workers"),
+            target.control("operations"),
             target.topic("operations.callers"),
         )
         while time.monotonic() < ends:

@@ -127,7 +127,7 @@ async def test_a_worker_that_cannot_start_leaves_nothing(registry: OperationRegi
         async with serve_calls(registry, target):
             pass
 
-    assert not await target.is_present(target.topic("operations.workers"))
+    assert not await target.is_present(target.control("operations"))
     await _left(before)
 
 

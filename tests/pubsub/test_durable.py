@@ -167,8 +167,11 @@ async def test_with_permissions_durability_needs_what_the_page_says() -> None:
     page = (DOCS / "calls.md").read_text("utf-8")
     *of_workers, creating, counting = re.findall(r'`("\$JS\.[^`]+")`', page)
     rules = (DOCS / "recipes" / "nats.conf").read_text("utf-8")
-    more = rules.replace('"_INBOX.>"', ", ".join(('"_INBOX.>"', *of_workers)))
-    more = more.replace('"operations.queue.>"', f'"operations.queue.>", {creating}, {counting}')
+    more = rules.replace(
+        'publish: ["operations.>"', ", ".join(('publish: ["operations.>"', *of_workers))
+    )
+    queue = '"operations.queue.*.alice"'
+    more = more.replace(queue, f"{queue}, {creating}, {counting}")
     broker = NatsServer(config=more)
     broker.options += ("-js", "-sd", broker.folder)
     with running(broker):

@@ -195,12 +195,17 @@ _READ_SHA = sha1(_READ.encode(), usedforsecurity=False).hexdigest()
 
 _TAKE_OVER = """
 for i = 1, #KEYS do
-  local entries = redis.call('XAUTOCLAIM', KEYS[i], 'workers', ARGV[1], ARGV[2], '0-0', 'COUNT', 1)[2]
-  if #entries > 0 then return {{KEYS[i], entries}} end
+  while true do
+    local pending = redis.call('XPENDING', KEYS[i], 'workers', 'IDLE', ARGV[2], '-', '+', 1)[1]
+    if not pending then break end
+    local entries = redis.call('XCLAIM', KEYS[i], 'workers', ARGV[1], ARGV[2], pending[1])
+    if entries[1] then return {{KEYS[i], entries}} end
+    redis.call('XACK', KEYS[i], 'workers', pending[1])
+  end
 end
 return {}
 """
-"""Takes over an entry that its worker has taken but not begun."""
+"""Takes over an entry that its worker has taken but not begun; one that is gone from the queue is forgotten."""
 
 _TIDY = """
 for i = 1, #KEYS do
