@@ -2,7 +2,9 @@
 
 import asyncio
 import logging
+import re
 import time
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,11 @@ from tests.calls.waiting import caller, started, until
 from tests.calls.worlds import BrokerWorld, World
 
 from operations.calls import CallServer, PendingRequestMap, serve_calls
-from operations.calls.events import encode_response
+from operations.calls.events import AbortPayload, CallAborted, encode_event, encode_response
 from operations.envelopes import local_envelope
 from operations.errors import CallError, ErrorCode
-from operations.pubsub.base import BoundedSet
-from operations.pubsub.signing import MAX_AGE, SignedTarget, Signer
+from operations.pubsub.memory import MemoryTarget
+from operations.pubsub.signing import MAX_AGE, WINDOW, Senders, SignedTarget, Signer, signed
 
 SECRET = "correct horse battery staple"
 
@@ -126,9 +128,9 @@ async def test_f18_forged_and_repeated_requests_are_not_run(
             assert isinstance(near, SignedTarget)
             original = near.signer.sign
 
-            def overhear(body: bytes, queue: str) -> bytes:
-                text = original(body, queue)
-                if queue:
+            def overhear(body: bytes, address: str) -> bytes:
+                text = original(body, address)
+                if address.startswith("queue "):
                     overheard.append(text)
                 return text
 
@@ -157,11 +159,48 @@ async def test_without_the_secret_nobody_answers(broker_world: World) -> None:
     assert caught.value.code in (ErrorCode.TIMEOUT, ErrorCode.UNAVAILABLE)
 
 
+@pytest.mark.requirement("R34")
+async def test_a_mutation_does_not_run_again_after_42000_other_messages(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    bare = MemoryTarget()
+    worker_side, near = signed(bare, SECRET), signed(bare, SECRET)
+    overheard: list[bytes] = []
+
+    async with (
+        serve_calls(build_registry(), worker_side) as worker,
+        PendingRequestMap(near) as calls,
+    ):
+        enqueue = bare.enqueue
+
+        async def copied(queue: str, body: bytes, **options: Any) -> str:
+            overheard.append(body)
+            return await enqueue(queue, body, **options)
+
+        bare.enqueue = copied  # type: ignore[method-assign]
+        await calls.call("slow.write", {"seconds": 0, "path": str(path)})
+        bare.enqueue = enqueue  # type: ignore[method-assign]
+        (request,) = overheard
+        for number in range(42_000):
+            body = b'{"type":"other","id":"%d","payload":{}}' % number
+            await near.enqueue("operations", body, key=f"k{number}", reply_to="", wait=1)
+        assert worker.ignored == 42_000
+        # Its own memory of ids is bounded, too.
+        worker._replies.clear()
+        await bare.enqueue("operations", request, key="again", reply_to="", wait=1)
+        assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3
+
+    assert len(started(path)) == 1
+    assert isinstance(worker_side, SignedTarget)
+    assert worker_side.forged == 1
+
+
 @pytest.mark.parametrize(
     "spoil",
     [
         lambda text: text.replace(b'"a":1', b'"a":2'),
         lambda text: text[:-3] + (b'1"}' if text.endswith(b'0"}') else b'0"}'),
+        lambda text: re.sub(rb"\.(\d{15})\.", b".000000000000009.", text),
+        lambda text: re.sub(rb'"signed":"\w{16}', b'"signed":"0123456789abcdef', text),
         lambda text: b'{"a":1}',
         lambda text: b"",
         lambda text: text[:-1],
@@ -169,27 +208,127 @@ async def test_without_the_secret_nobody_answers(broker_world: World) -> None:
         lambda text: text[-60:],
     ],
 )
-def test_whatever_is_changed_the_seal_is_broken(spoil: Any) -> None:
+def test_a_text_that_was_changed_is_rejected(spoil: Any) -> None:
     signer = Signer(SECRET)
     text = signer.sign(b'{"a":1}', "q")
 
     assert msgspec.json.decode(text)["a"] == 1
-    assert signer.verify(spoil(text), "q", BoundedSet(9)) is None
-    assert signer.verify(text, "q", BoundedSet(9)) == b'{"a":1}'
+    assert signer.verify(spoil(text), "q", Senders()) is None
+    assert signer.verify(text, "q", Senders()) == b'{"a":1}'
 
 
-def test_a_seal_is_for_one_queue_for_once_and_for_now(monkeypatch: pytest.MonkeyPatch) -> None:
-    signer, seen = Signer(SECRET), BoundedSet(9)
+def test_a_signature_is_for_one_address_for_once_and_for_now(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    signer, senders = Signer(SECRET), Senders()
     text = signer.sign(b'{"a":1}', "q")
 
-    assert signer.verify(text, "other", seen) is None
-    assert signer.verify(text, "q", seen) is not None
-    assert signer.verify(text, "q", seen) is None
+    assert signer.verify(text, "other", senders) is None
+    assert signer.verify(text, "q", senders) is not None
+    assert signer.verify(text, "q", senders) is None
     for skew in (600, -600):
         monkeypatch.setattr("operations.pubsub.signing.time", lambda at=skew: time.time() + at)
-        assert signer.verify(text, "q", BoundedSet(9)) is not None
+        assert signer.verify(text, "q", Senders()) is not None
     monkeypatch.setattr("operations.pubsub.signing.time", lambda: time.time() + MAX_AGE + 5)
-    assert signer.verify(text, "q", BoundedSet(9)) is None
+    assert signer.verify(text, "q", Senders()) is None
+
+
+def test_messages_may_overtake_others_within_a_window() -> None:
+    signer, senders = Signer(SECRET), Senders()
+    early, late, *texts = [signer.sign(b"{}", "q") for _ in range(2 * WINDOW + 2)]
+
+    assert all(signer.verify(text, "q", senders) for text in texts[:WINDOW])
+    assert signer.verify(late, "q", senders)
+    assert signer.verify(late, "q", senders) is None
+    assert all(signer.verify(text, "q", senders) for text in texts[WINDOW:])
+    # Older than all that are remembered: it may have been here.
+    assert signer.verify(early, "q", senders) is None
+    # Another sender has numbers of its own.
+    assert Signer(SECRET).verify(Signer(SECRET).sign(b"{}", "q"), "q", senders) is not None
+
+
+def test_senders_are_forgotten_when_their_messages_are_too_old(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    senders = Senders()
+    now = time.time()
+    for number in range(1500):
+        assert senders.add(b"old%d" % number, 1, now - MAX_AGE - 1)
+    assert len(senders) < 1100
+    for number in range(1500):
+        assert senders.add(b"new%d" % number, 1, now)
+    assert len(senders) >= 1500
+    assert not senders.add(b"new0", 1, now)
+
+
+@pytest.mark.parametrize("kind", ["aborted", "responded"])
+async def test_a_signed_message_cannot_be_sent_to_another_address(
+    broker_world: BrokerWorld, tmp_path: Path, kind: str
+) -> None:
+    """A stranger who reads everything sends a caller its own abort, or the reply to another of its calls."""
+    path = tmp_path / "log"
+    async with (
+        broker_world.serve(build_registry(), target={"secret": SECRET}),
+        broker_world.connect(secret=SECRET) as target,
+        PendingRequestMap(target) as calls,
+        PendingRequestMap(target) as others,
+        broker_world.connect() as stranger,
+    ):
+        assert isinstance(target, SignedTarget)
+        call = asyncio.create_task(
+            calls.call("slow.sleep", {"seconds": 0.4, "path": str(path)}, timeout=10)
+        )
+        await until(lambda: started(path))
+        (request_id,) = calls.pending
+        body = encode_response(request_id, local_envelope("forged", "slow.sleep"))
+        elsewhere = others.mailbox
+        if kind == "aborted":
+            body = encode_event(CallAborted(payload=AbortPayload(request_id=request_id)))
+            elsewhere = target.control("operations")
+        await stranger.send(calls.mailbox, target.signer.sign(body, elsewhere))
+        await until(lambda: target.forged == 1)
+        assert (await call).data == "slept"
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_f18_a_mutation_that_is_sent_again_at_once_runs_once(
+    broker_world: BrokerWorld, tmp_path: Path, workers: int
+) -> None:
+    """The copy reaches another worker, or one that has started since, which cannot know the number."""
+    path = tmp_path / "log"
+    async with AsyncExitStack() as stack:
+        enter = stack.enter_async_context
+        for _ in range(workers):
+            await enter(broker_world.serve(build_registry(), target={"secret": SECRET}))
+        target = await enter(broker_world.connect(secret=SECRET))
+        stranger = await enter(broker_world.connect())
+        calls = await enter(PendingRequestMap(target))
+        enqueue, texts = stranger.enqueue, list[bytes]()
+        assert isinstance(target, SignedTarget)
+        original = target.signer.sign
+
+        def overhear(body: bytes, address: str) -> bytes:
+            text = original(body, address)
+            if address.startswith("queue "):
+                texts.append(text)
+            return text
+
+        target.signer.sign = overhear  # type: ignore[method-assign]
+        call = asyncio.create_task(
+            calls.call("slow.write", {"seconds": 0.3, "path": str(path)}, timeout=10)
+        )
+        await until(lambda: texts)
+        box = calls.mailbox
+        for number in range(8):
+            await enqueue("operations", texts[0], key=f"again{number}", reply_to=box, wait=1)
+        assert (await call).data == "written"
+        async with broker_world.serve(build_registry(), target={"secret": SECRET}):
+            for number in range(8, 16):
+                await enqueue("operations", texts[0], key=f"again{number}", reply_to=box, wait=1)
+            assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3
+            await asyncio.sleep(0.1)
+
+    assert len(started(path)) == 1
 
 
 def test_a_secret_that_is_none_is_refused() -> None:

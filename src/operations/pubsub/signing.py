@@ -1,22 +1,24 @@
-"""Messages that only those who share a secret can write.
+"""Messages that only clients with a shared secret can write, for brokers on which others can write, too.
 
-For brokers on which strangers can write: whoever does not know the secret can neither answer a call nor make one.
-
-Rule 1: what is not signed, or not with our secret, or for another queue, or too old, or here for the second time, is
-        dropped and counted. It looks as if it had never come.
-Rule 2: a signed message is still the JSON of its event, with one member more. What is signed is the text as it is, so
-        that nobody has to agree on how to write JSON.
-Rule 3: this is about writing. Who may read is for the broker to say, and TLS.
+Rule 1: a message counts once, at one address and for a limited time. A message that is not signed with the secret, is
+        for another address, too old, or older than what its sender has sent since, is dropped and counted.
+Rule 2: a signed message is still the JSON of its event, with one member more. The signature covers the text as it is,
+        so that no canonical form of JSON is needed.
+Rule 3: the address for replies is the one in the signed event. An address that the transport adds is ignored.
+Rule 4: signing is about writing. Permissions and TLS decide who may read.
 """
 
 import hmac
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from heapq import nlargest
+from itertools import count
+from secrets import token_hex
 from time import time
 
 from operations.access import Identity
 from operations.pubsub.base import (
-    BoundedSet,
     Claim,
     EventTarget,
     LogThrottle,
@@ -32,15 +34,24 @@ MAX_AGE = 900.0
 """Seconds after which a message is too old, or too far ahead. Clocks may differ by minutes."""
 
 _MIN_SECRET = 16
-_REMEMBERED = 20_000
+
+WINDOW = 4096
+"""Numbers of one sender that are remembered at least. Messages may overtake as many others."""
+
+_MAX_SENDERS = 1024
+"""Senders that are remembered before those are looked for whose messages are too old anyway."""
+
 _START = b',"signed":"'
 _END = b'"}'
-_STAMP = 13
-_LENGTH = len(_START) + _STAMP + 1 + 64 + len(_END)
+_EPOCH, _NUMBER, _STAMP = 16, 15, 13
+_HEAD = _EPOCH + 1 + _NUMBER + 1 + _STAMP
+_LENGTH = len(_START) + _HEAD + 1 + 64 + len(_END)
 
 
 class Signer:
     """Signs and verifies texts with one secret.
+
+    Every signer numbers its messages, under an epoch of its own: a process that starts again begins a new one.
 
     Raises:
         ValueError: If the secret is too short to be one.
@@ -53,28 +64,82 @@ class Signer:
                 f"a secret needs at least {_MIN_SECRET} bytes: take secrets.token_hex(32)"
             )
         self._key = key
+        self._epoch = token_hex(_EPOCH // 2).encode()
+        self._numbers = count(1)
 
-    def sign(self, body: bytes, queue: str) -> bytes:
-        """`body`, an object in JSON, with its signature inside."""
-        stamp = b"%0*d" % (_STAMP, int(time() * 1000))
-        signature = self._sign(stamp, queue, body).encode()
-        return b"".join((body[:-1], _START, stamp, b".", signature, _END))
+    def sign(self, body: bytes, address: str) -> bytes:
+        """Return `body`, an object in JSON, with its signature for one address inside."""
+        number, stamp = next(self._numbers), int(time() * 1000)
+        head = b"%b.%0*d.%0*d" % (self._epoch, _NUMBER, number, _STAMP, stamp)
+        signature = self._sign(head, address, body).encode()
+        return b"".join((body[:-1], _START, head, b".", signature, _END))
 
-    def verify(self, text: bytes, queue: str, seen: BoundedSet) -> bytes | None:
-        """The body that was closed; None if it was not, or not by us, or not for here and now."""
+    def verify(self, text: bytes, address: str, senders: "Senders") -> bytes | None:
+        """Return the body that was signed for `address`; None if it was not, or does not count here and now."""
         trailer = text[-_LENGTH:]
         if not trailer.startswith(_START) or not trailer.endswith(_END):
             return None
-        stamp, _, signature = trailer[len(_START) : -len(_END)].partition(b".")
+        signed = trailer[len(_START) : -len(_END)]
+        head, signature = signed[:_HEAD], signed[_HEAD + 1 :]
         body = text[:-_LENGTH] + b"}"
-        if not hmac.compare_digest(self._sign(stamp, queue, body).encode(), signature):
+        if not hmac.compare_digest(self._sign(head, address, body).encode(), signature):
             return None
-        is_fresh = abs(time() - int(stamp) / 1000) <= MAX_AGE
-        return body if is_fresh and seen.add(signature.decode()) else None
+        epoch, number, stamp = head.split(b".")
+        sent_at = int(stamp) / 1000
+        is_fresh = abs(time() - sent_at) <= MAX_AGE
+        return body if is_fresh and senders.add(epoch, int(number), sent_at) else None
 
-    def _sign(self, stamp: bytes, queue: str, body: bytes) -> str:
-        message = b"\0".join((stamp, queue.encode(), body))
+    def _sign(self, head: bytes, address: str, body: bytes) -> str:
+        message = b"\0".join((head, address.encode(), body))
         return hmac.digest(self._key, message, "sha256").hex()
+
+
+class _Sender:
+    """The numbers of one sender that arrived: exactly down to a floor, below which none is accepted."""
+
+    __slots__ = ("floor", "last_sent_at", "seen")
+
+    def __init__(self) -> None:
+        self.seen: set[int] = set()
+        self.floor = 0
+        self.last_sent_at = 0.0
+
+    def add(self, number: int, sent_at: float) -> bool:
+        if number <= self.floor or number in self.seen:
+            return False
+        self.seen.add(number)
+        self.last_sent_at = max(self.last_sent_at, sent_at)
+        if len(self.seen) >= 2 * WINDOW:
+            self.seen = set(nlargest(WINDOW, self.seen))
+            self.floor = min(self.seen) - 1
+        return True
+
+
+class Senders:
+    """The messages that arrived at one address, by the epochs of their senders."""
+
+    def __init__(self) -> None:
+        self._by_epoch: dict[bytes, _Sender] = {}
+        self._limit = _MAX_SENDERS
+
+    def __len__(self) -> int:
+        return len(self._by_epoch)
+
+    def add(self, epoch: bytes, number: int, sent_at: float) -> bool:
+        """Note a message; return False if it arrived before, or may have."""
+        sender = self._by_epoch.get(epoch)
+        if sender is None:
+            if len(self._by_epoch) >= self._limit:
+                self._forget()
+            sender = self._by_epoch[epoch] = _Sender()
+        return sender.add(number, sent_at)
+
+    def _forget(self) -> None:
+        """Forget senders all of whose messages are too old by now."""
+        oldest = time() - MAX_AGE
+        kept = {name: each for name, each in self._by_epoch.items() if each.last_sent_at >= oldest}
+        self._by_epoch = kept
+        self._limit = max(_MAX_SENDERS, 2 * len(kept))
 
 
 class SignedTarget:
@@ -130,8 +195,13 @@ class SignedTarget:
         return self._target.control(name)
 
     async def listen(self, addresses: Sequence[str], receiver: Receiver) -> Subscription:
-        """Listen for what is signed."""
-        return await self._target.listen(addresses, _Verifying(self, receiver, ""))
+        """Listen for messages that are signed for these addresses."""
+        async with AsyncExitStack() as undo:
+            for number, address in enumerate(addresses):
+                verifying = _Verifying(self, receiver, address, is_first=number == 0)
+                subscription = await self._target.listen((address,), verifying)
+                undo.push_async_callback(subscription.aclose)
+            return undo.pop_all()
 
     async def consume(
         self,
@@ -141,18 +211,18 @@ class SignedTarget:
         backlog: int | None = None,
     ) -> Subscription:
         """Take what is signed for this queue."""
-        verifying = _Verifying(self, receiver, queue)
+        verifying = _Verifying(self, receiver, _queue(queue))
         return await self._target.consume(queue, verifying, capacity, backlog)
 
     async def send(self, address: str, body: bytes) -> None:
         """Sign and send."""
-        await self._target.send(address, self.signer.sign(body, ""))
+        await self._target.send(address, self.signer.sign(body, address))
 
     async def enqueue(
         self, queue: str, body: bytes, *, key: str, reply_to: str, wait: float
     ) -> str:
         """Sign and put."""
-        text = self.signer.sign(body, queue)
+        text = self.signer.sign(body, _queue(queue))
         return await self._target.enqueue(queue, text, key=key, reply_to=reply_to, wait=wait)
 
     async def is_present(self, address: str) -> bool:
@@ -188,16 +258,24 @@ class SignedTarget:
 
 
 class _Verifying:
-    """Lets through to a receiver what is signed."""
+    """Passes signed messages to a receiver.
 
-    def __init__(self, target: SignedTarget, receiver: Receiver, queue: str) -> None:
+    Args:
+        target: Verifies them, and counts the others.
+        receiver: Gets them.
+        address: The address that they must be signed for.
+        is_first: Whether this tells the receiver about the connection; it listens at several addresses.
+    """
+
+    def __init__(
+        self, target: SignedTarget, receiver: Receiver, address: str, *, is_first: bool = True
+    ) -> None:
         self._target = target
         self._receiver = receiver
-        self._queue = queue
-        self._seen = BoundedSet(_REMEMBERED)
+        self._address = address
+        self._is_first = is_first
+        self._senders = Senders()
         self.undelivered = receiver.undelivered
-        self.lost = receiver.lost
-        self.restored = receiver.restored
 
     def receive(
         self,
@@ -208,13 +286,28 @@ class _Verifying:
         sender: str = "",
     ) -> None:
         """Pass on a message that is signed; remove any other from its queue."""
-        opened = self._target.signer.verify(body, self._queue, self._seen)
+        opened = self._target.signer.verify(body, self._address, self._senders)
         if opened is not None:
-            self._receiver.receive(opened, reply_to, age, claim, sender)
+            self._receiver.receive(opened, "", age, claim, sender)
             return
         self._target.refuse()
         if claim is not None:
             claim.remove()
+
+    def lost(self, reason: str) -> None:
+        """Tell the receiver once."""
+        if self._is_first:
+            self._receiver.lost(reason)
+
+    def restored(self) -> None:
+        """Tell the receiver once."""
+        if self._is_first:
+            self._receiver.restored()
+
+
+def _queue(name: str) -> str:
+    """Return what a request is signed for; no address contains a space."""
+    return f"queue {name}"
 
 
 def signed(target: EventTarget, secret: str | bytes | None) -> EventTarget:
