@@ -144,7 +144,7 @@ class Recorder:
     def __init__(self) -> None:
         self.events: dict[str, Any] = {}
 
-    def receive(self, body: bytes, reply_to: str, age: float = 0.0, claim: Any = None) -> None:
+    def receive(self, body: bytes, reply_to: str, *more: Any, **named: Any) -> None:
         event = json.loads(body)
         self.events[event["payload"].get("requestId", "")] = event
 

@@ -78,7 +78,7 @@ async def test_f9_a_producer_that_ignores_its_bounds_is_cut_off_with_an_error(
     ):
         original = server.receive
 
-        def without_credit(body: Any, reply_to: str, age: float = 0.0, claim: Any = None) -> None:
+        def without_credit(body: Any, reply_to: str, *more: Any, **named: Any) -> None:
             original(body, reply_to)
             for job in server.jobs.values():
                 job.pace = None

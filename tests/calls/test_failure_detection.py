@@ -102,7 +102,7 @@ async def test_only_the_worker_that_has_a_call_is_probed(
             for _ in range(4)
         ]
         target = await stack.enter_async_context(broker_world.connect())
-        topic = target.topic("operations.workers")
+        topic = target.control("operations")
 
         class Counting(Shim):
             async def send(self, address: str, body: bytes) -> None:
@@ -113,9 +113,9 @@ async def test_only_the_worker_that_has_a_call_is_probed(
         calls = await stack.enter_async_context(PendingRequestMap(Counting(target), heartbeat=0.1))
         receive = calls.receive
 
-        def count(body: bytes, reply_to: str, age: float = 0.0, claim: Any = None) -> None:
+        def count(body: bytes, reply_to: str, *more: Any, **named: Any) -> None:
             answers[json.loads(body)["type"]] += 1
-            receive(body, reply_to, age, claim)
+            receive(body, reply_to, *more, **named)
 
         calls.receive = count  # type: ignore[method-assign]
         assert len(workers) == 4

@@ -118,7 +118,7 @@ class Eager:
         self.received = 0
         self._target = target
 
-    def receive(self, body: bytes, reply_to: str, age: float = 0.0, claim: Any = None) -> None:
+    def receive(self, body: bytes, reply_to: str, *more: Any, **named: Any) -> None:
         self.received += 1
 
     def restored(self) -> None:

@@ -244,7 +244,7 @@ class Answers:
     def __init__(self) -> None:
         self.events: asyncio.Queue[Any] = asyncio.Queue()
 
-    def receive(self, body: Any, reply_to: str, age: float = 0.0, claim: Any = None) -> None:
+    def receive(self, body: Any, reply_to: str, *more: Any, **named: Any) -> None:
         self.events.put_nowait(read_event(body))
 
     def undelivered(self, key: str, misdirected: bool = False) -> None: ...

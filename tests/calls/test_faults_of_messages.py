@@ -34,7 +34,7 @@ class Recorder:
     def __init__(self) -> None:
         self.bodies: list[Any] = []
 
-    def receive(self, body: bytes, reply_to: str, age: float = 0.0, claim: Any = None) -> None:
+    def receive(self, body: bytes, reply_to: str, *more: Any, **named: Any) -> None:
         self.bodies.append(msgspec.json.decode(body))
 
     def undelivered(self, key: str, misdirected: bool = False) -> None: ...
@@ -233,7 +233,7 @@ async def test_f15_a_malformed_event_stops_nobody(
     async with calling(world, registry) as calls:
         target = calls.target
         await target.enqueue("operations", MALFORMED[case], key="k", reply_to=calls.mailbox, wait=1)
-        await target.send(target.topic("operations.workers"), MALFORMED[case])
+        await target.send(target.control("operations"), MALFORMED[case])
         await target.send(target.topic("operations.callers"), MALFORMED[case])
         with anyio.fail_after(20):
             assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3

@@ -34,7 +34,7 @@ class Inbox:
     def __init__(self) -> None:
         self.events: list[Any] = []
 
-    def receive(self, body: Any, reply_to: str, age: float = 0.0, claim: Any = None) -> None:
+    def receive(self, body: Any, reply_to: str, *more: Any, **named: Any) -> None:
         is_request = isinstance(body, RequestPayload)
         self.events.append(CallRequested(payload=body) if is_request else read_event(body))
 
@@ -51,8 +51,8 @@ class RequestsTo(Inbox):
         self._handle = handle
         self.tasks: list[asyncio.Task[None]] = []
 
-    def receive(self, body: Any, reply_to: str, age: float = 0.0, claim: Any = None) -> None:
-        super().receive(body, reply_to, age)
+    def receive(self, body: Any, reply_to: str, *more: Any, **named: Any) -> None:
+        super().receive(body, reply_to, *more, **named)
         self.tasks.append(asyncio.create_task(self._handle(self.events[-1])))
 
 

@@ -34,7 +34,7 @@ class Plain:
         with anyio.fail_after(20):
             return await self._events.get()
 
-    def receive(self, body: bytes, reply_to: str, age: float = 0.0, claim: Any = None) -> None:
+    def receive(self, body: bytes, reply_to: str, *more: Any, **named: Any) -> None:
         self._events.put_nowait(msgspec.json.decode(body))
 
     def undelivered(self, key: str, misdirected: bool = False) -> None: ...

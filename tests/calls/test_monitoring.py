@@ -136,7 +136,7 @@ async def test_a_worker_that_does_not_answer_is_reported(redis_server: Broker) -
     async with AsyncExitStack() as stack:
         target = await stack.enter_async_context(world.connect())
         monitor = await stack.enter_async_context(monitor_group(target))
-        silent = await target.listen((target.topic("operations.workers"),), _Deaf())
+        silent = await target.listen((target.control("operations"),), _Deaf())
         stack.push_async_callback(silent.aclose)
         with anyio.fail_after(5):
             report = await monitor.look()
@@ -145,7 +145,7 @@ async def test_a_worker_that_does_not_answer_is_reported(redis_server: Broker) -
 
 
 class _Deaf:
-    def receive(self, body: bytes, reply_to: str, age: float = 0.0, claim: Any = None) -> None: ...
+    def receive(self, body: bytes, reply_to: str, *more: Any, **named: Any) -> None: ...
     def undelivered(self, key: str, misdirected: bool = False) -> None: ...
     def lost(self, reason: str) -> None: ...
     def restored(self) -> None: ...
@@ -345,7 +345,7 @@ async def test_workers_answer_the_service_discovery_of_nats(nats_server: Broker)
         assert {each.version for each in pings} == {"1.4.0", "0.0.0"}
         address = f"$SRV.INFO.shop_eu.{pings[0].id}"
         (info,) = [ServiceInfo.from_dict(each) for each in await ask(client, address, 1)]
-        assert [each.subject for each in info.endpoints] == [f"{world.prefix}.queue.shop.eu"]
+        assert [each.subject for each in info.endpoints] == [f"{world.prefix}.queue.shop.eu.*"]
         raw = await ask(client, "$SRV.STATS.shop_eu", 2)
         stats = [ServiceStats.from_dict(each).endpoints[0] for each in raw]
         assert sum(each.num_requests for each in stats) == 3

@@ -41,7 +41,7 @@ class Mailbox:
     def __init__(self) -> None:
         self.events: list[Any] = []
 
-    def receive(self, body: Any, reply_to: str, age: float = 0.0, claim: Any = None) -> None:
+    def receive(self, body: Any, reply_to: str, *more: Any, **named: Any) -> None:
         self.events.append(
             CallRequested(payload=body) if isinstance(body, RequestPayload) else read_event(body)
         )

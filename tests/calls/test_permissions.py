@@ -533,7 +533,7 @@ async def test_requests_of_several_clients_are_taken_in_turn(redis_server: Broke
     order: list[str] = []
     async with AsyncExitStack() as stack:
         enter = stack.enter_async_context
-        shared = {"prefix": "turns:"}
+        shared: dict[str, Any] = {"prefix": "turns:"}
         worker = await enter(connect_redis(redis_server.url, clients=["busy", "calm"], **shared))
         server = await enter(serve_calls(build_registry(), worker, concurrency=1))
         busy, calm = [

@@ -160,7 +160,7 @@ async def test_without_the_secret_nobody_answers(broker_world: World) -> None:
 
 
 @pytest.mark.requirement("R34")
-async def test_a_mutation_does_not_run_again_after_42000_other_messages(tmp_path: Path) -> None:
+async def test_a_mutation_does_not_run_again_after_many_other_messages(tmp_path: Path) -> None:
     path = tmp_path / "log"
     bare = MemoryTarget()
     worker_side, near = signed(bare, SECRET), signed(bare, SECRET)
@@ -180,10 +180,10 @@ async def test_a_mutation_does_not_run_again_after_42000_other_messages(tmp_path
         await calls.call("slow.write", {"seconds": 0, "path": str(path)})
         bare.enqueue = enqueue  # type: ignore[method-assign]
         (request,) = overheard
-        for number in range(42_000):
+        for number in range(10_000):
             body = b'{"type":"other","id":"%d","payload":{}}' % number
             await near.enqueue("operations", body, key=f"k{number}", reply_to="", wait=1)
-        assert worker.ignored == 42_000
+        assert worker.ignored == 10_000
         # Its own memory of ids is bounded, too.
         worker._replies.clear()
         await bare.enqueue("operations", request, key="again", reply_to="", wait=1)

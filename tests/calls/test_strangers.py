@@ -229,7 +229,7 @@ async def test_f8_a_probe_that_names_a_call_a_hundred_times_is_answered_once() -
     heard: list[bytes] = []
 
     class Ear:
-        def receive(self, body: Any, reply_to: str, age: float = 0.0, claim: Any = None) -> None:
+        def receive(self, body: Any, reply_to: str, *more: Any, **named: Any) -> None:
             heard.append(body)
 
         def undelivered(self, key: str, misdirected: bool = False) -> None: ...
@@ -312,7 +312,7 @@ async def test_f15_a_nats_message_that_cannot_be_read_stops_nobody_from_reading(
         writer.write(b'CONNECT {"verbose":false,"pedantic":false,"headers":true}\r\nPING\r\n')
         while await reader.readline() != b"PONG\r\n":
             pass
-        queue = f"{world.prefix}.queue.operations".encode()
+        queue = f"{world.prefix}.queue.operations.any".encode()
         for body in (b"", b"x"):
             # Not UTF-8, which the server does not mind.
             writer.write(b"PUB %b \xff\xfe %d\r\n%b\r\n" % (queue, len(body), body))
@@ -359,7 +359,7 @@ async def test_f25_the_last_that_is_heard_of_a_worker_that_leaves_is_that_it_doe
     heard: list[Any] = []
 
     class Ear:
-        def receive(self, body: Any, reply_to: str, age: float = 0.0, claim: Any = None) -> None:
+        def receive(self, body: Any, reply_to: str, *more: Any, **named: Any) -> None:
             heard.append(read_event(body))
 
         def undelivered(self, key: str, misdirected: bool = False) -> None: ...

@@ -503,7 +503,7 @@ async def test_a_worker_checks_what_a_caller_did_not(value: Any, outcome: str) -
     heard = asyncio.Queue[bytes]()
 
     class Receiver:
-        def receive(self, body: Any, reply_to: str, age: float = 0.0, claim: Any = None) -> None:
+        def receive(self, body: Any, reply_to: str, *more: Any, **named: Any) -> None:
             heard.put_nowait(body)
 
         def undelivered(self, key: str, misdirected: bool = False) -> None: ...

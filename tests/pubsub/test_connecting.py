@@ -55,7 +55,7 @@ async def test_a_port_that_accepts_and_stays_silent_is_an_error_in_time(
 
 
 class Deaf:
-    def receive(self, body: Any, reply_to: str, age: float = 0.0, claim: Any = None) -> None: ...
+    def receive(self, body: Any, reply_to: str, *more: Any, **named: Any) -> None: ...
     def undelivered(self, key: str, misdirected: bool = False) -> None: ...
     def lost(self, reason: str) -> None: ...
     def restored(self) -> None: ...
@@ -100,9 +100,7 @@ async def test_a_client_leaves_a_redis_that_became_read_only() -> None:
             received = asyncio.Event()
 
             class Worker(Deaf):
-                def receive(
-                    self, body: Any, reply_to: str, age: float = 0.0, claim: Any = None
-                ) -> None:
+                def receive(self, body: Any, reply_to: str, *more: Any, **named: Any) -> None:
                     received.set()
 
             await near.consume("work", Deaf(), lambda: 0)

@@ -23,7 +23,9 @@ class Listener:
         self.bodies: list[bytes] = []
         self.unclaimed: list[str] = []
 
-    def receive(self, body: bytes, reply_to: str, age: float = 0.0, claim: Any = None) -> None:
+    def receive(
+        self, body: bytes, reply_to: str, age: float = 0.0, claim: Any = None, sender: str = ""
+    ) -> None:
         self.bodies.append(body)
         if claim is not None:
             claim.remove()
@@ -242,10 +244,10 @@ async def test_messages_next_to_one_that_its_receiver_cannot_process_arrive(
     broker_world: World,
 ) -> None:
     class Picky(Listener):
-        def receive(self, body: bytes, reply_to: str, age: float = 0.0, claim: Any = None) -> None:
+        def receive(self, body: bytes, reply_to: str, *more: Any, **named: Any) -> None:
             if body == event(3, "call.requested"):
                 raise ValueError("not this one")
-            super().receive(body, reply_to, age, claim)
+            super().receive(body, reply_to, *more, **named)
 
     async with two_ends(broker_world) as (near, far):
         picky = Picky()

@@ -201,7 +201,7 @@ class GroupMonitor:
         self._target = target
         self._group = group
         self._admin = admin_of(target)
-        self._workers_topic = target.topic(f"{group}.workers")
+        self._workers = target.control(group)
         self.mailbox = target.mailbox()
         self._heard: dict[str, WorkerReport] = {}
         self._changed = asyncio.Event()
@@ -218,7 +218,12 @@ class GroupMonitor:
     # ------------------------------------------------------------ as a receiver
 
     def receive(
-        self, body: bytes, reply_to: str, age: float = 0.0, claim: Claim | None = None
+        self,
+        body: bytes,
+        reply_to: str,
+        age: float = 0.0,
+        claim: Claim | None = None,
+        sender: str = "",
     ) -> None:
         """Note the report of a worker."""
         event = read_event(body, self._target.max_values)
@@ -250,9 +255,9 @@ class GroupMonitor:
             self._heard = {}
             if self._listening is None:
                 self._listening = await self._target.listen((self.mailbox,), self)
-            count = await self._target.count_present(self._workers_topic)
+            count = await self._target.count_present(self._workers)
             payload = ProbePayload(request_ids=[], reply_to=self.mailbox, stats=True)
-            await self._target.send(self._workers_topic, encode_event(CallProbed(payload=payload)))
+            await self._target.send(self._workers, encode_event(CallProbed(payload=payload)))
             state = await self._state()
             await self._wait_for(count)
             heard = sorted(self._heard.values(), key=lambda each: (each.name, each.worker))

@@ -5,7 +5,8 @@ Rule 2: a request runs once, however often it is delivered; a second delivery ge
 Rule 3: a handler stops when its caller aborts, disconnects or has no time left; a handler that does not stop does not
         keep its caller waiting.
 Rule 4: a request that waited longer than a heartbeat, or that was queued before the worker connected, may have run
-        already: unless its operation is replayable, it begins only if its caller confirms it.
+        already: unless its operation is replayable, it begins only if its caller confirms it. So does every request
+        on a target with signed messages, where others may repeat it.
 Rule 5: no message can stop the worker: a malformed one is counted, and rejected if it names a reply address.
 Rule 6: a client refers only to its own requests, and gets replies only at its own mailboxes.
 """
@@ -56,6 +57,7 @@ from operations.front.front import Front
 from operations.front.identity import caller_key, identify_credential
 from operations.front.limits import AdmissionQueue, Limits
 from operations.pubsub.base import PUT_TYPE, Claim, EventTarget, Subscription, usable
+from operations.pubsub.signing import SignedTarget
 from operations.registry import OperationRegistry
 from operations.types import options_of
 
@@ -345,7 +347,9 @@ class CallServer:
 
     def _is_stale(self, age: float) -> bool:
         """Return whether a request that waited for `age` seconds may be one that has run already."""
-        return age > self._heartbeat or self._loop.time() - age < self._connected_at
+        # Where others can write, they can send it to one worker after the other.
+        is_signed = isinstance(self.target, SignedTarget)
+        return is_signed or age > self._heartbeat or self._loop.time() - age < self._connected_at
 
     def _confirm(self, request_id: str, sender: str) -> None:
         """Let a request begin that waited for its caller."""

@@ -249,7 +249,8 @@ class RedisTarget:
                 is_topic = address.startswith(f"{self._prefix}topic:")
                 await self._subscribe(address, receiver if is_topic else None, undo)
                 if address.startswith(f"{self._prefix}control:"):
-                    for client in self._clients:
+                    # Operators may use the name of the workers.
+                    for client in dict.fromkeys((*self._clients, self._client)):
                         await self._subscribe(f"{address}:{client}", receiver, undo)
             return undo.pop_all()
 
@@ -471,7 +472,9 @@ class RedisAdmin:
         wanted = [(client, "+", "-") for client in self._clients]
         if letter:
             entry, _, client = letter.partition("@")
-            is_known = _ENTRY.fullmatch(entry) is not None and (client or ANY_CLIENT) in self._clients
+            is_known = (
+                _ENTRY.fullmatch(entry) is not None and (client or ANY_CLIENT) in self._clients
+            )
             wanted = [(client or ANY_CLIENT, entry, entry)] if is_known else []
         found = [
             StoredLetter(
