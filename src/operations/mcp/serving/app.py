@@ -184,9 +184,9 @@ class MCPApp:
     async def _serve(self, state: RequestState) -> Reply | None:
         scope = state.scope
         pipeline: RequestPipeline = scope[PIPELINE]
-        # Not every server strips white space around a value.
-        scope["headers"] = headers = [(name, value.strip()) for name, value in scope["headers"]]
-        state.headers = dict(headers)
+        if not _is_stripped(state):
+            scope["headers"] = [(name, value.strip()) for name, value in scope["headers"]]
+            state.headers = dict(scope["headers"])
         method = scope["method"]
         is_stream = method == "GET" or state.headers.get(b"mcp-method") == _STREAMS
         if not pipeline.is_anonymous(state):
@@ -287,6 +287,17 @@ class _Kind(msgspec.Struct):
 
 
 _decode_kind = msgspec.json.Decoder(_Kind).decode
+
+
+def _is_stripped(state: RequestState) -> bool:
+    """Return whether no value of a header has white space around it. Not every server removes it."""
+    headers = state.headers
+    if len(headers) != len(state.scope["headers"]):
+        return False
+    for value in headers.values():  # noqa: SIM110 - a generator would take twice as long
+        if value.strip() is not value:
+            return False
+    return True
 
 
 def _is_answer(body: bytes) -> bool:

@@ -239,13 +239,16 @@ class _AskingCall:
             self._open.pop(name, None)
 
 
+_ANSWERS: Final = ("elicitation", "roots", "sampling")
+
+
 def _has(capabilities: Mapping[str, Any], name: str) -> bool:
     return capabilities.get(name) is not None
 
 
 def can_answer(capabilities: Mapping[str, Any]) -> bool:
     """Return whether a client can answer any question."""
-    return any(_has(capabilities, name) for name in ("elicitation", "roots", "sampling"))
+    return bool(capabilities) and any(_has(capabilities, name) for name in _ANSWERS)
 
 
 def refused(error: MCPError, what: str) -> CallError:

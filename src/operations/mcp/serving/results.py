@@ -95,7 +95,8 @@ def _tool_result(
         if data is None and not boxed:
             # The SDK treats a structured null as absent, so `_meta` notes it.
             return {**result, "_meta": {DATA_KEY: "null"}}
-        return {**result, "structuredContent": _box(data, boxed)}
+        result["structuredContent"] = _box(data, boxed)
+        return result
     result = {"content": msgspec.to_builtins(meta.content)}
     if meta.is_error:
         result["isError"] = True
