@@ -41,13 +41,13 @@ class Registrations:
         enforce_policy(output)
         self.output: OutputPolicy = output or "cast"
         self.revision = 0
-        """Counts the changes to what is registered."""
+        """The number of changes so far."""
         self._remote = remote
         self._operations: dict[str, Operation] = {}
         self._elsewhere: set[str] = set()
         self._adapters: list[Callable[[Operation], Operation]] = []
         self._given: dict[str, tuple[Operation, str]] = {}
-        """What adapters changed, by the id it was registered with: the original, and the id that it has here."""
+        """Operations changed by adapters, by their original id: the original operation and its current id."""
         self._services: list[Any] = []
         self._observers: list[Observer] = []
         self._watchers: list[Observer] = []
@@ -68,8 +68,8 @@ class Registrations:
     ) -> list[Operation]:
         """Add every operation, or none of them.
 
-        A service (what `from_openapi` or `connect_mcp` give) is closed with the registry. One whose operations
-        come and go has `attach(registry)`, which registers and removes them from then on.
+        A service (the result of `from_openapi` or `connect_mcp`) is closed with the registry. A service whose
+        operations change has `attach(registry)`, which registers and removes them from then on.
 
         Raises:
             RegistrationError: As `register`; then nothing was added.
@@ -143,7 +143,7 @@ class Registrations:
         return self.register(with_fields(known, handler=handler, blocking=None), replace=True)
 
     def unregister(self, operation_id: str) -> Operation:
-        """Take an operation away. Calls that run go on.
+        """Remove an operation. Running calls continue.
 
         Raises:
             KeyError: If there is no such operation.
@@ -160,7 +160,7 @@ class Registrations:
     ) -> Callable[[Function], Function]:
         """Register a typed function: `@registry.operation("task.create", scopes=["task:write"])`.
 
-        Takes what the module-level `operation` takes, and raises what it and `register` raise.
+        It takes the arguments of the module-level `operation`, and raises the exceptions of both.
         """
         mark = operation(operation_id, **options)
 
@@ -177,7 +177,7 @@ class Registrations:
         self.adapt_all()
 
     def adapt_all(self) -> None:
-        """Change every operation again, because an adapter has changed. `RegistrationError`: nothing has."""
+        """Apply the adapters again, because one has changed. If this raises `RegistrationError`, nothing changes."""
         given = {**self._operations, **{here: each for each, here in self._given.values()}}
         ready = {key: self._adapted(each) for key, each in given.items()}
         last = {each.spec.id: key for key, each in ready.items()}
@@ -206,7 +206,7 @@ class Registrations:
         return self._operations.get(operation_id) if found is None else found[0]
 
     def get(self, operation_id: str) -> Operation | None:
-        """The operation with this id."""
+        """Return the operation with this id."""
         return self._operations.get(operation_id)
 
     def output_of(self, operation_id: str) -> OutputPolicy:
@@ -215,16 +215,16 @@ class Registrations:
         return self.output if known is None else known.output or self.output
 
     def get_by_name(self, namespace: str, name: str) -> Operation | None:
-        """The operation with this name in this namespace."""
+        """Return the operation with this name in this namespace."""
         return self._operations.get(f"{namespace}.{name}")
 
     def get_spec(self, operation_id: str) -> OperationSpec | None:
-        """The contract of this operation."""
+        """Return the spec of this operation."""
         known = self._operations.get(operation_id)
         return known.spec if known is not None else None
 
     def get_handler(self, operation_id: str) -> OperationHandler | SubscriptionHandler | None:
-        """The handler of this operation; None where it would run elsewhere."""
+        """Return the handler of this operation; None if it has no local handler."""
         known = self._operations.get(operation_id)
         return known.handler if known is not None and operation_id not in self._elsewhere else None
 
@@ -234,7 +234,7 @@ class Registrations:
         return self._remote is not None
 
     def specs(self) -> list[OperationSpec]:
-        """Every contract, in the order of registration."""
+        """Return all specs, in the order of registration."""
         return [known.spec for known in self._operations.values()]
 
     def not_found(self, operation_id: str, context: OperationContext) -> CallError:
@@ -264,7 +264,7 @@ class Registrations:
         return f"<OperationRegistry of {counted(len(self), 'operation')}>"
 
     def watch(self, watcher: Observer) -> Callable[[], None]:
-        """Let `watcher` hear of every `RegistryChanged`, and of no call; call what this returns to stop.
+        """Send every `RegistryChanged` to `watcher`, but no call events; call the returned function to stop.
 
         Unlike an observer, it costs calls nothing.
         """

@@ -1,7 +1,7 @@
-"""Who may call what.
+"""Identities, and the access that operations require.
 
-Rule 1: fail closed. What requires something refuses a caller without identity, and uncertainty is a refusal.
-Rule 2: a refusal never says which scope or resource was missing.
+Rule 1: fail closed. An operation with requirements rejects a caller without identity, and an error is a rejection.
+Rule 2: a rejection never names the missing scope or resource.
 Rule 3: access to one resource is checked when the input is final; until then some resource of the type is enough.
 """
 
@@ -38,19 +38,19 @@ class Identity(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, 
     id: str
 
     scopes: Collection[str] = frozenset()
-    """What the caller may do at all. Kept as a frozen set."""
+    """The caller's scopes, kept as a frozen set."""
 
     resources: Mapping[str, Collection[str]] | None = None
-    """What the caller may do to which resource: `{"type:id": ["action", ...]}`."""
+    """The caller's actions on specific resources: `{"type:id": ["action", ...]}`."""
 
     expires_at: float | None = None
     """When the credential expires, in milliseconds since the epoch; None if it does not."""
 
     acting: tuple[str, ...] = ()
-    """Who acts for `id`, in the order of delegation."""
+    """The parties that act for `id`, in the order of delegation."""
 
     grant: Grant | None = None
-    """What the ones who act may do at most, within what `id` may do; None for no restriction."""
+    """Restricts the acting parties to a part of what `id` may do; None for no restriction."""
 
     @property
     def key(self) -> str:
@@ -82,7 +82,7 @@ class Identity(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, 
 class AccessControl(
     msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, forbid_unknown_fields=True
 ):
-    """What a call requires of its caller; by default nothing."""
+    """The requirements of a call; by default none."""
 
     required_scopes: Collection[str] = ()
     """All of these."""
@@ -115,7 +115,7 @@ class AccessControl(
 
     @property
     def is_open(self) -> bool:
-        """Whether anyone may call, known or not."""
+        """Whether there are no requirements."""
         return (
             not self.required_scopes
             and self.required_scopes_any is None
@@ -125,13 +125,13 @@ class AccessControl(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApprovalRule:
-    """Which calls of an operation a person must approve, and who may."""
+    """The calls of an operation that a person must approve, and the scope to approve them."""
 
     when: Mapping[str, Any] | None = None
     """A JSON Schema: only calls whose input satisfies it need approval; by default all."""
 
     scope: str = "approvals:answer"
-    """The scope that is needed to answer."""
+    """The scope required to answer."""
 
     hold: Annotated[float, Meta(ge=0)] = 0
     """Seconds that a call waits for the answer before it ends with `APPROVAL_REQUIRED`."""
@@ -144,7 +144,7 @@ class ApprovalRule:
     confirmation, not an approval by another person."""
 
     def applies(self, value: Any) -> bool:
-        """Return whether a call with this input needs approval; it does if that cannot be found out."""
+        """Return whether a call with this input needs approval; also if the check fails."""
         if self.when is None:
             return True
         try:
@@ -163,15 +163,15 @@ def _accepts(schema: bytes, value: Any) -> bool:
 
 
 OPEN = AccessControl()
-"""Requires nothing."""
+"""No requirements."""
 
 
 def check_access(
     access_control: AccessControl, identity: Identity | None, operation_id: str | None = None
 ) -> bool:
-    """Whether `identity` meets `access_control`, and its grant covers the operation. Never raises: doubt is a no.
+    """Return whether `identity` meets `access_control`, and its grant covers the operation. Return False on errors.
 
-    An identity with a grant may call nothing without the id of the operation.
+    Without the id of the operation, an identity with a grant is always rejected.
     """
     grant = None if identity is None else identity.grant
     if grant is not None and (operation_id is None or not grant.covers(operation_id)):
@@ -180,7 +180,7 @@ def check_access(
 
 
 def permission(access_control: AccessControl) -> Callable[[Identity | None], bool]:
-    """The check of an access control that is not open, made ready for many callers."""
+    """The check of an access control with requirements, prepared for many callers."""
     every = frozenset(access_control.required_scopes)
     some = access_control.required_scopes_any
     more = some is not None or access_control.resource_type is not None
@@ -240,15 +240,15 @@ def resource_permission(
 def enforce_access(
     access_control: AccessControl, identity: Identity | None, *, operation_id: str
 ) -> None:
-    """Let an allowed caller through.
+    """Check that the caller has access.
 
     Raises:
-        CallError: With code `ACCESS_DENIED`. The message never says which scope was missing.
+        CallError: With code `ACCESS_DENIED`. The message never names the missing scope.
     """
     if not check_access(access_control, identity, operation_id):
         raise access_denied(operation_id)
 
 
 def access_denied(operation_id: str) -> CallError:
-    """The refusal, which says no more than that it is one."""
+    """Return the error for a rejected caller, without a reason."""
     return CallError(ErrorCode.ACCESS_DENIED, f"Access denied: {operation_id}")

@@ -1,8 +1,8 @@
-"""What a handler knows of the call it serves, and how it calls others.
+"""The context of a call: its caller, its deadline, and access to other operations.
 
 Rule 1: a context is frozen. A nested call gets a child: a new id, this one as parent, the same caller,
         at most the same time, and the authority of the operation only for calls that the operation declared.
-Rule 2: what costs something (the request id, `env`) is made when it is read.
+Rule 2: expensive fields (the request id, `env`) are created when they are first read.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ class Listed(Protocol):
 
 
 class Caller(Protocol):
-    """Whatever can run an operation by its id: a registry."""
+    """Runs operations by id: a registry."""
 
     def execute(
         self, operation_id: str, input: Any = None, context: "OperationContext | None" = None
@@ -103,7 +103,7 @@ class Abortable(Protocol):
     """A nested call or subscription."""
 
     def abort(self) -> None:
-        """End it: whoever waits for it gets `ABORTED`."""
+        """End it: tasks that wait for it get `ABORTED`."""
         ...
 
 
@@ -139,10 +139,10 @@ class CallerChannel(msgspec.Struct, frozen=True, kw_only=True):
     """`(level, data, logger)`, with the name of the logger if it has one."""
 
     elicit: Callable[[str, JSONObject], Awaitable[JSONObject]] | None = None
-    """`(message, schema)` -> what the person answered: `{"action": ..., "content": ...}`."""
+    """`(message, schema)` -> the person's answer: `{"action": ..., "content": ...}`."""
 
     sample: Callable[[JSONObject], Awaitable[JSONObject]] | None = None
-    """`(request)` -> what the caller's model answered."""
+    """`(request)` -> the answer of the caller's model."""
 
     deadline: float | None = None
     """Time at which the entry point itself responds and cancels the call, in milliseconds since the epoch."""
@@ -151,13 +151,13 @@ class CallerChannel(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds that the request waited before it began; None if it did not wait in a queue."""
 
     session: str = ""
-    """The key of the session or connection that the call came through, which tells callers without identity apart."""
+    """The key of the session or connection that the call came through, which distinguishes callers without identity."""
 
     meta: Mapping[str, Any] = NOTHING
-    """What the caller attached to its MCP request (`_meta`), for the server of an imported operation."""
+    """The `_meta` of the caller's MCP request, for the server of an imported operation."""
 
     log_level: str | None = None
-    """The lowest level of log messages that the caller asked for; None if it did not ask for any."""
+    """The lowest level of log messages that the caller requested; None if it requested none."""
 
 
 CLOSED = CallerChannel()
@@ -199,16 +199,16 @@ _LEVELS = {
 
 
 class OperationContext(msgspec.Struct, frozen=True, kw_only=True, eq=False, weakref=True):
-    """The call a handler serves: who asked, until when, and as part of what."""
+    """The call that a handler serves: its caller, deadline and parent."""
 
     request_id: str = ""
-    """128 random bits in hex, made when first read, unless the caller brought its own."""
+    """128 random bits in hex, created when first read, unless the caller sent an id."""
 
     parent_request_id: str | None = None
     identity: Identity | None = None
 
     trusted: bool = False
-    """Skip the access check. Only code in this process can say so; it never crosses a wire."""
+    """Skip the access check. Only code in this process can set it; it never crosses a wire."""
 
     lenient: bool = False
     """Convert an input that its schema rejects, if nothing is lost; see `meta.changes`, kind `input`. For entry points
@@ -221,22 +221,22 @@ class OperationContext(msgspec.Struct, frozen=True, kw_only=True, eq=False, weak
     metadata: Mapping[str, Any] = NOTHING
 
     deadline: float | None = None
-    """Milliseconds since the epoch; None waits for as long as it takes."""
+    """Milliseconds since the epoch; None for no deadline."""
 
     channel: CallerChannel = CLOSED
 
     limit: TimeLimit | None = None
-    """The time limit of the entry point, if it can be extended; `deadline` then is when it would end first."""
+    """The time limit of the entry point, if it can be extended; `deadline` is then its earliest end."""
 
     authority: tuple[str, str] | None = None
     """The operation on whose authority this call runs, and the operation that it may call: its access is not checked
     again. None: the caller's own. Set by `child`; it never crosses a wire."""
 
     reach: Reach | None = None
-    """What the handler may call on its own authority. Set by the pipeline, on a copy."""
+    """The calls that the handler may make on its own authority. Set by the pipeline, on a copy."""
 
     registry: Caller | None = None
-    """Where nested calls go. Set by the registry that runs the handler, on a copy: give the registry only to the
+    """Runs nested calls. Set by the registry that runs the handler, on a copy: give the registry only to the
     context of a single call."""
 
     env: "OperationEnv" = cast("OperationEnv", None)
@@ -280,7 +280,7 @@ class OperationContext(msgspec.Struct, frozen=True, kw_only=True, eq=False, weak
         )
 
     def with_metadata(self, **more: Any) -> "OperationContext":
-        """The same call, knowing more: whoever aborts the one aborts the other's nested calls too."""
+        """Return the same call with more fields: aborting one also aborts the nested calls of the other."""
         return self.changed(metadata={**self.metadata, **more})
 
     def changed(self, **fields: Any) -> "OperationContext":
@@ -303,7 +303,7 @@ class OperationContext(msgspec.Struct, frozen=True, kw_only=True, eq=False, weak
             The result, as the type that the function is annotated with.
 
         Raises:
-            CallError: As `registry.execute`; `EXECUTION_ERROR` if the result does not fit the annotation.
+            CallError: As `registry.execute`; `EXECUTION_ERROR` if the result does not match the annotation.
             TypeError: If the function is not marked, or does not take the arguments.
         """
         if self.registry is None:
@@ -328,7 +328,7 @@ class OperationContext(msgspec.Struct, frozen=True, kw_only=True, eq=False, weak
             logger.log(_LEVELS.get(level, logging.INFO), "%s: %s", self.request_id, data)
 
     async def elicit(self, message: str, schema: JSONObject) -> JSONObject:
-        """Ask the person behind the call for values that fit `schema`.
+        """Ask the person behind the call for values that match `schema`.
 
         Raises:
             CallError: `UNAVAILABLE` if the channel has no questions.
@@ -369,7 +369,7 @@ class OperationContext(msgspec.Struct, frozen=True, kw_only=True, eq=False, weak
         self._under_way().add(stream)
 
     def abort_nested(self) -> None:
-        """End the nested calls and subscriptions: whoever waits for one gets `ABORTED`."""
+        """End the nested calls and subscriptions: tasks that wait for one get `ABORTED`."""
         if self._nested:
             for each in tuple(self._nested):
                 each.abort()
@@ -385,7 +385,7 @@ class OperationContext(msgspec.Struct, frozen=True, kw_only=True, eq=False, weak
 class _Waiting:
     """A task that waits for a nested call.
 
-    A task made for that call ends with it. Any other is somebody's, and outlives it: it gets `ABORTED`.
+    A task created for that call is cancelled with it. Any other task gets `ABORTED` and continues.
     """
 
     __slots__ = ("__weakref__", "_aborted", "_task")
@@ -425,8 +425,8 @@ def _cannot(what: str) -> CallError:
 class OperationEnv:
     """Every operation as a function, for use inside a handler.
 
-    `env.namespace.name(input)`, or `env["namespace"]["name"](input)` where a name is no identifier, or
-    `env.call("namespace.name", input)`. Each gives the envelope, or raises `CallError`.
+    `env.namespace.name(input)`, or `env["namespace"]["name"](input)` if a name is not an identifier, or
+    `env.call("namespace.name", input)`. Each returns the envelope, or raises `CallError`.
 
     Iteration, `len()`, `in` and `dir()` cover the namespaces that contain an operation which may be called here.
     `key in env` is True if `env[key]` is such an operation or leads to one.
@@ -581,4 +581,4 @@ _made_when_read("env", lambda context: OperationEnv(context.registry, context), 
 
 
 NO_CALL: Final = OperationContext()
-"""The context of requests to a source that no call causes, such as connecting and listing."""
+"""The context of requests to a source outside of calls, such as connecting and listing."""

@@ -1,4 +1,4 @@
-"""The nested call surface, for code that is no handler but calls as part of one."""
+"""Nested calls for code outside of handlers."""
 
 from collections.abc import Collection
 
@@ -11,11 +11,11 @@ def build_env(
     context: OperationContext,
     allowed_namespaces: Collection[str] | None = None,
 ) -> OperationEnv:
-    """Every operation of `registry` as a function that runs as part of `context`'s call.
+    """Return all operations of `registry` as functions that run as part of the call of `context`.
 
     Args:
-        registry: Where the calls go.
-        context: The call they are part of: its id becomes their parent, its identity and deadline theirs.
-        allowed_namespaces: Only these can be called; None allows all.
+        registry: Runs the calls.
+        context: The parent call, whose identity and deadline they inherit.
+        allowed_namespaces: The namespaces that can be called; None allows all.
     """
     return OperationEnv(registry, context, allowed_namespaces)

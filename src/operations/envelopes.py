@@ -1,8 +1,8 @@
-"""What every call returns: data, and where it came from.
+"""The envelope that every call returns: data and its origin.
 
-Rule 1: `data` is in the same place whatever the source; what only one source knows is in `meta`.
-Rule 2: `lift_envelope` is the only detection; `is_response_envelope` is its yes or no.
-Rule 3: an envelope is never altered. Whoever needs another one makes another one.
+Rule 1: `data` is in the same place for every source; `meta` has the fields of one source.
+Rule 2: `lift_envelope` alone recognises envelopes in JSON; `is_response_envelope` uses it.
+Rule 3: an envelope is never modified. To change one, create another.
 """
 
 from base64 import b64decode, b64encode
@@ -39,7 +39,7 @@ ResponseSource: TypeAlias = Literal["local", "http", "mcp"]
 """The value of `meta.source`."""
 
 RESPONSE_SOURCES: tuple[ResponseSource, ...] = ("local", "http", "mcp")
-"""Every value `meta.source` can have."""
+"""All values of `meta.source`."""
 
 MAX_CHANGES = 20
 """Entries in `meta.changes`."""
@@ -55,7 +55,7 @@ Audience: TypeAlias = Annotated[
 
 
 class _Wire(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """What crosses a wire: frozen, camelCase there, absent where it is the default."""
+    """A frozen struct with camelCase names on the wire, where defaults are omitted."""
 
 
 class MCPAnnotations(_Wire, frozen=True, kw_only=True):
@@ -139,7 +139,7 @@ class ResourceLink(_Wire, frozen=True, kw_only=True, tag_field="type", tag="reso
 MCPContentBlock: TypeAlias = (
     TextContent | ImageContent | AudioContent | ResourceContent | ResourceLink
 )
-"""A block of what an MCP tool answered."""
+"""A content block of an MCP tool's result."""
 
 
 class LocalResponseMeta(
@@ -158,7 +158,7 @@ class LocalResponseMeta(
     """The position of a stream item, if its transport has one: a number counted from 0 in the call protocol."""
 
     changes: Changes = ()
-    """What normalisation changed: at most `MAX_CHANGES` entries, mismatches first."""
+    """The changes made by normalisation: at most `MAX_CHANGES` entries, mismatches first."""
 
     changes_count: ChangesCount = 0
     """The number of changed values, including those that `changes` does not list."""
@@ -183,7 +183,7 @@ class HTTPResponseMeta(_Wire, frozen=True, kw_only=True, tag_field="source", tag
 
 
 class MCPResponseMeta(_Wire, frozen=True, kw_only=True, tag_field="source", tag="mcp"):
-    """The result is an MCP tool's. `is_error` says that the tool ran and reported an error."""
+    """The result comes from an MCP tool. `is_error` is True if the tool ran and reported an error."""
 
     source: ClassVar[Literal["mcp"]] = "mcp"
 
@@ -199,7 +199,7 @@ class MCPResponseMeta(_Wire, frozen=True, kw_only=True, tag_field="source", tag=
 
 
 ResponseMeta: TypeAlias = LocalResponseMeta | HTTPResponseMeta | MCPResponseMeta
-"""Where a result came from, told apart by `source`."""
+"""The origin of a result; `source` identifies its kind."""
 
 MetaT = TypeVar("MetaT", bound=ResponseMeta)
 
@@ -211,18 +211,18 @@ class ResponseEnvelope(msgspec.Struct, Generic[DataT_co], frozen=True):
     meta: ResponseMeta
 
     def raise_for_error(self) -> Self:
-        """This envelope, unless it holds the error result of an MCP tool.
+        """Return this envelope, unless it holds the error result of an MCP tool.
 
         Raises:
-            CallError: With the tool's own code where its structured content names one, else
-                `EXECUTION_ERROR`; `details` hold what the tool said.
+            CallError: With the tool's own code if its structured content has one, else
+                `EXECUTION_ERROR`; `details` has the tool's content.
         """
         if isinstance(self.meta, MCPResponseMeta) and self.meta.is_error:
             _raise_tool_error(self.meta)
         return self
 
     def to_wire(self) -> JSONObject:
-        """JSON builtins in the wire's names; `bytes` become base64, marked by `encoding`."""
+        """Return JSON builtins with the names of the wire; `bytes` become base64, marked by `encoding`."""
         wire: JSONObject = {"data": self.data, "meta": msgspec.to_builtins(self.meta)}
         if self.meta.changes:
             wire["meta"]["changes"] = list(wire["meta"]["changes"])
@@ -232,7 +232,7 @@ class ResponseEnvelope(msgspec.Struct, Generic[DataT_co], frozen=True):
         return wire
 
     def encode(self) -> bytes:
-        """The JSON of `to_wire`."""
+        """Return the JSON of `to_wire`."""
         if isinstance(self.data, bytes):
             return _encode(self.to_wire())
         return _encode(self)
@@ -242,7 +242,7 @@ class ResponseEnvelope(msgspec.Struct, Generic[DataT_co], frozen=True):
         """Return the envelope that `to_wire` wrote. Absent `data` is null: other implementations leave it out.
 
         Raises:
-            ValueError: If `wire` is no envelope.
+            ValueError: If `wire` is not an envelope.
         """
         if isinstance(wire, Mapping) and "data" not in wire:
             wire = {**cast("Mapping[str, Any]", wire), "data": None}
@@ -253,10 +253,10 @@ class ResponseEnvelope(msgspec.Struct, Generic[DataT_co], frozen=True):
 
     @classmethod
     def decode(cls, text: bytes | str) -> "ResponseEnvelope[Any]":
-        """The envelope in a JSON text.
+        """Return the envelope in a JSON text.
 
         Raises:
-            ValueError: If the text is no JSON, or no envelope.
+            ValueError: If the text is not JSON, or not an envelope.
         """
         return cls.from_wire(decode_json(text, max_values=MAX_RESPONSE_VALUES))
 
@@ -265,11 +265,11 @@ class DescribedEnvelope(ResponseEnvelope[DataT_co], Generic[DataT_co], frozen=Tr
     """A handler's envelope whose data is described by a schema of its own, not by the operation's output schema.
 
     Adapters return it if responses of one operation differ. The pipeline normalises the data with `schema` and
-    returns a plain envelope. The data is JSON that the adapter does not use any more: the caller may get it as it is.
+    returns a plain envelope. The adapter no longer uses the data, so the caller may get it without a copy.
     """
 
     schema: Schema | None = None
-    """None if nothing describes the data, which then stays unchanged."""
+    """None if no schema describes the data, which then stays unchanged."""
 
     is_raw: bool = False
     """Whether the data is text although JSON was declared. No policy replaces it."""
@@ -294,7 +294,7 @@ def _raise_tool_error(meta: MCPResponseMeta) -> NoReturn:
 
 
 def local_envelope(data: T, operation_id: str) -> ResponseEnvelope[T]:
-    """An envelope for what ran in this process, stamped with the time of wrapping."""
+    """Return an envelope for a result of this process, with the current time."""
     return ResponseEnvelope(
         data, LocalResponseMeta(operation_id=operation_id, timestamp=time_ns() // 1_000_000)
     )
@@ -308,7 +308,7 @@ def http_envelope(
     content_type: str,
     sequence: int | str | None = None,
 ) -> ResponseEnvelope[T]:
-    """An envelope for an HTTP response; header names become lower case."""
+    """Return an envelope for an HTTP response; header names become lower case."""
     lowered: dict[str, str] = {}
     for name, value in headers.items():
         key = name.lower()
@@ -344,7 +344,7 @@ def mcp_envelope(
 def add_changes(meta: MetaT, changes: Sequence[Change]) -> MetaT:
     """Return `meta` with `changes` appended to those of earlier hops.
 
-    A mismatch that an earlier hop reported in the same words is not repeated: the value stayed as it was.
+    A mismatch that an earlier hop reported with the same message is not repeated: the value is unchanged.
     """
     known = {change for change in meta.changes if change.kind == "mismatch"}
     later = [change for change in changes if change not in known]
@@ -383,20 +383,20 @@ def read_changes(envelope: ResponseEnvelope[T], wire: Any) -> ResponseEnvelope[T
 
 
 def unwrap(envelope: ResponseEnvelope[T]) -> T:
-    """The data alone, for callers that do not care where it came from."""
+    """Return only the data, for callers that do not need its origin."""
     return envelope.data
 
 
 def is_response_envelope(value: object) -> bool:
-    """Whether `value` is an envelope, or a mapping that says exactly what an envelope says."""
+    """Return whether `value` is an envelope, or a mapping with exactly the fields of one."""
     return lift_envelope(value) is not None
 
 
 def lift_envelope(value: Any) -> ResponseEnvelope[Any] | None:
-    """`value` as an envelope, or None if it is not one.
+    """Return `value` as an envelope, or None if it is not one.
 
-    An instance is returned as it is. A mapping counts when it has `data` and a `meta` whose `source` is
-    known and whose fields have the types that source requires.
+    An instance is returned unchanged. A mapping must have `data` and a `meta` whose `source` is
+    known and whose fields have the types that this source requires.
     """
     if isinstance(value, ResponseEnvelope):
         return value  # pyright: ignore[reportUnknownVariableType]
@@ -423,7 +423,7 @@ def lift_envelope(value: Any) -> ResponseEnvelope[Any] | None:
             lifted = msgspec.structs.replace(lifted, content=content)
         return ResponseEnvelope(_data_of(wire), lifted)
     except (ValueError, TypeError, RecursionError):
-        # Not the right fields, no base64, or blocks that are not even JSON.
+        # Wrong fields, invalid base64, or blocks that are not JSON.
         return None
 
 
@@ -437,7 +437,7 @@ def _data_of(wire: Mapping[str, Any]) -> Any:
 def _changes_of(listed: Any) -> list[Change]:
     """Return the changes that can be read, with texts cut to their limits.
 
-    A kind that this version does not know is no reason to fail.
+    Unknown kinds are skipped, because a newer version may add them.
     """
     changes: list[Change] = []
     for entry in map(object_of, list_of(listed)[:MAX_CHANGES]):
@@ -513,7 +513,7 @@ def _extended(kind: type[msgspec.Struct], names: tuple[str, ...]) -> type[msgspe
 
 
 class _EnvelopeOnTheWire(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The result of a call: its data, and where it came from."""
+    """The result of a call: its data and their origin."""
 
     data: Any
     meta: ResponseMeta

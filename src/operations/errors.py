@@ -1,4 +1,4 @@
-"""Every exception this package raises, what a code means, and the one table from code to HTTP status.
+"""All exceptions of this package, the error codes, and the table from code to HTTP status.
 
     OperationsError
     ├── CallError             an operation failed, in a way its caller may see
@@ -7,13 +7,13 @@
     ├── DocumentError         an API description cannot be read (also a ValueError)
     ├── TransportError        a broker or a socket cannot be reached
     │   └── NotSentError          ... and the message certainly was not delivered
-    │       ├── NobodyThereError      because nobody was there to take it
-    │       ├── QueueFullError        because too many others wait
-    │       └── TooLargeError         because it is larger than can be carried
+    │       ├── NoReceiverError       because no worker or subscriber receives it
+    │       ├── QueueFullError        because its queue is full
+    │       └── TooLargeError         because it exceeds a size limit
     └── MissingExtraError     a feature needs an extra that is not installed (also an ImportError)
 
-Rule 1: whatever a handler raises, its caller sees a `CallError` (`map_error`).
-Rule 2: what leaves the process is `CallError.to_wire()`: a code, a safe message, JSON details; never a traceback.
+Rule 1: callers see every exception of a handler as a `CallError` (`map_error`).
+Rule 2: other processes get `CallError.to_wire()`: a code, a safe message and JSON details, never a traceback.
 """
 
 from collections.abc import Iterable
@@ -27,7 +27,7 @@ from operations.types import JSONObject
 
 
 class ErrorCode(StrEnum):
-    """The codes this package gives. Any other string is a domain code, declared by an operation."""
+    """The codes of this package. Any other string is a domain code, declared by an operation."""
 
     OPERATION_NOT_FOUND = "OPERATION_NOT_FOUND"
     ACCESS_DENIED = "ACCESS_DENIED"
@@ -54,19 +54,19 @@ HTTP_STATUS: dict[str, int] = {
 
 
 class OperationsError(Exception):
-    """The root of the tree."""
+    """The base class of all exceptions of this package."""
 
 
 class CallError(OperationsError):
     """An operation failed, in a way its caller is allowed to see.
 
     Attributes:
-        code: An `ErrorCode`, or a code the operation declared.
+        code: An `ErrorCode`, or a code that the operation declares.
         message: One sentence for people.
         details: JSON-compatible detail for the caller; never an exception object.
-        retryable: Whether the same call may succeed later. True for `UNAVAILABLE` unless said otherwise.
+        retryable: Whether the same call may succeed later. True for `UNAVAILABLE` by default.
         begun: False if the operation certainly was not started, so that any operation may be called again; else None.
-        unexpected: Whether this stands for an exception nobody declared. A served edge then hides the message.
+        unexpected: Whether this represents an undeclared exception. Entry points then hide the message.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class CallError(OperationsError):
         self.unexpected = False
 
     def __str__(self) -> str:
-        # As it stands in tracebacks and logs, where the code is half of what there is to know.
+        # Tracebacks and logs need the code as well.
         return f"{self.code}: {self.message}"
 
     def __repr__(self) -> str:
@@ -98,7 +98,7 @@ class CallError(OperationsError):
         return (_rebuild, (*fields, self.unexpected, self.begun))
 
     def to_wire(self) -> JSONObject:
-        """What other processes see: `code`, `message` and, where there are any, JSON `details`."""
+        """Return the form for other processes: `code`, `message` and, if there are any, JSON `details`."""
         wire: JSONObject = {"code": _readable(self.code), "message": _readable(self.message)}
         if self.details is not None:
             try:
@@ -111,7 +111,7 @@ class CallError(OperationsError):
 
     @classmethod
     def from_wire(cls, wire: JSONObject) -> Self:
-        """The error that `to_wire` wrote; a missing or odd code reads as `UNKNOWN_ERROR`."""
+        """Return the error that `to_wire` wrote; a missing or invalid code becomes `UNKNOWN_ERROR`."""
         code, message = wire.get("code"), wire.get("message")
         return cls(
             code if isinstance(code, str) and code else ErrorCode.UNKNOWN_ERROR,
@@ -122,7 +122,7 @@ class CallError(OperationsError):
 
 
 def _readable(text: object) -> str:
-    """Text that can be encoded: a message may quote what is not valid Unicode, such as a file's name."""
+    """Return text that can be encoded: a message may quote invalid Unicode, such as the name of a file."""
     return str(text).encode("utf-8", "backslashreplace").decode()
 
 
@@ -140,31 +140,31 @@ def _rebuild(
 
 
 class RegistrationError(OperationsError, ValueError):
-    """An operation cannot be registered as it is. The registry was left as it was."""
+    """An operation cannot be registered. The registry is unchanged."""
 
 
 class SchemaError(OperationsError, ValueError):
-    """A JSON Schema is invalid, beyond a limit, or refers to what it does not carry."""
+    """A JSON Schema is invalid, exceeds a limit, or has a reference that leads out of it."""
 
 
 class DocumentError(OperationsError, ValueError):
-    """An API description is not JSON or YAML, beyond a limit, or refers to what may not be read."""
+    """An API description is not JSON or YAML, exceeds a limit, or refers to a file that may not be read."""
 
 
 class TransportError(OperationsError):
-    """A broker or a socket cannot be reached, or refused what was sent."""
+    """A broker or a socket cannot be reached, or rejected a message."""
 
 
 class NotSentError(TransportError):
     """A message was certainly not delivered: sending it again cannot make it arrive twice."""
 
 
-class NobodyThereError(NotSentError):
-    """A message was not delivered because nobody was there to take it."""
+class NoReceiverError(NotSentError):
+    """A message was not delivered because no worker or subscriber receives it."""
 
 
 class QueueFullError(NotSentError):
-    """A message was not delivered because too many others wait in its queue. Sending it later may succeed."""
+    """A message was not delivered because its queue is full. Sending it later may succeed."""
 
 
 class TooLargeError(NotSentError):
@@ -172,7 +172,7 @@ class TooLargeError(NotSentError):
 
 
 class MissingExtraError(OperationsError, ImportError):
-    """A feature was asked for whose third-party packages are not installed."""
+    """The third-party packages that a feature needs are not installed."""
 
     def __init__(self, feature: str, *, extra: str) -> None:
         super().__init__(
@@ -181,7 +181,7 @@ class MissingExtraError(OperationsError, ImportError):
 
 
 class DeclaredError(Protocol):
-    """What `map_error` reads of a declared error."""
+    """A declared error, as `map_error` needs it."""
 
     @property
     def code(self) -> str:
@@ -190,11 +190,11 @@ class DeclaredError(Protocol):
 
 
 def map_error(exception: BaseException, error_schemas: Iterable[DeclaredError] = ()) -> CallError:
-    """The one `CallError` that stands for `exception`.
+    """Return the `CallError` for `exception`.
 
-    A `CallError` is returned as it is. An exception whose message is a declared code, or starts with
-    one and a colon, takes that code and keeps its message. Everything else is
-    `EXECUTION_ERROR`, marked `unexpected`, and its message says what was raised: the type, and the exception's text.
+    A `CallError` is returned unchanged. An exception whose message is a declared code, or starts with
+    one and a colon, gets that code and keeps its message. Every other exception becomes
+    `EXECUTION_ERROR`, marked `unexpected`, with its type and text as the message.
     """
     if isinstance(exception, CallError):
         return exception

@@ -1,7 +1,7 @@
 """Functions as operations: mark them, read their signatures, call them with types.
 
-Rule 1: a marked function stays what it is.
-Rule 2: the operation of a method exists once there is an object to call it on.
+Rule 1: a marked function stays callable as before.
+Rule 2: a method becomes an operation when its object is registered.
 """
 
 import inspect
@@ -25,40 +25,40 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class OperationOptions(TypedDict, total=False):
-    """What can be said of a function besides its id."""
+    """The options of an operation, besides its id."""
 
     type: OperationType | Literal["query", "mutation", "subscription"]
-    """A function is a mutation unless it says that it only reads; an async generator is a subscription."""
+    """`query` for a function that only reads; by default `mutation`, and `subscription` for an async generator."""
 
     version: str
-    """Of the contract; `1.0.0`."""
+    """The version of the contract; by default `1.0.0`."""
 
     title: str
-    """For people."""
+    """A short name for people."""
 
     description: str
-    """Instead of the docstring's."""
+    """The description, instead of the docstring."""
 
     tags: Iterable[str]
-    """For search."""
+    """Words for search and filters."""
 
     scopes: Collection[str]
-    """All of these are required of a caller."""
+    """Scopes that a caller needs, all of them."""
 
     scopes_any: Collection[str]
-    """At least one of these is required of a caller."""
+    """Scopes of which a caller needs at least one."""
 
     access: AccessControl
     """The whole rule, instead of the two above."""
 
     errors: Iterable[ErrorDefinition]
-    """What else can happen, by code."""
+    """The declared errors."""
 
     idempotent: bool
-    """Running it twice does no more than running it once."""
+    """Whether running it twice has the same effect as running it once."""
 
     output: OutputPolicy
-    """What to do with results that do not fit the schema."""
+    """How results are normalised."""
 
     timeout: float
     """Seconds that a call through an entry point may take, instead of the entry point's default."""
@@ -68,7 +68,7 @@ class OperationOptions(TypedDict, total=False):
     other nested call is checked as its caller."""
 
     meta: JSONObject
-    """Anything to keep with the spec."""
+    """Additional data of the spec."""
 
 
 def operation(
@@ -76,9 +76,9 @@ def operation(
 ) -> Callable[[Function], Function]:
     """Mark a typed function as an operation, for `scan_operations` or `registry.register`.
 
-    The function stays what it is. Its parameters become the input schema, its return annotation the output
-    schema, its docstring the description; a parameter annotated `OperationContext` is given the context. An
-    `async def` runs on the loop, a `def` in a thread, an async generator is a subscription.
+    The function stays callable as before. Its parameters become the input schema, its return annotation the output
+    schema, its docstring the description; a parameter annotated `OperationContext` receives the context. An
+    `async def` runs on the event loop, a `def` in a thread; an async generator is a subscription.
 
     Args:
         operation_id: `namespace.name`.

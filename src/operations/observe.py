@@ -1,7 +1,7 @@
-"""What can be seen of calls while they happen: the call graph, audit and telemetry all read these events.
+"""Events of calls, which the call graph, audit and telemetry observe.
 
-Rule 1: an observer is told, never asked. It cannot change a call, and one that raises is logged and passed over.
-Rule 2: no event carries arguments or results; of a change to a result only its kind.
+Rule 1: an observer cannot change a call. If it raises, the error is logged and the call continues.
+Rule 2: no event contains arguments or results; of a change to a result only its kind.
 """
 
 import logging
@@ -37,7 +37,7 @@ def trace_context(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 class _Event(msgspec.Struct, frozen=True, kw_only=True, rename="camel", tag_field="event"):
-    """What every call event says."""
+    """The fields of all call events."""
 
     request_id: str
     operation_id: str
@@ -47,7 +47,7 @@ class _Event(msgspec.Struct, frozen=True, kw_only=True, rename="camel", tag_fiel
 
 
 class CallStarted(_Event, frozen=True, kw_only=True, tag="started"):
-    """A call arrived; nothing has been judged yet."""
+    """A call arrived; access and input have not been checked yet."""
 
     parent_request_id: str | None
     identity_id: str | None
@@ -63,7 +63,7 @@ class CallStarted(_Event, frozen=True, kw_only=True, tag="started"):
 
 
 class CallYielded(_Event, frozen=True, kw_only=True, tag="yielded"):
-    """A subscription gave an item."""
+    """A subscription returned an item."""
 
     index: int
     """Counted from 0."""
@@ -82,7 +82,7 @@ class CallFinished(_Event, frozen=True, kw_only=True, tag="finished"):
     """The operation on whose authority a nested call ran; None: its caller's own."""
 
     code: str | None
-    """The error's code; `EXECUTION_ERROR` also for a result that says it is one, as an MCP tool's; None for success."""
+    """The error's code; `EXECUTION_ERROR` also for a result marked as an error (MCP tools); None for success."""
 
     duration: float
     """Seconds."""
@@ -98,21 +98,21 @@ class CallAbandoned(_Event, frozen=True, kw_only=True, tag="abandoned"):
 class RegistryChanged(
     msgspec.Struct, frozen=True, kw_only=True, rename="camel", tag_field="event", tag="changed"
 ):
-    """An operation appeared, was replaced, or went."""
+    """An operation was added, replaced or removed."""
 
     operation_id: str
     change: Literal["added", "replaced", "removed"]
 
 
 CallEvent: TypeAlias = CallStarted | CallYielded | CallFinished | CallAbandoned | RegistryChanged
-"""What an observer is told."""
+"""The events that observers receive."""
 
 
 class Observer(Protocol):
-    """Follows calls. Called on the event loop, in order; it must be quick and must not block."""
+    """Receives events on the event loop, in order; it must be quick and must not block."""
 
     def __call__(self, event: CallEvent, /) -> None:
-        """Take notice of `event`."""
+        """Receive an event."""
         ...
 
 
@@ -123,7 +123,7 @@ def add_counts(total: dict[str, int], more: dict[str, int]) -> None:
 
 
 def notify(observers: Iterable[Observer], event: CallEvent) -> None:
-    """Tell every observer; one that raises is logged and costs nobody else anything."""
+    """Send an event to all observers; if one raises, log the error and continue."""
     for observer in observers:
         try:
             observer(event)
@@ -151,7 +151,7 @@ class CallSeries:
         codes: Other calls that ended, by error code; an empty code is success.
         changes: Values of results that normalisation changed, by kind.
         items: Items of subscriptions.
-        abandoned: Handlers that still ran when their caller had left.
+        abandoned: Handlers that were still running after their caller had left.
         retries: Attempts after the first one of a call.
         seconds: Total duration of the timed calls that ended.
         buckets: Timed calls by duration; see `BUCKETS`.

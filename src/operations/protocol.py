@@ -1,4 +1,4 @@
-"""The JSON Schemas of the five events, for whoever speaks the protocol from another language."""
+"""The JSON Schemas of the five events, for implementations in other languages."""
 
 from collections.abc import Mapping
 from types import MappingProxyType

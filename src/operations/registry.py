@@ -63,13 +63,12 @@ class OperationRegistry(Registrations):
     `register_all`.
 
     Args:
-        operations: What to register at once.
-        remote: Where calls go that have no handler here.
-        output: What happens to results that do not fit their schema, unless the operation says otherwise. None
-            means `cast`, the default.
-        max_threads: How many `def` handlers run at a time.
-        calls: What operations that declare no `calls` may call on their own authority; `["*"]` trusts every call.
-        authority: Where budgets and approvals are kept; by default in this process.
+        operations: The operations to register.
+        remote: Runs calls of operations without a local handler.
+        output: How results are normalised, unless the operation has its own policy; None means `cast`.
+        max_threads: The number of `def` handlers that run at a time.
+        calls: Default of `calls` for operations that declare none; `["*"]` trusts every nested call.
+        authority: Stores budgets and approvals; by default in this process.
     """
 
     def __init__(
@@ -177,7 +176,7 @@ class OperationRegistry(Registrations):
             The result, as the type that the function is annotated with.
 
         Raises:
-            CallError: As `execute`; `EXECUTION_ERROR` if the result does not fit the annotation.
+            CallError: As `execute`; `EXECUTION_ERROR` if the result does not match the annotation.
             TypeError: If the function is not marked, or does not take the arguments.
         """
         typed = self.typed(function, arguments, named)
@@ -262,7 +261,7 @@ class OperationRegistry(Registrations):
         *,
         streaming: bool,
     ) -> Plan:
-        """Make an operation ready at its first call, and say so where it cannot be called."""
+        """Prepare an operation at its first call, or return its error if it cannot be called."""
         try:
             if not isinstance(cast("Any", operation_id), str):
                 operation_id = repr(operation_id)
@@ -293,7 +292,7 @@ class OperationRegistry(Registrations):
     def _unregistered(
         self, operation_id: str, context: OperationContext, *, streaming: bool
     ) -> Operation:
-        """What nobody registered: perhaps the remote knows it, and judges it there."""
+        """Call an unregistered operation at the remote, which checks access there."""
         if self._remote is not None:
             namespace, _, name = operation_id.partition(".")
             kind = OperationType.SUBSCRIPTION if streaming else OperationType.MUTATION
@@ -311,8 +310,8 @@ class OperationRegistry(Registrations):
     def use(self, middleware: Any) -> Any:
         """Put a middleware around every call of its kind; the first one added is the outermost.
 
-        `async def m(call, next)` stands around queries and mutations and gives an envelope; an async generator
-        `async def m(call, next)` stands around subscriptions and yields envelopes.
+        `async def m(call, next)` wraps queries and mutations and returns an envelope; an async generator
+        `async def m(call, next)` wraps subscriptions and yields envelopes.
         """
         if not callable(middleware):
             raise TypeError(f"{middleware!r} is no middleware: it cannot be called")
@@ -326,7 +325,7 @@ class OperationRegistry(Registrations):
         return middleware
 
     def observe(self, observer: Observer) -> Callable[[], None]:
-        """Let `observer` follow every call event; call what this returns to stop."""
+        """Send all call events to `observer`; call the returned function to stop."""
         if not callable(observer):
             raise TypeError(f"{observer!r} is no observer: it cannot be called")
         self._observers.append(observer)
@@ -371,17 +370,17 @@ class OperationRegistry(Registrations):
 
     @property
     def observed(self) -> bool:
-        """Whether anybody follows the calls."""
+        """Whether there are observers."""
         return bool(self._observers)
 
     def notify(self, event: CallEvent) -> None:
-        """Tell the observers."""
+        """Send an event to the observers."""
         notify(tuple(self._observers), event)
 
     # ------------------------------------------------------------ lifetime
 
     def keep(self, task: "asyncio.Task[Any]") -> None:
-        """Hold on to a cancelled task until it ends, so that it is neither lost nor complained about."""
+        """Keep a reference to a cancelled task until it ends, and retrieve its exception."""
         self._left_behind.add(task)
         task.add_done_callback(self._ended)
 
@@ -400,7 +399,7 @@ class OperationRegistry(Registrations):
     async def aclose(self) -> None:
         """Close the services registered here and wait a moment for handlers that are being cancelled.
 
-        Closing twice is harmless. A service that fails to close is logged and keeps no other from closing.
+        Closing twice is harmless. If a service fails to close, the error is logged and the others are closed.
         """
         services, self._services = self._services, []
         for service in reversed(services):
@@ -442,7 +441,7 @@ def subscribe(
 
 
 def _compile(schemas: list[Schema]) -> None:
-    # Whatever is wrong with one is said when the operation is prepared.
+    # Errors are reported when the operation is prepared.
     with suppress(Exception):
         for schema in schemas:
             schema.compile()

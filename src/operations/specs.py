@@ -1,7 +1,7 @@
 """An operation: the spec is the contract, the handler is the runtime.
 
-Rule 1: a spec is data. It is frozen, hashable, and goes to JSON and back unchanged.
-Rule 2: an id is `namespace.name`, split at the first dot: a namespace has none, a name may.
+Rule 1: a spec is data. It is frozen, hashable, and survives encoding to JSON unchanged.
+Rule 2: an id is `namespace.name`, split at the first dot: a name may contain dots, a namespace may not.
 """
 
 import re
@@ -67,23 +67,23 @@ def enforce_policy(output: OutputPolicy | None) -> None:
 
 
 UNKNOWN = Schema({})
-"""Says nothing about a value."""
+"""Accepts every value."""
 
 _NAMESPACE = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,256}")
 
 
 class OperationType(StrEnum):
-    """What a call may do."""
+    """The kind of an operation."""
 
     QUERY = "query"
     """Reads. May be repeated."""
 
     MUTATION = "mutation"
-    """Changes something. Never repeated on its own."""
+    """Changes something. Never repeated automatically."""
 
     SUBSCRIPTION = "subscription"
-    """Gives many results over time."""
+    """Returns many results over time."""
 
 
 class ErrorDefinition(msgspec.Struct, frozen=True, rename="camel"):
@@ -101,7 +101,7 @@ class ErrorDefinition(msgspec.Struct, frozen=True, rename="camel"):
         _coerce(self, "schema")
 
     def to_wire(self) -> JSONObject:
-        """JSON builtins in the wire's names. The schema in them is the definition's own."""
+        """Return JSON builtins with the names of the wire. The schema in them is not copied."""
         wire: JSONObject = {
             "code": self.code,
             "description": self.description,
@@ -113,7 +113,7 @@ class ErrorDefinition(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class OperationSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """The contract of an operation, without the code that keeps it."""
+    """The contract of an operation, without its handler."""
 
     name: str
     namespace: str
@@ -134,7 +134,7 @@ class OperationSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Whether running it twice does no more than running it once."""
 
     meta: JSONObject = msgspec.field(default_factory=dict[str, Any], name="_meta")
-    """Where it comes from and whatever an adapter wants to keep; no part of the contract. `_meta` on the wire."""
+    """The origin and data of the adapter; not part of the contract. `_meta` on the wire."""
 
     def __post_init__(self) -> None:
         if not _NAMESPACE.fullmatch(self.namespace):
@@ -173,14 +173,14 @@ class OperationSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
     @property
     def digest(self) -> str:
-        """SHA-256 over the contract: everything but `tags` and `meta`, in any order of keys."""
+        """SHA-256 of the contract: everything but `tags` and `meta`, independent of the order of keys."""
         wire = self._wire()
         wire.pop("tags", None)
         wire.pop("_meta", None)
         return sha256(canonical(wire)).hexdigest()
 
     def to_wire(self) -> JSONObject:
-        """Fresh JSON builtins in the wire's names; what is optional and empty is absent."""
+        """Return new JSON builtins with the names of the wire; empty optional fields are omitted."""
         return cast("JSONObject", msgspec.to_builtins(self._wire()))
 
     def _wire(self) -> JSONObject:
@@ -211,24 +211,24 @@ class OperationSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
         return wire
 
     def encode(self) -> bytes:
-        """The JSON of `to_wire`."""
+        """Return the JSON of `to_wire`."""
         return msgspec.json.encode(self._wire())
 
     @classmethod
     def from_wire(cls, wire: Any) -> Self:
-        """The spec that `to_wire` wrote.
+        """Return the spec that `to_wire` wrote.
 
         Raises:
-            ValueError: Naming the place that is wrong.
+            ValueError: Naming the invalid path.
         """
         return msgspec.convert(wire, cls, dec_hook=_schema_from_wire)
 
     @classmethod
     def decode(cls, text: bytes | str) -> Self:
-        """The spec in a JSON text.
+        """Return the spec in a JSON text.
 
         Raises:
-            ValueError: Naming the place that is wrong.
+            ValueError: Naming the invalid path.
         """
         return cls.from_wire(
             decode_json(text, max_values=MAX_DOCUMENT_VALUES, max_depth=MAX_DOCUMENT_DEPTH)
@@ -237,13 +237,13 @@ class OperationSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 def _schema_from_wire(kind: type, value: Any) -> Any:
     if kind is Schema and isinstance(value, (dict, bool)):
-        # A spec from elsewhere is a third party's: one schema of it must not cost the whole spec.
+        # Specs of third parties may have invalid schemas; keep the rest of the spec.
         return from_schema(cast("JSONSchema", value), lenient=True)
     raise ValueError(f"expected a JSON Schema, got {type(value).__name__}")
 
 
 def _coerce(struct: msgspec.Struct, field: str) -> None:
-    """Take a JSON Schema document or a Python type wherever a `Schema` is asked for."""
+    """Return a `Schema` for a JSON Schema document or a Python type."""
     value: Any = getattr(struct, field)
     if type(value) is Schema:
         return
@@ -340,13 +340,13 @@ class FileArguments(Protocol):
 
 
 class Operation(msgspec.Struct, frozen=True):
-    """A spec with the handler that keeps it; a struct, because a frozen dataclass takes ten times as long to make."""
+    """A spec with its handler; a struct, because creating a frozen dataclass takes ten times as long."""
 
     spec: OperationSpec
     handler: OperationHandler | SubscriptionHandler
 
     output: OutputPolicy | None = None
-    """What to do with results that do not fit; None leaves it to the registry."""
+    """How results are normalised; None for the registry's default."""
 
     blocking: bool | None = None
     """Whether the handler blocks, and so runs in a thread; None: a `def` does, an `async def` does not."""
@@ -365,10 +365,10 @@ class Operation(msgspec.Struct, frozen=True):
     registry. Every other nested call is checked as its caller. No part of the contract: it never crosses a wire."""
 
     approve: ApprovalRule | None = None
-    """Which calls a person must approve; None for none."""
+    """The calls that a person must approve; None for none."""
 
     needs_grant: bool = True
-    """Whether a grant must cover it; not if it only lists what its caller may call."""
+    """Whether a grant must cover it; False for operations that only list what the caller may call."""
 
     source_timeout: float | None = None
     """Seconds that the source of an imported operation allows for a call: an entry point allows no less."""
@@ -377,11 +377,11 @@ class Operation(msgspec.Struct, frozen=True):
     """The signature of the function, for typed calls; None if the handler is not a typed function."""
 
     forwards: bool = False
-    """Whether the handler only passes the call on, once: an error of the other side that says that nothing was begun is
-    then true of this operation, too."""
+    """Whether the handler only forwards the call, once: if the error of the remote has `begun=False`, this operation
+    has not begun either."""
 
     source_instructions: str = ""
-    """What the source of an imported operation tells models about its use."""
+    """The instructions for models of an imported operation's source."""
 
     def __post_init__(self) -> None:
         # Importers make thousands of operations that have none of these.

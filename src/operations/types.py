@@ -14,7 +14,7 @@ B = TypeVar("B")
 R = TypeVar("R")
 
 JSON: TypeAlias = dict[str, Any] | list[Any] | str | int | float | bool | None
-"""A value made of JSON builtins. (Recursive aliases cost readers and type checkers more than they give.)"""
+"""A value made of JSON builtins. A recursive alias would be slower to check and harder to read."""
 
 JSONObject: TypeAlias = dict[str, Any]
 """A JSON object, as decoded: string keys, JSON values."""
@@ -25,7 +25,7 @@ JSONSchema: TypeAlias = JSONObject | bool
 ReadOnlyJSON: TypeAlias = (
     Mapping[str, "ReadOnlyJSON"] | Sequence["ReadOnlyJSON"] | str | int | float | bool | None
 )
-"""JSON that a function promises not to alter."""
+"""JSON that a function does not modify."""
 
 Seconds: TypeAlias = Annotated[float, Meta(gt=0)]
 """A time span; files and command lines check that it is positive."""

@@ -10,7 +10,7 @@ from tests.calls.waiting import until
 from tests.calls.worlds import BrokerWorld, World, cuttable
 from tests.servers import Broker
 
-from operations.errors import NobodyThereError, TooLargeError
+from operations.errors import NoReceiverError, TooLargeError
 from operations.pubsub.base import EventTarget
 from operations.pubsub.nats import NatsTarget, connect_nats
 from operations.pubsub.websocket import AcceptedTarget, connect_websocket, serve_websocket
@@ -119,7 +119,7 @@ async def test_a_queue_without_takers_says_so(world: World) -> None:
         await near.listen((box,), listener)
         try:
             await near.enqueue("nobody", event(1, "call.requested"), key="k1", reply_to=box, wait=1)
-        except NobodyThereError:
+        except NoReceiverError:
             return
         await until(lambda: listener.unclaimed == ["k1"])
 

@@ -1,14 +1,14 @@
-"""The one path a call takes, whichever entry point it came through.
+"""The path of a call, shared by all entry points.
 
     access -> validate -> access to the input -> handler -> detect | wrap -> normalise -> check
 
-Rule 1: a step exists only here. `invoke` and `stream` differ in the middle step alone.
+Rule 1: each step is implemented only here. `invoke` and `stream` differ only in the call of the handler.
 Rule 2: every failure becomes exactly one `CallError`; only `KeyboardInterrupt`, `SystemExit` and the
         caller's own cancellation pass through.
-Rule 3: nothing changes in silence. A result that had to be repaired, or still does not fit, is logged with paths.
+Rule 3: every change is reported. Changes and mismatches of a result are logged with their paths.
 Rule 4: nothing here knows about transports, HTTP or MCP servers.
 
-`plan` makes an operation ready to run, `path` runs it and reports to observers, `streams` does so for subscriptions,
+`plan` prepares an operation, `path` runs it and reports to observers, `streams` does so for subscriptions,
 `outcome` turns results into envelopes, `lenient` converts input, `threads` runs `def` handlers.
 """
 

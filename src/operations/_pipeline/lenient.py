@@ -1,4 +1,4 @@
-"""Convert inputs of models that nearly fit: lossless conversions, and only where the schema rejects what was sent.
+"""Convert near misses in inputs of models: lossless conversions of values that the schema rejects.
 
     "[1, 2]" for an array, "{...}" for an object      the value that the text contains, as JSON
     "5" for 5, "true" for true                        the same
@@ -21,7 +21,7 @@ from operations.schema.results import MAX_PATH
 from operations.types import JSONObject
 
 _ROUNDS: Final = 4
-"""How often texts inside texts are looked at."""
+"""How many levels of JSON inside strings are decoded."""
 
 _FIXED: Final = frozenset({
     "additionalProperties", "dependentRequired", "json", "maxItems", "maxProperties", "minItems", "minProperties",
@@ -34,7 +34,7 @@ _Note: TypeAlias = tuple[str, str]
 
 
 class Converted(NamedTuple):
-    """An input that fits its schema, and what was converted."""
+    """A converted input that matches its schema, with the changes."""
 
     value: Any
     changes: list[Change]
@@ -56,7 +56,7 @@ class _Location(NamedTuple):
 
 
 def convert_input(compiled: CompiledSchema, value: Any) -> Converted | None:
-    """Return a rejected input with conversions that make it fit; None if there are none.
+    """Return a rejected input with conversions that make it valid; None if there are none.
 
     Args:
         compiled: The schema of the input.

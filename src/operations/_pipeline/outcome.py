@@ -1,4 +1,4 @@
-"""The way out: from what a handler returned to the envelope its caller gets.
+"""Turn a handler's result into the caller's envelope.
 
 Rule 1: a value is an envelope only if it is a `ResponseEnvelope`. A mapping of the same shape is data.
 Rule 2: every change to the data is listed in `meta.changes`, and logged once per operation and kind.
@@ -43,7 +43,7 @@ _ANY_BUT_TEXT = Schema({"type": ["object", "array", "number", "boolean", "null"]
 
 
 def finisher(spec: OperationSpec, policy: OutputPolicy) -> Finisher:
-    """Return the function that turns a handler's result into the envelope its caller gets."""
+    """Return the function that turns a handler's result into the caller's envelope."""
     operation_id = spec.id
     compiled = None if policy == "off" else _compiled(operation_id, spec.output_schema)
     normalise = _normalise(operation_id, compiled, policy)
@@ -209,7 +209,7 @@ def _normalise(
     *,
     owns: bool = False,
 ) -> Normalise:
-    """Return what makes a result JSON and deals with a mismatch under `policy`; for `owns` see `normaliser`."""
+    """Return the function that makes a result JSON and applies `policy`; for `owns` see `normaliser`."""
     if compiled is None:
         return lambda value: (to_json(without_objects(value)), None)
     if policy == "cast" or policy == "keep" or policy == "create":

@@ -1,7 +1,7 @@
 """The path of a query or mutation.
 
-`invoke` is the path itself, lean enough for a call without deadline, middleware or observers to cost little more than
-its handler. `run` puts those around it.
+`invoke` is the path for a call without deadline, middleware or observers, and costs little more than the handler.
+`run` adds those.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ _LONG_AGO = 1e11
 """Milliseconds since the epoch: 1973. A deadline before that was meant in seconds."""
 
 GRACE = 0.05
-"""Seconds a handler has to clean up after it was cancelled before its caller stops waiting for it."""
+"""Seconds that a cancelled handler has to clean up before its caller stops waiting."""
 
 
 def enter(plan: Plan, context: OperationContext) -> None:
@@ -163,7 +163,7 @@ def _noting(plan: Plan, changes: Sequence[Change]) -> Plan:
 async def invoke(
     plan: Plan, value: Any, context: OperationContext, series: CallSeries | None = None
 ) -> Envelope:
-    """Run a query or mutation to its one envelope, and count it in `series`."""
+    """Run a query or mutation, return its envelope, and count it in `series`."""
     began = 0.0
     if series is not None:
         series.started += 1
@@ -236,7 +236,7 @@ def _count(series: CallSeries, envelope: Envelope, context: OperationContext, be
 
 
 def fail(plan: Plan, context: OperationContext, error: BaseException) -> NoReturn:
-    """Raise the one error that stands for `error`.
+    """Raise the `CallError` for `error`.
 
     Called after its `except` block: what is being handled there is the caller's own exception, if any.
     """
@@ -264,7 +264,7 @@ def fail(plan: Plan, context: OperationContext, error: BaseException) -> NoRetur
 
 
 def _cancellation(error: BaseException | None) -> asyncio.CancelledError | None:
-    """The cancellation that `error` is, or that was being handled when it was raised; not one of the caller's."""
+    """Return `error` or its context if that is a cancellation, but not one by the caller."""
     seen = {id(sys.exception())}
     while error is not None and id(error) not in seen:
         if isinstance(error, asyncio.CancelledError):
@@ -275,7 +275,7 @@ def _cancellation(error: BaseException | None) -> asyncio.CancelledError | None:
 
 
 async def run(plan: Plan, value: Any, context: OperationContext) -> Envelope:
-    """`invoke` with all that may stand around it: observers, the deadline, middleware."""
+    """Run `invoke` with observers, the deadline and middleware."""
     host = plan.host
     path: Coroutine[Any, Any, Envelope] = (
         _through(plan, value, context) if host.middleware else invoke(plan, value, context)
@@ -295,7 +295,7 @@ async def run(plan: Plan, value: Any, context: OperationContext) -> Envelope:
 
 
 async def _through(plan: Plan, value: Any, context: OperationContext) -> Envelope:
-    """The middleware, outermost first. A caller without access does not even reach them."""
+    """Run the middleware, outermost first, for callers with access."""
     enter(plan, context)
 
     def step(index: int) -> Next:
@@ -319,7 +319,7 @@ async def _through(plan: Plan, value: Any, context: OperationContext) -> Envelop
 async def _timed(
     deadline: float, path: Coroutine[Any, Any, Envelope], plan: Plan, context: OperationContext
 ) -> Envelope:
-    """The path in a task of its own, so that it can be left behind at the deadline."""
+    """Run the path in its own task, so that it can be abandoned at the deadline."""
     limit = context.limit
     seconds = deadline / 1000 - time() if limit is None else limit.remaining
     if seconds <= 0:
@@ -339,7 +339,7 @@ async def before(
     plan: Plan,
     context: OperationContext,
 ) -> Any:
-    """`result`, which `work` is to bring, or `TIMEOUT` at the deadline even if the work ignores cancellation.
+    """Await the result of `work`, or raise `TIMEOUT` at the deadline even if the work ignores cancellation.
 
     `seconds` is the time of the whole call, for the message.
     """
@@ -380,9 +380,9 @@ async def before(
 
 
 async def stop(work: "asyncio.Task[Any]", plan: Plan, context: OperationContext) -> None:
-    """Cancel `work` and its nested calls; give it a moment, and leave it to the registry if it needs more."""
+    """Cancel `work` and its nested calls; wait a moment, then leave it to the registry."""
     if not work.cancelling():
-        # Once: what it does to clean up is not to be cut short.
+        # Only once: a second cancellation would interrupt its cleanup.
         work.cancel()
     context.abort_nested()
     plan.host.keep(work)
@@ -398,7 +398,7 @@ _APART = 10
 def report_refusal(
     host: PipelineHost, operation_id: str, context: OperationContext, error: CallError
 ) -> None:
-    """Report and count a call that never came as far as a plan."""
+    """Report and count a call that failed before it had a plan."""
     if host.observed or host.counters is not None:
         report_start(host, operation_id, context)(error)
 
@@ -478,7 +478,7 @@ def code_of(
 
 
 def _code_of_end(context: OperationContext) -> str:
-    """Why a call was cancelled: a channel that keeps the deadline does so when it is over."""
+    """Return the reason for a cancellation: a channel that enforces the deadline cancels at its end."""
     deadline = context.deadline if context.limit is None else context.limit.deadline
     is_over = deadline is not None and now() >= deadline - _APART
     return str(ErrorCode.TIMEOUT if is_over else ErrorCode.ABORTED)

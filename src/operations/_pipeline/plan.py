@@ -1,4 +1,4 @@
-"""An operation made ready to run, and the registry that runs it."""
+"""An operation prepared for calls, and the registry that runs it."""
 
 import asyncio
 import functools
@@ -73,16 +73,16 @@ class PipelineHost(Protocol):
         ...
 
     def notify(self, event: CallEvent) -> None:
-        """Tell the observers."""
+        """Send an event to the observers."""
         ...
 
     def keep(self, task: "asyncio.Task[Any]") -> None:
-        """Hold on to a cancelled task until it ends."""
+        """Keep a reference to a cancelled task until it ends."""
         ...
 
 
 class Plan:
-    """An operation made ready to run: schemas compiled, access looked at, handler kind known. Made once.
+    """An operation prepared for calls: schemas compiled, access check and kind of handler known.
 
     Args:
         operation: The operation.
@@ -159,7 +159,7 @@ class Plan:
                 )
 
             result = await host.threads.run(handler, value, context, on_abandon=abandoned)
-            # A plain function may hand over something to await.
+            # A plain function may return an awaitable.
             return await result if inspect.isawaitable(result) else result
 
         return in_thread
@@ -178,7 +178,7 @@ def is_blocking(handler: Callable[..., Any]) -> bool:
 
 
 class Remote(Protocol):
-    """Another place, where an operation without a handler here can run."""
+    """Runs operations that have no local handler."""
 
     async def call(
         self, operation_id: str, input: Any, context: OperationContext
@@ -186,7 +186,7 @@ class Remote(Protocol):
         """Run a query or mutation there.
 
         Raises:
-            CallError: As the operation gave it, or `UNAVAILABLE`.
+            CallError: The operation's error, or `UNAVAILABLE`.
         """
         ...
 
@@ -198,7 +198,7 @@ class Remote(Protocol):
 
 
 def forward(spec: OperationSpec, remote: Remote | None) -> OperationHandler | SubscriptionHandler:
-    """Return a handler for an operation that has none here: it calls the remote, if there is one."""
+    """Return a handler for an operation without a local one: it calls the remote, if there is one."""
     operation_id = spec.id
 
     async def nowhere(input: Any, context: OperationContext) -> Any:

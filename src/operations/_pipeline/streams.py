@@ -32,7 +32,7 @@ _PATIENCE = 1.0
 async def stream(
     plan: Plan, value: Any, context: OperationContext
 ) -> AsyncGenerator[Envelope, None]:
-    """A subscription with all that may stand around it: the same steps, once for every item."""
+    """Run a subscription with observers, the deadline and middleware: the same steps for every item."""
     host = plan.host
     items = (
         _stream_through(plan, value, context)
@@ -100,7 +100,7 @@ async def _items(
 async def _stream_through(
     plan: Plan, value: Any, context: OperationContext
 ) -> AsyncGenerator[Envelope, None]:
-    """The stream middleware, outermost first."""
+    """Run the stream middleware, outermost first."""
     enter(plan, context)
 
     def step(index: int) -> NextStream:
@@ -136,7 +136,7 @@ def _fail(plan: Plan, context: OperationContext, failure: BaseException | None) 
 async def _timed_items(
     deadline: float, items: AsyncGenerator[Envelope, None], plan: Plan, context: OperationContext
 ) -> AsyncGenerator[Envelope, None]:
-    """The items, none later than the deadline.
+    """Yield the items until the deadline.
 
     The whole stream runs in one task, because a handler may hold scopes open across its yields that belong to
     the task that opened them. It works on demand: the handler is never ahead of its consumer.
@@ -174,7 +174,7 @@ async def _timed_items(
 
 
 async def _close(iterator: Any) -> None:
-    """End an async iterator that can be ended. The result is out: what goes wrong now is only logged."""
+    """Close an async iterator if possible. The result has been delivered, so errors are only logged."""
     aclose = getattr(iterator, "aclose", None)
     if aclose is None:
         return
@@ -240,14 +240,14 @@ class Subscription:
         return CallError(ErrorCode.ABORTED, "the call this subscription was part of has ended")
 
     def abort(self) -> None:
-        """End the subscription and its handler from without: its reader gets `ABORTED`."""
+        """Abort the subscription and its handler: the reader gets `ABORTED`."""
         if self._aborted is None and not self._closing:
             self._aborted = asyncio.get_running_loop().create_task(self.aclose())
 
     async def aclose(self) -> None:
         """End the subscription and its handler; harmless when it has ended or is being ended.
 
-        A handler that ignores its end is left behind after a second.
+        A handler that ignores this is abandoned after a second.
         """
         if self._closing:
             await self._closed.wait()

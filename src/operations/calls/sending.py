@@ -37,7 +37,7 @@ from operations.envelopes import ResponseEnvelope, lift_envelope
 from operations.errors import (
     CallError,
     ErrorCode,
-    NobodyThereError,
+    NoReceiverError,
     NotSentError,
     QueueFullError,
     TooLargeError,
@@ -230,7 +230,7 @@ class RequestSender:
                 return await self._target.enqueue(
                     self._group, body, key=key, reply_to=self._mailbox, wait=wait
                 )
-            except NobodyThereError as error:
+            except NoReceiverError as error:
                 # After a reconnect the workers may be on their way back, too.
                 if not self._is_settling():
                     raise CallError(ErrorCode.UNAVAILABLE, str(error), begun=False) from error

@@ -224,7 +224,7 @@ class EventTarget(Protocol):
             A receipt for `is_waiting`; empty if the broker keeps no messages.
 
         Raises:
-            NobodyThereError: If the broker says that nobody takes from it.
+            NoReceiverError: If the broker says that nobody takes from it.
             QueueFullError: If too many messages wait in it.
             NotSentError: If the message certainly was not delivered.
             TransportError: If it may or may not have been.

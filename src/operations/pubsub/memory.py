@@ -7,7 +7,7 @@ from secrets import token_hex
 from operations._json import MAX_REQUEST_VALUES
 from operations._text import enforce_lists
 from operations.access import Identity
-from operations.errors import NobodyThereError, NotSentError
+from operations.errors import NoReceiverError, NotSentError
 from operations.pubsub.base import BoundedSet, Receiver
 
 _MAX_SEEN = 40_000
@@ -88,14 +88,14 @@ class MemoryTarget:
         """Deliver `body` to one consumer before this returns; a key that was seen before is dropped.
 
         Raises:
-            NobodyThereError: If nobody takes from `queue`.
+            NoReceiverError: If nobody takes from `queue`.
             NotSentError: If the target is used from another event loop than the one it lives on.
         """
         if self._loop is not asyncio.get_running_loop():
             self._enter_loop()
         takers = self._takers.get(queue)
         if not takers:
-            raise NobodyThereError(f"nobody takes from {queue!r}")
+            raise NoReceiverError(f"nobody takes from {queue!r}")
         if self._seen.add(key):
             self._turn += 1
             takers[self._turn % len(takers)].receive(body, reply_to)

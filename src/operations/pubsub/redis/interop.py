@@ -17,7 +17,7 @@ import msgspec
 from operations._json import MAX_REQUEST_VALUES
 from operations._text import enforce_lists
 from operations.access import Identity
-from operations.errors import NobodyThereError, NotSentError, TooLargeError, TransportError
+from operations.errors import NoReceiverError, NotSentError, TooLargeError, TransportError
 from operations.pubsub.base import PUT_TYPE, Receiver, Registration, deliver
 from operations.pubsub.redis.connection import PipelinedConnection, PubSubConnection
 from operations.pubsub.redis.servers import SILENCE, Connector
@@ -180,7 +180,7 @@ class RedisInteropTarget:
             raise TooLargeError(f"{len(body)} bytes are more than {self.max_bytes}")
         await self._link.ready(wait)
         if not await self._link.request("PUBLISH", self._channel(body), body, size=len(body)):
-            raise NobodyThereError("nobody subscribes to requests")
+            raise NoReceiverError("nobody subscribes to requests")
         return ""
 
     def _channel(self, body: bytes) -> str:

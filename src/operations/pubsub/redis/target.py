@@ -25,7 +25,7 @@ from redis.exceptions import NoPermissionError, NoScriptError, ResponseError
 from operations._text import enforce_lists
 from operations.access import Identity
 from operations.errors import (
-    NobodyThereError,
+    NoReceiverError,
     NotSentError,
     QueueFullError,
     TooLargeError,
@@ -351,7 +351,7 @@ class RedisTarget:
         if answer == _NOBODY:
             named = f"; on Redis they name their clients: clients=[{self._client!r}]"
             hint = "" if self._client == ANY_CLIENT else named
-            raise NobodyThereError(f"no worker serves the group {queue!r}{hint}")
+            raise NoReceiverError(f"no worker serves the group {queue!r}{hint}")
         if answer == _FULL:
             raise QueueFullError(f"too many requests wait for {queue!r} already")
         return str(answer, "ascii")
