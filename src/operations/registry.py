@@ -122,7 +122,7 @@ class OperationRegistry(Registrations):
             context = _within(timeout, context)
         try:
             plan = self._plans.get(operation_id)
-        except TypeError:  # whatever this is, it is no id
+        except TypeError:  # unhashable, so not an operation id
             plan = None
         if plan is None:
             return self._execute_first(operation_id, input, context)
@@ -261,13 +261,13 @@ class OperationRegistry(Registrations):
         *,
         streaming: bool,
     ) -> Plan:
-        """Prepare an operation at its first call, or return its error if it cannot be called."""
+        """Prepare an operation at its first call; report the error if it cannot be called."""
         try:
             if not isinstance(cast("Any", operation_id), str):
                 operation_id = repr(operation_id)
             known = self._operations.get(operation_id)
             if known is None:
-                # Not kept: ids come from outside, and there is no end to them.
+                # Not cached, because callers choose these ids.
                 return Plan(self._unregistered(operation_id, context, streaming=streaming), self)
             if (known.spec.type is OperationType.SUBSCRIPTION) != streaming:
                 execute, many = (
@@ -292,7 +292,7 @@ class OperationRegistry(Registrations):
     def _unregistered(
         self, operation_id: str, context: OperationContext, *, streaming: bool
     ) -> Operation:
-        """Call an unregistered operation at the remote, which checks access there."""
+        """Return an operation for an unregistered id that calls the remote, which checks access there."""
         if self._remote is not None:
             namespace, _, name = operation_id.partition(".")
             kind = OperationType.SUBSCRIPTION if streaming else OperationType.MUTATION
@@ -308,7 +308,7 @@ class OperationRegistry(Registrations):
     @overload
     def use(self, middleware: StreamMiddleware) -> StreamMiddleware: ...
     def use(self, middleware: Any) -> Any:
-        """Put a middleware around every call of its kind; the first one added is the outermost.
+        """Add a middleware that wraps every call of its kind; the first one added is the outermost.
 
         `async def m(call, next)` wraps queries and mutations and returns an envelope; an async generator
         `async def m(call, next)` wraps subscriptions and yields envelopes.
