@@ -144,7 +144,7 @@ class WorkerCounters:
         )
 
 
-class WorkerReport(WorkerStats, frozen=True, kw_only=True):
+class WorkerReport(WorkerStats, frozen=True, kw_only=True, omit_defaults=False):
     """A connected worker."""
 
     worker: str
