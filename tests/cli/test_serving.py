@@ -220,7 +220,11 @@ async def test_a_worker_serves_callers_on_redis_and_finishes_what_runs(
     with broker_running(RedisServer()) as broker, anyio.fail_after(110):
         with (folder / "operations.toml").open("a") as config:
             config.write(f"[brokers.main]\nurl = '{broker.url}'\nworkers = true\n")
-        async with started(environment, "work", "--grace", "20") as (process, ready):
+            config.write("[work]\nport = 0\n[log]\nrequests = true\njson = true\n")
+        async with (
+            started(environment, "work", "--grace", "20", "--name", "w1") as (process, ready),
+            aiohttp.ClientSession(ready.pop("url")) as http,
+        ):
             assert ready == {"broker": "main", "group": "operations", "operations": 12}
             async with connect_redis(broker.url) as target, from_calls(target) as service:
                 assert "work.add" in [each.spec.id for each in service]
@@ -234,6 +238,30 @@ async def test_a_worker_serves_callers_on_redis_and_finishes_what_runs(
                 assert (await calls.call("approvals.list", {})).data == []
                 running = tasks.create_task(calls.call("work.slow", {"steps": 2, "pause": 0.3}))
                 await calls.call("work.add", {"a": 1})
+                assert await _get(http, "/readyz") == (200, '{"status":"ok"}')
+                _, metrics = await _get(http, "/metrics")
+                assert 'operations_worker_running{group="operations"} 1\n' in metrics
+                assert 'operations_group_workers{group="operations"} 1\n' in metrics
+                assert 'operations_calls_total{operation="work.add",code=""} 1\n' in metrics
+                # As elsewhere, a caller sees what it may call, and nothing is served but probes.
+                assert "work.secret" not in metrics
+                key = {"X-API-Key": KEYS["ALICE_KEY"]}
+                assert "work.secret" in (await _get(http, "/metrics", headers=key))[1]
+                assert (await _get(http, "/work/add?a=1"))[0] == 404
                 process.send_signal(signal.SIGTERM)
+                while (await _get(http, "/readyz"))[0] == 200:
+                    await asyncio.sleep(0.01)
+                assert await _get(http, "/healthz") == (200, '{"status":"ok"}')
                 assert (await running).data == "done"
+            assert process.stderr is not None
+            lines = [msgspec.json.decode(line) async for line in process.stderr if b"{" in line]
             assert await process.wait() == 0
+    called = {line["operation"]: line for line in lines if "operation" in line}
+    assert called.keys() >= {"work.secret", "work.slow", "work.add"}
+    assert called["work.slow"]["ms"] > 500
+    assert called["work.slow"]["caller"] == "alice"
+
+
+async def _get(http: aiohttp.ClientSession, path: str, **options: Any) -> tuple[int, str]:
+    async with http.get(path, **options) as response:
+        return response.status, await response.text()

@@ -26,6 +26,7 @@ from operations.calls.events import (
     read_event,
 )
 from operations.calls.jobs import Job
+from operations.calls.services import SERVICES
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, TransportError
 from operations.front.limits import AdmissionQueue
@@ -100,6 +101,9 @@ class WorkerCounters:
 
     def end(self, job: Job) -> None:
         """Count a call that has its last reply."""
+        if job.request.operation_id in SERVICES:
+            # Callers that connect ask for the operations; that is no work of the group.
+            return
         ran = self._clock() - job.began_at if job.began_at else 0.0
         self.finished += 1
         self.failed += bool(job.code)

@@ -79,24 +79,27 @@ async def work(
             following(hub),
             _shown(hub, worker, _listen_config(file, host, port)) as url,
         ):
-            with writing_logs(file, verbose=common.verbose), shutdown_event() as shutdown:
-                hub.adjust = adjusted
-                await settle(hub, screen, common)
-                count = hub.offered
-                if screen.json:
-                    shown = {} if url is None else {"url": url}
-                    screen.item({"broker": chosen, "group": group, "operations": count, **shown})
-                else:
-                    what = counted(count, "operation")
-                    screen.write(f"serving {what} to group {group} on {entry.url}")
-                    if url is not None:
-                        screen.write(f"health and metrics at {url}")
-                    screen.note("Ctrl-C ends it")
-                    screen.out.file.flush()
-                await shutdown.wait()
-            screen.note("finishing what runs ...")
-            # `/readyz` reports this.
-            await worker.aclose()
+            with writing_logs(file, verbose=common.verbose):
+                with shutdown_event() as shutdown:
+                    hub.adjust = adjusted
+                    await settle(hub, screen, common)
+                    count = hub.offered
+                    if screen.json:
+                        shown = {} if url is None else {"url": url}
+                        screen.item(
+                            {"broker": chosen, "group": group, "operations": count, **shown}
+                        )
+                    else:
+                        what = counted(count, "operation")
+                        screen.write(f"serving {what} to group {group} on {entry.url}")
+                        if url is not None:
+                            screen.write(f"health and metrics at {url}")
+                        screen.note("Ctrl-C ends it")
+                        screen.out.file.flush()
+                    await shutdown.wait()
+                screen.note("finishing what runs ...")
+                # `/readyz` reports this.
+                await worker.aclose()
 
 
 def _listen_config(file: ConfigFile, host: str | None, port: int | None) -> ListenConfig | None:

@@ -1,0 +1,110 @@
+"""A hub shows its operators the workers behind a broker, and lets them handle dead letters."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from tests.server.asgi import Client
+from tests.servers import RedisServer
+from tests.servers import running as broker_running
+
+from operations import Identity, OperationContext, OperationRegistry
+from operations.calls import serve_calls
+from operations.calls.events import CallRequested, RequestPayload, encode_event
+from operations.hub import Hub, open_hub
+from operations.pubsub.base import EventTarget
+from operations.pubsub.redis import connect_redis
+
+CONFIG = """
+[brokers.bus]
+url = "URL"
+group = "shop"
+workers = true
+credential = { env = "WORKERS_TOKEN" }
+[access.keys.op]
+key = { env = "OP_KEY" }
+scopes = ["hub:operate"]
+"""
+KEY = {"x-api-key": "the-key-of-the-operator"}
+
+
+@pytest.fixture
+async def shop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[tuple[Hub, EventTarget]]:
+    """A hub, and a broker with one worker that accepts the hub's token."""
+    monkeypatch.setenv("WORKERS_TOKEN", "token")
+    monkeypatch.setenv("OP_KEY", KEY["x-api-key"])
+    registry = OperationRegistry()
+
+    @registry.operation("shop.whoami", type="query", scopes=["use"])
+    async def whoami(context: OperationContext) -> str | None:
+        return None if context.identity is None else context.identity.id
+
+    async def resolve(credential: str) -> Identity | None:
+        return Identity("hub", ["use"]) if credential == "token" else None
+
+    with broker_running(RedisServer()) as broker:
+        (tmp_path / "operations.toml").write_text(CONFIG.replace("URL", broker.url))
+        async with (
+            connect_redis(broker.url) as target,
+            serve_calls(registry, target, group="shop", name="w1", resolve=resolve),
+            open_hub(tmp_path / "operations.toml") as hub,
+        ):
+            yield hub, target
+
+
+async def test_operators_see_workers_and_their_metrics_and_others_do_not(
+    shop: tuple[Hub, EventTarget],
+) -> None:
+    hub, _ = shop
+    client = Client(hub.app)
+
+    (report,) = (await client.get("/hub/workers", headers=KEY)).json
+    assert (report["broker"], report["problem"]) == ("bus", None)
+    assert [each["name"] for each in report["group"]["workers"]] == ["w1"]
+    assert report["group"]["deadLetters"] == 0
+    metrics = (await client.get("/metrics", headers=KEY)).body.decode()
+    assert 'operations_group_workers{group="shop"} 1\n' in metrics
+    assert 'operations_queue_depth{group="shop"} 0\n' in metrics
+
+    assert (await client.get("/hub/workers")).status == 404
+    assert b"operations_group" not in (await client.get("/metrics")).body
+
+
+async def test_operators_replay_dead_letters_with_the_credential_of_the_hub(
+    shop: tuple[Hub, EventTarget],
+) -> None:
+    hub, target = shop
+    client = Client(hub.app)
+
+    async def call(name: str, **input: str) -> Any:
+        return await client.post(f"/hub/{name}", json=input, headers=KEY)
+
+    payload = RequestPayload(request_id="r1", operation_id="shop.whoami", input={}, attempt=3)
+    await target.dead_letter("shop", encode_event(CallRequested(payload=payload)))
+    with anyio.fail_after(5):
+        while not (found := (await call("dead_letters", broker="bus")).json):
+            await asyncio.sleep(0.01)
+    (letter,) = found
+    assert (letter["operation"], letter["deliveries"]) == ("shop.whoami", 3)
+
+    assert (await call("replay", broker="bus", letter=letter["id"])).json == "hub"
+    assert (await call("dead_letters", broker="bus")).json == []
+    gone = await call("drop", broker="bus", letter=letter["id"])
+    assert (gone.status, gone.json["code"]) == (422, "VALIDATION_ERROR")
+    assert (await call("drop", broker="boss", letter="1-1")).status == 422
+
+
+async def test_operators_follow_the_workers(shop: tuple[Hub, EventTarget]) -> None:
+    hub, _ = shop
+    _ = hub.app
+    operator = OperationContext(trusted=True)
+    with anyio.fail_after(10):
+        async with hub.registry.subscribe("hub.watch_workers", {}, operator) as reports:
+            (report,) = (await anext(reports)).data
+
+    assert [each["name"] for each in report["group"]["workers"]] == ["w1"]
