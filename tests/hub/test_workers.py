@@ -15,6 +15,7 @@ from operations import Identity, OperationContext, OperationRegistry
 from operations.calls import serve_calls
 from operations.calls.events import CallRequested, RequestPayload, encode_event
 from operations.hub import Hub, open_hub
+from operations.hub.serving import build_app
 from operations.pubsub.base import EventTarget
 from operations.pubsub.redis import connect_redis
 
@@ -61,7 +62,7 @@ async def test_operators_see_workers_and_their_metrics_and_others_do_not(
     shop: tuple[Hub, EventTarget],
 ) -> None:
     hub, _ = shop
-    client = Client(hub.app)
+    client = Client(build_app(hub))
 
     (report,) = (await client.get("/hub/workers", headers=KEY)).json
     assert (report["broker"], report["problem"]) == ("bus", None)
@@ -79,7 +80,7 @@ async def test_operators_replay_dead_letters_with_the_credential_of_the_hub(
     shop: tuple[Hub, EventTarget],
 ) -> None:
     hub, target = shop
-    client = Client(hub.app)
+    client = Client(build_app(hub))
 
     async def call(name: str, **input: str) -> Any:
         return await client.post(f"/hub/{name}", json=input, headers=KEY)
@@ -101,7 +102,7 @@ async def test_operators_replay_dead_letters_with_the_credential_of_the_hub(
 
 async def test_operators_follow_the_workers(shop: tuple[Hub, EventTarget]) -> None:
     hub, _ = shop
-    _ = hub.app
+    build_app(hub)
     operator = OperationContext(trusted=True)
     with anyio.fail_after(10):
         async with hub.registry.subscribe("hub.watch_workers", {}, operator) as reports:
