@@ -36,7 +36,7 @@ def letters(folder: Path, broker: Broker) -> list[str]:
             attempt=3,
         )
         body = encode_event(CallRequested(payload=payload))
-        found.append(client.xadd("operations:aside:shop", {"e": body}).decode())
+        found.append(client.xadd("operations:aside:shop:any", {"e": body}).decode())
     client.close()
     return found
 
