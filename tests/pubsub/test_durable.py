@@ -2,7 +2,8 @@
 
 import asyncio
 import re
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from time import time
 from typing import Any
@@ -13,11 +14,36 @@ import pytest
 from tests.calls.operations_under_test import build_registry
 from tests.calls.shim import Shim
 from tests.calls.waiting import started, until
+from tests.pubsub.ledger import Ledger
 from tests.servers import Broker, NatsServer, running
 
 from operations.calls import PendingRequestMap, serve_calls
 from operations.errors import CallError, ErrorCode, TransportError
 from operations.pubsub.nats import connect_nats
+from operations.registry import OperationRegistry
+
+
+@asynccontextmanager
+async def connected(broker: Broker) -> AsyncGenerator[Any]:
+    client: Any = await nats.connect(broker.url)
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+@asynccontextmanager
+async def calling(
+    url: str, registry: OperationRegistry | None = None, **options: Any
+) -> AsyncGenerator[PendingRequestMap]:
+    async with (
+        connect_nats(url, durable=True, **options) as there,
+        serve_calls(registry or build_registry(), there),
+        connect_nats(url, durable=True, **options) as here,
+        PendingRequestMap(here) as calls,
+    ):
+        yield calls
+
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
@@ -43,6 +69,107 @@ async def test_a_request_waits_for_a_worker(jetstream: Broker) -> None:
                 assert (await call).data == 3
             items = [item.data async for item in calls.subscribe("count.up", {"n": 100})]
             assert items == list(range(100))
+
+
+@pytest.mark.parametrize("is_consumer_deleted", [False, True])
+async def test_requests_wait_for_a_worker_although_the_last_one_has_left(
+    jetstream: Broker, tmp_path: Path, is_consumer_deleted: bool
+) -> None:
+    path = tmp_path / "ledger"
+    value = {"seconds": 0, "path": str(path)}
+    async with (
+        connect_nats(jetstream.url, durable=True) as here,
+        PendingRequestMap(here, heartbeat=0.1) as calls,
+    ):
+        async with (
+            connect_nats(jetstream.url, durable=True) as there,
+            serve_calls(build_registry(), there),
+        ):
+            await calls.call("slow.write", value, timeout=10)
+        if is_consumer_deleted:
+            async with connected(jetstream) as admin:
+                await admin.jetstream().delete_consumer("operations_durable", "workers_operations")
+        waiting = [
+            asyncio.create_task(calls.call("slow.write", value, timeout=20)) for _ in range(10)
+        ]
+        # More than enough heartbeats for a call to count as lost.
+        await asyncio.wait(waiting, timeout=1)
+        assert not any(call.done() for call in waiting)
+        async with (
+            connect_nats(jetstream.url, durable=True) as there,
+            serve_calls(build_registry(), there),
+        ):
+            with anyio.fail_after(10):
+                assert [(await call).data for call in waiting] == ["written"] * 10
+
+    assert len(started(path)) == 11
+
+
+@pytest.mark.parametrize("name", ["operations_durable", "THEIRS"])
+async def test_the_stream_of_an_operator_is_used_unchanged(jetstream: Broker, name: str) -> None:
+    async with connected(jetstream) as admin:
+        made = await admin.jetstream().add_stream(
+            name=name, subjects=["operations.durable.>"], max_msgs=77, duplicate_window=30
+        )
+        async with calling(jetstream.url, replicas=3) as calls:
+            assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3
+        assert (await admin.jetstream().stream_info(name)).config == made.config
+
+
+async def test_a_stream_that_cannot_have_so_many_replicas_is_an_error(jetstream: Broker) -> None:
+    with pytest.raises(TransportError, match="replicas"):
+        async with connect_nats(jetstream.url, durable=True, replicas=3):
+            pass
+
+
+async def test_workers_then_callers_are_switched_to_durable_queues(
+    jetstream: Broker, tmp_path: Path
+) -> None:
+    ledger = Ledger(tmp_path / "ledger")
+
+    def connect(durable: bool) -> Any:
+        return connect_nats(jetstream.url, durable=durable)
+
+    async with AsyncExitStack() as old, AsyncExitStack() as new:
+        plain = await old.enter_async_context(connect(False))
+        await old.enter_async_context(serve_calls(ledger.registry(), plain))
+        near = await new.enter_async_context(connect(False))
+        calls = await new.enter_async_context(PendingRequestMap(near))
+        durable = await new.enter_async_context(connect(True))
+        later = await new.enter_async_context(PendingRequestMap(durable))
+        async with ledger.traffic(calls):
+            await ledger.progress(20)
+            there = await new.enter_async_context(connect(True))
+            await new.enter_async_context(serve_calls(ledger.registry(), there))
+            await ledger.progress(20)
+            async with ledger.traffic(later):
+                await ledger.progress(20)
+                await old.aclose()
+                await ledger.progress(20)
+
+    ledger.check(failures=0)
+
+
+async def test_headers_count_towards_the_largest_message() -> None:
+    broker = NatsServer(config="max_payload: 8KB")
+    broker.options += ("-js", "-sd", broker.folder)
+    registry = OperationRegistry()
+
+    @registry.operation("text.length", type="query")
+    async def length(text: str) -> int:
+        return len(text)
+
+    with running(broker):
+        async with calling(broker.url, registry=registry) as calls:
+            most = calls.target.max_bytes
+            with pytest.raises(CallError, match="more than") as caught:
+                await calls.call("text.length", {"text": "x" * most})
+            assert caught.value.code == ErrorCode.RESOURCE_EXHAUSTED
+            excess = int(re.findall(r"\d+", caught.value.message)[0]) - most
+            # The times in a request are not always as many digits.
+            largest = most - excess - 16
+            assert (await calls.call("text.length", {"text": "x" * largest})).data == largest
+    assert 7 * 1024 < most < 8 * 1024
 
 
 async def test_a_request_survives_a_restart_of_the_server(jetstream: Broker) -> None:
@@ -131,12 +258,11 @@ async def test_r34_what_is_taken_away_from_jetstream_is_made_again(
         serve_calls(build_registry(), there),
     ):
         assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3
-        admin = await nats.connect(jetstream.url)
-        if what == "stream":
-            await admin.jetstream().delete_stream("operations_queue")
-        else:
-            await admin.jetstream().delete_consumer("operations_queue", "workers_operations")
-        await admin.close()
+        async with connected(jetstream) as admin:
+            if what == "stream":
+                await admin.jetstream().delete_stream("operations_durable")
+            else:
+                await admin.jetstream().delete_consumer("operations_durable", "workers_operations")
         for _ in range(10):
             with anyio.fail_after(20):
                 assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3
@@ -165,13 +291,13 @@ async def test_without_jetstream_durability_is_refused(nats_server: Broker) -> N
 
 async def test_with_permissions_durability_needs_what_the_page_says() -> None:
     page = (DOCS / "calls.md").read_text("utf-8")
-    *of_workers, creating, counting = re.findall(r'`("\$JS\.[^`]+")`', page)
+    *of_workers, sending, finding, counting = re.findall(r'`("(?:\$JS|operations)\.[^`]+")`', page)
     rules = (DOCS / "recipes" / "nats.conf").read_text("utf-8")
     more = rules.replace(
         'publish: ["operations.>"', ", ".join(('publish: ["operations.>"', *of_workers))
     )
     queue = '"operations.queue.*.alice"'
-    more = more.replace(queue, f"{queue}, {creating}, {counting}")
+    more = more.replace(queue, f"{queue}, {sending}, {finding}, {counting}")
     broker = NatsServer(config=more)
     broker.options += ("-js", "-sd", broker.folder)
     with running(broker):
@@ -190,7 +316,8 @@ async def test_with_permissions_durability_needs_what_the_page_says() -> None:
             assert items == list(range(600))
 
 
-async def test_without_these_permissions_it_says_so() -> None:
+async def test_without_these_permissions_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("operations.pubsub.nats.queues._ANSWER", 0.5)
     broker = NatsServer(config=(DOCS / "recipes" / "nats.conf").read_text("utf-8"))
     with running(broker), pytest.raises(TransportError, match="Permissions in docs"):
         async with connect_nats(

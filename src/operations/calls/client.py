@@ -506,17 +506,8 @@ class PendingRequestMap(ReplyPublisher):
 
     async def _answer_offer(self, offer: OfferPayload) -> None:
         """Let a worker begin a request that waited, unless it may have begun elsewhere or its call has ended."""
-        call = self.pending.get(offer.request_id)
         event: CallEvent = CallAborted(payload=AbortPayload(request_id=offer.request_id))
-        if (
-            call is not None
-            and call.attempt == offer.attempt
-            and call.worker in {None, offer.worker}
-            # A broker that was restored may deliver again what it delivered before.
-            and (not call.sent_at or call.sent_at > self._detector.restored_at)
-        ):
-            call.worker = offer.worker
-            call.seen_at = asyncio.get_running_loop().time()
+        if await self._detector.accepts(offer):
             event = CallConfirmed(payload=ConfirmPayload(request_id=offer.request_id))
         with suppress(TransportError):
             await self.target.send(offer.worker, encode_event(event))

@@ -4,7 +4,7 @@ A client probes calls that take longer than a heartbeat: the worker that has a c
 workers of the group. They report which of the calls they have, and send the replies again to those that have ended.
 
     claimed by a worker                                     -> wait
-    the broker still keeps the request                      -> wait
+    the broker still keeps the request                      -> wait, if workers are there or the queue is durable
     the broker reports that the worker is gone              -> lost, now
     the worker is connected but silent                      -> it may be busy: lost only after `silence`
     every worker responded, and none has the call           -> lost, after a second probe
@@ -31,6 +31,7 @@ from operations.calls.events import (
     AlivePayload,
     CallProbed,
     CallRequested,
+    OfferPayload,
     ProbePayload,
     encode_event,
 )
@@ -185,6 +186,25 @@ class FailureDetector:
         """Whether a reconnect was so recent that absence means nothing yet."""
         return asyncio.get_running_loop().time() < self.restored_at + SETTLING
 
+    async def accepts(self, offer: OfferPayload) -> bool:
+        """Return whether a worker may begin a request that waited, and note that it has the call then."""
+        loop = asyncio.get_running_loop()
+        if self._target.durable:
+            # A worker that began it before a reconnect responds to the probe after that, and has the call.
+            await asyncio.sleep(max(0.0, self.restored_at + SETTLING - loop.time()))
+        call = self._pending.get(offer.request_id)
+        if (
+            call is None
+            or call.attempt != offer.attempt
+            or call.worker not in {None, offer.worker}
+            # Any other broker that was restored may deliver again what it delivered before.
+            or (not self._target.durable and 0 < call.sent_at <= self.restored_at)
+        ):
+            return False
+        call.worker = offer.worker
+        call.seen_at = loop.time()
+        return True
+
     def restored(self) -> None:
         """The connection is back: ask at once for replies that were sent meanwhile, and for the workers."""
         self._roll_call = True
@@ -230,8 +250,11 @@ class FailureDetector:
         if missing and self._target.is_connected:
             gone, silent, others = await self._silent_since(asked_at)
             if are_there is False:
-                # A request that the broker keeps will not be consumed, either.
-                lost = [call for call in missing if self._is_missed(call)]
+                # A request that the broker keeps will not be consumed, either, unless it may wait for a worker.
+                is_durable = self._target.durable
+                waiting = [is_durable and await self._is_waiting(call) for call in missing]
+                pairs = zip(missing, waiting, strict=True)
+                lost = [call for call, waits in pairs if not waits and self._is_missed(call)]
             else:
                 lost = [call for call in missing if await self._is_lost(call, gone, silent, others)]
             await asyncio.gather(*(self._replace(call) for call in lost if self._is_open(call)))

@@ -325,11 +325,12 @@ class Replies:
             reply = reply or self._recent.last_reply(request_id, probe.reply_to)
             # Only for the client that made the call; for others it does not exist.
             if job is not None and job.reply_to == probe.reply_to:
-                # Until it is removed from its queue, another worker may take it over.
-                if job.claim is None:
-                    held.append(request_id)
                 if job.is_offered:
+                    # Not a claim: another worker may have begun the same request.
                     await self.offer(job)
+                # Until it is removed from its queue, another worker may take it over.
+                elif job.claim is None:
+                    held.append(request_id)
             elif reply is not None:
                 await self._send(probe.reply_to, reply)
         leaving = self.is_leaving and not held

@@ -456,12 +456,14 @@ class CallServer:
             self._replies.stop(job, error)
 
     async def _prepare(self, job: Job) -> None:
-        """Remove a request from its queue, and ask its caller if it waited for long."""
+        """Remove a request from its queue, and ask its caller if that took long: another worker may have it, too."""
         if job.claim is not None:
             is_ours = await job.claim.take(alone=not job.replayable or job.request.attempt > 1)
             job.claim = None
             if not is_ours and not job.answered:
                 self._replies.drop(job)
+            waited = self._loop.time() - job.arrived_at
+            job.is_stale |= not job.replayable and self._is_stale(waited)
         if job.is_stale and not job.answered:
             job.confirmed = self._loop.create_future()
             await self._replies.offer(job)

@@ -126,12 +126,15 @@ class EventTarget(Protocol):
         direct: Whether the connection is the peer itself, so that losing it loses every call made over it.
         broadcasts_replies: Whether a reply without an address may be sent to all callers of a group: within one
             process, to one peer, or if replies are not private anyway. False if replies need the caller's mailbox.
+        durable: Whether requests wait at the broker until a worker comes, and the broker never gives one out again
+            that a worker has begun.
         is_connected: Whether the other end can be reached now.
     """
 
     trusted: bool
     direct: bool
     broadcasts_replies: bool
+    durable: bool
 
     @property
     def max_bytes(self) -> int:

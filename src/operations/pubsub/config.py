@@ -35,6 +35,10 @@ def enforce_client(name: str) -> None:
         )
 
 
+PING_INTERVAL = 5
+"""Seconds between pings to a NATS server, which is replaced if it has not answered two of them: after 15 s."""
+
+
 @dataclass(frozen=True, slots=True)
 class BrokerConfig:
     """What connections to all brokers have in common."""
@@ -128,8 +132,10 @@ class NatsConfig(BrokerConfig):
     prefix: str = field(default="operations", kw_only=True)
 
     durable: bool = field(default=False, kw_only=True)
-    """Let requests wait for a worker in JetStream, also over a restart of the server. All clients of a prefix must
-    agree."""
+    """Let requests wait for a worker in JetStream, also over a restart of the server. Switch workers first."""
+
+    replicas: Count = field(default=1, kw_only=True)
+    """The number of servers that keep the durable requests, if the stream is created here: 3 in a cluster."""
 
     user: str | None = field(default=None, kw_only=True)
     """The user, unless it is in `url`."""
@@ -147,7 +153,7 @@ class NatsConfig(BrokerConfig):
     """The certificates to use and to trust."""
 
     options: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False, kw_only=True)
-    """Further options for `nats.connect`."""
+    """Further options for `nats.connect`, for example `ping_interval` in seconds."""
 
     @property
     def login(self) -> dict[str, Any]:
@@ -159,6 +165,8 @@ class NatsConfig(BrokerConfig):
                 user = urlsplit(self.url.partition(",")[0]).username
         named: dict[str, Any] = {
             "name": f"operations-{self.client}",
+            "ping_interval": PING_INTERVAL,
+            "max_outstanding_pings": 2,
             "user": user,
             "password": self.password,
             "token": self.token,

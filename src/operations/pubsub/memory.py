@@ -36,6 +36,7 @@ class MemoryTarget:
         self.max_values = max_values
         self.direct = False
         self.broadcasts_replies = True
+        self.durable = False
         self.aside: list[bytes] = []
         self._listeners: dict[str, list[Receiver]] = {}
         self._takers: dict[str, list[Receiver]] = {}

@@ -154,6 +154,7 @@ class SignedTarget:
         self._refusals = LogThrottle()
         self.direct = target.direct
         self.broadcasts_replies = target.broadcasts_replies
+        self.durable = target.durable
         self.trusted = target.trusted
         self.signer = Signer(secret)
         self._target = target

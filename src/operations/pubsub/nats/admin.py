@@ -99,6 +99,7 @@ class NatsAdmin:
             name=self._stream,
             subjects=[f"{self._prefix}.aside.>"],
             max_msgs_per_subject=_MAX_LETTERS,
+            num_replicas=self.durable.replicas if self.durable is not None else None,
         )
         try:
             try:
@@ -119,7 +120,7 @@ class NatsAdmin:
         if self.durable is None:
             return QueueState()
         subject = self._letters_subject(queue)
-        state, count = await self.durable.state(self._subject_of(queue), queue), 0
+        state, count = await self.durable.state(queue), 0
         try:
             info = await self._js.stream_info(self._stream, subjects_filter=subject)
             subjects: dict[str, int] = info.state.subjects or {}

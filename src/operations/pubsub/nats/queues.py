@@ -1,12 +1,12 @@
 """Queues on NATS: the consumers of a plain one, and durable ones in JetStream.
 
-A durable queue lets requests wait for a worker: a JetStream work queue instead of a plain subject.
+A durable queue lets requests wait for a worker: a JetStream work queue with subjects of its own.
 
-Rule 1: a request is acknowledged when it begins, so that it is never run twice; a worker that dies before that
+Rule 1: a request is acknowledged when it begins, and runs only once that is confirmed; a worker that dies before
         leaves it to the next one.
-Rule 2: the stream drops a key it has seen before, whichever worker the first one went to.
-Rule 3: a request is as old as the server says, and what is older than its caller waits is not run.
-Rule 4: a stream or a consumer that is taken away is made again by whoever misses it.
+Rule 2: the stream drops a key it has seen before, so a request is published again until the stream confirms it.
+Rule 3: the server's clock decides on the age of a request; expired requests do not run.
+Rule 4: a stream that exists is used unchanged; a stream or a consumer that was deleted is created again.
 """
 
 import asyncio
@@ -22,10 +22,15 @@ import msgspec
 from nats.aio.client import Client
 from nats.errors import Error
 from nats.js.api import ConsumerConfig, RetentionPolicy, StreamConfig
-from nats.js.errors import NoStreamResponseError, NotFoundError, ServiceUnavailableError
+from nats.js.errors import (
+    BadRequestError,
+    NoStreamResponseError,
+    NotFoundError,
+    ServiceUnavailableError,
+)
 
 from operations.errors import NotSentError, TransportError
-from operations.pubsub.base import IDLE, BatchSize, QueueState, Receiver, deliver
+from operations.pubsub.base import IDLE, BatchSize, LogThrottle, QueueState, Receiver, deliver
 
 logger = logging.getLogger("operations")
 
@@ -33,10 +38,19 @@ _WAIT = 2.0
 """Seconds a fetch waits for requests, which is also how long stopping takes at most."""
 
 _ACKNOWLEDGE = 10.0
-"""Seconds until a request that nobody acknowledged goes to the next worker."""
+"""Seconds until a request that was not acknowledged goes to the next worker."""
+
+_CONFIRM = 2.0
+"""Seconds for the stream to confirm a request or an acknowledgement, before it is sent again."""
+
+_ANSWER = 5.0
+"""Seconds for JetStream to answer anything else."""
+
+_PATIENCE = 30.0
+"""Seconds for which either is sent again: a stream without a leader elects one within about ten."""
 
 _REMEMBER = 120.0
-"""Seconds a key is remembered."""
+"""Seconds for which a new stream remembers a key."""
 
 _KEEP = 3600.0
 """Seconds a request waits for a worker."""
@@ -45,7 +59,11 @@ _COMPARE = 60.0
 """Seconds after which a worker looks again at what the server's clock says."""
 
 _RETRY = 0.2
-"""Seconds between attempts to take from a queue that is not there."""
+"""Seconds between attempts."""
+
+_NO_CONSUMER, _NAME_IN_USE = 10014, 10058
+_TEMPORARY = {10008, 10009}
+"""Codes of JetStream; the temporary ones are those of a cluster without a leader."""
 
 _MAX_CONSUMERS = 1000
 """Consumers of one plain queue that are remembered."""
@@ -60,7 +78,11 @@ _SILENT = (
 )
 
 
-_ASK_EVERY = 10.0
+class _NoJetStreamError(TransportError):
+    """No server of the account runs JetStream."""
+
+
+_ASK_EVERY = 5.0
 """Seconds between two questions for the consumers of a plain queue, while requests are sent to it."""
 
 
@@ -73,6 +95,7 @@ class Consumers:
     def __init__(self) -> None:
         self._heard_at: dict[str, float] = {}
         self._round: list[str] = []
+        self._is_one_silent = False
         self._asked_at = float("-inf")
         self._loop = asyncio.get_running_loop()
 
@@ -85,6 +108,7 @@ class Consumers:
         for name, heard_at in tuple(self._heard_at.items()):
             if heard_at < self._asked_at:
                 del self._heard_at[name]
+                self._is_one_silent = True
         self._asked_at = now
         return True
 
@@ -108,7 +132,10 @@ class Consumers:
             name = self._round.pop()
             if name in self._heard_at:
                 return name
-        if len(self._heard_at) < 2:
+        if len(self._heard_at) > 1:
+            self._is_one_silent = False
+        elif not (self._heard_at and self._is_one_silent):
+            # The server may also pick a consumer that came a moment ago. It would still pick one whose host is gone.
             return ""
         # In another order each time, so that no pattern of requests meets the same consumer.
         self._round = list(self._heard_at)
@@ -117,36 +144,76 @@ class Consumers:
 
 
 class DurableQueues:
-    """The queues of one prefix, in one JetStream stream."""
+    """The queues of one prefix, in one JetStream stream.
 
-    def __init__(self, client: Client, prefix: str) -> None:
+    Args:
+        client: The connection.
+        prefix: The prefix of the subjects.
+        subjects_of: Returns the subjects of a queue, for all clients.
+        replicas: The number of servers that keep a stream which is created here.
+    """
+
+    def __init__(
+        self, client: Client, prefix: str, subjects_of: Callable[[str], str], replicas: int
+    ) -> None:
         self._nats = client
-        self._js: Any = client.jetstream()  # pyright: ignore[reportUnknownMemberType]
-        self._subjects = f"{prefix}.queue.>"
-        self._stream = f"{prefix}_queue".replace(".", "_")
+        self._js: Any = client.jetstream(timeout=_ANSWER)  # pyright: ignore[reportUnknownMemberType]
+        self._subjects = f"{prefix}.durable.>"
+        self._stream = f"{prefix}_durable".replace(".", "_")
+        self._subjects_of = subjects_of
+        self.replicas = replicas
+        self._repeat_for = 0.0
         self._opening: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Make the stream, if it is not there.
+        """Find the stream of the prefix, or create it. An existing stream is not changed.
 
         Raises:
-            TransportError: If the server has no JetStream, or another stream is in the way.
+            TransportError: If the server has no JetStream, or the stream cannot be created.
         """
+        try:
+            stream = await self._find() or await self._create()
+        except TimeoutError as error:
+            raise TransportError(_SILENT) from error
+        except ServiceUnavailableError as error:
+            # Without a code, no server of the account has answered.
+            if error.err_code is None:
+                raise _NoJetStreamError(_NO_JETSTREAM) from error
+            raise TransportError(f"JetStream: {error.description}") from error
+        except Error as error:
+            raise TransportError(f"JetStream: {error}") from error
+        self._stream = stream.config.name
+        window = float(stream.config.duplicate_window or 0)
+        self._repeat_for = max(0.0, min(_PATIENCE, window - 2 * _CONFIRM))
+
+    async def _find(self) -> Any:
+        """Return the description of the stream, which the operator may call otherwise; None if there is none."""
+        try:
+            return await self._js.stream_info(self._stream)
+        except NotFoundError:
+            pass
+        try:
+            name = await self._js.find_stream_name_by_subject(self._subjects)
+            return await self._js.stream_info(name)
+        except NotFoundError:
+            return None
+
+    async def _create(self) -> Any:
         config = StreamConfig(
             name=self._stream,
             subjects=[self._subjects],
             retention=RetentionPolicy.WORK_QUEUE,
             duplicate_window=_REMEMBER,
             max_age=_KEEP,
+            num_replicas=self.replicas,
         )
         try:
-            await self._js.add_stream(config)
-        except ServiceUnavailableError as error:
-            raise TransportError(_NO_JETSTREAM) from error
-        except TimeoutError as error:
-            raise TransportError(_SILENT) from error
-        except Error as error:
-            raise TransportError(f"JetStream: {error}") from error
+            return await self._js.add_stream(config)
+        except BadRequestError as error:
+            if error.err_code == _NAME_IN_USE and (stream := await self._find()) is not None:
+                # Another client was faster.
+                return stream
+            raise
 
     async def is_waiting(self, queue: str, receipt: str) -> bool:
         """Return whether no worker has acknowledged a request, which it does when it begins.
@@ -158,8 +225,9 @@ class DurableQueues:
         """
         try:
             info = await self._js.consumer_info(self._stream, _consumer_name(queue))
-        except NotFoundError:
-            return False
+        except NotFoundError as error:
+            # Without a consumer no worker has taken it; without the stream it is lost.
+            return error.err_code == _NO_CONSUMER
         except (Error, TimeoutError) as error:
             raise TransportError(f"JetStream: {error}") from error
         number = int(receipt)
@@ -168,7 +236,7 @@ class DurableQueues:
             or (info.num_ack_pending and number > info.ack_floor.stream_seq)
         )
 
-    async def state(self, subject: str, queue: str) -> QueueState:
+    async def state(self, queue: str) -> QueueState:
         """Return how many requests wait, and how long the first of them has.
 
         Raises:
@@ -182,56 +250,75 @@ class DurableQueues:
             oldest = 0.0
             if waiting and told.ts is not None:
                 with suppress(NotFoundError):
-                    first = await self._js.get_msg(self._stream, seq=1, subject=subject, next=True)
+                    first = await self._js.get_msg(
+                        self._stream, seq=1, subject=self._subjects_of(queue), next=True
+                    )
                     oldest = max(0.0, (told.ts - first.time).total_seconds())
         except (Error, TimeoutError, ValueError) as error:
             raise TransportError(f"JetStream: {error}") from error
         return QueueState(waiting=waiting, oldest=oldest)
 
-    async def enqueue(self, subject: str, body: bytes, key: str, wait: float) -> str:
-        """Store a request; return its sequence number when the server has it.
+    async def enqueue(self, subject: str, body: bytes, key: str) -> str:
+        """Store a request; return its sequence number when the stream has it.
+
+        While a server is being replaced, the request is published again under its key: the stream stores a key once.
 
         Raises:
-            NotSentError: If the server refused it.
+            NotSentError: If it was not stored.
             TransportError: If it may or may not have been stored.
         """
-        try:
+        loop = asyncio.get_running_loop()
+        end = loop.time() + self._repeat_for
+        failed: type[TransportError] = NotSentError
+        failure: Exception
+        while True:
             try:
-                return await self._publish(subject, body, key, wait)
-            except NoStreamResponseError:
-                # Nobody has it: the stream was taken away, with all that waited in it.
-                await self._open_again()
-                return await self._publish(subject, body, key, wait)
-        except TimeoutError as error:
-            raise TransportError("JetStream did not confirm a request") from error
-        except Error as error:
-            raise NotSentError(f"JetStream: {error}") from error
+                stored = await self._js.publish(
+                    subject, body, timeout=_CONFIRM, headers={"Nats-Msg-Id": key}
+                )
+                return str(stored.seq)
+            except TimeoutError as error:
+                failed, failure = TransportError, error
+            except NoStreamResponseError as error:
+                failure = error
+                if loop.time() < end:
+                    await self._open_again(failed)
+            except Error as error:
+                failure = error
+                if getattr(error, "err_code", None) not in _TEMPORARY:
+                    raise failed(f"JetStream: {error}") from error
+            if loop.time() >= end:
+                reason = str(failure) or "no answer"
+                raise failed(f"JetStream did not store a request: {reason}") from failure
+            await asyncio.sleep(_RETRY)
 
-    async def _publish(self, subject: str, body: bytes, key: str, wait: float) -> str:
-        headers = {"Nats-Msg-Id": key}
-        stored = await self._js.publish(subject, body, timeout=max(wait, 1.0), headers=headers)
-        return str(stored.seq)
+    async def _open_again(self, failed: type[TransportError]) -> None:
+        """Find or create the stream in the background, once for everyone who misses it.
 
-    async def _open_again(self) -> None:
-        """Make the stream again, once for everyone who misses it now."""
+        It is gone, or it has no leader now: then the next attempt to publish may be faster.
+        """
         if self._opening is None:
-            logger.warning("the JetStream stream %s is gone, and made again", self._stream)
             self._opening = asyncio.get_running_loop().create_task(self.open())
             self._opening.add_done_callback(self._opened)
-        try:
-            await asyncio.shield(self._opening)
-        except TransportError as error:
-            raise NotSentError(str(error)) from error
+        opening = self._opening
+        await asyncio.wait({opening}, timeout=_RETRY)
+        error = opening.exception() if opening.done() else None
+        if isinstance(error, _NoJetStreamError):
+            raise failed(str(error)) from error
 
     def _opened(self, opening: "asyncio.Task[None]") -> None:
         self._opening = None
-        if not opening.cancelled():
-            # Whoever missed the stream may have left; the failure is then nobody's business.
-            opening.exception()
+        error = None if opening.cancelled() else opening.exception()
+        if error is not None:
+            logger.debug("%s: %s", self._stream, error)
+
+    def close(self) -> None:
+        """Stop looking for the stream."""
+        if self._opening is not None:
+            self._opening.cancel()
 
     async def consume(
         self,
-        subject: str,
         queue: str,
         receiver: Receiver,
         capacity: Callable[[], int],
@@ -247,7 +334,10 @@ class DurableQueues:
             except NotFoundError:
                 await self.open()
                 config = ConsumerConfig(
-                    name=name, durable_name=name, filter_subject=subject, ack_wait=_ACKNOWLEDGE
+                    name=name,
+                    durable_name=name,
+                    filter_subject=self._subjects_of(queue),
+                    ack_wait=_ACKNOWLEDGE,
                 )
                 await self._js.add_consumer(self._stream, config)
 
@@ -299,6 +389,7 @@ class DurableTaking:
         self._loop = asyncio.get_running_loop()
         self._ahead = 0.0
         self._compared_at = float("-inf")
+        self._failures = LogThrottle()
         self._closing = self._is_full = False
         self._task = self._loop.create_task(self._run())
 
@@ -342,7 +433,8 @@ class DurableTaking:
         try:
             await self._prepare()
         except (Error, TimeoutError, TransportError) as failure:
-            logger.warning("requests cannot be taken from JetStream: %s", failure)
+            level = self._failures.level()
+            logger.log(level, "requests cannot be taken from JetStream: %s", failure)
         await asyncio.sleep(_RETRY)
 
     async def _compare_clocks(self) -> None:
@@ -375,15 +467,24 @@ class _MessageClaim:
         self._removing = asyncio.get_running_loop().create_task(self.take(alone=False))
 
     async def take(self, *, alone: bool) -> bool:
-        """Acknowledge the request; return False if the server does not confirm it: then it goes to the next worker."""
-        try:
-            async with self._taking if alone else nullcontext():
-                now = asyncio.get_running_loop().time()
-                if now - self._fetched_at > _ACKNOWLEDGE / 2:
-                    # The server may be about to give it to another worker.
-                    return False
-                await self._message.ack_sync()
-        except (Error, TimeoutError) as error:
-            logger.debug("a request could not be acknowledged: %s", error)
-            return False
-        return True
+        """Acknowledge the request; return False if it goes to the next worker.
+
+        A consumer that loses its leader may have the acknowledgement, or give the request to another worker meanwhile.
+        It is repeated until it is confirmed; then the request is so old that its caller decides which worker begins it.
+        """
+        loop = asyncio.get_running_loop()
+        async with self._taking if alone else nullcontext():
+            if loop.time() - self._fetched_at > _ACKNOWLEDGE / 2:
+                # The server may be about to give it to another worker.
+                return False
+            end = loop.time() + _PATIENCE
+            while True:
+                try:
+                    await self._message.ack_sync(timeout=_CONFIRM)
+                except (Error, TimeoutError) as error:
+                    if loop.time() > end:
+                        logger.debug("a request could not be acknowledged: %s", error)
+                        return False
+                else:
+                    return True
+                await asyncio.sleep(_RETRY)

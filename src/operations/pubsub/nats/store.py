@@ -91,7 +91,8 @@ async def open_nats_store(config: NatsConfig) -> AsyncGenerator[NatsStore]:
         try:
             bucket = await stream.key_value(name)
         except BucketNotFoundError:
-            bucket = await stream.create_key_value(KeyValueConfig(bucket=name, history=1))
+            settings = KeyValueConfig(bucket=name, history=1, replicas=config.replicas)
+            bucket = await stream.create_key_value(settings)
         store = NatsStore(bucket, partial(client.publish, f"{name}.news"))
 
         async def announced(_: Any) -> None:

@@ -8,7 +8,8 @@ topic     a subject
 control   a subject of each client
 presence  a ping to the subject: the server answers for those who are gone
 
-Durable queues live in `queues`.
+Durable queues are in `queues`. They have subjects of their own, and their workers consume the plain ones, too: workers
+can be switched to durable queues first, and callers then, without a request that is lost or runs twice.
 """
 
 import asyncio
@@ -58,6 +59,9 @@ _REFUSED = re.compile(r'permissions violation for \w+ to "([^"]+)"')
 _PING_SECONDS = 0.3
 """How long a present but busy listener may take before it counts as present anyway."""
 
+_HEADER_BYTES = 256
+"""The room for the headers of a request that JetStream stores."""
+
 _SEND_WAIT = 3.0
 """Seconds an answer waits for a connection that is being restored."""
 
@@ -69,7 +73,14 @@ class NatsTarget:
     """One client of a NATS server. Made by `connect_nats`."""
 
     def __init__(
-        self, *, prefix: str, client: str, trusted: bool, durable: bool, max_values: int
+        self,
+        *,
+        prefix: str,
+        client: str,
+        trusted: bool,
+        durable: bool,
+        replicas: int,
+        max_values: int,
     ) -> None:
         self._affinity = LoopAffinity()
         self.trusted = trusted
@@ -78,6 +89,7 @@ class NatsTarget:
         self.max_values = max_values
         self.direct = False
         self.broadcasts_replies = False
+        self.durable = durable
         self._prefix = prefix
         enforce_client(client)
         self._client = client
@@ -88,7 +100,7 @@ class NatsTarget:
         self._anyone = f"{prefix}.box.{ANY_CLIENT}."
         self._nats = ReconnectingClient()
         self._durable: DurableQueues | None = None
-        self._wants_durable = durable
+        self._replicas = replicas
         self._receivers: list[Receiver] = []
         self._consumers: dict[str, Consumers] = {}
         self._inboxes: dict[str, str] = {}
@@ -118,8 +130,6 @@ class NatsTarget:
                     reconnect_to_server_handler=self._next_server,
                     max_reconnect_attempts=-1,
                     connect_timeout=2,
-                    ping_interval=5,
-                    max_outstanding_pings=2,
                     inbox_prefix=self._boxes,
                     # Ours are looked at where they come from.
                     skip_subject_validation=True,
@@ -134,10 +144,12 @@ class NatsTarget:
                 await self._nats.close()
             where = f" at {hosts}" if hosts else ""
             raise TransportError(f"NATS cannot be reached{where}: {reason}") from error
+        self._note_limit()
         self._connected.set()
-        self.max_bytes = self._nats.max_payload
-        if self._wants_durable:
-            self._durable = self.admin.durable = DurableQueues(self._nats, self._prefix)
+        if self.durable:
+            subjects_of = partial(self._all_of, kind="durable")
+            self._durable = DurableQueues(self._nats, self._prefix, subjects_of, self._replicas)
+            self.admin.durable = self._durable
             try:
                 await self._durable.open()
             except TransportError:
@@ -148,6 +160,8 @@ class NatsTarget:
         """Flush and disconnect."""
         self._affinity.is_closed = True
         await self.admin.aclose()
+        if self._durable is not None:
+            self._durable.close()
         with suppress(*_NATS_ERRORS):
             if self._nats.is_connected:
                 await self._nats.flush(timeout=2)
@@ -184,12 +198,16 @@ class NatsTarget:
 
     async def _on_restored(self) -> None:
         self._backoff.reset()
+        self._note_limit()
         self._connected.set()
-        self.max_bytes = self._nats.max_payload
         for consumers in self._consumers.values():
             consumers.forget()
         for receiver in tuple(self._receivers):
             receiver.restored()
+
+    def _note_limit(self) -> None:
+        """Note the largest message that the server accepts, which it counts with its headers."""
+        self.max_bytes = self._nats.max_payload - (_HEADER_BYTES if self.durable else 0)
 
     async def _ready(self, wait: float) -> None:
         if self._nats.is_connected:
@@ -358,12 +376,8 @@ class NatsTarget:
         capacity: Callable[[], int],
         backlog: int | None = None,
     ) -> Subscription:
-        """Take from `queue`; a plain one is dealt out one by one, so `capacity` is asked by durable ones only."""
+        """Take from `queue`. The server distributes plain requests one by one; `capacity` is for durable ones."""
         self._affinity.enforce()
-        if self._durable is not None:
-            await self.admin.keep_letters()
-            subject = self._all_of(queue)
-            return await self._durable.consume(subject, queue, receiver, capacity, self._sender_of)
 
         def pick(body: bytes, reply: str, subject: str) -> None:
             sender = self._sender_of(subject)
@@ -393,6 +407,10 @@ class NatsTarget:
                 await self._subscribe(roll_call, present, undo)
 
             await self._arrive([subject, own, roll_call], subscribe)
+            if self._durable is not None:
+                await self.admin.keep_letters()
+                taking = await self._durable.consume(queue, receiver, capacity, self._sender_of)
+                undo.push_async_callback(taking.aclose)
             return undo.pop_all()
 
     async def _answer(self, inbox: str, name: str) -> None:
@@ -403,12 +421,12 @@ class NatsTarget:
     async def enqueue(
         self, queue: str, body: bytes, *, key: str, reply_to: str, wait: float
     ) -> str:
-        """Publish to the queue's subject. If nobody is there, `reply_to` is told so by the server."""
+        """Publish to the queue's subject. If it has no subscriber, the server sends an empty message to `reply_to`."""
         if not self._nats.is_connected:
             await self._ready(wait)
         if self._durable is not None:
-            subject = f"{self._queue(queue)}.{self._client}"
-            return await self._durable.enqueue(subject, body, key, wait)
+            subject = f"{self._queue(queue, 'durable')}.{self._client}"
+            return await self._durable.enqueue(subject, body, key)
         subject = f"{self._queue(queue)}.{self._client}"
         consumers = self._consumers.get(queue)
         if consumers is None:
@@ -569,6 +587,7 @@ async def connect_nats(config: NatsConfig) -> AsyncGenerator[EventTarget]:
         client=config.client,
         trusted=config.trusted,
         durable=config.durable,
+        replicas=config.replicas,
         max_values=config.max_values,
     )
     signing = signed(target, config.secret)

@@ -59,6 +59,7 @@ class RedisInteropTarget:
         self.max_values = max_values
         self.direct = False
         self.broadcasts_replies = True
+        self.durable = False
         self._prefix = prefix
         connector = self._connector = Connector(url, connect_timeout)
         self._link = PipelinedConnection(connector, self._lost, self._restored)

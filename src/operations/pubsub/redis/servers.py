@@ -193,6 +193,7 @@ class Connector:
         node = await self._open({"host": host, "port": port})
         slot = key_slot(self.prefix.encode())
         try:
+            await _enforce_version(node)
             shards = await ask(node, "CLUSTER", "SLOTS")
         finally:
             await node.disconnect(nowait=True)
@@ -212,6 +213,29 @@ class Connector:
             await connection.disconnect(nowait=True)
             raise
         return connection
+
+
+async def _enforce_version(node: Any) -> None:
+    """Raise an error if a node of a cluster is older than Redis 7.
+
+    Raises:
+        TransportError: If it is.
+    """
+    try:
+        answer: list[Any] = await ask(node, "HELLO")
+    except ResponseError:
+        answer = []
+    except TransportError as error:
+        if isinstance(error.__cause__, NoPermissionError):
+            # Its version cannot be known.
+            return
+        raise
+    known = dict(zip(answer[::2], answer[1::2], strict=False))
+    version = known.get(b"version", b"5 or older").decode()
+    if int(version.partition(".")[0].partition(" ")[0]) < 7:
+        raise TransportError(
+            f"a Redis Cluster needs version 7 or newer, and this one has {version}"
+        )
 
 
 class WrongServerError(NotSentError):

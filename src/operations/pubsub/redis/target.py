@@ -109,6 +109,7 @@ class RedisTarget:
         self.max_values = max_values
         self.direct = False
         self.broadcasts_replies = False
+        self.durable = False
         self._prefix = connector.prefix
         self._client = client
         self._clients = tuple(dict.fromkeys(clients))

@@ -237,6 +237,7 @@ class WebSocketTarget:
         self.max_values = max_values
         self.direct = True
         self.broadcasts_replies = True
+        self.durable = False
         self.malformed = 0
         self._topics = Topics(max_values) if interop else None
         self._subscribed: set[str] = set()

@@ -1,0 +1,111 @@
+"""A cluster of three NATS servers: no mutation runs twice, and losing one server fails no durable call."""
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from secrets import token_hex
+from time import monotonic
+from typing import Any
+
+import anyio
+import nats
+import pytest
+from tests.pubsub.ledger import Ledger
+from tests.servers import NatsCluster
+
+from operations.calls import PendingRequestMap, serve_calls
+from operations.pubsub.nats import connect_nats
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[NatsCluster]:
+    cluster = NatsCluster()
+    try:
+        yield cluster
+    finally:
+        cluster.close()
+
+
+@pytest.fixture
+async def cluster(servers: NatsCluster) -> NatsCluster:
+    """A cluster with all its nodes."""
+    with anyio.fail_after(60):
+        await servers.healthy()
+    return servers
+
+
+@asynccontextmanager
+async def calling(
+    cluster: NatsCluster, ledger: Ledger, **options: Any
+) -> AsyncGenerator[list[PendingRequestMap]]:
+    """A worker and a caller at every node."""
+    prefix = f"t{token_hex(4)}"
+    async with AsyncExitStack() as stack:
+        callers: list[PendingRequestMap] = []
+        for number in range(3):
+            url = cluster.url_from(number)
+            there, here = [
+                await stack.enter_async_context(connect_nats(url, prefix=prefix, **options))
+                for _ in range(2)
+            ]
+            await stack.enter_async_context(serve_calls(ledger.registry(), there))
+            callers.append(await stack.enter_async_context(PendingRequestMap(here)))
+        yield callers
+
+
+async def leader_of(cluster: NatsCluster, prefix: str) -> str:
+    """The name of the server that leads the stream of a prefix."""
+    client: Any = await nats.connect(cluster.nodes[0].url)
+    try:
+        info = await client.jetstream().stream_info(f"{prefix}_durable")
+        assert info.config.num_replicas == 3
+        return str(info.cluster.leader)
+    finally:
+        await client.close()
+
+
+@pytest.mark.requirement("R34", "R36")
+async def test_losing_the_leader_of_the_stream_loses_no_call(
+    cluster: NatsCluster, tmp_path: Path
+) -> None:
+    """The servers need 4 to 9 seconds for an election. `scripts/soak cluster` does this again and again."""
+    ledger = Ledger(tmp_path / "ledger", timeout=30)
+    end = monotonic() + float(os.environ.get("OPERATIONS_SOAK_SECONDS", "0"))
+    async with calling(cluster, ledger, durable=True, replicas=3) as callers:
+        prefix = callers[0].mailbox.partition(".")[0]
+        async with ledger.traffic(*callers):
+            while True:
+                await ledger.progress(50)
+                cluster.node(await leader_of(cluster, prefix)).kill()
+                await ledger.progress(200, seconds=40)
+                if monotonic() > end:
+                    break
+                with anyio.fail_after(60):
+                    await cluster.healthy()
+
+    ledger.check(failures=0)
+
+
+@pytest.mark.requirement("R34", "R36")
+@pytest.mark.parametrize("durable", [True, False])
+async def test_a_cluster_whose_servers_are_restarted_one_after_the_other(
+    cluster: NatsCluster, tmp_path: Path, durable: bool
+) -> None:
+    ledger = Ledger(tmp_path / "ledger", timeout=30)
+    async with (
+        calling(cluster, ledger, durable=durable, replicas=3) as callers,
+        ledger.traffic(*callers),
+    ):
+        for node in cluster.nodes:
+            await ledger.progress(30, seconds=40)
+            await asyncio.to_thread(node.stop)
+            await ledger.progress(30, seconds=40)
+            with anyio.fail_after(30):
+                await cluster.healthy()
+
+    # Of plain mutations that were under way, nothing is known but that they may have run.
+    ledger.check(failures=0 if durable else 36)
