@@ -574,6 +574,7 @@ async def _reply(world: World, number: int, key: str, headers: dict[str, str]) -
 
 def recorded(path: Path, count: int, **options: Any) -> None:
     ledger = Ledger(path, KEY, **options)
+    ledger.open()
     for number in range(count):
         ledger.begin("a.b", {"n": number}, OperationContext(identity=ALICE), None)
     ledger.close()
@@ -581,6 +582,10 @@ def recorded(path: Path, count: int, **options: Any) -> None:
 
 def test_a_deleted_ledger_or_an_old_copy_is_noticed(tmp_path: Path) -> None:
     path, head = tmp_path / "ledger.jsonl", tmp_path / "head"
+    recorded(path, 0, head=head)
+    assert verify([path], KEY, head).problem is None
+    with pytest.raises(LedgerError, match="cannot write the head"):
+        Ledger(tmp_path / "other", KEY, head=tmp_path / "no folder" / "head").open()
     recorded(path, 3, head=head)
     old = path.read_bytes()
     recorded(path, 2, head=head)

@@ -517,7 +517,7 @@ def run(
 
 @pytest.mark.requirement("R63")
 def test_grants_approvals_and_the_ledger_at_the_command_line(
-    run: Callable[..., tuple[int, str]], tmp_path: Path
+    run: Callable[..., tuple[int, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits = ("-o", "task.*", "--calls", "task.add=1", "--until", "1h")
     code, token = run("grant", "create", "alice", "--holder", "bot", *limits)
@@ -540,6 +540,14 @@ def test_grants_approvals_and_the_ledger_at_the_command_line(
     assert run("grant", "revoke", token)[0] == 0
     assert run("call", "task.delete", "id=1", "--as", child)[0] != 0
     assert run("call", "task.add", "n=1", "--as", token[:-2])[0] != 0
+
+    assert (
+        run("grant", "create", "alice", "--holder", "bot", "-o", "*", "--calls", "task.*")[0] == 1
+    )
+    assert run("grant", "create", "alice", "--holder", "bot")[0] == 1
+    with monkeypatch.context() as short:
+        short.setenv("GRANTS_KEY", "short")
+        assert run("grant", "create", "alice", "--holder", "bot", "-o", "*")[0] == 3
 
     assert run("ledger", "verify")[0] == 0
     assert '"acting":["bot","sub"]' in run("ledger", "tail", "9")[1]

@@ -175,7 +175,7 @@ def test_a_grant_that_cannot_work_is_not_made(options: dict[str, Any]) -> None:
 def test_a_short_key_and_a_grant_without_operations_are_rejected() -> None:
     with pytest.raises(ValueError, match="32 bytes"):
         Grants("short")
-    with pytest.raises(GrantError, match="names the operations"):
+    with pytest.raises(GrantError, match="name the operations"):
         Grants(KEY).create(ALICE, "bot")
 
 

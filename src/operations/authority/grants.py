@@ -116,7 +116,7 @@ class Grants:
             GrantError: Naming what is wrong.
         """
         if "operations" not in block:
-            raise GrantError("a grant names the operations that it covers")
+            raise GrantError("name the operations that the grant covers, such as task.*")
         if isinstance(subject, str):
             whose = Subject(id=subject)
         elif subject.grant is not None:

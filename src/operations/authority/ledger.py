@@ -91,6 +91,11 @@ class Ledger:
             self.close()
             ends = f"ends at line {last['n']}, but its head is {head[0]}"
             raise LedgerError(f"{self._path} {ends}")
+        try:
+            self._write_head()
+        except OSError as error:
+            self.close()
+            raise LedgerError(f"cannot write the head {self._head}: {error}") from error
 
     def _follows(self, last: JSONObject, head: tuple[int, str]) -> bool:
         """Return whether a line was written, but not its head: the process ended in between."""
@@ -167,8 +172,15 @@ class Ledger:
                 os.ftruncate(self._file, start)
             raise
         self._number, self._mac = number, mac
+        self._write_head()
+
+    def _write_head(self) -> None:
         if self._head is not None:
-            _write_head(self._head, number, mac)
+            file = os.open(self._head, os.O_WRONLY | os.O_CREAT, 0o600)
+            try:
+                os.pwrite(file, f"{self._number:020d} {self._mac}\n".encode(), 0)
+            finally:
+                os.close(file)
 
     def _open(self) -> None:
         file = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
@@ -177,7 +189,7 @@ class Ledger:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(file)
-            raise OSError("another process writes it: each needs a file of its own") from None
+            raise OSError("another process writes it: put {pid} into its name") from None
         self.close()
         self._file, self._inode = file, os.fstat(file).st_ino
 
@@ -212,14 +224,6 @@ def _read_head(path: Path) -> tuple[int, str]:
         return 0, ""
     except (OSError, ValueError) as error:
         raise LedgerError(f"cannot read the head {path}: {error}") from error
-
-
-def _write_head(path: Path, number: int, mac: str) -> None:
-    file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
-    try:
-        os.pwrite(file, f"{number:020d} {mac}\n".encode(), 0)
-    finally:
-        os.close(file)
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +267,8 @@ def verify(paths: Iterable[Path], key: str | bytes, head: Path | None = None) ->
             return result(f"{place}: number {found} was changed, or the line before it")
         before, count, number, mac = (number, mac), count + 1, found, given
     # One line may follow the head: the process ended before it wrote the head.
-    if head is not None and (known[0] == 0 or known not in (before, (number, mac))):
+    is_end = known in (before, (number, mac)) and (known[0] > 0 or count == 0)
+    if head is not None and not is_end:
         return result(
             f"the head is number {known[0]}: lines at the end are missing, or the head is"
         )

@@ -48,7 +48,10 @@ def _grants(common: Common, store: Store | None = None) -> Grants:
     file = common.load()
     if file.config.access.grants is None:
         raise file.fault("needs a key.", "access.grants")
-    return Grants(file.secret(file.config.access.grants.key), store=store)
+    try:
+        return Grants(file.secret(file.config.access.grants.key), store=store)
+    except ValueError as error:
+        raise file.fault(str(error), "access.grants.key") from error
 
 
 # ------------------------------------------------------------ grants
@@ -89,17 +92,17 @@ class Limits:
             if unit not in _UNITS or not number.isdecimal():
                 raise OperationsError("--until is a time such as 30m, 8h or 7d")
             options["seconds"] = int(number) * _UNITS[unit]
-        options["calls"] = _pairs("--calls", self.calls)
-        options["input"] = _pairs("--input", self.input)
+        options["calls"] = _pairs("--calls PATTERN=N", self.calls)
+        options["input"] = _pairs("--input PATTERN=SCHEMA", self.input)
         return options
 
 
-def _pairs(option: str, given: Iterable[str]) -> dict[str, Any]:
+def _pairs(usage: str, given: Iterable[str]) -> dict[str, Any]:
     try:
         pairs = (each.partition("=") for each in given)
         return {pattern: msgspec.json.decode(value) for pattern, _, value in pairs}
-    except msgspec.DecodeError as error:
-        raise OperationsError(f"{option} takes PATTERN={option[2:].upper()}: {error}") from error
+    except msgspec.DecodeError:
+        raise OperationsError(f"this option is used as {usage}, with JSON after the =") from None
 
 
 @grant_app.command
