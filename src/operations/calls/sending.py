@@ -187,14 +187,15 @@ class RequestSender:
         if size > target.max_bytes:
             reason = f"the request is {size} bytes, more than the {target.max_bytes} allowed"
             raise CallError(ErrorCode.RESOURCE_EXHAUSTED, reason)
-        try:
-            enforce_bounds(body, max_values=target.max_values)
-        except JSONLimitError as error:
-            raise CallError(ErrorCode.RESOURCE_EXHAUSTED, f"the request {error.reason}") from None
-        if not target.is_connected and (
-            self._waiting >= MAX_WAITING
-            or (self._waiting > 0 and self._waiting_bytes + size > MAX_WAITING_BYTES)
-        ):
+        # A value takes at least one byte and a separator. `as_json` has limited the depth.
+        if size >= 2 * target.max_values:
+            try:
+                enforce_bounds(body, max_values=target.max_values)
+            except JSONLimitError as error:
+                reason = f"the request {error.reason}"
+                raise CallError(ErrorCode.RESOURCE_EXHAUSTED, reason) from None
+        is_much = self._waiting > 0 and self._waiting_bytes + size > MAX_WAITING_BYTES
+        if (is_much or self._waiting >= MAX_WAITING) and not target.is_connected:
             reason = "too many calls wait for the broker already"
             raise CallError(ErrorCode.UNAVAILABLE, reason, begun=False)
         call.sends += 1

@@ -24,6 +24,7 @@ from operations.pubsub.redis.servers import (
     WrongServerError,
     ask,
     is_wrong_server,
+    pack_command,
     shown,
 )
 
@@ -31,6 +32,9 @@ logger = logging.getLogger("operations")
 
 KEEPALIVE = 5.0
 """Seconds between signs of life."""
+
+_PIECE = 256 * 1024
+"""Bytes that are written at once."""
 
 MAX_BUFFERED = 8 * 1024 * 1024
 """Bytes that may wait to be written before senders have to."""
@@ -252,12 +256,20 @@ class PipelinedConnection:
             self._drained.set()
             if not batch:
                 continue
-            packed: list[Any] = []
-            for command, future, _ in batch:
-                # Of a command whose answer nobody waits for, what is told where Redis refuses it.
-                self._waiting.append(command[:2] if future is None else future)
-                packed.extend(connection.pack_command(*command))
-            await connection.send_packed_command(packed)
+            # The start of a command without a future is logged if Redis rejects it.
+            self._waiting += [
+                command[:2] if future is None else future for command, future, _ in batch
+            ]
+            packed: list[bytes] = []
+            size = 0
+            for command, _, _ in batch:
+                packed.append(pack_command(command))
+                size += len(packed[-1])
+                if size > _PIECE:
+                    await connection.send_packed_command(b"".join(packed))
+                    packed, size = [], 0
+            if packed:
+                await connection.send_packed_command(b"".join(packed))
 
     async def _read(self, connection: Any) -> None:
         loop = asyncio.get_running_loop()

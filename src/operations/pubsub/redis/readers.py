@@ -22,7 +22,7 @@ from operations.pubsub.redis.connection import (
     PubSubConnection,
     ReconnectingTask,
 )
-from operations.pubsub.redis.servers import SILENCE, Connector, ask, read_answer
+from operations.pubsub.redis.servers import SILENCE, Connector, ask, pack_command, read_answer
 
 logger = logging.getLogger("operations")
 
@@ -389,7 +389,7 @@ class QueueReader(_Reader):
         commands = [each for queue, ids in removed.items() for each in _removal(queue, *ids)]
         if commands:
             # Sent before the first of them begins, in the next turn of the loop.
-            await connection.send_packed_command(connection.pack_commands(commands))
+            await connection.send_packed_command(b"".join(map(pack_command, commands)))
         await self._batch.begun(len(entries), began)
         for command in commands:
             await read_answer(connection, command)

@@ -80,6 +80,9 @@ _MAILBOX_LENGTH = 250_000
 _MARK_SECONDS = 30
 """How long a key is remembered across the group: the default time of a call."""
 
+_BATCH_BYTES = 256 * 1024
+"""Requests that are added by one script. Redis does nothing else meanwhile."""
+
 _SEND_WAIT = 3.0
 """Seconds an answer waits for a connection that is being restored."""
 
@@ -360,12 +363,10 @@ class RedisTarget:
     async def _add(self, queue: str, key: str, body: bytes) -> Any:
         """Return the id of the new entry, or `_NOBODY` or `_FULL`."""
         batch = self._batches.get(queue)
-        if batch is None or batch.size > self.max_bytes:
+        if batch is None or batch.size > _BATCH_BYTES:
             batch = self._batches[queue] = _Batch()
             asyncio.get_running_loop().call_soon(self._flush, queue, batch)
-        position = batch.add(key, body)
-        answer = await asyncio.shield(batch.answer)
-        return answer if isinstance(answer, int) else answer[position]
+        return await batch.add(key, body)
 
     def _flush(self, queue: str, batch: "_Batch") -> None:
         if self._batches.get(queue) is batch:
@@ -386,7 +387,7 @@ class RedisTarget:
         except TransportError as error:
             batch.fail(error)
         else:
-            batch.answer.set_result(answer)
+            batch.succeed(answer)
 
     async def _put(self, arguments: tuple[Any, ...], size: int) -> Any:
         try:
@@ -510,19 +511,29 @@ class _Batch:
     def __init__(self) -> None:
         self.arguments: list[Any] = []
         self.size = 0
-        self.answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.task: asyncio.Task[None] | None = None
+        self._loop = asyncio.get_running_loop()
+        # One for each request, because a task that is cancelled cancels the future that it awaits.
+        self._waiting: list[asyncio.Future[Any]] = []
 
-    def add(self, key: str, body: bytes) -> int:
-        """Add a request; return its position."""
+    def add(self, key: str, body: bytes) -> "asyncio.Future[Any]":
+        """Add a request; return the future of its entry id, or of `_NOBODY` or `_FULL`."""
         self.arguments += (key, body)
         self.size += len(body)
-        return len(self.arguments) // 2 - 1
+        future: asyncio.Future[Any] = self._loop.create_future()
+        self._waiting.append(future)
+        return future
+
+    def succeed(self, answer: Any) -> None:
+        answers = [answer] * len(self._waiting) if isinstance(answer, int) else answer
+        for future, entry_id in zip(self._waiting, answers, strict=True):
+            if not future.done():
+                future.set_result(entry_id)
 
     def fail(self, error: TransportError) -> None:
-        self.answer.set_exception(error)
-        # Whoever put something may have left; the failure is then nobody's business.
-        self.answer.exception()
+        for future in self._waiting:
+            if not future.done():
+                future.set_exception(error)
 
 
 @options_of(RedisConfig)

@@ -28,6 +28,7 @@ from operations.errors import CallError, ErrorCode, TransportError
 from operations.pubsub.config import enforce_address
 from operations.pubsub.websocket.target import (
     ANNOUNCED,
+    BATCHES,
     MAX_BYTES,
     MAX_RECEIVED,
     SETTINGS,
@@ -77,7 +78,7 @@ async def connect_websocket(
         try:
             return await connect(
                 url,
-                additional_headers=headers,
+                additional_headers={BATCHES: "1", **(headers or {})},
                 max_size=max_bytes,
                 **{**SETTINGS, **options},
             )
@@ -154,7 +155,7 @@ class _DialedTarget(WebSocketTarget):
         announced = connection.response.headers.get(ANNOUNCED, "")
         is_number = announced.isascii() and announced.isdecimal()
         self.max_bytes = min(self._own_limit, int(announced)) if is_number else self._own_limit
-        return LibrarySocket(connection)
+        return LibrarySocket(connection, BATCHES in connection.response.headers)
 
     async def aclose(self) -> None:
         if self._task is not None:
@@ -339,6 +340,8 @@ async def serve_websocket(
         connection: ServerConnection, request: Request, response: Response
     ) -> Response | None:
         response.headers[ANNOUNCED] = str(max_received)
+        if not interop:
+            response.headers[BATCHES] = "1"
         if process_response is None:
             return None
         changed: Response | None = await _settled(process_response(connection, request, response))
@@ -347,7 +350,7 @@ async def serve_websocket(
     async def handle(connection: ServerConnection) -> None:
         identity, request = known.pop(connection, (None, None))
         async with accept_websocket(
-            LibrarySocket(connection),
+            LibrarySocket(connection, not interop and _reads_batches(connection)),
             identity=identity,
             max_bytes=max_bytes,
             max_values=max_values,
@@ -367,6 +370,10 @@ async def serve_websocket(
         **{**SETTINGS, **options},
     ) as server:
         yield server
+
+
+def _reads_batches(connection: ServerConnection) -> bool:
+    return connection.request is not None and BATCHES in connection.request.headers
 
 
 def _address(connection: ServerConnection) -> str:

@@ -30,7 +30,10 @@ MAX_RECEIVED = 4 * 1024 * 1024
 """Bytes of a message that a server accepts by default: what a larger one costs the event loop is noticeable."""
 
 ANNOUNCED = "Operations-Max-Bytes"
-"""The header of a handshake's response that tells clients how large a message the server accepts."""
+"""The header of a handshake's response with the largest message that the server accepts."""
+
+BATCHES = "Operations-Batches"
+"""The header of a handshake, in both directions, of a peer that reads several events from one frame, one per line."""
 
 PING_INTERVAL = 8.0
 PING_TIMEOUT = 8.0
@@ -89,16 +92,21 @@ class LibrarySocket:
     """A connection of the `websockets` library.
 
     What is sent in one turn of the event loop is written in pieces of `_GATHERED` messages, and the rest at its end.
-    The library would write every message for itself, and the system call is most of what a small message costs.
+    The library would write every message for itself: for a small message, the frame and the system call cost more than
+    the message. If the peer reads batches, each piece is one frame.
 
     The library's keepalive waits for room before it pings, so it never misses a peer that stopped reading while much
     was on its way: that is watched here.
+
+    Attributes:
+        batches: Whether a frame may contain several events, one per line.
     """
 
-    def __init__(self, connection: Any) -> None:
+    def __init__(self, connection: Any, batches: bool = False) -> None:
+        self.batches = batches
         self._connection = connection
         self._flushing = False
-        self._gathered = 0
+        self._gathered: list[bytes] = []
         self._gathered_bytes = 0
         self._in_turn = 0
         self._written = 0
@@ -116,13 +124,12 @@ class LibrarySocket:
             except ConnectionClosed as error:
                 raise EOFError(self._reason or str(error)) from error
             return
-        connection.protocol.send_text(text)
-        self._gathered += 1
+        self._gathered.append(text)
         self._gathered_bytes += len(text)
         if not self._flushing:
             self._flushing = True
             asyncio.get_running_loop().call_soon(self._flush)
-        if self._gathered >= _GATHERED or self._gathered_bytes > _GATHERED_BYTES:
+        if len(self._gathered) >= _GATHERED or self._gathered_bytes > _GATHERED_BYTES:
             self._in_turn += self._gathered_bytes
             self._write()
             if len(text) > _GATHERED_BYTES:
@@ -147,11 +154,16 @@ class LibrarySocket:
         self._write()
 
     def _write(self) -> None:
-        self._gathered = self._gathered_bytes = 0
+        gathered, self._gathered = self._gathered, []
+        self._gathered_bytes = 0
         connection = self._connection
         if connection.protocol.state is not State.OPEN:
             connection.send_data()
             return
+        if self.batches and not any(b"\n" in text for text in gathered):
+            gathered = [b"\n".join(gathered)] if gathered else []
+        for text in gathered:
+            connection.protocol.send_text(text)
         data = b"".join(connection.protocol.data_to_send())
         self._written += len(data)
         connection.transport.write(data)
@@ -340,14 +352,16 @@ class WebSocketTarget:
         self._socket = socket
         self._connected.set()
         reason = "the WebSocket was closed"
+        batches = isinstance(socket, LibrarySocket) and socket.batches
         try:
             await self._update_topics()
             while True:
-                body = await socket.receive()
-                if self._attached.is_set():
-                    self._deliver_safely(body)
-                else:
-                    await self._keep(body)
+                frame = await socket.receive()
+                for body in frame.split(b"\n") if batches else (frame,):
+                    if self._attached.is_set():
+                        self._deliver_safely(body)
+                    else:
+                        await self._keep(body)
         except EOFError as error:
             reason = f"{reason}: {error}" if str(error) else reason
         finally:
