@@ -140,11 +140,12 @@ class Replies:
         if job is None:
             # The program itself received it, so that only its reply address tells whose it is.
             job = self._jobs.get(request_id)
-        return job if job is not None and job.reply_to.startswith(sender) else None
+            job = job if job is not None and job.reply_to.startswith(sender) else None
+        return job
 
     def is_allowed(self, address: str, sender: str) -> bool:
-        """Return whether a client may ask for replies to `address`: only to its own mailboxes."""
-        if address.startswith(sender):
+        """Return whether a client may ask for replies to `address`: only to its own mailboxes, or to none."""
+        if not address or address.startswith(sender):
             return True
         level = self._misdirections.level()
         logger.log(level, "a message was dropped: its reply address does not begin with %r", sender)

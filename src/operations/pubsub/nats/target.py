@@ -436,7 +436,7 @@ class NatsTarget:
         consumer = consumers.next()
         if consumer:
             subject, key = f"{self._prefix}.to.{consumer}.{self._client}", f"{key}={consumer}"
-        await self._publish(subject, body, f"{reply_to}.{key}")
+        await self._publish(subject, body, f"{reply_to}.{key}" if reply_to else "")
         return ""
 
     async def _ask_for(self, queue: str, consumers: Consumers) -> None:
