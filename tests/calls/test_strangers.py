@@ -122,6 +122,7 @@ async def test_f22_requests_without_an_address_hide_no_caller_that_is_gone(
         await until(lambda: worker.active == 0)
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
+        await calls.aclose()
 
 
 @pytest.mark.requirement("F15")
