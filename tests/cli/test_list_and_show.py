@@ -80,6 +80,40 @@ def test_show_draws_schemas_access_errors_and_origin(run: Run) -> None:
     assert "TIRED" in run("show", "work.fail").out
 
 
+LIMITED = """
+from typing import Annotated, Literal
+from msgspec import Meta
+from operations import operation
+
+@operation("limits.of")
+async def of(
+    stars: Annotated[int, Meta(ge=1, le=5)],
+    code: Annotated[str, Meta(pattern="^[a-z]+$", max_length=8)],
+    tags: list[Literal["red", "green", None]],
+    price: Annotated[float, Meta(gt=0)] | None = None,
+    sizes: Annotated[list[Annotated[int, Meta(ge=0)]], Meta(min_length=1)] = [1],
+) -> Annotated[int, Meta(multiple_of=5)] | None:
+    return 5
+"""
+
+
+def test_show_prints_ranges_patterns_null_and_enums_inside_lists(run: Run, folder: Path) -> None:
+    (folder / "limits.py").write_text(LIMITED)
+    (folder / "other.toml").write_text("modules = ['limits.py']")
+
+    shown = run("show", "limits.of", "--config", "other.toml").out
+
+    for line in (
+        "stars  integer (1 to 5)",
+        "code  string (at most 8 characters, matching ^[a-z]+$)",
+        "tags  list of (red | green | null)",
+        "price?  number or null (more than 0) = null",
+        "sizes?  list of integer (at least 1 item, each at least 0) = [1]",
+        "integer or null (a multiple of 5)",
+    ):
+        assert line in shown
+
+
 def test_show_cuts_nothing(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     words = "A parameter whose description goes on and on, well beyond the edge of any terminal there is."

@@ -138,18 +138,15 @@ class Approvals:
         may_ask = rule.ask_caller and not by_grant and context.channel.elicit is not None
         while True:
             changed, record = self._changed, await self._attach(asked)
-            refused = CallError(
-                ErrorCode.ACCESS_DENIED, f"{spec.id} was not approved", {"approval": record.id}
-            )
             if record.state == "denied":
-                raise refused
+                raise _refused(record, "approved")
             if record.state == "pending" and may_ask:
                 is_accepted = await _ask(record, context)
                 state: Literal["used", "denied"] = "used" if is_accepted else "denied"
                 fields = {"state": state, "confirmed": True, "answered_by": record.caller}
                 if await self._replace(record, fields) and is_accepted:
                     return record
-                raise refused
+                raise _refused(record, "confirmed")
             if record.state == "approved" and await self._replace(record, {"state": "used"}):
                 return record
             if record.state == "pending" and not await self._wait(ends, changed, context):
@@ -311,6 +308,11 @@ def _key(approval_id: str) -> str:
     if not digest.isalnum() or not digest.isascii():
         raise _unknown(approval_id)
     return f"approval/{digest}"
+
+
+def _refused(record: Approval, what: str) -> CallError:
+    message, details = f"{record.operation} was not {what}", {"approval": record.id}
+    return CallError(ErrorCode.ACCESS_DENIED, message, details)
 
 
 def _unknown(approval_id: str) -> CallError:

@@ -216,11 +216,19 @@ def _tree(name: str, outline: Outline) -> Tree:
     if outline.properties:
         _add_properties(tree, outline, _DEPTH)
     elif outline.schema:
-        tree.add(Text(plain(outline.kind), style="cyan"))
+        tree.add(_kind(outline, Text()))
         _add_inner(tree, outline, _DEPTH)
     else:
         tree.add(Text("anything", style="dim"))
     return tree
+
+
+def _kind(outline: Outline, line: Text) -> Text:
+    """Add the type of a value and its limits to a line."""
+    line.append(plain(outline.kind), style="cyan")
+    if limits := outline.limits:
+        line.append(f" ({plain(limits)})", style="dim")
+    return line
 
 
 def _add_properties(tree: Tree, outline: Outline, depth: int) -> None:
@@ -228,7 +236,7 @@ def _add_properties(tree: Tree, outline: Outline, depth: int) -> None:
     for name, inner in outline.properties.items():
         line = Text(plain(name), style="bold" if name in required else "default")
         line.append("" if name in required else "?", style="dim")
-        line.append(f"  {plain(inner.kind)}", style="cyan")
+        _kind(inner, line.append("  "))
         if "default" in inner.schema:
             line.append(f" = {plain(encoded(inner.schema['default']))}", style="dim")
         if inner.description:

@@ -6,6 +6,8 @@ Rule 1: this never decides what is valid. It helps to ask for values, to convert
 from collections.abc import Iterator
 from typing import Any, cast
 
+from msgspec.json import encode
+
 from operations._json import kind_of, object_of
 from operations._references import followed
 from operations.schema.document import Schema
@@ -130,21 +132,83 @@ class Outline:
 
     @property
     def kind(self) -> str:
-        """The type in one or two words, for people."""
+        """The type in a few words, for people."""
         if choices := self.choices:
-            shown = " | ".join(str(choice) for choice in choices[:6])
+            shown = " | ".join(_spelled(choice) for choice in choices[:6])
             return shown + (" | ..." if len(choices) > 6 else "")
-        if members := [member for member in self.members if set(member.types) != {"null"}]:
-            kinds = dict.fromkeys(member.short_kind for member in members)
-            return " or ".join(kinds)
-        return self.short_kind
+        members = [] if self.is_recursive else self._values
+        kinds = dict.fromkeys(member.kind for member in members) or [self._word]
+        return " or ".join([*kinds, *(["null"] if self._is_nullable else ())])
 
     @property
-    def short_kind(self) -> str:
-        """The type in a word."""
+    def limits(self) -> str:
+        """The other limits on a value, in words: ranges, lengths, patterns."""
+        if self.is_recursive:
+            return ""
+        if self._values:
+            return "; ".join(filter(None, dict.fromkeys(each.limits for each in self._values)))
+        found = [
+            _range(self.schema, "minimum", "maximum", ""),
+            _range(self.schema, "minLength", "maxLength", "characters"),
+            _range(self.schema, "minItems", "maxItems", "items"),
+            _range(self.schema, "minProperties", "maxProperties", "properties"),
+        ]
+        for key, words in _LIMITS.items():
+            if key in self.schema and self.schema[key] is not False:
+                found.append(words.format(self.schema[key]))
+        if "array" in self.types and (inner := self.items.limits):
+            found.append(f"each {inner}")
+        return ", ".join(filter(None, found))
+
+    @property
+    def _values(self) -> "list[Outline]":
+        """The members that allow more than null."""
+        return [member for member in self.members if set(member.types) != {"null"}]
+
+    @property
+    def _is_nullable(self) -> bool:
+        return "null" in self.types
+
+    @property
+    def _word(self) -> str:
         named = sorted(self.types - {"null"})
-        if named == ["array"] and (inner := self.items.short_kind) != "any":
-            return f"list of {inner}"
+        if (
+            named == ["array"]
+            and not self.items.is_recursive
+            and (inner := self.items.kind) != "any"
+        ):
+            is_one = " or " not in inner and " | " not in inner
+            return f"list of {inner}" if is_one else f"list of ({inner})"
         word = " or ".join(named) or "any"
         form = self.schema.get("format")
         return f"{word} ({form})" if isinstance(form, str) else word
+
+
+_LIMITS = {
+    "exclusiveMinimum": "more than {}",
+    "exclusiveMaximum": "less than {}",
+    "multipleOf": "a multiple of {}",
+    "pattern": "matching {}",
+    "uniqueItems": "all different",
+}
+
+
+def _range(schema: JSONObject, least: str, most: str, unit: str) -> str:
+    low, high = schema.get(least), schema.get(most)
+    if unit:
+        low = low or None
+    shown = [f"at least {low}"] if high is None else [f"at most {high}"]
+    if low is None and high is None:
+        return ""
+    if low is not None and high is not None:
+        shown = [str(low)] if low == high else [f"{low} to {high}"]
+    if unit:
+        shown.append(unit if (low if high is None else high) != 1 else _ONE[unit])
+    return " ".join(shown)
+
+
+_ONE = {"characters": "character", "items": "item", "properties": "property"}
+
+
+def _spelled(value: Any) -> str:
+    return value if isinstance(value, str) else encode(value).decode()
