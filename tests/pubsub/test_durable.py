@@ -289,31 +289,91 @@ async def test_without_jetstream_durability_is_refused(nats_server: Broker) -> N
             pass
 
 
-async def test_with_permissions_durability_needs_what_the_page_says() -> None:
+def guarded() -> NatsServer:
+    """A server with the permissions of the recipe, and those that the page adds to it."""
     page = (DOCS / "calls.md").read_text("utf-8")
     *of_workers, sending, finding, counting = re.findall(r'`("(?:\$JS|operations)\.[^`]+")`', page)
     rules = (DOCS / "recipes" / "nats.conf").read_text("utf-8")
     more = rules.replace(
         'publish: ["operations.>"', ", ".join(('publish: ["operations.>"', *of_workers))
     )
-    queue = '"operations.queue.*.alice"'
-    more = more.replace(queue, f"{queue}, {sending}, {finding}, {counting}")
+    for user in ("alice", "bob"):
+        queue = f'"operations.queue.*.{user}"'
+        added = sending.replace("alice", user)
+        more = more.replace(queue, f"{queue}, {added}, {finding}, {counting}")
     broker = NatsServer(config=more)
     broker.options += ("-js", "-sd", broker.folder)
-    with running(broker):
+    return broker
 
-        def connect(user: str) -> Any:
-            password = f"{user}-secret"
-            return connect_nats(broker.url, durable=True, client=user, user=user, password=password)
 
+def connect_as(user: str, broker: Broker) -> Any:
+    password = f"{user}-secret"
+    return connect_nats(broker.url, durable=True, client=user, user=user, password=password)
+
+
+async def test_with_permissions_durability_needs_what_the_page_says() -> None:
+    with running(guarded()) as broker:
         async with (
-            connect("worker") as there,
+            connect_as("worker", broker) as there,
             serve_calls(build_registry(), there),
-            connect("alice") as here,
+            connect_as("alice", broker) as here,
             PendingRequestMap(here) as calls,
         ):
             items = [item.data async for item in calls.subscribe("count.up", {"n": 600})]
             assert items == list(range(600))
+
+
+@pytest.mark.requirement("R61")
+async def test_r61_with_permissions_an_attacker_cannot_reach_what_waits_in_the_stream() -> None:
+    answers: list[Any] = []
+    errors: list[str] = []
+
+    async def on_error(error: Exception) -> None:
+        errors.append(str(error))
+
+    async def hear(message: Any) -> None:
+        answers.append(message.data)
+
+    stream, consumer = "operations_durable", "workers_operations"
+    attacks = {
+        f"$JS.API.STREAM.MSG.GET.{stream}": b'{"seq":1}',
+        f"$JS.API.DIRECT.GET.{stream}": b'{"seq":1}',
+        f"$JS.API.DIRECT.GET.{stream}.operations.durable.operations.alice": b"",
+        f"$JS.API.CONSUMER.CREATE.{stream}": b"{}",
+        f"$JS.API.CONSUMER.DURABLE.CREATE.{stream}.thief": b"{}",
+        f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}": b"1",
+        f"$JS.API.CONSUMER.DELETE.{stream}.{consumer}": b"",
+        f"$JS.API.STREAM.MSG.DELETE.{stream}": b'{"seq":1}',
+        f"$JS.API.STREAM.PURGE.{stream}": b"",
+        f"$JS.API.STREAM.DELETE.{stream}": b"",
+        f"$JS.API.STREAM.UPDATE.{stream}": b"{}",
+        f"$JS.ACK.{stream}.{consumer}.1.1.1.1.0": b"+ACK",
+        "operations.durable.operations.alice": b"{}",
+    }
+    with running(guarded()) as broker:
+        async with connect_as("worker", broker) as there, serve_calls(build_registry(), there):
+            pass
+        async with (
+            connect_as("alice", broker) as here,
+            PendingRequestMap(here) as calls,
+        ):
+            waiting = asyncio.create_task(calls.call("math.add", {"a": 1, "b": 2}, timeout=20))
+            await until(lambda: [call for call in calls.pending.values() if call.receipt])
+            bob = await nats.connect(
+                broker.url, user="bob", password="bob-secret", error_cb=on_error
+            )
+            await bob.subscribe("operations.box.bob.>", cb=hear)
+            for subject, body in attacks.items():
+                await bob.publish(subject, body, reply="operations.box.bob.x")
+            for subject in ("operations.durable.>", "$JS.EVENT.ADVISORY.>", "$JS.API.>"):
+                await bob.subscribe(subject, cb=hear)
+            await bob.flush()
+            await until(lambda: len(errors) >= len(attacks) + 3)
+            await bob.close()
+            async with connect_as("worker", broker) as there, serve_calls(build_registry(), there):
+                assert (await waiting).data == 3
+
+    assert answers == []
 
 
 async def test_without_these_permissions_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
