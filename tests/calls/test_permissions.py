@@ -4,6 +4,7 @@ import asyncio
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from hashlib import sha1
 from pathlib import Path
 from typing import Any
 
@@ -560,6 +561,51 @@ async def test_requests_of_several_clients_are_taken_in_turn(redis_server: Broke
 
     assert server.active == 0
     assert sum(name == "calm" for name in order[:9]) == 3
+
+
+async def test_requests_that_arrive_at_the_same_moment_wait_for_room(
+    redis_server: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A read over several queues may return a request of each, more than the worker has room for."""
+    nothing = "return {}"
+    monkeypatch.setattr("operations.pubsub.redis.readers._READ", nothing)
+    sha = sha1(nothing.encode(), usedforsecurity=False).hexdigest()
+    monkeypatch.setattr("operations.pubsub.redis.readers._READ_SHA", sha)
+    path, names = tmp_path / "log", ["a", "b", "c", "d"]
+    async with AsyncExitStack() as stack:
+        enter = stack.enter_async_context
+        shared: dict[str, Any] = {"prefix": "moment:"}
+        worker = await enter(connect_redis(redis_server.url, clients=names, **shared))
+        server = await enter(serve_calls(build_registry(), worker, concurrency=1))
+        maps = [
+            await enter(
+                PendingRequestMap(
+                    await enter(connect_redis(redis_server.url, client=name, **shared))
+                )
+            )
+            for name in names
+        ]
+        blocker = asyncio.create_task(maps[0].call("slow.sleep", {"seconds": 0.2}))
+        await until(lambda: server.active == 1)
+        most = 0
+
+        async def watch() -> None:
+            nonlocal most
+            while True:
+                most = max(most, len(server.jobs))
+                await asyncio.sleep(0)
+
+        watching = asyncio.create_task(watch())
+        with anyio.fail_after(20):
+            answers = await asyncio.gather(
+                *(calls.call("slow.write", {"seconds": 0.01, "path": str(path)}) for calls in maps)
+            )
+        watching.cancel()
+        await blocker
+
+    assert [answer.data for answer in answers] == ["written"] * 4
+    assert len(started(path)) == 4
+    assert most == 1
 
 
 async def test_a_worker_writes_to_no_address_but_mailboxes(

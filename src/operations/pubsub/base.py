@@ -36,8 +36,8 @@ NOT_PRIVATE = (
 
 
 NOT_PERMITTED = (
-    "the broker's permissions do not allow it. They are written for certain names: workers and callers connect with "
-    "theirs as client=, see Permissions in docs/calls.md"
+    "the broker's permissions do not allow it. They name the client that a user may be: connect with that name as "
+    "client=, see Permissions in docs/calls.md"
 )
 
 
