@@ -33,6 +33,7 @@ from operations.calls.events import (
     encode_event,
     encode_response,
 )
+from operations.calls.monitoring import monitor_group
 from operations.envelopes import local_envelope
 from operations.errors import CallError, TransportError
 from operations.pubsub.base import EventTarget
@@ -142,6 +143,31 @@ async def test_f18_with_the_recipe_everything_still_works(scheme: str, tmp_path:
         assert not call.done()
         call.cancel()
         await until(lambda: "cancelled" in path.read_text(encoding="utf-8"))
+
+
+@on_each
+async def test_an_operator_uses_the_account_of_a_worker_and_clients_see_no_dead_letters(
+    scheme: str, tmp_path: Path
+) -> None:
+    async with AsyncExitStack() as stack:
+        enter = stack.enter_async_context
+        guard = await enter(guarded(scheme, tmp_path / "log", name="w1"))
+        operator = await enter(monitor_group(await enter(connect(guard.broker, "worker"))))
+        alice = await enter(monitor_group(guard.alice.target))
+        assert [each.name for each in (await operator.look()).workers] == ["w1"]
+        assert [each.name for each in (await alice.look()).workers] == ["w1"]
+        if scheme == "redis":
+            # Core NATS keeps none.
+            payload = RequestPayload(request_id="r1", operation_id="math.add")
+            await guard.alice.target.dead_letter(
+                "operations", encode_event(CallRequested(payload=payload))
+            )
+            with anyio.fail_after(5):
+                while not await operator.letters():
+                    await asyncio.sleep(0.01)
+            assert [each.operation for each in await operator.letters()] == ["math.add"]
+        with pytest.raises(TransportError):
+            await alice.letters()
 
 
 @on_each
