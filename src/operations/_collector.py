@@ -11,7 +11,7 @@ ValueT = TypeVar("ValueT")
 _MANY = 10_000
 """New objects that are worth being aged."""
 
-_LARGE = 64 * 1024
+LARGE = 64 * 1024
 """Bytes of JSON that may build so many objects that the garbage collector runs several times."""
 
 
@@ -21,7 +21,7 @@ def build_from(decode: Callable[[bytes], ValueT], raw: bytes) -> ValueT:
     The garbage collector waits meanwhile if the text is large: nothing that is being built is garbage, and visiting it
     again and again takes several times as long as building it.
     """
-    if len(raw) < _LARGE or not gc.isenabled():
+    if len(raw) < LARGE or not gc.isenabled():
         return decode(raw)
     gc.disable()
     try:

@@ -13,15 +13,15 @@ Every event is `{"type", "id", "payload"}` in JSON; names on the wire are camelC
     call.offered     worker -> caller        this request waited: may it still begin?
     call.confirmed   caller -> worker        it may
 
-Rule 1: whoever speaks only the first five is understood. The others are extras that may be ignored.
-Rule 2: unknown fields and types are skipped; what cannot be read is reported by `read_event`, never raised.
+Rule 1: a peer needs only the first five. The others are optional and may be ignored.
+Rule 2: unknown fields and types are skipped; malformed events are returned by `read_event`, never raised.
 """
 
 from typing import Annotated, Any, TypeAlias, cast
 
 import msgspec
 
-from operations._collector import build_from
+from operations._collector import LARGE, build_from
 from operations._json import MAX_REQUEST_VALUES, JSONLimitError, enforce_bounds
 from operations.access import Identity
 from operations.envelopes import (
@@ -41,7 +41,7 @@ PROTOCOL_VERSION = 1
 
 
 Name: TypeAlias = Annotated[str, msgspec.Meta(max_length=512)]
-"""An id or an address. They are remembered, so nobody may make them as long as they like."""
+"""An id or an address. They are stored, so their length is limited."""
 
 
 def _null() -> None:
@@ -49,11 +49,11 @@ def _null() -> None:
 
 
 class _Payload(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """camelCase on the wire, absent where it is the default."""
+    """The payload of an event: camelCase on the wire, without fields that have their default."""
 
 
 class RequestPayload(_Payload, frozen=True, kw_only=True):
-    """What to run, for whom, and until when."""
+    """The operation to run, its input, its caller and its deadline."""
 
     request_id: Name
     operation_id: Name
@@ -70,7 +70,7 @@ class RequestPayload(_Payload, frozen=True, kw_only=True):
     """Milliseconds a subscription may go without an item."""
 
     identity: Identity | None = None
-    """Believed on trusted targets only."""
+    """Used on trusted targets only."""
 
     credential: str | None = None
     """A token that the worker's resolver verifies."""
@@ -78,26 +78,26 @@ class RequestPayload(_Payload, frozen=True, kw_only=True):
     metadata: JSONObject | None = None
 
     reply_to: Name | None = None
-    """The mailbox for answers."""
+    """The mailbox for replies."""
 
     credit: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    """Items of a subscription that may be sent before more are asked for; absent: as many as there are."""
+    """Items of a subscription that may be sent before credit is granted; without it there is no limit."""
 
     attempt: int = 1
     """Counts possible executions: it grows when a call is sent again that may have begun."""
 
     required_version: int | None = None
-    """Refuse unless this version of the protocol is spoken."""
+    """The worker rejects the request unless it supports this version of the protocol."""
 
 
 class UnreadMCPMeta(MCPResponseMeta, frozen=True, kw_only=True, tag_field="source", tag="mcp"):
-    """The metadata of an MCP result before its blocks were read: they may have fields and types that we do not know."""
+    """The metadata of an MCP result with undecoded blocks, which may have unknown fields and types."""
 
     content: list[Any]
 
 
 class Output(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """An envelope as it was read."""
+    """An envelope as it was decoded."""
 
     data: Any = msgspec.field(default_factory=_null)
     """Other implementations leave it out if there is no value."""
@@ -127,17 +127,17 @@ class CompletePayload(_Payload, frozen=True, kw_only=True):
     request_id: Name
 
     sequence: int | None = None
-    """How many items there were, so that a lost last one is missed."""
+    """The number of items, by which the caller notices that the last ones were lost."""
 
 
 class AbortPayload(_Payload, frozen=True, kw_only=True):
-    """Stop this call."""
+    """The call to stop."""
 
     request_id: Name
 
 
 class ErrorPayload(_Payload, frozen=True, kw_only=True):
-    """Why a call failed."""
+    """The error of a call."""
 
     request_id: Name
     code: str
@@ -146,7 +146,7 @@ class ErrorPayload(_Payload, frozen=True, kw_only=True):
     retryable: bool = False
 
     sequence: int | None = None
-    """How many items of a subscription came before."""
+    """The number of items of a subscription before the error."""
 
     begun: bool | None = None
     """False if the handler was not started, so that the request can be sent to another worker."""
@@ -155,7 +155,7 @@ class ErrorPayload(_Payload, frozen=True, kw_only=True):
     """The mailbox of the worker, if `begun` is false."""
 
     def to_error(self) -> CallError:
-        """The exception this stands for."""
+        """Return the exception for this error."""
         return CallError(
             self.code,
             self.message,
@@ -166,16 +166,16 @@ class ErrorPayload(_Payload, frozen=True, kw_only=True):
 
 
 class CreditPayload(_Payload, frozen=True, kw_only=True):
-    """More items are welcome."""
+    """The number of items that the consumer accepts."""
 
     request_id: Name
 
     credit: int
-    """Items that may have been sent in all, not how many more: saying it twice does no harm."""
+    """Items that may have been sent in all, so that the same event twice does no harm."""
 
 
 class ProbePayload(_Payload, frozen=True, kw_only=True):
-    """Who has these calls?"""
+    """The calls that a caller looks for."""
 
     request_ids: Annotated[list[Name], msgspec.Meta(max_length=10_000)]
     reply_to: Name
@@ -185,7 +185,7 @@ class ProbePayload(_Payload, frozen=True, kw_only=True):
 
 
 class AlivePayload(_Payload, frozen=True, kw_only=True):
-    """The calls a worker has, of those it was asked about."""
+    """The calls that a worker has, of those in a probe."""
 
     worker: Name
     """The worker's mailbox."""
@@ -195,7 +195,7 @@ class AlivePayload(_Payload, frozen=True, kw_only=True):
     """The worker has connected or reconnected: requests that were on their way to it may be lost."""
 
     leaving: bool = False
-    """The worker takes nothing new."""
+    """The worker accepts no more requests."""
 
     specs: Name = ""
     """A digest of the operations that the worker serves."""
@@ -205,7 +205,7 @@ class AlivePayload(_Payload, frozen=True, kw_only=True):
 
 
 class OfferPayload(_Payload, frozen=True, kw_only=True):
-    """A request that a worker starts only if its caller still waits for it."""
+    """A request that its worker begins only if the caller still waits for it."""
 
     request_id: Name
     worker: Name
@@ -221,20 +221,20 @@ class ConfirmPayload(_Payload, frozen=True, kw_only=True):
 
 
 class _Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
-    """The frame around every payload."""
+    """The parts that every event has."""
 
     id: str = ""
-    """Empty: the request id is in the payload. It may stand here too."""
+    """Empty, because the request id is in the payload. Other implementations repeat it here."""
 
 
 class CallRequested(_Event, frozen=True, kw_only=True, tag="call.requested"):
-    """A caller asks for an operation."""
+    """A caller requests an operation."""
 
     payload: RequestPayload
 
 
 class CallResponded(_Event, frozen=True, kw_only=True, tag="call.responded"):
-    """A worker answers."""
+    """A worker returns a result."""
 
     payload: ResponsePayload
 
@@ -246,7 +246,7 @@ class CallCompleted(_Event, frozen=True, kw_only=True, tag="call.completed"):
 
 
 class CallAborted(_Event, frozen=True, kw_only=True, tag="call.aborted"):
-    """A call is not wanted any more."""
+    """A call is aborted."""
 
     payload: AbortPayload
 
@@ -258,19 +258,19 @@ class CallFailed(_Event, frozen=True, kw_only=True, tag="call.error"):
 
 
 class CallCredited(_Event, frozen=True, kw_only=True, tag="call.credit"):
-    """A consumer made room."""
+    """A consumer grants credit."""
 
     payload: CreditPayload
 
 
 class CallProbed(_Event, frozen=True, kw_only=True, tag="call.probed"):
-    """A caller looks for its calls."""
+    """A caller probes its calls."""
 
     payload: ProbePayload
 
 
 class CallAlive(_Event, frozen=True, kw_only=True, tag="call.alive"):
-    """A worker says that it is there, and with which calls."""
+    """A worker reports its presence and its calls."""
 
     payload: AlivePayload
 
@@ -318,13 +318,13 @@ encode_event = msgspec.json.Encoder().encode
 
 
 class UnknownEvent(msgspec.Struct, frozen=True):
-    """An event of a type that is not ours to understand."""
+    """An event of an unknown type."""
 
     type: str
 
 
 class MalformedEvent(msgspec.Struct, frozen=True):
-    """Something that is no event. What could be read of a request is kept, so that it can be answered."""
+    """A message that is not an event, with the parts of a request that could be decoded, for a reply."""
 
     reason: str
     type: str = ""
@@ -342,7 +342,7 @@ def read_event(
     except JSONLimitError as error:
         return _over_limit(body, error)
     try:
-        return cast("CallEvent", build_from(_decode, body))
+        return cast("CallEvent", _decode(body) if len(body) < LARGE else build_from(_decode, body))
     except (ValueError, RecursionError) as error:
         reason = str(error)
     try:
@@ -405,7 +405,7 @@ _text_decoder = msgspec.json.Decoder(str)
 
 
 def _salvage(body: bytes, reason: str) -> UnknownEvent | MalformedEvent:
-    """What can still be read of a text that is no event of ours."""
+    """Return the parts of a malformed event that can be decoded."""
     try:
         salvaged = _salvager.decode(body)
         kind = _text_in(salvaged.type)
@@ -424,7 +424,7 @@ def _salvage(body: bytes, reason: str) -> UnknownEvent | MalformedEvent:
 
 
 def _text_in(raw: msgspec.Raw) -> str | None:
-    """Return the string that `raw` is, if it is one."""
+    """Return the string in `raw`; None if it is not one."""
     try:
         return _text_decoder.decode(raw)
     except ValueError:
@@ -442,7 +442,7 @@ def _read_meta(meta: LocalResponseMeta | HTTPResponseMeta | UnreadMCPMeta) -> Re
 
 
 def read_output(output: Output | msgspec.Raw) -> ResponseEnvelope[Any]:
-    """The envelope in a `call.responded`.
+    """Return the envelope in a `call.responded`.
 
     Raises:
         ValueError: If there is none.
@@ -457,11 +457,11 @@ def read_output(output: Output | msgspec.Raw) -> ResponseEnvelope[Any]:
     return ResponseEnvelope.decode(bytes(cast("msgspec.Raw", output)))
 
 
-# Spelled out by hand: structs take twice as long to build and encode, and these are said once for every call and item.
+# Written without structs, which take twice as long: these are encoded for every call and item.
 
 
 def encode_response(request_id: str, envelope: ResponseEnvelope[Any]) -> bytes:
-    """The `call.responded` that ends a call."""
+    """Return the `call.responded` that ends a call."""
     return b'{"type":"call.responded","id":"","payload":{"requestId":%b,"output":%b}}' % (
         encode_event(request_id),
         envelope.encode(),
@@ -471,8 +471,8 @@ def encode_response(request_id: str, envelope: ResponseEnvelope[Any]) -> bytes:
 def encode_item(
     request_id: str, envelope: ResponseEnvelope[Any], sequence: int, reply_to: str
 ) -> bytes:
-    """The `call.responded` of one item of a subscription."""
-    # Once is enough: the worker does not change.
+    """Return the `call.responded` of one item of a subscription."""
+    # Only in the first item: the worker does not change.
     worker = b"" if sequence else b',"replyTo":%b' % encode_event(reply_to)
     return (
         b'{"type":"call.responded","id":"","payload":{"requestId":%b,"output":%b,"sequence":%d%b}}'

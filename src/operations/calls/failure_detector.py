@@ -62,19 +62,19 @@ async def is_there(target: EventTarget, address: str) -> bool:
 
 
 MAX_ATTEMPTS = 3
-"""How often a call is given to workers that are lost while they have it."""
+"""How often a call is sent to workers that are lost while they have it."""
 
 _ANSWER = 0.4
-"""Part of a heartbeat that the workers of a group have to answer."""
+"""Part of a heartbeat in which the workers of a group respond to a probe."""
 
 _LOOKS = 2
-"""How often nobody must have a call before it counts as lost."""
+"""How many probes must find no worker with a call before it counts as lost."""
 
 _PER_PROBE = 1000
-"""Calls asked after in one event."""
+"""Calls in one probe."""
 
 _MAX_WORKERS = 10_000
-"""Workers of one group that are remembered: anybody may say that it is one."""
+"""Workers of one group that are remembered: any client may claim to be one."""
 
 _STUCK = 2.0
 """Seconds a subscription may wait for an item that later ones have overtaken."""
@@ -135,7 +135,7 @@ class FailureDetector:
         self._roll_call = True
 
     def heard(self, alive: AlivePayload) -> None:
-        """A worker spoke up."""
+        """Note that a worker has reported its presence."""
         self._answers = True
         now = asyncio.get_running_loop().time()
         if alive.arrived:
@@ -206,7 +206,7 @@ class FailureDetector:
         return True
 
     def restored(self) -> None:
-        """The connection is back: ask at once for replies that were sent meanwhile, and for the workers."""
+        """Note that the connection is restored: probe at once for workers and for replies sent meanwhile."""
         self._roll_call = True
         self.restored_at = self._changed_at = asyncio.get_running_loop().time()
         self._hurry.set()
@@ -214,15 +214,15 @@ class FailureDetector:
     async def run(self) -> None:
         """Watch until cancelled."""
         while True:
-            # Before looking: who hurries meanwhile means the next look.
+            # Before the probe: a reconnect meanwhile requires another one.
             self._hurry.clear()
             try:
                 await self._look()
             except TransportError as error:
-                # Nothing can be known now. The calls have their deadlines.
+                # The calls still have their deadlines.
                 logger.debug("workers cannot be asked: %s", error)
             except Exception:
-                # Whatever it was, the next worker that is lost must be found.
+                # The next probe may find a lost worker.
                 logger.exception("the workers could not be looked after")
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._heartbeat):
@@ -284,7 +284,7 @@ class FailureDetector:
 
     async def _probe(self, address: str, request_ids: list[str]) -> None:
         payload = ProbePayload(request_ids=request_ids, reply_to=self._mailbox)
-        # A worker that is gone has no address any more; presence tells that below.
+        # The address of a lost worker is gone; presence is checked below.
         with suppress(NotSentError):
             await self._target.send(address, encode_event(CallProbed(payload=payload)))
 
@@ -340,7 +340,7 @@ class FailureDetector:
         error = CallError(
             ErrorCode.UNAVAILABLE,
             f"the worker was lost; {request.operation_id} may have run",
-            # Not for whoever retries without looking: it would run twice.
+            # A blind retry could run it twice.
             retryable=is_safe,
         )
         if call.stream is not None or not is_safe:
@@ -360,14 +360,14 @@ class FailureDetector:
             await self._target.dead_letter(self._group, body)
             error = CallError(
                 ErrorCode.UNAVAILABLE,
-                f"{request.operation_id} was given up: every worker that took it was lost",
+                f"{request.operation_id} was abandoned: every worker that received it was lost",
                 {"deliveries": call.attempt},
                 retryable=False,
             )
             self._end(request.request_id, error)
 
     async def _may_run_again(self, call: PendingCall) -> bool:
-        """Whether the operation is a query or idempotent, as its caller or its group says."""
+        """Return whether the operation is a query or idempotent, according to its caller or its workers."""
         if call.replayable is not None:
             return call.replayable
         operation_id = call.payload.operation_id
@@ -384,7 +384,7 @@ class FailureDetector:
         except CallError:
             return False
         spec: Any = envelope.data
-        # A worker may say anything.
+        # The reply may be malformed.
         answer = is_object(spec) and (spec.get("type") == "query" or spec.get("idempotent") is True)
         self._replayable[operation_id] = answer
         return answer
@@ -399,7 +399,7 @@ class FailureDetector:
                 error = CallError(ErrorCode.UNAVAILABLE, "items of the subscription were lost")
                 self._end(call.payload.request_id, error)
             elif call.worker is not None:
-                # The grant itself may have been lost; it says a total, so twice does no harm.
+                # The last credit may have been lost. It is a total, so sending it twice does no harm.
                 await self._target.send(call.worker, call.stream.credit())
 
 

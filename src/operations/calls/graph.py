@@ -1,4 +1,4 @@
-"""Who called what, as part of what, when, and how it ended.
+"""Record calls as a graph: caller, parent, time and outcome.
 
 A `CallGraph` observes a registry. Calls that cross processes carry their parent's id, so the lines that several
 processes write form one graph.
@@ -46,7 +46,7 @@ class CallRecord(msgspec.Struct, kw_only=True, rename="camel", omit_defaults=Tru
     """`pending`, `success`, or the code of the error."""
 
     items: int = 0
-    """What a subscription has given."""
+    """The number of items of a subscription."""
 
     changes: dict[str, int] = {}
     """How many values of its results normalisation changed, by kind."""
@@ -60,7 +60,7 @@ class CallGraph:
 
     Args:
         path: A file to which every call that ends is added, one JSON object per line.
-        limit: How many calls are kept; the oldest go first.
+        limit: How many calls are kept; the oldest are dropped first.
     """
 
     def __init__(self, path: str | Path | None = None, *, limit: int = 10_000) -> None:
@@ -72,7 +72,7 @@ class CallGraph:
             self._file = Path(path).open("ab", buffering=0)  # noqa: SIM115
 
     def __call__(self, event: CallEvent) -> None:
-        """Take notice of a call."""
+        """Record an event of a call."""
         if isinstance(event, CallStarted):
             self._records[event.request_id] = CallRecord(
                 request_id=event.request_id,
@@ -112,11 +112,11 @@ class CallGraph:
         return self._records[request_id]
 
     def children(self, request_id: str) -> list[CallRecord]:
-        """The calls made as part of this one."""
+        """Return the calls made as part of this one."""
         return [record for record in self if record.parent_request_id == request_id]
 
     def tree(self) -> str:
-        """Everything that is kept, as a tree of text."""
+        """Return all recorded calls as a tree of text."""
         return render_tree(self)
 
     def close(self) -> None:
@@ -133,7 +133,7 @@ class CallGraph:
 
 
 def read_graph(paths: Iterable[str | Path]) -> list[CallRecord]:
-    """The calls in files that `CallGraph` wrote, by the time they started."""
+    """Return the calls in files that `CallGraph` wrote, by the time they started."""
     records = [
         msgspec.json.decode(line, type=CallRecord)
         for path in paths
@@ -160,7 +160,7 @@ def known_parents(records: Iterable[CallRecord]) -> dict[str, str | None]:
 
 
 def render_tree(records: Iterable[CallRecord]) -> str:
-    """Calls as a tree: each under the call it was part of, in the order they started."""
+    """Return calls as a tree: each below the call it was part of, in the order they started."""
     known = {record.request_id: record for record in records}
     parents = known_parents(known.values())
     below: dict[str | None, list[CallRecord]] = {}

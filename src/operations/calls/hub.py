@@ -1,13 +1,13 @@
-"""One registry in the middle, and peers that come and go with what they offer.
+"""A registry that peers connect to, and whose operations they extend while they are connected.
 
     spoke --- WebSocket --- hub --- WebSocket --- spoke
 
 Each connection is used both ways: the peer calls what the hub serves, and what the peer serves is registered at the
 hub for as long as the connection lives.
 
-Rule 1: a peer adds names that are free, so many of them, and takes away its own. Nothing that others registered is
-        touched, and nothing is answered in the hub's name.
-Rule 2: a name that another peer has is given on when that one goes: it may be the same peer, back before it was missed.
+Rule 1: a peer adds operations with free names, up to a limit, and removes only its own.
+Rule 2: a name that two peers offer passes to the second one when the first one disconnects: it may be the same peer,
+        which has reconnected before its old connection was closed.
 """
 
 import asyncio
@@ -41,13 +41,13 @@ class WebSocketHub:
     """Serves a registry to peers and registers what they serve.
 
     Args:
-        registry: What is served, and where the peers' operations appear.
+        registry: The operations to serve; the operations of peers are added to it.
         namespace: The namespace for a peer's operations, by its connection; None keeps their own ids.
-        access: What callers need for a peer's operations, instead of what the peer says.
-        send_identity: Tell peers on whose behalf they are called.
+        access: The access control of a peer's operations, instead of the peer's own.
+        send_identity: Send the identity of the caller to peers.
         credential: Returns a token for the peer's resolver, by its connection: for listings and the hub's own calls.
         delegate: Returns what mints a grant for each call of a peer, by its connection: `Grants.delegate`.
-        max_operations: How many operations of one peer are registered; with 0 none is asked for.
+        max_operations: How many operations of one peer are registered; with 0 none is imported.
         limits: On sizes, times and rates, for all peers together.
         front: The limits and rules to share with other entry points, instead of `limits`.
         options: For `serve_calls`: `resolve`, `grace` and the like.
@@ -104,7 +104,7 @@ class WebSocketHub:
             yield server
 
     async def attach(self, target: AcceptedTarget) -> None:
-        """Serve one connection until it closes or its credential expires. What its peer registered goes with it."""
+        """Serve one connection until it closes or its credential expires; then remove the operations of its peer."""
         address = address_prefix(target.address)
         try:
             slot = self.front.sockets.enter(caller_key(target.identity, address))
@@ -131,7 +131,7 @@ class WebSocketHub:
                 delegate=self._delegate(target),
             )
             stack.push_async_callback(service.aclose)
-            offered = await self._ask(service)
+            offered = await self._import(service)
             self._peers.append(offered)
             try:
                 for operation in offered.values():
@@ -139,16 +139,16 @@ class WebSocketHub:
                 service.on_change = partial(self._update, offered)
                 await target.wait_closed()
             finally:
-                # Not by equality: another peer may offer the very same.
+                # Not by equality: another peer may offer the same operations.
                 self._peers = [peer for peer in self._peers if peer is not offered]
                 for operation in offered.values():
-                    self._give_on(operation)
+                    self._pass_on(operation)
 
     def _end(self, target: AcceptedTarget) -> None:
         self.registry.keep(asyncio.ensure_future(target.aclose()))
 
     def _register(self, operation: Operation) -> None:
-        """Add what a peer offers, if its name is free."""
+        """Register an operation of a peer, if its name is free."""
         try:
             self.registry.register(operation)
         except RegistrationError:
@@ -160,19 +160,19 @@ class WebSocketHub:
     def _update(
         self, offered: dict[str, Operation], before: list[Operation], after: list[Operation]
     ) -> None:
-        """Register and remove what a peer has added, changed and removed."""
+        """Register and remove the operations that a peer has added, changed and removed."""
         wanted = {each.spec.id: each for each in after[: self._max_operations]}
         for operation_id, operation in tuple(offered.items()):
             if wanted.get(operation_id) is not operation:
                 del offered[operation_id]
-                self._give_on(operation)
+                self._pass_on(operation)
         for operation_id, operation in wanted.items():
             if operation_id not in offered:
                 offered[operation_id] = operation
                 self._register(operation)
 
-    def _give_on(self, operation: Operation) -> None:
-        """Take away what a peer that has gone offered; the next peer with that name has it then."""
+    def _pass_on(self, operation: Operation) -> None:
+        """Remove an operation of a peer that has left; register that of the next peer with its name."""
         operation_id = operation.spec.id
         if self.registry.registered(operation_id) is not operation:
             return
@@ -182,12 +182,12 @@ class WebSocketHub:
                 self._register(peer[operation_id])
                 return
 
-    async def _ask(self, service: RemoteService) -> dict[str, Operation]:
-        """What the peer offers, by id."""
+    async def _import(self, service: RemoteService) -> dict[str, Operation]:
+        """Return the operations of a peer, by id."""
         try:
             await service.open()
         except CallError as error:
-            # A peer that only calls is as welcome as one that serves.
+            # Some peers only call.
             logger.debug("a peer offers nothing: %s", printable(str(error)))
             return {}
         if len(service) > self._max_operations:

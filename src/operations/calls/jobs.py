@@ -34,7 +34,7 @@ class Pace:
         self._more: asyncio.Event = asyncio.Event()
 
     def grant(self, credit: int) -> None:
-        """The reader says how many items may have been sent in all, and so which it has read."""
+        """Accept the number of items that may have been sent in all, which also tells which ones were read."""
         if self._credit is None or credit <= self._credit:
             return
         self._credit = credit

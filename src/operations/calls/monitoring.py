@@ -1,6 +1,6 @@
 """What an operator sees of workers: the counters of each, the state of a group, and its dead letters.
 
-Rule 1: workers report counts to whoever asks. They name no operation, caller or input.
+Rule 1: workers report counts to every client that probes them. The counts name no operation, caller or input.
 Rule 2: a dead letter is stored without its credential. Replayed, it is a new call of the operator.
 """
 

@@ -123,7 +123,7 @@ class CallServer:
         self._listening: Subscription | None = None
         self.is_serving = False
         self._loop = asyncio.get_running_loop()
-        # Handlers do not see the context variables of whoever delivers a request.
+        # Handlers do not see the context variables of the code that delivers a request.
         self._context = copy_context()
 
     # ---------------------------------------------------------------------------------------- lifetime

@@ -26,7 +26,7 @@ from operations.errors import NotSentError
 logger = logging.getLogger("operations")
 
 PUT_TYPE = "call.requested"
-"""The type of the events that are put into queues. Every other event is sent to a mailbox."""
+"""The type of the events in queues. All other events are sent to mailboxes and topics."""
 
 
 NOT_PRIVATE = (
@@ -65,7 +65,7 @@ class Claim(Protocol):
 
 
 class Receiver(Protocol):
-    """Who gets the messages. Called on the event loop; must return at once and never raise."""
+    """Receives messages. Its methods run on the event loop, return at once and never raise."""
 
     def receive(
         self,
@@ -75,11 +75,11 @@ class Receiver(Protocol):
         claim: Claim | None = None,
         sender: str = "",
     ) -> None:
-        """A message arrived.
+        """Process a message.
 
         Args:
             body: The message.
-            reply_to: The mailbox an answer goes to, or empty.
+            reply_to: The mailbox for replies, or empty.
             age: Seconds it waited at the broker, if the broker keeps messages; 0 if that is a few milliseconds.
             claim: Removes it from its queue, if the broker keeps it until it begins.
             sender: The start of every mailbox of the client that sent it, as the broker guarantees. Empty if there is
@@ -88,39 +88,39 @@ class Receiver(Protocol):
         ...
 
     def undelivered(self, key: str, misdirected: bool = False) -> None:
-        """The message put under `key` found nobody to take it.
+        """Note that the message with this key found no consumer.
 
         Args:
             key: The key of the message.
-            misdirected: Whether it was for a consumer that has left; others may be there.
+            misdirected: Whether it was sent to one consumer, which has left; there may be others.
         """
         ...
 
     def lost(self, reason: str) -> None:
-        """The connection is gone. The transport is already trying to restore it."""
+        """Note that the connection is lost. The transport reconnects by itself."""
         ...
 
     def restored(self) -> None:
-        """The connection is back, and so is every subscription."""
+        """Note that the connection and all subscriptions are restored."""
         ...
 
 
 class Subscription(Protocol):
-    """Something that listens or takes, until it is closed."""
+    """A listener or consumer, until it is closed."""
 
     async def aclose(self) -> None:
-        """Stop. Messages that were handed to this process are still delivered before this returns."""
+        """Stop. Messages that have reached this process are delivered before this returns."""
         ...
 
 
 class EventTarget(Protocol):
-    """Where events go: one connection to a broker, to a peer, or to this very process.
+    """Carries events: one connection to a broker or to a peer, or the calls within this process.
 
     The contract suite in `tests/pubsub/test_contract.py` holds for every implementation.
 
     Attributes:
-        trusted: Whether the `identity` inside events may be believed.
-        identity: Who is at the other end, where a connection has exactly one peer that signed in.
+        trusted: Whether the `identity` inside events is used.
+        identity: The identity of the peer, if a connection has exactly one and it is authenticated.
         max_bytes: The largest message that can be carried.
         max_values: How many JSON values a message may hold, in either direction.
         direct: Whether the connection is the peer itself, so that losing it loses every call made over it.
@@ -151,7 +151,7 @@ class EventTarget(Protocol):
 
     @property
     def identity(self) -> Identity | None:
-        """Who is at the other end, where that is known."""
+        """The identity of the peer, if it is known."""
         ...
 
     @property
@@ -160,15 +160,15 @@ class EventTarget(Protocol):
         ...
 
     def mailbox(self) -> str:
-        """A new private address, which nobody can guess."""
+        """Return a new private address that cannot be guessed."""
         ...
 
     def topic(self, name: str) -> str:
-        """The public address called `name`, for what workers announce to their callers."""
+        """Return the public address called `name`, on which workers send announcements to their callers."""
         ...
 
     def control(self, name: str) -> str:
-        """The address of the workers called `name`. Messages to it are received with their sender."""
+        """Return the address of the workers called `name`. Messages to it are received with their sender."""
         ...
 
     async def listen(self, addresses: Sequence[str], receiver: Receiver) -> Subscription:
@@ -180,7 +180,7 @@ class EventTarget(Protocol):
         ...
 
     async def send(self, address: str, body: bytes) -> None:
-        """Send to everyone who listens at `address`; to nobody if nobody does.
+        """Send to all listeners at `address`; without a listener the message is dropped.
 
         Waits for room, not for delivery.
 
@@ -196,13 +196,13 @@ class EventTarget(Protocol):
         capacity: Callable[[], int],
         backlog: int | None = None,
     ) -> Subscription:
-        """Take messages from `queue`, in turn with all other consumers.
+        """Receive messages from `queue`, in turn with all other consumers.
 
         Args:
             queue: Its name.
             receiver: Receives them.
             capacity: Returns how many more messages this process can work on now. If the broker keeps messages, no
-                more than that are taken.
+                more than that are read.
             backlog: How many messages may wait at the broker for each consumer, if it keeps them; further ones are
                 rejected.
 
@@ -214,20 +214,20 @@ class EventTarget(Protocol):
     async def enqueue(
         self, queue: str, body: bytes, *, key: str, reply_to: str, wait: float
     ) -> str:
-        """Give a message to one of those who take from `queue`.
+        """Send a message to one of the consumers of `queue`.
 
         Args:
             queue: Its name.
             body: The message.
             key: Names the message: a second one with the same key may be dropped by the broker.
-            reply_to: The mailbox for answers, and for the news that nobody was there.
+            reply_to: The mailbox for replies, and for the notice that there is no consumer.
             wait: Seconds to wait for a connection while there is none.
 
         Returns:
             A receipt for `is_waiting`; empty if the broker keeps no messages.
 
         Raises:
-            NoReceiverError: If the broker says that nobody takes from it.
+            NoReceiverError: If the broker reports that it has no consumer.
             QueueFullError: If too many messages wait in it.
             NotSentError: If the message certainly was not delivered.
             TransportError: If it may or may not have been.
@@ -235,7 +235,7 @@ class EventTarget(Protocol):
         ...
 
     async def is_present(self, address: str) -> bool:
-        """Whether somebody listens at `address`, however busy.
+        """Return whether a process listens at `address`, however busy it is.
 
         Raises:
             TransportError: If that cannot be known now.
@@ -259,7 +259,7 @@ class EventTarget(Protocol):
         ...
 
     async def dead_letter(self, queue: str, body: bytes) -> None:
-        """Keep a message that broke everyone who took it, where people can look at it."""
+        """Store a message that killed every worker that received it, for an operator."""
         ...
 
 
@@ -366,17 +366,17 @@ def admin_of(target: EventTarget) -> QueueAdmin | None:
 
 
 class LoopAffinity:
-    """The event loop that a connection lives on, until it is closed."""
+    """The event loop of a connection, until it is closed."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self.is_closed = False
 
     def enforce(self) -> None:
-        """Let nobody begin what could only wait in vain.
+        """Check that the connection can be used here.
 
         Raises:
-            NotSentError: If the connection is closed, or lives on another loop.
+            NotSentError: If the connection is closed, or belongs to another loop.
         """
         if self.is_closed:
             raise NotSentError("the connection was closed: connect again")
@@ -385,7 +385,7 @@ class LoopAffinity:
 
 
 def usable(target: EventTarget) -> EventTarget:
-    """`target`, if it is one.
+    """Return `target` if it is an event target.
 
     Raises:
         TypeError: If it is not, or not yet: the connectors are opened with `async with`.
@@ -394,7 +394,9 @@ def usable(target: EventTarget) -> EventTarget:
         return target
     if hasattr(target, "__aenter__"):
         raise TypeError("the target is not open: async with connect_...(...) as target")
-    raise TypeError(f"{target!r} is no event target: connect_redis and the like give one")
+    raise TypeError(
+        f"{target!r} is not an event target: use connect_redis, connect_nats or the like"
+    )
 
 
 def deliver(
@@ -405,7 +407,7 @@ def deliver(
     claim: Claim | None = None,
     sender: str = "",
 ) -> None:
-    """Give a message to its receiver; if that fails, log it, so that the messages after it arrive."""
+    """Pass a message to its receiver. A failure is logged, so that the next messages arrive."""
     try:
         receiver.receive(body, reply_to, age, claim, sender)
     except Exception:
@@ -484,7 +486,7 @@ class BatchSize:
         self._size = 1
         self._loop = asyncio.get_running_loop()
         self.taking = asyncio.Lock()
-        """Held while a message is taken alone. It is fair: who takes first begins first."""
+        """Held while a message is taken alone. It is fair: messages begin in the order in which they are taken."""
 
     @property
     def is_hot(self) -> bool:
@@ -527,7 +529,7 @@ class BatchSize:
 
 
 class LogThrottle:
-    """The level of a repeated message: a warning once a minute, in between for debugging only."""
+    """Logs a repeated message as a warning once a minute, and as debug messages in between."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
@@ -543,7 +545,7 @@ class LogThrottle:
 
 
 class BoundedSet:
-    """A set of names that forgets: its older half is dropped when the newer half is full.
+    """A set of limited size: its older half is dropped when the newer half is full.
 
     Dropping one name at a time would cost more: a dict whose first keys were removed is searched for the next one.
     """

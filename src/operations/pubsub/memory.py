@@ -11,14 +11,14 @@ from operations.errors import NoReceiverError, NotSentError
 from operations.pubsub.base import BoundedSet, Receiver
 
 _MAX_SEEN = 40_000
-"""Keys that are remembered, so that nothing is put twice."""
+"""Keys that are remembered, so that a request is not delivered twice."""
 
 
 class MemoryTarget:
-    """Callers and workers of one process. Trusted: whoever can send is our own code.
+    """Connects callers and workers of one process. By default it is trusted, because only its own code can send.
 
     Args:
-        trusted: Believe the `identity` inside events.
+        trusted: Use the `identity` inside events.
         max_bytes: The largest event.
         max_values: How many JSON values an event may hold.
     """
@@ -39,26 +39,26 @@ class MemoryTarget:
         self.durable = False
         self.aside: list[bytes] = []
         self._listeners: dict[str, list[Receiver]] = {}
-        self._takers: dict[str, list[Receiver]] = {}
+        self._consumers: dict[str, list[Receiver]] = {}
         self._seen = BoundedSet(_MAX_SEEN)
         self._turn = 0
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
     def is_connected(self) -> bool:
-        """Always: there is nothing in between."""
+        """Always true: there is no connection."""
         return True
 
     def mailbox(self) -> str:
-        """A new private address."""
+        """Return a new private address."""
         return f"box.{token_hex(16)}"
 
     def topic(self, name: str) -> str:
-        """The public address called `name`."""
+        """Return the public address called `name`."""
         return f"topic.{name}"
 
     def control(self, name: str) -> str:
-        """The address of the workers called `name`."""
+        """Return the address of the workers called `name`."""
         return f"control.{name}"
 
     async def listen(self, addresses: Sequence[str], receiver: Receiver) -> "_Registration":
@@ -74,9 +74,9 @@ class MemoryTarget:
         capacity: Callable[[], int],
         backlog: int | None = None,
     ) -> "_Registration":
-        """Take turns with everyone else who takes from `queue`. Nothing is batched, so `capacity` is not asked."""
+        """Receive requests in turn with the other consumers, one by one: `capacity` is not used."""
         self._enter_loop()
-        return _Registration(self._takers, (queue,), receiver)
+        return _Registration(self._consumers, (queue,), receiver)
 
     async def send(self, address: str, body: bytes) -> None:
         """Deliver `body` to the listeners before this returns."""
@@ -89,21 +89,21 @@ class MemoryTarget:
         """Deliver `body` to one consumer before this returns; a key that was seen before is dropped.
 
         Raises:
-            NoReceiverError: If nobody takes from `queue`.
-            NotSentError: If the target is used from another event loop than the one it lives on.
+            NoReceiverError: If `queue` has no consumer.
+            NotSentError: If the target belongs to another event loop.
         """
         if self._loop is not asyncio.get_running_loop():
             self._enter_loop()
-        takers = self._takers.get(queue)
-        if not takers:
-            raise NoReceiverError(f"nobody takes from {queue!r}")
+        consumers = self._consumers.get(queue)
+        if not consumers:
+            raise NoReceiverError(f"no worker serves the group {queue!r}")
         if self._seen.add(key):
             self._turn += 1
-            takers[self._turn % len(takers)].receive(body, reply_to)
+            consumers[self._turn % len(consumers)].receive(body, reply_to)
         return ""
 
     async def is_present(self, address: str) -> bool:
-        """Whether somebody listens at `address`."""
+        """Return whether a process listens at `address`."""
         return address in self._listeners
 
     async def count_present(self, address: str) -> int | None:
@@ -130,7 +130,7 @@ class MemoryTarget:
 class _Registration:
     """One receiver at some names, until closed.
 
-    The lists are replaced and never altered: somebody may be going through one.
+    The lists are replaced and never changed, because one may be in use.
     """
 
     def __init__(
