@@ -173,7 +173,7 @@ class RequestSender:
         )
 
     async def send(self, call: PendingCall) -> None:
-        """Give a request to the group; return at once when the call ends meanwhile.
+        """Send a request to the group; return at once if the call ends meanwhile.
 
         Raises:
             CallError: `UNAVAILABLE`, `RESOURCE_EXHAUSTED` or `VALIDATION_ERROR`; then it was not delivered.
@@ -214,21 +214,14 @@ class RequestSender:
         call.sent_at = call.seen_at = asyncio.get_running_loop().time()
 
     async def _deliver(self, body: bytes, key: str, worker: str) -> str:
-        if not worker:
-            return await self._enqueue(body, key)
-        try:
-            await self._target.send(worker, body)
-        except NotSentError as error:
-            raise CallError(ErrorCode.UNAVAILABLE, str(error), begun=False) from error
-        except TransportError as error:
-            logger.debug("%s may not have been sent: %s", key, error)
-        return ""
-
-    async def _enqueue(self, body: bytes, key: str) -> str:
-        wait = PATIENCE
+        """Send a request to one worker, or to any; return its receipt."""
+        target, wait = self._target, PATIENCE
         while True:
             try:
-                return await self._target.enqueue(
+                if worker:
+                    await target.send(worker, body)
+                    return ""
+                return await target.enqueue(
                     self._group, body, key=key, reply_to=self._mailbox, wait=wait
                 )
             except NoReceiverError as error:
