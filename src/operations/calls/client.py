@@ -157,6 +157,7 @@ class PendingRequestMap(ReplyPublisher):
         self._tasks: set[asyncio.Task[Any]] = set()
         self._detecting: asyncio.Task[Any] | None = None
         self._closed = False
+        self._was_unreachable = False
 
     # ---------------------------------------------------------------------------------------- lifetime
 
@@ -186,6 +187,9 @@ class PendingRequestMap(ReplyPublisher):
                     self._subscription = subscription
                     # From here on the subscription is known to be active.
                     self._loop = asyncio.get_running_loop()
+                    if self._was_unreachable:
+                        # The workers may be reconnecting as well.
+                        self._detector.restored()
                     if not self.target.direct:
                         self._detecting = self._spawn(self._detector.run())
         if self._closed:
@@ -362,6 +366,7 @@ class PendingRequestMap(ReplyPublisher):
             try:
                 await self.open()
             except TransportError as error:
+                self._was_unreachable = True
                 raise CallError(ErrorCode.UNAVAILABLE, str(error), begun=False) from error
         elif self._loop is not asyncio.get_running_loop():
             raise CallError(
