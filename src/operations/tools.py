@@ -50,6 +50,9 @@ _MAX_ENTRIES = 1_000
 _MAX_BYTES = 16 << 20
 """Results that the cache of one operation holds, and their bytes."""
 
+_LONGEST_PAUSE = 60.0
+"""Seconds that a call without a deadline waits at most, whatever an API asks for."""
+
 _ABSENT: Final = object()
 
 
@@ -383,7 +386,7 @@ class _Tool:
         headers = object_of(object_of(error.details).get("headers"))
         pause = backoff.pause() + retry_after(str(headers.get("retry-after", "")))
         ends = context.deadline if context.limit is None else context.limit.deadline
-        if ends is not None and time() + pause >= ends / 1000:
+        if pause > _LONGEST_PAUSE or (ends is not None and time() + pause >= ends / 1000):
             return None
         return pause if self._budget.spend() else None
 

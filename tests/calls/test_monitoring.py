@@ -3,7 +3,7 @@
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -46,6 +46,11 @@ class Gate:
             if fail:
                 raise CallError("CLOSED", "no")
             return "passed"
+
+        @self.registry.operation("gate.items")
+        async def items() -> AsyncGenerator[int]:
+            for number in range(3):
+                yield number
 
 
 @pytest.fixture(scope="module")
@@ -292,9 +297,18 @@ async def test_client_and_server_spans_continue_the_trace_of_the_caller(
             await asyncio.sleep(0.05)
             gate.opened.set()
             await asyncio.gather(*tasks)
+            items = [item.data async for item in hub.subscribe("gate.items")]
             sent = current_trace()
             await service.calls.call("gate.pass", metadata=dict(sent))
 
+    assert items == [0, 1, 2]
+    (client,) = (
+        span
+        for span in here.get_finished_spans()
+        if (span.name, span.kind) == ("gate.items", SpanKind.CLIENT)
+    )
+    (subscribed,) = (span for span in there.get_finished_spans() if span.name == "gate.items")
+    assert _parent(subscribed) == client.context.span_id
     ours = [span for span in here.get_finished_spans() if span.name == "gate.pass"]
     clients = {span.context.span_id: span for span in ours if span.kind is SpanKind.CLIENT}
     *served, direct = [span for span in there.get_finished_spans() if span.name == "gate.pass"]

@@ -93,11 +93,11 @@ async def test_operators_replay_dead_letters_with_the_credential_of_the_hub(
     (letter,) = found
     assert (letter["operation"], letter["deliveries"]) == ("shop.whoami", 3)
 
-    assert (await call("replay", broker="bus", letter=letter["id"])).json == "hub"
+    assert (await call("replay_letter", broker="bus", letter=letter["id"])).json == "hub"
     assert (await call("dead_letters", broker="bus")).json == []
-    gone = await call("drop", broker="bus", letter=letter["id"])
+    gone = await call("drop_letter", broker="bus", letter=letter["id"])
     assert (gone.status, gone.json["code"]) == (422, "VALIDATION_ERROR")
-    assert (await call("drop", broker="boss", letter="1-1")).status == 422
+    assert (await call("drop_letter", broker="boss", letter="1-1")).status == 422
 
 
 async def test_operators_follow_the_workers(shop: tuple[Hub, EventTarget]) -> None:

@@ -209,11 +209,14 @@ class GroupMonitor:
         self.mailbox = target.mailbox()
         self._heard: dict[str, WorkerReport] = {}
         self._changed = asyncio.Event()
-        self._looking = asyncio.Lock()
+        self._looking: asyncio.Task[GroupReport] | None = None
         self._listening: Subscription | None = None
 
     async def aclose(self) -> None:
         """Stop listening."""
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.wait({self._looking})
         listening, self._listening = self._listening, None
         if listening is not None:
             with suppress(TransportError):
@@ -250,21 +253,27 @@ class GroupMonitor:
     # ------------------------------------------------------------ looking
 
     async def look(self) -> GroupReport:
-        """Ask the workers and the broker.
+        """Ask the workers and the broker; several that look at the same time share one answer.
 
         Raises:
             TransportError: If the broker cannot be reached.
         """
-        async with self._looking:
-            self._heard = {}
-            if self._listening is None:
-                self._listening = await self._target.listen((self.mailbox,), self)
-            count = await self._target.count_present(self._workers)
-            payload = ProbePayload(request_ids=[], reply_to=self.mailbox, stats=True)
-            await self._target.send(self._workers, encode_event(CallProbed(payload=payload)))
-            state = await self._state()
-            await self._wait_for(count)
-            heard = sorted(self._heard.values(), key=lambda each: (each.name, each.worker))
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.get_running_loop().create_task(self._look())
+            # Also if all that waited have left.
+            self._looking.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return await asyncio.shield(self._looking)
+
+    async def _look(self) -> GroupReport:
+        self._heard = {}
+        if self._listening is None:
+            self._listening = await self._target.listen((self.mailbox,), self)
+        count = await self._target.count_present(self._workers)
+        payload = ProbePayload(request_ids=[], reply_to=self.mailbox, stats=True)
+        await self._target.send(self._workers, encode_event(CallProbed(payload=payload)))
+        state = await self._state()
+        await self._wait_for(count)
+        heard = sorted(self._heard.values(), key=lambda each: (each.name, each.worker))
         return GroupReport(
             group=self._group,
             workers=heard,

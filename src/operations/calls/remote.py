@@ -243,7 +243,7 @@ class RemoteService:
             return calls.subscribe(there, input, context)
 
         if spec.type is OperationType.SUBSCRIPTION:
-            return Operation(here, subscribe, self._config.output)
+            return Operation(here, subscribe, self._config.output, forwards=True)
         return Operation(here, call, self._config.output, forwards=True)
 
 

@@ -244,7 +244,7 @@ def worker_operations(hub: Hub, *, is_up: Callable[[], bool]) -> list[Any]:
         with found(broker) as (_, monitor):
             return await monitor.letters()
 
-    @operation("hub.replay", scopes=[SCOPE])
+    @operation("hub.replay_letter", scopes=[SCOPE])
     async def replay(broker: str, letter: str) -> Any:
         """Call the operation of a dead letter once more, and remove the letter if that succeeds.
 
@@ -259,7 +259,7 @@ def worker_operations(hub: Hub, *, is_up: Callable[[], bool]) -> list[Any]:
             envelope = await monitor.replay(letter, credential=options.get("credential"))
             return envelope.data
 
-    @operation("hub.drop", scopes=[SCOPE])
+    @operation("hub.drop_letter", scopes=[SCOPE])
     async def drop(broker: str, letter: str) -> None:
         """Remove a dead letter.
 

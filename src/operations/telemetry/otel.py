@@ -11,7 +11,7 @@ Rule 3: a call that is passed on to a worker, an HTTP API or an MCP server has a
 Rule 4: no argument, result or message becomes an attribute.
 """
 
-from collections.abc import AsyncIterator, Callable, Generator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
 from contextlib import AbstractContextManager, aclosing, contextmanager
 from dataclasses import replace
 from typing import Any, cast
@@ -128,24 +128,30 @@ class Spans:
         span = self._open.get(call.context.request_id)
         if span is None:
             return await next(call)
-        with _current(span):
-            if not self._is_passed_on(call):
-                return await next(_carrying(call, span))
-            with self._client_span(call) as client:
-                return await next(_carrying(call, client))
+        with self._client_span(call, span) as current, _current(current):
+            return await next(_carrying(call, current))
 
     def _is_passed_on(self, call: Call) -> bool:
         known = self._registry.get(call.spec.id)
         return known is None or known.forwards or call.spec.meta.get("source") == "mcp"
 
     @contextmanager
-    def _client_span(self, call: Call) -> Generator[Span]:
-        """The span of a call that another process runs, inside the current one."""
-        attributes = {"operations.operation.id": call.spec.id}
-        span = self._tracer.start_span(call.spec.id, kind=SpanKind.CLIENT, attributes=attributes)
+    def _client_span(self, call: Call, span: Span) -> Generator[Span]:
+        """The span of a call that another process runs, inside `span`; the same span if it runs here."""
+        if not self._is_passed_on(call):
+            yield span
+            return
+        span = self._tracer.start_span(
+            call.spec.id,
+            trace.set_span_in_context(span),
+            kind=SpanKind.CLIENT,
+            attributes={"operations.operation.id": call.spec.id},
+        )
         try:
-            with _current(span):
-                yield span
+            yield span
+        except GeneratorExit:
+            # The consumer of a subscription left.
+            raise
         except BaseException as error:
             code = error.code if isinstance(error, CallError) else type(error).__name__
             span.set_attribute("operations.code", code)
@@ -163,17 +169,26 @@ class Spans:
             async for envelope in next(call):
                 yield envelope
             return
-        async with aclosing(cast("Any", next(_carrying(call, span)))) as items:
-            while True:
-                # Only around the step: what is current while we are suspended is the consumer's business.
-                token = contexts.attach(trace.set_span_in_context(span))
-                try:
-                    envelope = await anext(items)
-                except StopAsyncIteration:
-                    return
-                finally:
-                    contexts.detach(token)
-                yield envelope
+        with self._client_span(call, span) as current:
+            async with (
+                aclosing(cast("Any", next(_carrying(call, current)))) as items,
+                aclosing(_steps(items, current)) as steps,
+            ):
+                async for envelope in steps:
+                    yield envelope
+
+
+async def _steps(items: Any, span: Span) -> AsyncGenerator[ResponseEnvelope[Any]]:
+    """Yield items. The span is the current one while the next item is made, not while the consumer has one."""
+    while True:
+        token = contexts.attach(trace.set_span_in_context(span))
+        try:
+            envelope = await anext(items)
+        except StopAsyncIteration:
+            return
+        finally:
+            contexts.detach(token)
+        yield envelope
 
 
 def _current(span: Span) -> AbstractContextManager[Span]:

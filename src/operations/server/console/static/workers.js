@@ -68,8 +68,8 @@ export class WorkersPage extends LivePage {
         el(
           "td",
           { class: "controls" },
-          this.may("hub.replay") ? button("Replay", act("hub.replay", id, () => `${operation} succeeded.`), operation) : null,
-          this.may("hub.drop") ? button("Drop", act("hub.drop", id, () => `${operation} was dropped.`), operation) : null,
+          this.may("hub.replay_letter") ? button("Replay", act("hub.replay_letter", id, () => `${operation} succeeded.`), operation) : null,
+          this.may("hub.drop_letter") ? button("Drop", act("hub.drop_letter", id, () => `${operation} was dropped.`), operation) : null,
         ),
       ),
     );
