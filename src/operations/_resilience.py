@@ -164,9 +164,9 @@ class CircuitBreaker:
         Raises:
             CircuitOpenError: If the upstream is not called now.
         """
-        self.enforce_closed()
         if self._failures < FAILURES:
             return False
+        self.enforce_closed()
         self._is_probing = True
         return True
 

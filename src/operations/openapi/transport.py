@@ -111,7 +111,11 @@ class HTTPRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HTTPResponse(Protocol):
-    """The head of a response, and its body to come."""
+    """The head of a response, and its body to come.
+
+    It may also have `async def next_chunk(self) -> bytes`, which returns the next piece of the body, and an empty one
+    at its end. Reading a whole body that way is quicker than with `chunks`.
+    """
 
     @property
     def status(self) -> int:

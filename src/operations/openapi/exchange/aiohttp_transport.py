@@ -55,6 +55,7 @@ class AiohttpTransport:
         self._proxies = getproxies() if trust_env and proxy is None else {}
         if proxy is not None:
             self._proxies = {"http": proxy, "https": proxy}
+        self.has_proxies = bool(self._proxies)
         self._pools: dict[asyncio.AbstractEventLoop, _Sessions] = {}
         self._timeouts: dict[float | None, aiohttp.ClientTimeout] = {}
 
@@ -98,7 +99,7 @@ class AiohttpTransport:
 
     def proxy(self, request: HTTPRequest, url: URL) -> str | None:
         """Return the proxy for a request."""
-        if not self._proxies or request.public_only or _is_direct(url, self._proxies.get("no", "")):
+        if request.public_only or _is_direct(url, self._proxies.get("no", "")):
             return None
         return self._proxies.get(url.scheme) or self._proxies.get("all")
 
@@ -239,7 +240,7 @@ class _Exchange:
             skip_auto_headers=None if _is_complete(request) else _AUTOMATIC,
             timeout=self._transport.timeout(request),
             allow_redirects=False,
-            proxy=self._transport.proxy(request, url),
+            proxy=self._transport.proxy(request, url) if self._transport.has_proxies else None,
         )
 
     async def _close_body(self, body: AsyncGenerator[bytes]) -> None:
@@ -259,30 +260,28 @@ class _Exchange:
 class _Response:
     """aiohttp's response as the seam wants it."""
 
-    __slots__ = ("_request", "_response", "headers")
+    __slots__ = ("_content", "_request", "headers", "reason", "status")
 
     def __init__(self, response: aiohttp.ClientResponse, request: HTTPRequest) -> None:
-        self._response = response
+        self._content = response.content
         self._request = request
         self.headers: Mapping[str, str] = _joined(response.raw_headers)
-
-    @property
-    def status(self) -> int:
-        return self._response.status
-
-    @property
-    def reason(self) -> str:
-        return self._response.reason or ""
+        self.reason = response.reason or ""
+        self.status = response.status
 
     async def chunks(self) -> AsyncGenerator[bytes]:
-        content = self._response.content
+        while chunk := await self.next_chunk():
+            yield chunk
+
+    async def next_chunk(self) -> bytes:
+        content = self._content
         try:
             while not content.at_eof():
-                chunk = await content.readany()
-                if chunk:
-                    yield chunk
+                if chunk := await content.readany():
+                    return chunk
         except (aiohttp.ClientError, TimeoutError) as error:
             raise _call_error(error, self._request) from None
+        return b""
 
 
 def _joined(raw: tuple[tuple[bytes, bytes], ...]) -> dict[str, str]:

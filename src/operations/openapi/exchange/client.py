@@ -7,8 +7,9 @@ Rule 3: a host that only a document named must be public; a host that does not r
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from functools import partial
 from importlib import import_module
 from time import monotonic, time
 from typing import Any, TypeAlias, cast
@@ -188,14 +189,11 @@ class Client:
     async def _leave(self, call: _Call) -> None:
         """Close the response of a call, and give its slot back."""
         try:
-            await self._close(call)
+            if call.opened is not None:
+                await call.opened.__aexit__(None, None, None)
         finally:
+            call.opened = None
             self.bulkhead.leave()
-
-    async def _close(self, call: _Call) -> None:
-        opened, call.opened = call.opened, None
-        if opened is not None:
-            await opened.__aexit__(None, None, None)
 
     def _breaker(self, origin: Origin) -> CircuitBreaker:
         breaker = self._breakers.get(origin)
@@ -383,17 +381,18 @@ class Client:
         return None if is_over or not call.is_repeatable else pause
 
     async def _respond(self, call: _Call, *, is_stream: bool) -> tuple[HTTPRequest, HTTPResponse]:
-        """Send a call's request once, and after redirects; `_close` closes the response.
+        """Send a call's request once, and after redirects; `_leave` closes the response.
 
         Raises:
             CallError: `EXECUTION_ERROR` for a bad status, and what the transport raises.
         """
-        draft = call.draft
+        draft, config = call.draft, self._config
         call.signature = NOTHING
         if not call.security.is_empty:
             call.signature = await self._signature(call)
-        if draft.body is not None:
-            self._enforce_size(draft.body)
+        body = draft.body
+        if body is not None and (type(body) is not bytes or len(body) > config.max_request_bytes):
+            self._enforce_size(body)
         origin, is_trusted = self.enforce_reachable(draft.base)
         seconds = call.end - monotonic()
         if seconds <= 0:
@@ -410,13 +409,13 @@ class Client:
         )
         for redirects in range(_MAX_REDIRECTS):
             try:
-                call.opened, response = await self.send(request, origin, call.context)
+                opened, response = await self.send(request, origin, call.context)
             except CallError as error:
                 if redirects:
                     # The first request has arrived.
                     error.begun = None
                 raise
-            status = response.status
+            call.opened, status = opened, response.status
             if 200 <= status < 300 or (
                 300 <= status < 400 and draft.keeps_redirects and not is_stream
             ):
@@ -426,7 +425,8 @@ class Client:
                 onward = redirected(request, status, location, call.end - monotonic())
             if onward is None:
                 raise await self._error(request, response, call.signature, call.end)
-            await self._close(call)
+            call.opened = None
+            await opened.__aexit__(None, None, None)
             request = onward
         raise CallError(ErrorCode.EXECUTION_ERROR, "Too many redirects.")
 
@@ -486,16 +486,15 @@ class Client:
             raise CallError(
                 ErrorCode.RESOURCE_EXHAUSTED, f"The response is larger than {limit} bytes."
             )
-        chunks = response.chunks()
-        if coding:
-            chunks = decoded(chunks, coding, max_bytes=limit)
+        next_chunk: Callable[[], Awaitable[bytes]] | None = getattr(response, "next_chunk", None)
+        if coding or next_chunk is None:
+            next_chunk = partial(anext, decoded(response.chunks(), coding, max_bytes=limit), b"")
         pieces: list[bytes] = []
         size = 0
-        async for piece in chunks:
+        while piece := await next_chunk():
             pieces.append(piece)
             size += len(piece)
             if size > limit:
-                await chunks.aclose()
                 raise CallError(
                     ErrorCode.RESOURCE_EXHAUSTED, f"The response is larger than {limit} bytes."
                 )

@@ -61,6 +61,7 @@ CONTENT_TYPE = "content_type"
 STREAM = "stream"
 """The property or parameter that asks for a stream, if the document declares it as a boolean."""
 
+_CONTAINERS = frozenset({dict, list})
 _BASE64: JSONObject = {"type": "string", "contentEncoding": "base64"}
 _PATCH: JSONObject = {
     "description": "A JSON Patch: the changes in their order.",
@@ -112,6 +113,11 @@ class BodyPlan:
             for m in self._media
         )
         self._is_uniform = all(m.schema == self._media[0].schema for m in self._media)
+        self._json_type: str | None = None
+        """The media type, if every body is written as JSON and nothing is added to it."""
+        kind = self._media[0].media_type
+        if len(self._media) == 1 and streams is None and media.is_json(kind):
+            self._json_type = None if media.is_range(kind) else kind
         self._checks: dict[str, Schema] = {}
 
     def _reserved(self, wanted: str) -> str:
@@ -159,6 +165,8 @@ class BodyPlan:
             value = arguments[BODY]
         else:
             return None
+        if self._json_type is not None and type(value) in _CONTAINERS:  # pyright: ignore[reportUnknownArgumentType]
+            return Payload(msgspec.json.encode(value), self._json_type)
         chosen = self._chosen(value, arguments.get(self._content_type))
         if self._streams is not None and is_object(value):
             value = self._with_stream(value, chosen)
@@ -505,9 +513,9 @@ class RequestPlan:
             CallError: `VALIDATION_ERROR` if an argument is not allowed in its position.
         """
         arguments = {**self._only_values, **arguments, **self._forced}
-        draft = Draft(
-            method=method, base=base, path=self._path(arguments), headers={"Accept": accept}
-        )
+        pieces = self._pieces
+        path = pieces[0] if len(pieces) == 1 else self._path(arguments)
+        draft = Draft(method=method, base=base, path=path, headers={"Accept": accept})
         draft.query.extend(self.literal_query)
         for argument in self._rest:
             if argument.name not in arguments:
@@ -537,8 +545,6 @@ class RequestPlan:
 
     def _path(self, arguments: JSONObject) -> str:
         pieces = self._pieces
-        if len(pieces) == 1:
-            return pieces[0]
         out = [pieces[0]]
         for index in range(1, len(pieces), 2):
             argument = self._by_path_name.get(pieces[index])
