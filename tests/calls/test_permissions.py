@@ -15,7 +15,7 @@ from redis.asyncio import Redis
 from redis.exceptions import NoPermissionError, ResponseError
 from tests.calls.operations_under_test import build_registry
 from tests.calls.waiting import lines, started, until
-from tests.servers import REDIS_7, Broker, NatsServer, RedisServer, running
+from tests.servers import REDIS_7, VALKEY, Broker, NatsServer, RedisServer, running
 
 from operations.access import Identity
 from operations.calls import CallServer, PendingRequestMap, serve_calls
@@ -56,11 +56,18 @@ SECRET = "alice's own token"
 
 pytestmark = pytest.mark.requirement("R41", "R10", "F18", "R61")
 
-needs_redis_7 = pytest.mark.skipif(
-    not REDIS_7.exists(), reason="scripts/install --dev could not get Redis 7 from Debian"
-)
-SCHEMES = ["nats", pytest.param("redis", marks=needs_redis_7)]
-on_each = pytest.mark.parametrize("scheme", SCHEMES)
+SERVERS = {"redis": REDIS_7, "valkey": VALKEY}
+KINDS = [
+    pytest.param(
+        name,
+        marks=pytest.mark.skipif(
+            not program.exists(), reason=f"scripts/install --dev could not get {name}"
+        ),
+    )
+    for name, program in SERVERS.items()
+]
+on_redis = pytest.mark.parametrize("scheme", KINDS)
+on_each = pytest.mark.parametrize("scheme", ["nats", *KINDS])
 
 
 def connect(broker: Broker, user: str, **options: Any) -> Any:
@@ -104,7 +111,8 @@ async def guarded(
     if scheme == "nats":
         broker: Broker = NatsServer(config=(RECIPES / "nats.conf").read_text(encoding="utf-8"))
     else:
-        broker = RedisServer("--aclfile", str(RECIPES / "redis.acl"), program=REDIS_7)
+        program = SERVERS[scheme]
+        broker = RedisServer("--aclfile", str(RECIPES / "redis.acl"), program=program)
 
     def resolve(token: str) -> Identity | None:
         return Identity("alice") if token == SECRET else None
@@ -186,9 +194,9 @@ async def test_a_caller_with_the_wrong_name_is_told_so_at_once(
     assert re.search(rf"operations[.:]box[.:]{name}[.:]", str(caught.value))
 
 
-@needs_redis_7
-async def test_a_client_that_no_worker_was_given_is_told_so(tmp_path: Path) -> None:
-    async with guarded("redis", tmp_path / "log", {"clients": ["bob"]}) as guard:
+@on_redis
+async def test_a_client_that_no_worker_was_given_is_told_so(scheme: str, tmp_path: Path) -> None:
+    async with guarded(scheme, tmp_path / "log", {"clients": ["bob"]}) as guard:
         with pytest.raises(CallError, match=r"clients=\['alice'\]"):
             await guard.alice.call("math.add", {"a": 1, "b": 2})
 
@@ -408,10 +416,12 @@ REDIS_ATTACKS: dict[str, list[tuple[Any, ...]]] = {
 }
 
 
-@needs_redis_7
+@on_redis
 @pytest.mark.parametrize("kind", REDIS_ATTACKS)
-async def test_r61_redis_rejects_the_commands_of_an_attacker(kind: str, tmp_path: Path) -> None:
-    async with guarded("redis", tmp_path / "log", concurrency=1) as guard:
+async def test_r61_redis_rejects_the_commands_of_an_attacker(
+    scheme: str, kind: str, tmp_path: Path
+) -> None:
+    async with guarded(scheme, tmp_path / "log", concurrency=1) as guard:
         blocker, _ = await guard.begin(seconds=60)
         # It waits in the queue, with Alice's credential.
         waiting = asyncio.create_task(
@@ -450,10 +460,10 @@ async def test_r61_redis_rejects_the_commands_of_an_attacker(kind: str, tmp_path
         assert (await waiting).data == 3
 
 
-@needs_redis_7
-async def test_r61_the_shipped_script_is_all_that_clients_run(tmp_path: Path) -> None:
+@on_redis
+async def test_r61_the_shipped_script_is_all_that_clients_run(scheme: str, tmp_path: Path) -> None:
     """The queue of a client is the only key that it can name, and other scripts stay unknown."""
-    async with guarded("redis", tmp_path / "log") as guard:
+    async with guarded(scheme, tmp_path / "log") as guard:
         bob: Any = Redis.from_url(f"redis://bob:bob-secret@127.0.0.1:{guard.broker.port}")
         async with bob:
             with pytest.raises(NoPermissionError):

@@ -14,7 +14,7 @@ import anyio
 import jwt
 import pytest
 from tests.cli.conftest import Ran
-from tests.servers import Broker, NatsServer, RedisServer
+from tests.servers import REDIS_7, Broker, NatsServer, RedisServer
 from tests.servers import running as broker_running
 
 from operations import CallError, ErrorCode, Identity, OperationContext, OperationRegistry
@@ -351,7 +351,13 @@ async def test_of_two_brokers_with_the_same_operation_both_are_imported(
                 assert answer.data == "hello"
 
 
-@pytest.mark.parametrize("scheme", ["nats", "redis"])
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        "nats",
+        pytest.param("redis", marks=pytest.mark.skipif(not REDIS_7.exists(), reason="no Redis 7")),
+    ],
+)
 async def test_a_broker_with_the_permissions_of_the_recipes_is_a_source(
     folder: Path, monkeypatch: pytest.MonkeyPatch, registry: OperationRegistry, scheme: str
 ) -> None:
@@ -370,7 +376,7 @@ async def test_a_broker_with_the_permissions_of_the_recipes_is_a_source(
     else:
         rules = (recipes / "redis.acl").read_text().replace("alice-secret", password)
         (folder / "users.acl").write_text(rules)
-        broker = RedisServer("--aclfile", str(folder / "users.acl"))
+        broker = RedisServer("--aclfile", str(folder / "users.acl"), program=REDIS_7)
     text = f"""
         [brokers.main]
         url = "{scheme}://alice@127.0.0.1:{broker.port}"
@@ -381,7 +387,8 @@ async def test_a_broker_with_the_permissions_of_the_recipes_is_a_source(
     with broker_running(broker), anyio.fail_after(60):
         connect: Any = {"nats": connect_nats, "redis": connect_redis}[scheme]
         url = f"{scheme}://worker:worker-secret@127.0.0.1:{broker.port}"
-        async with connect(url, client="worker") as target, serve_calls(registry, target):
+        options = {} if scheme == "nats" else {"clients": ["alice"]}
+        async with connect(url, **options) as target, serve_calls(registry, target):
             async with hub_of(folder, text + 'client = "alice"\n') as hub:
                 assert hub.absent() == []
                 assert "far.name" in hub.registry
