@@ -1,11 +1,19 @@
 """Hosts that are gone without a word: their connections stay open, and nothing comes through them."""
 
+import asyncio
 import re
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from tests.calls.waiting import until
+from tests.pubsub.ledger import Ledger
+from tests.servers import Broker, NatsServer, proxy, running
 
+from operations.calls import PendingRequestMap, serve_calls
+from operations.errors import CallError
 from operations.pubsub.config import NatsConfig
+from operations.pubsub.nats import connect_nats
 from operations.pubsub.nats.queues import _ASK_EVERY
 from operations.pubsub.redis.connection import KEEPALIVE
 from operations.pubsub.redis.servers import SILENCE
@@ -24,3 +32,56 @@ def test_a_lost_host_is_detected_within_20_seconds() -> None:
     assert KEEPALIVE + SILENCE < 20
     # A caller asks for the workers of a plain queue, and misses those that did not answer when it asks again.
     assert 2 * _ASK_EVERY < 20
+
+
+@pytest.mark.requirement("R35", "F6")
+async def test_a_silent_nats_server_is_replaced_by_the_next_one_of_the_list(
+    nats_server: Broker,
+) -> None:
+    async with proxy(nats_server.port) as one, proxy(nats_server.port) as two:
+        url = f"nats://127.0.0.1:{one.port},nats://127.0.0.1:{two.port}"
+        async with connect_nats(url, options={"ping_interval": 0.1}) as here:
+            (one if one.accepted else two).swallow()
+            await until(lambda: not here.is_connected)
+            # It does not try the silent one again first, which would take two seconds.
+            await until(lambda: here.is_connected, seconds=1.5)
+            assert (one.accepted, two.accepted) == (1, 1)
+
+
+@pytest.mark.requirement("R35", "F6")
+@pytest.mark.parametrize("is_server_watching", [True, False])
+async def test_requests_do_not_go_to_a_worker_whose_host_is_lost(
+    nats_server: Broker,
+    tmp_path: Path,
+    is_server_watching: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if not is_server_watching:
+        # Then the callers notice that it does not answer them.
+        monkeypatch.setattr("operations.pubsub.nats.queues._ASK_EVERY", 0.2)
+    ledger = Ledger(tmp_path / "ledger", timeout=2)
+    settings = 'ping_interval: "200ms"\nping_max: 1' if is_server_watching else "debug: false"
+    with running(NatsServer(config=settings)) as broker:
+        async with (
+            proxy(broker.port) as through,
+            connect_nats(f"nats://127.0.0.1:{through.port}") as lost,
+            serve_calls(ledger.registry(), lost),
+            connect_nats(broker.url) as there,
+            serve_calls(ledger.registry(), there),
+            connect_nats(broker.url) as here,
+            PendingRequestMap(here, silence=1) as calls,
+        ):
+            async with ledger.traffic(calls):
+                await ledger.progress(50)
+            through.swallow()
+            for _ in range(10):
+                # Half of these fail at first. Both sides need a moment to notice, and callers ask while they call.
+                with suppress(CallError):
+                    await calls.call("ledger.unknown", timeout=0.1)
+                await asyncio.sleep(0.1)
+            async with ledger.traffic(calls):
+                await ledger.progress(100)
+            through.swallow(False)
+            through.cut()
+
+    ledger.check(failures=0)

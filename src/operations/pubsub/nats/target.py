@@ -108,6 +108,7 @@ class NatsTarget:
         self._violations = LogThrottle()
         self._arriving: dict[str, asyncio.Future[str]] = {}
         self._backoff = Backoff()
+        self._server = ""
         self._connected = asyncio.Event()
         self.admin = NatsAdmin(self._nats, prefix, self._all_of, self._refusal)
 
@@ -144,7 +145,7 @@ class NatsTarget:
                 await self._nats.close()
             where = f" at {hosts}" if hosts else ""
             raise TransportError(f"NATS cannot be reached{where}: {reason}") from error
-        self._note_limit()
+        self._note_server()
         self._connected.set()
         if self.durable:
             subjects_of = partial(self._all_of, kind="durable")
@@ -179,7 +180,9 @@ class NatsTarget:
 
     def _next_server(self, servers: list[Any], info: dict[str, Any]) -> tuple[Any, float]:
         pause = self._backoff.pause()
-        return servers[self._backoff.attempt % len(servers)], pause
+        # Beginning with the one after the last one, whose host may be gone.
+        last = next((n for n, each in enumerate(servers) if each.uri.netloc == self._server), 0)
+        return servers[(last + self._backoff.attempt) % len(servers)], pause
 
     async def _on_error(self, error: Exception) -> None:
         refused = _REFUSED.search(str(error))
@@ -198,15 +201,17 @@ class NatsTarget:
 
     async def _on_restored(self) -> None:
         self._backoff.reset()
-        self._note_limit()
+        self._note_server()
         self._connected.set()
         for consumers in self._consumers.values():
             consumers.forget()
         for receiver in tuple(self._receivers):
             receiver.restored()
 
-    def _note_limit(self) -> None:
-        """Note the largest message that the server accepts, which it counts with its headers."""
+    def _note_server(self) -> None:
+        """Note which server this is, and the largest message that it accepts: it counts headers, too."""
+        url = self._nats.connected_url
+        self._server = url.netloc if url is not None else ""
         self.max_bytes = self._nats.max_payload - (_HEADER_BYTES if self.durable else 0)
 
     async def _ready(self, wait: float) -> None:
