@@ -347,6 +347,7 @@ class PubSubConnection:
         self._deliver = deliver
         self._restored = restored
         self._connection: Any = None
+        self._leaving: asyncio.Future[None] | None = None
         self._heard_at = 0.0
         self._supervised = ReconnectingTask(self._live, lost, connector, link)
         self._ready = asyncio.Event()
@@ -368,6 +369,13 @@ class PubSubConnection:
         """Disconnect."""
         await self._supervised.stop()
 
+    def _follow(self) -> None:
+        """Leave a server that another one has replaced: it keeps the connections of subscribers."""
+        connection = self._connection
+        if connection is not None:
+            # Wakes the reader with an error.
+            self._leaving = asyncio.ensure_future(connection.disconnect(nowait=True))
+
     async def tell(self, *command: str) -> None:
         """Send a command; nothing while there is no connection, for the next one is told all that is wanted."""
         if self._connection is not None:
@@ -377,6 +385,7 @@ class PubSubConnection:
 
     async def _live(self) -> None:
         connection = await self._connector.connect()
+        self._connector.followers.add(self._follow)
         loop = asyncio.get_running_loop()
         keep_alive: asyncio.Task[None] | None = None
         try:
@@ -398,6 +407,7 @@ class PubSubConnection:
                     self._deliver(message)
         finally:
             self._connection = None
+            self._connector.followers.discard(self._follow)
             if keep_alive is not None:
                 keep_alive.cancel()
             await connection.disconnect(nowait=True)

@@ -34,6 +34,9 @@ CONNECTION_ERRORS = (RedisError, OSError, EOFError, asyncio.IncompleteReadError)
 pack_command: Callable[[tuple[Any, ...]], bytes] = cast("Any", hiredis).pack_command
 """Return a command as it is sent. redis-py does this in Python, which takes ten times as long."""
 
+_MAX_HOPS = 3
+"""Nodes of a cluster that are asked in turn for the one that has a slot."""
+
 _DEFAULT_PORTS = {"sentinel": 26379, "cluster": 6379}
 
 
@@ -99,6 +102,7 @@ class Connector:
 
     Attributes:
         prefix: The prefix of every key; in a cluster with a hash tag, which decides on the shard.
+        followers: Called when a connection leads to another server than the last one.
 
     Raises:
         TransportError: If the address cannot be read.
@@ -114,6 +118,8 @@ class Connector:
         tls: dict[str, str] | None = None,
     ) -> None:
         self.timeout = timeout
+        self.followers: set[Callable[[], None]] = set()
+        self._server = ("", 0)
         self._address = _read(url)
         is_tagged = "{" in prefix or self._address.kind != "cluster"
         self.prefix = prefix if is_tagged else f"{{{prefix.rstrip(':')}}}:"
@@ -145,10 +151,16 @@ class Connector:
         try:
             # The library limits the connect, but not the handshake.
             async with asyncio.timeout(self.timeout):
-                return await self._find()
+                connection = await self._find()
         except (*CONNECTION_ERRORS, TimeoutError) as error:
             reason = str(error) or f"no answer for {self.timeout:g} seconds"
             raise TransportError(f"Redis cannot be reached: {reason}") from error
+        server = str(getattr(connection, "host", "")), int(getattr(connection, "port", 0))
+        if server != self._server:
+            self._server = server
+            for follow in tuple(self.followers):
+                follow()
+        return connection
 
     async def aclose(self) -> None:
         """Close what is left open."""
@@ -195,18 +207,26 @@ class Connector:
         return connection
 
     async def _open_shard(self, host: str, port: int) -> Any:
-        node = await self._open({"host": host, "port": port})
+        """Open a connection to the node that itself claims the slot of the prefix: others may not know it yet."""
         slot = key_slot(self.prefix.encode())
-        try:
-            await _enforce_version(node)
-            shards = await ask(node, "CLUSTER", "SLOTS")
-        finally:
-            await node.disconnect(nowait=True)
-        masters = [master for first, last, master, *_ in shards if first <= slot <= last]
-        if not masters:
-            raise TransportError("no node of the cluster has the slot of the prefix")
-        # A node that does not know its own address leaves it out.
-        return await self._open({"host": masters[0][0].decode() or host, "port": masters[0][1]})
+        for _ in range(_MAX_HOPS):
+            node = await self._open({"host": host, "port": port})
+            owner = ("", 0)
+            try:
+                await _enforce_version(node)
+                shards = await ask(node, "CLUSTER", "SLOTS")
+                masters = [master for first, last, master, *_ in shards if first <= slot <= last]
+                if not masters:
+                    raise TransportError("no node of the cluster has the slot of the prefix")
+                # A node that does not know its own address leaves it out.
+                owner = (masters[0][0].decode() or host, masters[0][1])
+                if owner == (host, port):
+                    return node
+            finally:
+                if owner != (host, port):
+                    await node.disconnect(nowait=True)
+            host, port = owner
+        raise TransportError("the nodes of the cluster do not agree on the slot of the prefix")
 
     async def _open(self, changed: dict[str, Any]) -> Any:
         pool = self._pool
