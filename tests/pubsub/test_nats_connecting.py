@@ -193,6 +193,6 @@ async def test_a_group_that_is_no_subject_is_refused_at_the_start(
 
 @pytest.mark.parametrize("name", ["prefix", "client"])
 async def test_names_that_make_no_subjects_are_refused_before_connecting(name: str) -> None:
-    with pytest.raises(TransportError, match="no NATS subject"):
+    with pytest.raises(TransportError, match=r"no NATS subject|name of a client"):
         async with connect_nats("nats://127.0.0.1:1", **{name: "a *"}):  # type: ignore[arg-type]
             pass

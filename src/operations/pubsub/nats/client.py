@@ -20,6 +20,7 @@ from nats.aio.client import Client
 from nats.aio.transport import WebSocketTransport
 from nats.errors import Error
 
+from operations._resilience import Backoff
 from operations.errors import TransportError
 from operations.pubsub.base import LogThrottle
 
@@ -45,6 +46,7 @@ class ReconnectingClient(Client):
         self._takers: dict[Any, Take] = {}
         self._broken = LogThrottle()
         self._closing: set[asyncio.Task[None]] = set()
+        self.backoff = Backoff()
 
     def take_at_once(self, subscription: Any, take: Take) -> None:
         """Give what arrives for `subscription` to `take`, unless it has headers or no body."""
@@ -67,6 +69,13 @@ class ReconnectingClient(Client):
             # Whoever reads the connection must go on, whatever anybody sends.
             level = self._broken.level()
             logger.log(level, "a message from NATS could not be taken", exc_info=True)
+
+    def next_server(self, servers: list[Any], info: dict[str, Any]) -> tuple[Any, float]:
+        """Return the server to connect to next: the one after the last one, whose host may be gone."""
+        last = self._current_server.uri.netloc if self._current_server else ""
+        names = [server.uri.netloc for server in servers]
+        start = names.index(last) + 1 if last in names else 0
+        return servers[start % len(servers)], self.backoff.pause()
 
     async def close(self) -> None:
         """Disconnect. Data that is pending while the connection is lost is dropped."""

@@ -23,7 +23,6 @@ from typing import Any
 
 from nats.errors import Error, MaxPayloadError, NoRespondersError
 
-from operations._resilience import Backoff
 from operations._text import enforce_lists
 from operations.access import Identity
 from operations.errors import NotSentError, TooLargeError, TransportError
@@ -107,8 +106,6 @@ class NatsTarget:
         self._draining: set[asyncio.Future[None]] = set()
         self._violations = LogThrottle()
         self._arriving: dict[str, asyncio.Future[str]] = {}
-        self._backoff = Backoff()
-        self._server = ""
         self._connected = asyncio.Event()
         self.admin = NatsAdmin(self._nats, prefix, self._all_of, self._refusal)
 
@@ -128,7 +125,7 @@ class NatsTarget:
                     error_cb=self._on_error,
                     disconnected_cb=self._on_lost,
                     reconnected_cb=self._on_restored,
-                    reconnect_to_server_handler=self._next_server,
+                    reconnect_to_server_handler=self._nats.next_server,
                     max_reconnect_attempts=-1,
                     connect_timeout=2,
                     inbox_prefix=self._boxes,
@@ -145,7 +142,7 @@ class NatsTarget:
                 await self._nats.close()
             where = f" at {hosts}" if hosts else ""
             raise TransportError(f"NATS cannot be reached{where}: {reason}") from error
-        self._note_server()
+        self._note_limit()
         self._connected.set()
         if self.durable:
             subjects_of = partial(self._all_of, kind="durable")
@@ -178,12 +175,6 @@ class NatsTarget:
         """Whether the server can be reached now."""
         return self._nats.is_connected
 
-    def _next_server(self, servers: list[Any], info: dict[str, Any]) -> tuple[Any, float]:
-        pause = self._backoff.pause()
-        # Beginning with the one after the last one, whose host may be gone.
-        last = next((n for n, each in enumerate(servers) if each.uri.netloc == self._server), 0)
-        return servers[(last + self._backoff.attempt) % len(servers)], pause
-
     async def _on_error(self, error: Exception) -> None:
         refused = _REFUSED.search(str(error))
         if refused is None:
@@ -200,18 +191,16 @@ class NatsTarget:
             receiver.lost("the connection to NATS was lost")
 
     async def _on_restored(self) -> None:
-        self._backoff.reset()
-        self._note_server()
+        self._nats.backoff.reset()
+        self._note_limit()
         self._connected.set()
         for consumers in self._consumers.values():
             consumers.forget()
         for receiver in tuple(self._receivers):
             receiver.restored()
 
-    def _note_server(self) -> None:
-        """Note which server this is, and the largest message that it accepts: it counts headers, too."""
-        url = self._nats.connected_url
-        self._server = url.netloc if url is not None else ""
+    def _note_limit(self) -> None:
+        """Note the largest message that the server accepts: it counts headers, too."""
         self.max_bytes = self._nats.max_payload - (_HEADER_BYTES if self.durable else 0)
 
     async def _ready(self, wait: float) -> None:
