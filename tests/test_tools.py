@@ -208,6 +208,24 @@ async def test_only_what_may_run_twice_is_repeated(type: str, idempotent: bool, 
     assert len(seen) == tries
 
 
+@pytest.mark.parametrize(("forwards", "tries"), [(True, 3), (False, 1)])
+async def test_a_mutation_that_was_not_begun_is_repeated_if_it_is_passed_on(
+    forwards: bool, tries: int
+) -> None:
+    registry, seen = OperationRegistry(), list[int]()
+    configure_tools(registry, {"shop.*": ToolConfig(retry=2)})
+
+    async def refused(input: Any, context: OperationContext) -> int:
+        seen.append(1)
+        raise CallError(ErrorCode.UNAVAILABLE, "no worker", begun=False)
+
+    spec = OperationSpec(namespace="shop", name="pay", type=OperationType.MUTATION)
+    registry.register(Operation(spec, refused, forwards=forwards))
+
+    assert await code_of(registry.execute("shop.pay")) == ErrorCode.UNAVAILABLE
+    assert len(seen) == tries
+
+
 async def test_an_error_that_does_not_allow_it_is_not_repeated() -> None:
     registry, seen = OperationRegistry(), list[int]()
     configure_tools(registry, {"shop.*": ToolConfig(retry=2)})

@@ -17,6 +17,7 @@ from tests.openapi.serving import document, imported, serving
 from operations import CallError, ErrorCode, OperationContext, OperationRegistry
 from operations._resilience import retry_after
 from operations.openapi import HTTPServiceConfig, from_openapi
+from operations.tools import ToolConfig, configure_tools
 
 
 def responding(content: bytes, content_type: str | None, status: int = 200, **headers: str) -> Any:
@@ -604,3 +605,31 @@ async def test_what_may_have_arrived_is_not_to_be_repeated_blindly(
             await registry.execute("api.call", {})
     assert caught.value.code == ErrorCode.UNAVAILABLE
     assert caught.value.retryable is retryable
+
+
+async def test_an_error_tells_whether_the_request_may_have_arrived() -> None:
+    async def redirect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        # The request was carried out; the place of its result cannot be reached.
+        server.close()
+        writer.write(b"HTTP/1.1 303 See Other\r\nLocation: /done\r\nContent-Length: 0\r\n")
+        writer.write(b"Connection: close\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(redirect, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    doc = document("/orders", "post")
+    options = {"base_url": f"http://127.0.0.1:{port}", "retries": 0, "follow_redirects": True}
+    async with imported(doc, **options) as registry:
+        configure_tools(registry, {"api.*": ToolConfig(retry=2)})
+        counters, _ = registry.count_calls()
+        with anyio.fail_after(10), pytest.raises(CallError) as redirected:
+            await registry.execute("api.call", {})
+        retries = counters.of("api.call").retries
+        with anyio.fail_after(10), pytest.raises(CallError) as refused:
+            await registry.execute("api.call", {})
+
+    assert (redirected.value.code, redirected.value.begun, retries) == ("UNAVAILABLE", None, 0)
+    assert (refused.value.code, refused.value.begun) == ("UNAVAILABLE", False)
+    assert counters.of("api.call").retries == 2
