@@ -27,8 +27,7 @@ from operations import (
 )
 from operations._text import tool_name
 from operations.agents.providers import DIALECTS, provider_tools
-from operations.cli.export import mcp_tools
-from operations.cli.python_client import client_runtime, python_client
+from operations.cli.export import client_runtime, mcp_tools, python_client
 from operations.openapi import HTTPServiceConfig, from_openapi_file
 from operations.server import APIKeys, create_app, hash_key
 from operations.server.running import running

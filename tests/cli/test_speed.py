@@ -12,7 +12,7 @@ import pytest
 from tests.cli.conftest import Ran
 
 from operations.cli.lookup import _show
-from operations.cli.render import Screen
+from operations.cli.options import Screen
 from operations.config import load_config
 from operations.hub import open_hub
 

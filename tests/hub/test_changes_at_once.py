@@ -14,7 +14,7 @@ from tests.mcp_import.support import eventually, raw
 from operations import Operation, OperationContext, OperationRegistry, OperationSpec, OperationType
 from operations.config import ConfigError
 from operations.hub import Hub, Source, open_hub
-from operations.hub.reload import following, reload
+from operations.hub.hub import following, reload
 from operations.hub.source import Opened
 from operations.hub.supervisor import Supervisor
 from operations.mcp import MCPClient

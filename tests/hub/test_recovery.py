@@ -21,7 +21,7 @@ from operations import CallError, ErrorCode, OperationContext, OperationRegistry
 from operations.calls import serve_calls
 from operations.hub import Hub, open_hub
 from operations.hub.controls import readiness
-from operations.hub.reload import following, reload
+from operations.hub.hub import following, reload
 from operations.mcp import MCPClientConfig, connect_mcp
 from operations.pubsub.redis import connect_redis
 from operations.server.running import running

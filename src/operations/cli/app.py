@@ -25,7 +25,11 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         "Serve everything over HTTP, MCP and WebSocket, with a console.",
     ),
     "work": (_SERVE, "work:work", "Serve everything to callers on a broker."),
-    "workers": (_SERVE, "workers:app", "See the workers of a broker, and handle dead letters."),
+    "workers": (
+        _SERVE,
+        "work:workers_app",
+        "See the workers of a broker, and handle dead letters.",
+    ),
     "demo": (_SERVE, "demo:demo", "See it all at work, with nothing to configure."),
     "init": (_SET_UP, "init:init", "Write a commented operations.toml to start from."),
     "import": (

@@ -19,8 +19,7 @@ from operations.access import Identity
 from operations.authority import Approval, Authority, Grants, Store, new_block, read_token
 from operations.authority import narrow as narrowed
 from operations.authority.ledger import verify as verified
-from operations.cli.options import DEFAULTS, Common, ExitCode, command
-from operations.cli.render import Screen, plain
+from operations.cli.options import DEFAULTS, Common, ExitCode, Screen, command, plain
 from operations.context import OperationContext
 from operations.errors import OperationsError
 from operations.hub.access import ledgers_of, opened_authority

@@ -16,14 +16,13 @@ from operations import __version__
 from operations._text import counted
 from operations.calls import PendingRequestMap
 from operations.calls.graph import CallRecord
-from operations.cli.options import DEFAULTS, Common, ExitCode, command
-from operations.cli.render import Screen, plain
+from operations.cli.options import DEFAULTS, Common, ExitCode, Screen, command, plain
 from operations.config import ConfigError, ConfigFile
 from operations.errors import DocumentError, OperationsError
 from operations.front.config import ListenConfig
 from operations.hub import open_hub
 from operations.hub.journal import journal_path, read_journal
-from operations.hub.sources.broker import connect_broker, worker_config
+from operations.hub.sources import connect_broker, worker_config
 from operations.observe import add_counts
 from operations.openapi import HTTPServiceConfig, from_openapi_file, from_openapi_url
 from operations.openapi.diagnosis import diagnose

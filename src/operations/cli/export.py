@@ -1,25 +1,38 @@
-"""`operations export`: operations for others, and what was lost on the way."""
+"""`operations export`: operations for other programs, and a report of what a format cannot express.
 
-from collections.abc import Sequence
+The Python client is one module with typed async functions.
+
+Rule 1: third-party text (names, enums, descriptions) appears in the module only as a literal made by `repr`.
+Rule 2: an identifier in the module is ASCII made here, or a property name that Python reads unchanged.
+Rule 3: a module is returned only after it has compiled.
+"""
+
+import builtins
+import keyword
+import re
+from collections.abc import Collection, Iterable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from cyclopts import Parameter
 
+from operations._json import object_of
 from operations._text import suggestion, tool_name
 from operations.agents.providers import Loss, provider_tools
+from operations.cli import client_runtime as runtime_module
 from operations.cli.lookup import caller
-from operations.cli.options import DEFAULTS, Common, command
-from operations.cli.python_client import python_client
-from operations.cli.render import Screen, encoded
+from operations.cli.options import DEFAULTS, Common, Screen, command, encoded, first_line
 from operations.cli.session import open_session
 from operations.errors import CallError, ErrorCode
 from operations.front.search import visible_specs
 from operations.hub.hub import Hub
 from operations.mcp.serving.catalog import Tool
 from operations.openapi import to_openapi
-from operations.specs import OperationSpec
+from operations.schema import Schema
+from operations.schema.outline import Outline
+from operations.schema.scopes import Scopes
+from operations.specs import OperationSpec, OperationType
 from operations.types import JSONObject
 
 Format = Literal["openapi", "openai", "anthropic", "gemini", "mcp", "python"]
@@ -108,3 +121,314 @@ def _tell(losses: list[Loss], screen: Screen, *, verbose: bool) -> None:
         screen.note(f"{loss.operation_id} {loss.place}: {loss.what}", "yellow")
     if len(shown) < len(losses):
         screen.note(f"... and {len(losses) - len(shown)} more; --verbose tells all", "yellow")
+
+
+_HEADER = '''\
+"""A typed client of {count} operations. Written by `operations export python`; changes to it will be lost.
+
+    async with Client("http://127.0.0.1:8000") as client:
+        ...
+
+It requires only aiohttp.
+"""
+'''
+_TYPING = ("Literal", "NotRequired", "TypedDict")
+_TAKEN = frozenset({*dir(builtins), *vars(runtime_module), *_TYPING, "Client"})
+"""Names that a generated class must not replace in the module."""
+
+_USED_IN_METHODS = frozenset({"self", "given", "cast"})
+"""Names that a method's body reads, so no parameter may have them."""
+
+_SIMPLE = {
+    "string": "str",
+    "integer": "int",
+    "number": "float",
+    "boolean": "bool",
+    "null": "None",
+}
+_MAX_NESTING = 32
+"""Levels of an annotation; Python's own parser gives up at about 100."""
+
+_MAX_LITERAL = 1 << 64
+
+
+def python_client(specs: Sequence[OperationSpec]) -> str:
+    """Return the source of a module with a class `Client` that has the operations by namespace.
+
+    Raises:
+        SyntaxError: If the source does not compile, which would be a defect of this function.
+    """
+    types = _Types()
+    by_namespace: dict[str, list[OperationSpec]] = {}
+    for spec in specs:
+        by_namespace.setdefault(spec.namespace, []).append(spec)
+    classes = {name: types.free(f"{class_name(name)}Namespace") for name in by_namespace}
+    namespaces = [
+        _namespace(classes[name], name, group, types) for name, group in by_namespace.items()
+    ]
+    body = "\n\n\n".join([*types.classes, *namespaces, _client(classes)])
+    declared = (error.code for spec in specs for error in spec.error_schemas)
+    codes = _open_literal(dict.fromkeys([*ErrorCode, *declared]))
+    runtime = client_runtime(body + codes).replace("ErrorCode = str\n", f"ErrorCode = {codes}\n", 1)
+    source = f"{_HEADER.format(count=len(specs))}{runtime}\n\n{body}\n"
+    compile(source, "<operations export python>", "exec", dont_inherit=True)
+    return source
+
+
+def client_runtime(body: str = "") -> str:
+    """Return the part that all clients share, with the imports that `body` needs."""
+    source = Path(runtime_module.__file__).read_text(encoding="utf-8")
+    source = source[source.index('"""\n') + 4 :]
+    needed = [name for name in _TYPING if re.search(rf"\b{name}\b", body)]
+    names = ", ".join(
+        sorted(["Any", "Self", "cast", *needed], key=lambda name: (name == "cast", name))
+    )
+    return source.replace("from typing import Any, Self, cast", f"from typing import {names}")
+
+
+def _client(classes: dict[str, str]) -> str:
+    lines = [
+        "class Client(BaseClient):",
+        '    """Every operation, by namespace."""\n',
+        "    def __init__(self, url: str, key: str | None = None, timeout: float = 30) -> None:",
+        "        super().__init__(url, key, timeout)",
+    ]
+    taken = {"connection"}
+    for name, class_ in classes.items():
+        attribute = _free(_identifier(name), taken)
+        lines.append(f"        self.{attribute} = {class_}(self.connection)")
+    return "\n".join(lines)
+
+
+def _namespace(class_: str, name: str, specs: list[OperationSpec], types: "_Types") -> str:
+    lines = [
+        f"class {class_}:",
+        f"    {_docstring(f'The operations of {name}.')}\n",
+        "    def __init__(self, connection: Connection) -> None:",
+        "        self._connection = connection",
+    ]
+    taken = set[str]()
+    lines += ["\n" + _method(_free(_identifier(spec.name), taken), spec, types) for spec in specs]
+    return "\n".join(lines)
+
+
+def _method(method: str, spec: OperationSpec, types: "_Types") -> str:
+    hint = class_name(spec.namespace, spec.name)
+    parameters, value = _input(spec, hint, types)
+    outline = Outline.of(spec.output_schema)
+    result = types.annotation(outline, f"{hint}Output", types.home_of(spec.output_schema))
+    signature = ", ".join(["self", *parameters])
+    docstring = f"        {_docstring(spec.title or spec.description or spec.id)}\n"
+    if spec.type is OperationType.SUBSCRIPTION:
+        return (
+            f"    def {method}({signature}) -> {_quoted(f'AsyncIterator[{result}]')}:\n"
+            f"{docstring}"
+            f"        return self._connection.subscribe({_literal(spec.id)}, {value})"
+        )
+    call = f"await self._connection.call({_literal(spec.id)}, {value})"
+    return (
+        f"    async def {method}({signature}) -> {_quoted(result)}:\n"
+        f"{docstring}"
+        f"        return {call if result == 'Any' else f'cast({_quoted(result)}, {call})'}"
+    )
+
+
+def _input(spec: OperationSpec, hint: str, types: "_Types") -> tuple[list[str], str]:
+    """Return the parameters of a method and the expression for the input that it sends."""
+    outline = Outline.of(spec.input_schema)
+    home = types.home_of(spec.input_schema)
+    names = list(outline.properties)
+    if not names:
+        if "object" in outline.types and not outline.schema.get("additionalProperties"):
+            return [], "{}"
+        kind = types.annotation(outline, f"{hint}Input", home)
+        return [f"input: {_quoted(kind)}" + (" = None" if kind == "Any" else "")], "input"
+    if not all(_is_identifier(name) and name not in _USED_IN_METHODS for name in names):
+        kind = types.annotation(outline, f"{hint}Input", home)
+        if outline.required:
+            return [f"input: {_quoted(kind)}"], "input"
+        return [f"input: {_quoted(f'{kind} | None')} = None"], "input or {}"
+    required = set(outline.required)
+    parameters = ["*"]
+    for name in sorted(names, key=lambda name: name not in required):
+        kind = types.annotation(outline.properties[name], hint + class_name(name), home)
+        parameters.append(
+            f"{name}: {_quoted(kind)}"
+            if name in required
+            else f"{name}: {_quoted(f'{kind} | Unset')} = UNSET"
+        )
+    arguments = ", ".join(f"{name}={name}" for name in names)
+    return parameters, f"given({arguments})"
+
+
+class _Home(NamedTuple):
+    """A document, and the scope that it shares its definitions with, if any."""
+
+    document: int
+    scope: str | None
+
+    def key(self, reference: str) -> tuple[str | int, str]:
+        """Return the same key for references to the same definition."""
+        is_shared = self.scope is not None and reference.startswith("#/$defs/")
+        return (self.scope if self.scope is not None and is_shared else self.document, reference)
+
+
+class _Types:
+    """Turns JSON Schemas into annotations and collects the classes that these need."""
+
+    def __init__(self) -> None:
+        self.classes: list[str] = []
+        self._names = set(_TAKEN)
+        self._by_reference: dict[tuple[str | int, str], str] = {}
+        self._scopes = Scopes()
+
+    def home_of(self, schema: Schema) -> _Home:
+        """Return the document in which the references of `schema` are resolved."""
+        try:
+            placed = self._scopes.place(schema.document)
+        except (ValueError, TypeError, RecursionError):
+            placed = None
+        return _Home(id(schema), None if placed is None else placed.scope)
+
+    def free(self, wanted: str) -> str:
+        """Reserve a class name: `wanted`, or with a number if it is taken."""
+        return _free(wanted, self._names)
+
+    def annotation(self, outline: Outline, hint: str, home: _Home, nesting: int = 0) -> str:
+        """Return the annotation for a schema, not yet quoted.
+
+        Args:
+            outline: The schema.
+            hint: The preferred name of a class for it.
+            home: The document that contains it; see `home_of`.
+            nesting: The number of brackets around the annotation.
+        """
+        if outline.reference is not None:
+            known = self._by_reference.get(home.key(outline.reference))
+            if known is not None:
+                return known
+        if outline.is_recursive or nesting > _MAX_NESTING:
+            return "Any"
+        if (choices := outline.choices) and all(
+            choice is None
+            or isinstance(choice, str)
+            or (isinstance(choice, int) and abs(choice) < _MAX_LITERAL)
+            for choice in choices
+        ):
+            return _open_literal(choices)
+        if outline.properties:
+            return self._typed_dict(outline, hint, home)
+        if members := outline.members:
+            return _union(
+                self.annotation(member, f"{hint}{number}", home, nesting)
+                for number, member in enumerate(members, 1)
+            )
+        return _union(
+            self._simple(kind, outline, hint, home, nesting + 1) for kind in sorted(outline.types)
+        )
+
+    def _simple(self, kind: str, outline: Outline, hint: str, home: _Home, nesting: int) -> str:
+        if kind == "array":
+            return f"list[{self.annotation(outline.items, f'{hint}Item', home, nesting)}]"
+        if kind == "object":
+            rest = object_of(outline.schema.get("additionalProperties"))
+            if not rest:
+                return "dict[str, Any]"
+            return (
+                f"dict[str, {self.annotation(outline.inner(rest), f'{hint}Value', home, nesting)}]"
+            )
+        return _SIMPLE.get(kind, "Any")
+
+    def _typed_dict(self, outline: Outline, hint: str, home: _Home) -> str:
+        wanted = class_name(outline.reference.rpartition("/")[2]) if outline.reference else hint
+        name = self.free(wanted if wanted not in self._names else hint)
+        if outline.reference is not None:
+            # Before its fields are read, because they may refer back to it.
+            self._by_reference[home.key(outline.reference)] = name
+        required = set(outline.required)
+        fields: dict[str, str] = {}
+        for field, inner in outline.properties.items():
+            kind = self.annotation(inner, name + class_name(field), home)
+            fields[field] = kind if field in required else f"NotRequired[{kind}]"
+        self.classes.append(_typed_dict_source(name, fields, outline.description))
+        return name
+
+
+def _typed_dict_source(name: str, fields: dict[str, str], description: str) -> str:
+    if all(map(_is_identifier, fields)):
+        lines = [f"class {name}(TypedDict):\n    {_docstring(description or name)}\n"]
+        lines += [f"    {field}: {_quoted(kind)}" for field, kind in fields.items()]
+        return "\n".join(lines)
+    inside = "".join(f"        {field!r}: {_quoted(kind)},\n" for field, kind in fields.items())
+    return f'{name} = TypedDict(\n    "{name}",\n    {{\n{inside}    }},\n)'
+
+
+def _is_identifier(name: str) -> bool:
+    """Return whether `name`, written as an identifier in a class, still is `name`.
+
+    Python normalises identifiers beyond ASCII and renames those that begin with two underscores.
+    """
+    return (
+        name.isascii()
+        and name.isidentifier()
+        and not keyword.iskeyword(name)
+        and not name.startswith("__")
+    )
+
+
+def _identifier(text: str) -> str:
+    """Return `text` as an identifier in snake case."""
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", text)
+    name = re.sub(r"[^A-Za-z0-9]+", "_", words).strip("_").lower() or "value"
+    name = f"n{name}" if name[0].isdigit() else name
+    return f"{name}_" if keyword.iskeyword(name) else name
+
+
+def class_name(*parts: str) -> str:
+    """Return words joined to the name of a class."""
+    words = [word for part in parts for word in re.split(r"[^A-Za-z0-9]+", part) if word]
+    name = "".join(word[0].upper() + word[1:] for word in words) or "Value"
+    return f"N{name}" if name[0].isdigit() else name
+
+
+def _free(wanted: str, taken: set[str]) -> str:
+    """Reserve a name in `taken`: `wanted`, or with a number if it is there already."""
+    name, number = wanted, 2
+    while name in taken:
+        name, number = f"{wanted}_{number}" if wanted.islower() else f"{wanted}{number}", number + 1
+    taken.add(name)
+    return name
+
+
+def _union(kinds: Iterable[str]) -> str:
+    found = list(dict.fromkeys(kinds))
+    return "Any" if not found or "Any" in found else " | ".join(found)
+
+
+def _open_literal(values: Collection[Any]) -> str:
+    """Return the annotation of an enum: editors suggest its values, and others are accepted as they may be new."""
+    literals = [repr(str(value) if isinstance(value, str) else value) for value in values]
+    rest = ["str"] if any(isinstance(value, str) for value in values) else []
+    return " | ".join([f"Literal[{', '.join(literals)}]", *rest])
+
+
+def _literal(text: str) -> str:
+    """Return `text` as a literal, in double quotes if they need no escapes."""
+    plain = repr(text)
+    return f'"{plain[1:-1]}"' if plain[0] == "'" and '"' not in plain else plain
+
+
+def _quoted(annotation: str) -> str:
+    """Return an annotation as a literal.
+
+    Raises:
+        SyntaxError: If it is not an expression.
+    """
+    compile(annotation, "<annotation>", "eval", dont_inherit=True)
+    return _literal(annotation)
+
+
+def _docstring(text: str) -> str:
+    """Return the first line of a text as a docstring."""
+    literal = _literal(first_line(text) or "No description.")
+    return f'""{literal}""' if literal[0] == '"' and literal[-2] != "\\" else literal

@@ -15,8 +15,16 @@ from rich.text import Text
 
 from operations._json import object_of
 from operations._text import counted
-from operations.cli.options import DEFAULTS, Common, ExitCode, command
-from operations.cli.render import STYLES, Screen, first_line, plain
+from operations.cli.options import (
+    DEFAULTS,
+    STYLES,
+    Common,
+    ExitCode,
+    Screen,
+    command,
+    first_line,
+    plain,
+)
 from operations.config import Config, ConfigFile
 from operations.config.model import BrokerEntry, MCPEntry, OpenAPIEntry, TraceEntry
 from operations.errors import OperationsError

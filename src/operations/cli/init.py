@@ -8,8 +8,7 @@ from cyclopts import Parameter
 
 from operations._text import suggestion
 from operations.cli.app import build_app
-from operations.cli.options import DEFAULTS, Common, command
-from operations.cli.render import encoded
+from operations.cli.options import DEFAULTS, Common, command, encoded
 from operations.config import config_schema
 from operations.config.reading import FILE_NAME
 from operations.errors import OperationsError

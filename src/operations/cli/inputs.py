@@ -29,7 +29,7 @@ from operations._json import (
     is_object,
     list_of,
 )
-from operations.cli.render import encoded
+from operations.cli.options import encoded
 from operations.errors import CallError, ErrorCode, SchemaError
 from operations.front.limits import Limits
 from operations.front.public_errors import too_large

@@ -10,8 +10,17 @@ from rich.tree import Tree
 from operations._text import counted
 from operations.access import AccessControl
 from operations.cli.inputs import example
-from operations.cli.options import DEFAULTS, Common, ExitCode, command
-from operations.cli.render import STYLES, Screen, encoded, first_line, plain
+from operations.cli.options import (
+    DEFAULTS,
+    STYLES,
+    Common,
+    ExitCode,
+    Screen,
+    command,
+    encoded,
+    first_line,
+    plain,
+)
 from operations.cli.session import open_session
 from operations.context import OperationContext
 from operations.front.search import Gateway

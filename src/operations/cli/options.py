@@ -1,23 +1,230 @@
-"""Options of every command, and exit codes.
+"""Options, output and exit codes of every command.
 
 Rule 1: a command raises an error; here it becomes a message for a person, or JSON for a script, and an exit code.
 Rule 2: a traceback is printed only with --verbose.
+Rule 3: results go to standard output, everything else to standard error.
+Rule 4: with `--json` both contain JSON. Without it, a terminal gets colour and layout, a pipe gets plain lines.
+Rule 5: text of others (descriptions, results, messages) has no markup, and no control characters on a terminal.
 """
 
 import logging
 import shlex
-from collections.abc import Callable, Coroutine
+import sys
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, ParamSpec
+from typing import Annotated, Any, ParamSpec, TypeAlias
 
+import msgspec
 from cyclopts import Parameter
+from rich.cells import cell_len, set_cell_size
+from rich.color import ColorSystem
+from rich.console import Console, RenderableType
+from rich.highlighter import JSONHighlighter
+from rich.style import Style
+from rich.text import Text
 
-from operations.cli.render import Screen
+from operations._json import list_of, object_of, to_json
 from operations.config import ConfigError, ConfigFile, enforce_trusted, find_config, load_config
 from operations.errors import CallError, ErrorCode, OperationsError, TransportError
+from operations.types import JSONObject
+
+
+def faults_of(details: object) -> list[JSONObject]:
+    """The failures that the details of a `VALIDATION_ERROR` name."""
+    return [object_of(fault) for fault in list_of(object_of(details).get("errors"))]
+
+
+_BIDI = frozenset(
+    "\u200b\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2060\u2066\u2067\u2068\u2069\ufeff"
+)
+"""Characters that change the order of what is read, or cannot be seen."""
+
+STYLES = {"query": "green", "mutation": "yellow", "subscription": "magenta"}
+"""The colour of each type of operation."""
+
+Styles: TypeAlias = Mapping[tuple[int, str], str]
+"""Colours of cells, by column and content."""
+
+NO_STYLES: Styles = {}
+
+_WIDE = 100_000
+"""Columns of output that is not a terminal."""
+
+
+def plain(text: str) -> str:
+    """`text` as it may go to a terminal: control characters and invisible ones are spelt out."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(
+        part if (part.isprintable() and part not in _BIDI) or part in "\n\t" else ascii(part)[1:-1]
+        for part in text
+    )
+
+
+def first_line(text: str) -> str:
+    """The first line, as it may go to a terminal."""
+    return plain(text.strip().partition("\n")[0].strip())
+
+
+def _fitted(cell: str, width: int) -> str:
+    """Return a cell as wide as its column; a shortened one ends with an ellipsis."""
+    cut = cell if cell_len(cell) <= width else set_cell_size(cell, width - 1) + "…"
+    return set_cell_size(cut, width)
+
+
+def encoded(value: Any, *, indent: int = 0) -> str:
+    """`value` as JSON text."""
+    text = msgspec.json.encode(to_json(value))
+    return (msgspec.json.format(text, indent=indent) if indent else text).decode()
+
+
+class Screen:
+    """The two streams of one command."""
+
+    def __init__(self, *, json: bool = False) -> None:
+        self.json = json
+        self.out = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
+        self.err = Console(file=sys.stderr, highlight=False, markup=False, emoji=False)
+        if not self.out.is_terminal:
+            # A pipe has no edge, but rich would cut a tree at one.
+            self.out.width = _WIDE
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether results go to a terminal."""
+        return self.out.is_terminal and not self.json
+
+    @property
+    def can_ask(self) -> bool:
+        """Whether a person can answer questions."""
+        return sys.stdin.isatty() and self.err.is_terminal and not self.json
+
+    # ------------------------------------------------------------ results
+
+    def value(self, value: Any) -> None:
+        """One JSON value, laid out to be read."""
+        text = encoded(value, indent=2)
+        if self.is_terminal:
+            self.out.print(JSONHighlighter()(plain(text)), soft_wrap=True)
+        else:
+            self.write(text)
+
+    def item(self, value: Any) -> None:
+        """One JSON value on one line, at once: an item of a stream."""
+        text = encoded(value)
+        if self.is_terminal:
+            self.out.print(JSONHighlighter()(plain(text)), soft_wrap=True)
+        else:
+            self.write(text)
+        sys.stdout.flush()
+
+    def write(self, text: str) -> None:
+        """Print a line of text unchanged."""
+        sys.stdout.write(text + "\n")
+
+    def write_bytes(self, data: bytes) -> None:
+        """Bytes as they are."""
+        sys.stdout.flush()
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+
+    def show(self, part: RenderableType, *, one_line: bool = False) -> None:
+        """Something laid out for people; cut at the edge of a terminal where `one_line`."""
+        if one_line and self.is_terminal:
+            self.out.print(part, no_wrap=True, overflow="ellipsis")
+        else:
+            self.out.print(part, soft_wrap=not self.is_terminal)
+
+    def rows(
+        self, headings: Sequence[str], rows: Iterable[Sequence[str]], styles: Styles = NO_STYLES
+    ) -> None:
+        """A table on a terminal; lines with tabs between the columns in a pipe.
+
+        Args:
+            headings: Of the columns; the last one gives way where the terminal is too narrow.
+            rows: The cells.
+            styles: By column and content.
+        """
+        clean = [[plain(cell).replace("\t", " ") for cell in row] for row in rows]
+        if not self.is_terminal:
+            for row in clean:
+                self.write("\t".join(row))
+            return
+        # By hand: a table of rich takes seconds for thousands of rows.
+        widths = [max(map(cell_len, column)) for column in zip(headings, *clean, strict=True)]
+        widths[-1] = min(
+            widths[-1], max(10, self.out.width - sum(widths[:-1]) - 2 * len(widths) + 2)
+        )
+        colours = None if self.out.no_color else ColorSystem.STANDARD
+        self.out.print(Text("  ".join(map(set_cell_size, headings, widths)).rstrip(), style="dim"))
+        for row in clean:
+            cells = [
+                Style.parse(styles.get((column, cell), "")).render(
+                    _fitted(cell, width), color_system=colours
+                )
+                for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ]
+            self.write("  ".join(cells).rstrip())
+        sys.stdout.flush()
+
+    # ------------------------------------------------------------ complaints
+
+    def note(self, text: str, style: str = "dim") -> None:
+        """Something to know, beside the result."""
+        self.err.print(Text(plain(text), style=style), soft_wrap=True)
+
+    def warn(self, text: str) -> None:
+        """Something that should be looked at, though the command goes on."""
+        self.note(f"warning: {text}", "yellow")
+
+    def failed(self, message: str) -> None:
+        """Print why the command failed, unless a call failed."""
+        if self.json:
+            self._complain({"error": {"code": "FAILED", "message": message}})
+        else:
+            self.note(f"error: {message}", "red")
+
+    def config_failed(self, error: ConfigError) -> None:
+        """Everything that is wrong with the config."""
+        if self.json:
+            faults = [
+                {"file": fault.file, "line": fault.line, "key": fault.key, "message": fault.message}
+                for fault in error.faults
+            ]
+            self._complain(
+                {"error": {"code": "CONFIG", "message": str(error), "details": {"faults": faults}}}
+            )
+            return
+        for fault in error.faults:
+            self.note(str(fault), "red")
+
+    def call_failed(self, error: CallError) -> None:
+        """A call's error: code, message, and its details as far as they help."""
+        if self.json:
+            self._complain({"error": error.to_wire()})
+            return
+        line = Text(f"{plain(error.code)}: ", style="bold red")
+        line.append(plain(error.message), style="red")
+        self.err.print(line, soft_wrap=True)
+        details: Any = error.to_wire().get("details")
+        if error.code == ErrorCode.VALIDATION_ERROR:
+            faults = faults_of(details)
+            # Errors that were printed above are not repeated.
+            told = len(faults) == 1 and str(faults[0].get("message")) in error.message
+            for fault in () if told else faults:
+                self.note(f"  {fault.get('path') or '(input)'} {fault.get('message')}", "red")
+        elif details is not None:
+            self.note(encoded(details, indent=2), "dim")
+
+    def traceback(self) -> None:
+        """The traceback of the exception being handled."""
+        self.err.print_exception(width=None)
+
+    def _complain(self, value: JSONObject) -> None:
+        sys.stderr.write(encoded(value) + "\n")
 
 
 class ExitCode(IntEnum):

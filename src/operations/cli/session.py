@@ -5,8 +5,7 @@ from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 
 from operations._text import counted
-from operations.cli.options import DEFAULTS, Common
-from operations.cli.render import Screen
+from operations.cli.options import DEFAULTS, Common, Screen
 from operations.config import ConfigFile
 from operations.front.config import ServerConfig
 from operations.front.front import Front

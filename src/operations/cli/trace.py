@@ -15,8 +15,7 @@ from rich.tree import Tree
 from operations._text import counted
 from operations.calls import CallRecord
 from operations.calls.graph import known_parents
-from operations.cli.options import DEFAULTS, Common, command
-from operations.cli.render import Screen, plain
+from operations.cli.options import DEFAULTS, Common, Screen, command, plain
 from operations.hub.journal import journal_path, read_journal
 from operations.types import JSONObject
 

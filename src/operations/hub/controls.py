@@ -15,8 +15,7 @@ from operations.calls.config import RemoteConfig
 from operations.calls.monitoring import DeadLetter, GroupMonitor, GroupReport
 from operations.errors import CallError, ErrorCode, TransportError
 from operations.functions import operation
-from operations.hub.hub import Hub
-from operations.hub.reload import reload
+from operations.hub.hub import Hub, reload
 from operations.hub.source import Source
 from operations.hub.supervisor import Supervisor
 from operations.result_pages import NEXT

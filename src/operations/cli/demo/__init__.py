@@ -26,8 +26,7 @@ from starlette.routing import Route
 from operations._signals import shutdown_event
 from operations.access import Identity
 from operations.cli.inputs import as_typed
-from operations.cli.options import DEFAULTS, Common, command
-from operations.cli.render import Screen, encoded, plain
+from operations.cli.options import DEFAULTS, Common, Screen, command, encoded, plain
 from operations.cli.serve import announce
 from operations.config import ConfigFile, load_config
 from operations.config.reading import FILE_NAME, VARIABLE
