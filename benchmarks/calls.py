@@ -367,7 +367,7 @@ def main() -> None:
         command = [sys.executable, __file__, "--serve", json.dumps(ports)]
         others = [subprocess.Popen(command) for _ in range(arguments.workers)]
         try:
-            wait_for_port(ports["websocket"], 20)
+            wait_for_port(ports["websocket"], 60)
             time.sleep(0.3 + 0.3 * arguments.workers)
             pids = [other.pid for other in others]
             uvloop.run(measure(ports, pids, arguments.calls, arguments.repeats, arguments.only))
