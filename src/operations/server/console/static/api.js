@@ -3,7 +3,7 @@
 import { parse, stringify } from "./json.js";
 import { readEvents } from "./events.js";
 
-/** A call that failed, in the server's own words. */
+/** A failed call, as the server reports it. */
 export class Failure extends Error {
   constructor(status, { code, message, details, requestId, retryable }) {
     super(message);
@@ -32,20 +32,20 @@ async function request(path, { method = "GET", body, headers = {}, signal } = {}
 async function failure(response) {
   const text = await response.text();
   try {
-    const told = parse(text);
-    if (typeof told.code === "string") return new Failure(response.status, told);
+    const error = parse(text);
+    if (typeof error.code === "string") return new Failure(response.status, error);
   } catch {
-    // A proxy on the way, perhaps.
+    // Perhaps the response of a proxy.
   }
-  return new Failure(response.status, { code: `HTTP ${response.status}`, message: text.slice(0, 500) || "No answer" });
+  return new Failure(response.status, { code: `HTTP ${response.status}`, message: text.slice(0, 500) || "No response" });
 }
 
 const json = async (path, options) => parse(await (await request(path, options)).text());
 
-/** `/call` and `/subscribe` take their input as text, so that what was written is what is sent. */
+/** `/call` and `/subscribe` take their input as text, so that it is sent exactly as written. */
 const envelopeOf = (id, inputText) => `{"operation":${stringify(id)},"input":${inputText}}`;
 
-/** Everything the caller may call, in short, and whether `recentCalls` has something to tell; null if `tag` still holds. */
+/** A summary of the caller's operations, and whether `recentCalls` is available; null if `tag` is still current. */
 export async function overview(tag) {
   const response = await request("operations", { headers: tag ? { "if-none-match": tag } : {} });
   return response.status === 304 ? null : { ...parse(await response.text()), tag: response.headers.get("etag") };
@@ -57,10 +57,10 @@ export const schema = (id) => json("schema", { method: "POST", body: stringify({
 /** The caller's recent calls, the latest last. */
 export const recentCalls = async (signal) => (await json("calls", { signal })).calls;
 
-/** Who is signed in; null for nobody. */
+/** The identity of the caller; null if not signed in. */
 export const whoami = async () => (await json("session")).identity;
 
-/** Show a key once; from then on a cookie that no script can read stands for it. */
+/** Exchange a key for a cookie that scripts cannot read. */
 export const signIn = async (key) =>
   (await json("session", { method: "POST", headers: { authorization: `Bearer ${key}` } })).identity;
 

@@ -6,14 +6,14 @@ import { duration, failure } from "./result.js";
 
 const EVERY = 2000;
 
-/** The page of recent calls; looks again every two seconds while it is in sight. */
+/** The page of recent calls, refreshed every two seconds while it is visible. */
 export class CallsPage {
   constructor({ signIn, isSignedIn }) {
     this.signIn = signIn;
     this.none = isSignedIn
       ? "No calls yet. Make one, and it appears here."
-      : "No calls yet. Where people can sign in, calls are shown to whoever made them, and to nobody else.";
-    this.rows = el("div", { class: "calls" }, el("p", { class: "hint" }, "Looking…"));
+      : "No calls yet. Sign in to see your own calls: each caller sees only its own.";
+    this.rows = el("div", { class: "calls" }, el("p", { class: "hint" }, "Loading…"));
     this.element = el(
       "article",
       { class: "operation" },
@@ -21,7 +21,7 @@ export class CallsPage {
         "header",
         { class: "title" },
         el("h1", { tabIndex: -1 }, "Recent calls"),
-        el("p", { class: "description" }, "Your calls and what they called in turn. Bars show when, and how long."),
+        el("p", { class: "description" }, "Your calls and their nested calls. Bars show their start and duration."),
       ),
       this.rows,
     );
@@ -54,7 +54,7 @@ export class CallsPage {
   }
 }
 
-/** Calls under the calls they were part of; the latest first. */
+/** Nest calls below their parents, the latest first. */
 export function treesOf(calls) {
   const nodes = new Map(calls.map((call) => [call.requestId, { call, children: [] }]));
   const roots = [];
@@ -87,7 +87,7 @@ function callRow(call, from, span) {
   bar.style.inlineSize = isPending ? "100%" : `max(3px, ${Math.min(100, ((call.duration * 1000) / span) * 100)}%)`;
   const name = call.operationId
     ? el("a", { class: "name", href: `#/${encodeURIComponent(call.operationId)}` }, call.operationId)
-    : el("span", { class: "name hint" }, "an operation that is not yours to see");
+    : el("span", { class: "name hint" }, "an operation that you may not see");
   const indent = el("span", { class: "indent" });
   indent.style.inlineSize = `${call.depth * 18}px`;
   return el(

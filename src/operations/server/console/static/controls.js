@@ -1,7 +1,7 @@
 /* What a single value is entered with.
 
    A control has an `element`, the `input` that a label belongs to, `accepts(value)`, `write(value)` and `read()`, which
-   gives undefined where nothing was entered. `changed` is called whenever a person changes something.
+   returns undefined if nothing was entered. `changed` is called after every change.
 */
 
 import { el, freshId, icon, plainString } from "./dom.js";
@@ -28,14 +28,14 @@ export function textControl(schema, { changed, isItem }) {
     type
       ? entry(changed, { type, placeholder, step: type === "time" ? "1" : undefined })
       : el("textarea", { rows: "1", placeholder, oninput: changed, spellcheck: "false", class: "line" });
-  // Nothing entered is nothing sent, so that what is missing is told; but an item of a list is there even if empty,
-  // and so is an empty text that was written as JSON.
+  // An empty field is not sent, so that the server reports it as missing. An item of a list, and an empty
+  // string written as JSON, are sent.
   let isEmptyMeant = false;
   input.addEventListener("input", () => (isEmptyMeant = false));
   return {
     element: input,
     input,
-    // An input of the browser's own shows only what it likes, and forgets the rest.
+    // The browser's own inputs drop values that they cannot show.
     accepts: (value) => typeof value === "string" && (SHOWN[type]?.(value) ?? true),
     read: () => (input.value === "" && !isItem && !isEmptyMeant ? undefined : input.value),
     write(value) {
@@ -53,7 +53,7 @@ const SHOWN = {
   password: (text) => !/[\r\n]/.test(text),
 };
 
-/** A moment: picked in local time, sent in UTC. What was written as JSON stays as written until it is changed. */
+/** A date and time, picked in local time and sent in UTC. A value written as JSON stays unchanged until edited. */
 export function momentControl(schema, { changed }) {
   let written;
   const input = entry(
@@ -86,7 +86,7 @@ function local(date) {
   return shifted.toISOString().slice(0, 19);
 }
 
-/** A number. What is no number is sent as the text it is, and refused by the server at its place. */
+/** A number. Other text is sent unchanged, and the server rejects it. */
 export function numberControl(schema, { changed }) {
   const input = entry(changed, {
     inputmode: schema.type === "integer" ? "numeric" : "decimal",
@@ -105,7 +105,7 @@ export function numberControl(schema, { changed }) {
   };
 }
 
-/** One of a few: radio buttons in a row. Leaving it open is a choice too, unless it is required. */
+/** One of a few: radio buttons. An optional value may stay unset. */
 export function switchControl(choices, schema, { changed, isRequired, labelId }) {
   const name = freshId("choice");
   const options = choices.map((value) => ({ value, text: scalarText(value) }));
@@ -129,7 +129,7 @@ export function switchControl(choices, schema, { changed, isRequired, labelId })
       options.forEach((option, at) => (inputs[at].checked = same(option.value, value)));
     },
   };
-  // What there is no choice about is chosen.
+  // Select the only choice.
   control.write(isRequired ? (schema.default ?? (choices.length === 1 ? choices[0] : undefined)) : undefined);
   return control;
 }
@@ -170,7 +170,7 @@ export function boxesControl(choices, { changed, labelId }) {
   };
 }
 
-/** The only value there can be. */
+/** The only allowed value. */
 export function constControl(schema) {
   return {
     element: el("code", { class: "const" }, plainString(stringify(schema.const, 0))),
@@ -212,14 +212,14 @@ export function fileControl(schema, { changed }) {
   };
 }
 
-/** Bytes as base64, in pieces: a whole file at once is too much for one call. */
+/** Bytes as base64, in chunks, because one call cannot take a whole file. */
 function base64(bytes) {
   let text = "";
   for (let at = 0; at < bytes.length; at += 0x8000) text += String.fromCharCode(...bytes.subarray(at, at + 0x8000));
   return btoa(text);
 }
 
-/** Anything: JSON, or plain text where it is none. */
+/** Any value: JSON, or text that is not JSON. */
 export function anyControl(schema, { changed }) {
   const input = el("textarea", { rows: "1", class: "line mono", spellcheck: "false", oninput: changed, placeholder: "JSON" });
   return {

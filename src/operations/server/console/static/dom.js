@@ -19,7 +19,7 @@ export function el(tag, attributes = {}, ...children) {
   return node;
 }
 
-/** Exchange all children of a node. */
+/** Replace all children of a node. */
 export function fill(node, ...children) {
   node.replaceChildren(...present(children));
   return node;
@@ -29,12 +29,12 @@ const present = (children) => children.flat().filter((child) => child !== null &
 
 let lastId = 0;
 
-/** An id no other element has. */
+/** A unique element id. */
 export const freshId = (prefix) => `${prefix}-${++lastId}`;
 
 const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb]|[\u{e0000}-\u{e007f}]/gu;
 
-/** Text of others, with what cannot be seen made visible: control, zero-width and direction characters. */
+/** Third-party text, with invisible characters shown: control, zero-width and direction characters. */
 export function plain(text) {
   const nodes = [];
   let from = 0;
@@ -48,7 +48,7 @@ export function plain(text) {
   return nodes;
 }
 
-/** The same in one string, where no element fits. */
+/** The same as a string. */
 export const plainString = (text) =>
   String(text).replace(HIDDEN, (one) => `⟨U+${one.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}⟩`);
 
@@ -71,7 +71,7 @@ const PATHS = {
   file: "M4 1.500h5l3.500 3.500v9.500H4zM9 1.500V5h3.500",
 };
 
-/** A small drawing that means nothing to a screen reader. */
+/** An icon that is hidden from screen readers. */
 export function icon(name) {
   const namespace = "http://www.w3.org/2000/svg";
   const svg = document.createElementNS(namespace, "svg");
@@ -84,7 +84,7 @@ export function icon(name) {
   return svg;
 }
 
-/** Tabs: the names in order, each with its panel. Gives the element and `show(name)`. */
+/** Tabs: the names in order, each with its panel. Returns the element and `show(name)`. */
 export function tabs(label, panels, shown = () => {}) {
   const names = Object.keys(panels);
   const buttons = new Map();
@@ -124,7 +124,7 @@ export function tabs(label, panels, shown = () => {}) {
   return { list, show };
 }
 
-/** A button that copies what `text()` gives, and says so for a moment. */
+/** A button that copies the result of `text()` and confirms it briefly. */
 export function copyButton(text, label = "Copy") {
   const words = el("span", {}, label);
   const button = el("button", { type: "button", class: "quiet", onclick: copy }, icon("copy"), words);
@@ -133,7 +133,7 @@ export function copyButton(text, label = "Copy") {
       await navigator.clipboard.writeText(text());
       words.textContent = "Copied";
     } catch {
-      // Only pages from this machine or over https may write there.
+      // The clipboard is available only to local pages and over https.
       words.textContent = "Not allowed here";
     }
     setTimeout(() => (words.textContent = label), 1500);

@@ -1,6 +1,6 @@
 /* Server-sent events out of a stream of bytes. */
 
-/** Each event as `{type, data, id}`. Reading is as slow as whoever iterates. */
+/** Each event as `{type, data, id}`. The consumer sets the pace. */
 export async function* readEvents(stream) {
   let event = { type: "message", data: [], id: "" };
   for await (const line of lines(stream)) {

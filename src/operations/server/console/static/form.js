@@ -13,7 +13,7 @@ import { kindOf, Schemas } from "./schema.js";
 const MAX_DEPTH = 16;
 const ROW_OF_CHOICES = 4;
 
-/** The form of one input schema. `read` gives the value, `write` shows one, `blame` shows errors at their fields. */
+/** The form of one input schema. `read` returns the value, `write` shows one, `blame` shows errors at their fields. */
 export class Form {
   constructor(schema, changed) {
     this.schemas = new Schemas(schema);
@@ -29,7 +29,7 @@ export class Form {
     this.field.write(value);
   }
 
-  /** Show errors `{path, message}` where they belong; gives the first element at fault. */
+  /** Show errors `{path, message}` at their fields; return the first invalid element. */
   blame(errors) {
     this.field.forgive();
     for (const { steps, message } of errors) this.field.blame(steps, message);
@@ -81,7 +81,7 @@ class Field {
   }
 
   makeControl() {
-    // A part that is not there is not made: schemas may hold themselves.
+    // Absent parts are created on demand, because schemas may be recursive.
     if (this.state !== "value" && this.isHeld) return null;
     const options = { changed: () => this.onChange(), isRequired: this.isRequired, isItem: this.isItem, labelId: this.labelId };
     const { flat } = this;
@@ -133,7 +133,7 @@ class Field {
     }
   }
 
-  /** Somebody entered something: then it is there. */
+  /** Mark the value as present after input. */
   onChange() {
     if (!this.isHeld) this.state = "value";
     this.forgiveHere();
@@ -172,12 +172,12 @@ class Field {
     if (this.nullable && !isNull) tool(null, "Set null", "null");
     if (isNull && !this.isHeld) tool("plus", "Set value", this.isRequired ? "value" : "absent");
     if (isNull && this.isHeld && !this.isRequired) tool("cross", "Remove", "absent");
-    // Only exchanged when they change: a button that is being pressed must not go away under the finger.
+    // Replaced only if they change, so that a button being pressed stays.
     const wanted = tools.map((one) => one.textContent).join();
     if (this.toolsShown !== wanted) fill(this.tools, tools);
     this.toolsShown = wanted;
     this.element.classList.toggle("absent", this.isHeld && !isThere);
-    // What can be nothing else need not be looked at.
+    // A value with a single choice needs no check.
     this.element.classList.toggle("given", "const" in this.flat && this.isRequired && !this.isItem && this.name !== undefined);
   }
 
@@ -208,7 +208,7 @@ class Field {
       const [step, ...rest] = steps;
       const field = this.control.fieldAt(step, rest);
       if (field !== null) {
-        // An alternative stands for the value itself: no step is taken by going into it.
+        // An alternative is the value itself, so the path stays the same.
         field.blame(this.control.isSameValue ? steps : rest, message);
         return;
       }

@@ -13,16 +13,16 @@ function keepNumber(_key, value, context) {
 const isKept = (value, source) =>
   source === undefined || Number.isSafeInteger(value) || (Number.isFinite(value) && /[.eE]/.test(source));
 
-/** A value as JSON text, over several lines unless told otherwise. */
+/** A value as JSON text, over several lines by default. */
 export const stringify = (value, indent = 2) => JSON.stringify(value, null, indent);
 
-/** The number a text spells, or undefined. */
+/** The number in a text, or undefined. */
 export function number(text) {
   if (!/^-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?$/.test(text)) return undefined;
   return parse(text);
 }
 
-/** What JSON calls a value. */
+/** The JSON type of a value. */
 export function typeOf(value) {
   if (value === null) return "null";
   if (Array.isArray(value)) return "array";

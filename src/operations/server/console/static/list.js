@@ -6,7 +6,7 @@ const ROW = 46;
 const HEAD = 34;
 const MARGIN = 300;
 
-/** Rows in groups that can be folded. `leaveUp` is called when the arrow goes up from the first. */
+/** Rows in groups that can be collapsed. `leaveUp` is called when the arrow goes up from the first. */
 export class OperationList {
   constructor({ leaveUp }) {
     this.rows = [];
@@ -21,7 +21,7 @@ export class OperationList {
     new ResizeObserver(() => this.paint()).observe(this.element);
   }
 
-  /** Show entries: by namespace, or in the order given where `isRanked`; where one was in the list if `stay`. */
+  /** Show entries by namespace, or in the given order if `isRanked`; keep the position if `stay`. */
   show(entries, { isRanked = false, stay = false } = {}) {
     const top = this.element.scrollTop;
     const focused = this.rows[Number(this.shownFocus()?.dataset.at)]?.key;
@@ -33,12 +33,12 @@ export class OperationList {
     if (stay && focused !== undefined) this.focus(this.rows.findIndex((row) => row.key === focused));
   }
 
-  /** The row that has the focus, if one has. */
+  /** The focused row, if any. */
   shownFocus() {
     return this.canvas.contains(document.activeElement) ? document.activeElement : null;
   }
 
-  /** Fold all groups, or none. */
+  /** Collapse or expand all groups. */
   fold(names) {
     this.folded = new Set(names);
   }
@@ -66,7 +66,7 @@ export class OperationList {
     this.shown.clear();
   }
 
-  /** Make the rows in sight exist, and those out of sight not, except one that has the focus. */
+  /** Create visible rows and remove the others, except for the focused one. */
   paint() {
     const from = this.element.scrollTop - MARGIN;
     const to = this.element.scrollTop + this.element.clientHeight + MARGIN;
@@ -98,7 +98,7 @@ export class OperationList {
     const element = row.entry ? this.operationRow(row.entry) : this.groupRow(row);
     element.style.transform = `translateY(${row.top}px)`;
     element.dataset.at = at;
-    // In the order of the page, for whoever reads it and does not see it.
+    // In document order, for screen readers.
     this.canvas.insertBefore(element, this.following(at));
     this.shown.set(row.key, element);
   }
@@ -149,7 +149,7 @@ export class OperationList {
     );
   }
 
-  /** Mark the operation that is open, and bring it into sight. */
+  /** Mark the open operation and scroll to it. */
   select(id) {
     this.current = id;
     for (const element of this.shown.values()) {
@@ -168,14 +168,14 @@ export class OperationList {
     this.paint();
   }
 
-  /** Give a row the focus. */
+  /** Focus a row. */
   focus(at = 0) {
     if (at < 0 || at >= this.rows.length) return;
     this.reveal(at);
     this.shown.get(this.rows[at].key)?.focus({ preventScroll: true });
   }
 
-  /** Where the first operation is listed, or none. */
+  /** The position of the first operation, if any. */
   first() {
     return this.rows.find((row) => row.entry)?.entry ?? null;
   }
@@ -205,11 +205,11 @@ export class OperationList {
 
 const MARKS = { query: "Q", mutation: "M", subscription: "S" };
 
-/** One letter for what a call may do. */
+/** A letter for the type of an operation. */
 export const typeMark = (type) => el("span", { class: `mark ${type}`, title: type, role: "img", "aria-label": type }, MARKS[type] ?? "?");
 
 const SOURCES = new Set(["local", "openapi", "mcp", "remote"]);
 
-/** Where an operation comes from. */
+/** The source of an operation. */
 export const sourceBadge = (source) =>
   el("span", { class: `badge source ${SOURCES.has(source) ? source : "other"}` }, plainString(source ?? "local"));

@@ -6,7 +6,7 @@ import { stringify } from "./json.js";
 
 const LONGEST_SECONDS = 30;
 
-/** A page that follows a subscription until it is left. `may(id)` is whether the caller may call an operation. */
+/** A page that follows a subscription while it is open. `may(id)` returns whether the caller may call an operation. */
 export class LivePage {
   constructor(watched, { may }) {
     this.watched = watched;
@@ -16,7 +16,7 @@ export class LivePage {
     this.abort = new AbortController();
   }
 
-  /** Show what the hub reports, and connect again if the stream ends. */
+  /** Show the hub's reports, and reconnect if the stream ends. */
   async follow() {
     let pause = 1;
     while (!this.abort.signal.aborted) {
@@ -37,7 +37,7 @@ export class LivePage {
     }
   }
 
-  /** Call an operation of the hub; announce how it ended. */
+  /** Call an operation of the hub and announce the outcome. */
   async run(id, input, done) {
     this.error.hidden = true;
     this.news.textContent = "…";

@@ -56,25 +56,25 @@ class Console {
     this.look();
   }
 
-  /** Look again and again whether there is something new, while somebody looks at the page. */
+  /** Poll for changes while the page is visible. */
   async look(pause = LOOK_SECONDS) {
     clearTimeout(this.next);
     if (document.hidden) return;
     const tag = this.tag;
     try {
       const news = await api.overview(tag);
-      // Who signed in or out meanwhile has been told already.
+      // Signing in or out meanwhile has already refreshed the page.
       if (news !== null && this.tag === tag) await this.take(news);
       pause = LOOK_SECONDS;
     } catch {
-      // A server that is being started again is no reason to take away what is shown.
+      // Keep the page while the server restarts.
       pause = Math.min(2 * pause, LONGEST_SECONDS);
     }
     clearTimeout(this.next);
     this.next = setTimeout(() => this.look(pause), 1000 * pause);
   }
 
-  /** Something appeared, changed or went: the list follows, and whoever reads or types is not disturbed. */
+  /** Update the list after a change, without disturbing the open page or its input. */
   async take(overview) {
     const wasMissing = this.problem !== null || !this.catalog.byId.has(this.wanted());
     this.use(overview);
@@ -92,20 +92,20 @@ class Console {
     this.links[APPROVALS].hidden = !this.catalog.byId.has("approvals.watch");
     this.absent.hidden = disconnected.length === 0;
     const words = disconnected.length === 0 ? "" : `Not connected: ${plainString(disconnected.join(", "))}`;
-    // Announced only if it is something new.
+    // Announce only changes.
     if (this.absent.textContent !== words) this.absent.textContent = words;
     this.tag = tag;
     this.problem = null;
   }
 
-  /** Somebody else is there: what is shown, and what was entered, may not be theirs. */
+  /** Clear the page and all input after the caller has changed. */
   async onIdentity() {
     if (this.session.identity === null) forget();
     await this.load();
     await this.route();
   }
 
-  /** Ask what there is; after signing in or out that is something else. */
+  /** Load the operations, which depend on the caller. */
   async load() {
     try {
       this.use(await api.overview());
@@ -155,7 +155,7 @@ class Console {
     document.body.dataset.view = wanted === "" ? "list" : "page";
     for (const [page, link] of Object.entries(this.links)) link.toggleAttribute("aria-current", wanted === page);
     document.title = wanted === "" ? "operations" : `${PAGES[wanted] ?? wanted} · operations`;
-    // What is still shown is over.
+    // Close the previous page.
     this.main.inert = true;
     const page = await this.pageOf(wanted);
     if (this.wanted() === wanted) this.open(page);
@@ -194,11 +194,11 @@ class Console {
     this.main.inert = false;
     fill(this.main, page.element);
     this.main.scrollTop = 0;
-    // Who follows a link with the keyboard goes on reading there; who is typing is not disturbed.
+    // Move the focus to the page after a link, but not away from a field.
     if (document.activeElement !== this.search) page.element.querySelector("h1")?.focus({ preventScroll: true });
   }
 
-  /** What cannot be shown may be somebody else's to see. */
+  /** Explain that another caller may see this page. */
   missing(id, error) {
     const isHidden = error.status === 404 && this.session.identity === null;
     return el(
@@ -287,7 +287,7 @@ class Console {
     } else if (event.key === "Escape") this.back(event.target);
   }
 
-  /** One step back: out of what was typed, out of the field, out of the page. */
+  /** Go back one step: clear the search, leave the field, close the page. */
   back(from) {
     if (from === this.search && this.search.value !== "") {
       this.search.value = "";

@@ -10,13 +10,13 @@ import { schemaView } from "./schema-view.js";
 import * as snippets from "./snippets.js";
 import { Stream } from "./stream.js";
 
-/** What was entered for each operation during this visit. */
+/** The input of each operation since the page was loaded. */
 const entered = new Map();
 
-/** Keep nothing of it. */
+/** Forget all input. */
 export const forget = () => entered.clear();
 
-/** The page of one operation. `leave` ends what it still has running. */
+/** The page of one operation. `leave` ends its running call. */
 export class OperationPage {
   constructor(spec, { source, signIn, isSignedIn }) {
     this.spec = spec;
@@ -63,7 +63,7 @@ export class OperationPage {
     return form;
   }
 
-  /** The same call for other tools, kept up to date. */
+  /** The current call as code for other tools. */
   elsewhere() {
     const panels = {};
     this.snippets = {};
@@ -165,7 +165,7 @@ export class OperationPage {
     this.element.classList.toggle("busy", isBusy);
   }
 
-  /** Stop what runs. */
+  /** Stop the running call. */
   leave() {
     this.running?.abort();
   }

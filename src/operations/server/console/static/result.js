@@ -7,23 +7,23 @@ import { tree } from "./tree.js";
 const MAX_TEXT = 500_000;
 const PICTURES = new Set(["image/png", "image/jpeg", "image/gif", "image/webp"]);
 
-/** Milliseconds for people. */
+/** Format milliseconds. */
 export function duration(ms) {
   if (ms < 1) return `${ms.toFixed(2)} ms`;
   if (ms < 100) return `${ms.toFixed(1)} ms`;
   return ms < 10_000 ? `${Math.round(ms)} ms` : `${(ms / 1000).toFixed(1)} s`;
 }
 
-/** Bytes for people. */
+/** Format a number of bytes. */
 export const amount = (bytes) =>
   bytes < 1024 ? `${bytes} B` : bytes < 1024 * 1024 ? `${(bytes / 1024).toFixed(1)} KB` : `${(bytes / 1024 / 1024).toFixed(1)} MB`;
 
 const fact = (name, value) => (value ? el("span", { class: "fact" }, el("span", { class: "away" }, `${name}: `), plainString(value)) : null);
 
-/** The beginning of a request's id: enough to find it in a log, where the whole is. */
+/** The beginning of a request id: enough to find it in a log. */
 const request = (id) => (id ? el("span", { class: "fact mono", title: plainString(`request ${id}`) }, plainString(id.slice(0, 8))) : null);
 
-/** What came back from a query or mutation. */
+/** The result of a query or mutation. */
 export function success({ envelope, size, requestId }, ms) {
   const isFailed = envelope.meta.source === "mcp" && envelope.meta.isError === true;
   return el(
@@ -72,7 +72,7 @@ function metaSide(meta) {
   );
 }
 
-/** Pictures in a result, of the kinds that are nothing but pictures. */
+/** Images in a result, of formats that cannot contain scripts. */
 function pictures({ data, encoding, meta }) {
   const found = [];
   const take = (type, base64) => {
@@ -86,7 +86,7 @@ function pictures({ data, encoding, meta }) {
   return found.map((src) => el("img", { class: "picture", src, alt: "A picture in the result" }));
 }
 
-/** Bytes can be kept as a file. */
+/** A link that saves bytes as a file. */
 function save({ data, encoding }) {
   if (encoding !== "base64") return null;
   const bytes = () => Uint8Array.from(atob(data), (one) => one.charCodeAt(0));
@@ -98,7 +98,7 @@ function save({ data, encoding }) {
   return el("button", { type: "button", class: "quiet", onclick }, "Save");
 }
 
-/** What went wrong. `signIn` is offered where that could help. */
+/** An error; offers `signIn` if that could help. */
 export function failure(error, ms, { signIn }) {
   const needsKey = error.status === 401 || error.code === "ACCESS_DENIED";
   return el(
@@ -119,5 +119,5 @@ export function failure(error, ms, { signIn }) {
   );
 }
 
-/** Nothing yet. */
+/** The view before the first call. */
 export const waiting = (words) => el("section", { class: "result empty", "aria-label": "Result" }, el("p", {}, words));

@@ -3,7 +3,7 @@
 import { el, plain, plainString } from "./dom.js";
 import { kindOf, Schemas } from "./schema.js";
 
-/** What a schema asks for, for a reader. */
+/** A readable view of a schema. */
 export function schemaView(schema) {
   const schemas = new Schemas(schema);
   return el("div", { class: "contract" }, row(schemas, null, schema, false));
@@ -60,8 +60,8 @@ const WORDS = {
 };
 
 function limits(flat) {
-  const told = Object.entries(WORDS).filter(([key]) => key in flat).map(([key, words]) => `${words} ${flat[key]}`);
-  if ("default" in flat) told.push(`default ${JSON.stringify(flat.default)}`);
-  if (Array.isArray(flat.enum) && flat.enum.length > 4) told.push(flat.enum.map((one) => JSON.stringify(one)).join(" | "));
-  return told.length > 0 ? el("span", { class: "limits" }, plainString(told.join(", ").slice(0, 300))) : null;
+  const parts = Object.entries(WORDS).filter(([key]) => key in flat).map(([key, words]) => `${words} ${flat[key]}`);
+  if ("default" in flat) parts.push(`default ${JSON.stringify(flat.default)}`);
+  if (Array.isArray(flat.enum) && flat.enum.length > 4) parts.push(flat.enum.map((one) => JSON.stringify(one)).join(" | "));
+  return parts.length > 0 ? el("span", { class: "limits" }, plainString(parts.join(", ").slice(0, 300))) : null;
 }
