@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from hashlib import sha1
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 import anyio
@@ -241,6 +242,18 @@ async def send_everywhere(target: EventTarget, worker: CallServer, body: bytes, 
     await target.enqueue("operations", body, key=key, reply_to=target.mailbox(), wait=1)
 
 
+def heard_by(calls: PendingRequestMap) -> list[bytes]:
+    """Return a list to which every message that a caller receives is added."""
+    receive, heard = calls.receive, list[bytes]()
+
+    def overhear(body: bytes, *more: Any, **named: Any) -> None:
+        heard.append(body)
+        receive(body, *more, **named)
+
+    calls.receive = overhear  # type: ignore[method-assign]
+    return heard
+
+
 @on_each
 async def test_r61_a_client_that_knows_the_id_of_a_call_cannot_end_it(
     scheme: str, tmp_path: Path
@@ -251,14 +264,7 @@ async def test_r61_a_client_that_knows_the_id_of_a_call_cannot_end_it(
         connect(guard.broker, "bob") as bob,
         PendingRequestMap(bob) as calls,
     ):
-        heard: list[bytes] = []
-        receive = guard.alice.receive
-
-        def overhear(body: bytes, *more: Any, **named: Any) -> None:
-            heard.append(body)
-            receive(body, *more, **named)
-
-        guard.alice.receive = overhear  # type: ignore[method-assign]
+        heard = heard_by(guard.alice)
         call, request_id = await guard.begin()
         for number, forge in enumerate(forgeries):
             # Bob even knows the mailbox, which only Alice and the workers know.
@@ -304,14 +310,7 @@ async def test_r11_a_client_cannot_fetch_or_follow_a_call_of_another_by_its_id(
         connect(guard.broker, "bob") as bob,
         PendingRequestMap(bob) as calls,
     ):
-        heard: list[bytes] = []
-        receive = calls.receive
-
-        def overhear(body: bytes, *more: Any, **named: Any) -> None:
-            heard.append(body)
-            receive(body, *more, **named)
-
-        calls.receive = overhear  # type: ignore[method-assign]
+        heard = heard_by(calls)
         call, request_id = await guard.begin("slow.write")
         await send_everywhere(bob, guard.worker, probed(request_id, calls.mailbox), "first")
         assert (await call).data == "written"
@@ -565,22 +564,24 @@ async def test_the_name_of_a_client_is_one_word(
             await attempt()
 
 
+@asynccontextmanager
+async def one_at_a_time(
+    broker: Broker, *names: str
+) -> AsyncGenerator[tuple[CallServer, list[PendingRequestMap]]]:
+    """A worker that runs one call at a time, and clients of these names."""
+    shared: dict[str, Any] = {"prefix": f"{token_hex(4)}:"}
+    async with AsyncExitStack() as stack:
+        enter = stack.enter_async_context
+        worker = await enter(connect_redis(broker.url, clients=names, **shared))
+        server = await enter(serve_calls(build_registry(), worker, concurrency=1))
+        targets = [await enter(connect_redis(broker.url, client=name, **shared)) for name in names]
+        yield server, [await enter(PendingRequestMap(target)) for target in targets]
+
+
 async def test_requests_of_several_clients_are_taken_in_turn(redis_server: Broker) -> None:
     """A client with many requests does not delay another, and a worker takes no more than it can begin."""
     order: list[str] = []
-    async with AsyncExitStack() as stack:
-        enter = stack.enter_async_context
-        shared: dict[str, Any] = {"prefix": "turns:"}
-        worker = await enter(connect_redis(redis_server.url, clients=["busy", "calm"], **shared))
-        server = await enter(serve_calls(build_registry(), worker, concurrency=1))
-        busy, calm = [
-            await enter(
-                PendingRequestMap(
-                    await enter(connect_redis(redis_server.url, client=name, **shared))
-                )
-            )
-            for name in ("busy", "calm")
-        ]
+    async with one_at_a_time(redis_server, "busy", "calm") as (server, (busy, calm)):
 
         async def call(calls: PendingRequestMap, name: str, seconds: float = 0.02) -> None:
             await calls.call("slow.sleep", {"seconds": seconds})
@@ -607,20 +608,8 @@ async def test_requests_that_arrive_at_the_same_moment_wait_for_room(
     monkeypatch.setattr("operations.pubsub.redis.readers._READ", nothing)
     sha = sha1(nothing.encode(), usedforsecurity=False).hexdigest()
     monkeypatch.setattr("operations.pubsub.redis.readers._READ_SHA", sha)
-    path, names = tmp_path / "log", ["a", "b", "c", "d"]
-    async with AsyncExitStack() as stack:
-        enter = stack.enter_async_context
-        shared: dict[str, Any] = {"prefix": "moment:"}
-        worker = await enter(connect_redis(redis_server.url, clients=names, **shared))
-        server = await enter(serve_calls(build_registry(), worker, concurrency=1))
-        maps = [
-            await enter(
-                PendingRequestMap(
-                    await enter(connect_redis(redis_server.url, client=name, **shared))
-                )
-            )
-            for name in names
-        ]
+    path = tmp_path / "log"
+    async with one_at_a_time(redis_server, "a", "b", "c", "d") as (server, maps):
         blocker = asyncio.create_task(maps[0].call("slow.sleep", {"seconds": 0.2}))
         await until(lambda: server.active == 1)
         most = 0

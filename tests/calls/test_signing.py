@@ -18,6 +18,7 @@ from operations.calls import CallServer, PendingRequestMap, serve_calls
 from operations.calls.events import AbortPayload, CallAborted, encode_event, encode_response
 from operations.envelopes import local_envelope
 from operations.errors import CallError, ErrorCode
+from operations.pubsub.base import EventTarget
 from operations.pubsub.memory import MemoryTarget
 from operations.pubsub.signing import MAX_AGE, WINDOW, Senders, SignedTarget, Signer, signed
 
@@ -35,6 +36,21 @@ def request(number: int, path: str, reply_to: str) -> bytes:
         "replyTo": reply_to,
     }
     return msgspec.json.encode({"type": "call.requested", "id": "", "payload": payload})
+
+
+def requests_of(target: EventTarget) -> list[bytes]:
+    """Return a list to which every request that `target` signs is added, as a stranger would read it."""
+    assert isinstance(target, SignedTarget)
+    sign, texts = target.signer.sign, list[bytes]()
+
+    def overhear(body: bytes, address: str) -> bytes:
+        text = sign(body, address)
+        if address.startswith("queue "):
+            texts.append(text)
+        return text
+
+    target.signer.sign = overhear  # type: ignore[method-assign]
+    return texts
 
 
 async def test_f18_signed_calls_and_subscriptions_work_as_any_others(
@@ -115,7 +131,6 @@ async def test_f18_forged_and_repeated_requests_are_not_run(
     broker_world: BrokerWorld, tmp_path: Path
 ) -> None:
     path = tmp_path / "log"
-    overheard: list[bytes] = []
     async with broker_world.connect(secret=SECRET) as target:
         assert isinstance(target, SignedTarget)
         async with (
@@ -125,16 +140,7 @@ async def test_f18_forged_and_repeated_requests_are_not_run(
             broker_world.connect() as stranger,
         ):
             assert isinstance(worker, CallServer)
-            assert isinstance(near, SignedTarget)
-            original = near.signer.sign
-
-            def overhear(body: bytes, address: str) -> bytes:
-                text = original(body, address)
-                if address.startswith("queue "):
-                    overheard.append(text)
-                return text
-
-            near.signer.sign = overhear  # type: ignore[method-assign]
+            overheard = requests_of(near)
             await calls.call("slow.write", {"seconds": 0, "path": str(path)})
             assert len(started(path)) == 1
             box = stranger.mailbox()
@@ -164,22 +170,13 @@ async def test_a_mutation_does_not_run_again_after_many_other_messages(tmp_path:
     path = tmp_path / "log"
     bare = MemoryTarget()
     worker_side, near = signed(bare, SECRET), signed(bare, SECRET)
-    overheard: list[bytes] = []
-
+    overheard = requests_of(near)
     async with (
         serve_calls(build_registry(), worker_side) as worker,
         PendingRequestMap(near) as calls,
     ):
-        enqueue = bare.enqueue
-
-        async def copied(queue: str, body: bytes, **options: Any) -> str:
-            overheard.append(body)
-            return await enqueue(queue, body, **options)
-
-        bare.enqueue = copied  # type: ignore[method-assign]
         await calls.call("slow.write", {"seconds": 0, "path": str(path)})
-        bare.enqueue = enqueue  # type: ignore[method-assign]
-        (request,) = overheard
+        request = overheard[0]
         for number in range(10_000):
             body = b'{"type":"other","id":"%d","payload":{}}' % number
             await near.enqueue("operations", body, key=f"k{number}", reply_to="", wait=1)
@@ -303,17 +300,7 @@ async def test_f18_a_mutation_that_is_sent_again_at_once_runs_once(
         target = await enter(broker_world.connect(secret=SECRET))
         stranger = await enter(broker_world.connect())
         calls = await enter(PendingRequestMap(target))
-        enqueue, texts = stranger.enqueue, list[bytes]()
-        assert isinstance(target, SignedTarget)
-        original = target.signer.sign
-
-        def overhear(body: bytes, address: str) -> bytes:
-            text = original(body, address)
-            if address.startswith("queue "):
-                texts.append(text)
-            return text
-
-        target.signer.sign = overhear  # type: ignore[method-assign]
+        enqueue, texts = stranger.enqueue, requests_of(target)
         call = asyncio.create_task(
             calls.call("slow.write", {"seconds": 0.3, "path": str(path)}, timeout=10)
         )
