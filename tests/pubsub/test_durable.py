@@ -376,6 +376,27 @@ async def test_r61_with_permissions_an_attacker_cannot_reach_what_waits_in_the_s
     assert answers == []
 
 
+@pytest.mark.requirement("R61")
+async def test_r61_a_client_cannot_use_up_the_id_of_a_durable_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    known = "f" * 32
+    with running(guarded()) as broker:
+        async with (
+            connect_as("worker", broker) as there,
+            serve_calls(build_registry(), there),
+            connect_as("alice", broker) as here,
+            PendingRequestMap(here) as calls,
+        ):
+            bob = await nats.connect(broker.url, user="bob", password="bob-secret")
+            subject, headers = "operations.durable.operations.bob", {"Nats-Msg-Id": known}
+            await bob.publish(subject, b"{}", headers=headers)
+            await bob.flush()
+            await bob.close()
+            monkeypatch.setattr("operations.calls.sending.new_request_id", lambda: known)
+            assert (await calls.call("math.add", {"a": 1, "b": 2}, timeout=3)).data == 3
+
+
 async def test_without_these_permissions_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("operations.pubsub.nats.queues._ANSWER", 0.5)
     broker = NatsServer(config=(DOCS / "recipes" / "nats.conf").read_text("utf-8"))

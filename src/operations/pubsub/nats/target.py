@@ -420,6 +420,8 @@ class NatsTarget:
             await self._ready(wait)
         if self._durable is not None:
             subject = f"{self._queue(queue, 'durable')}.{self._client}"
+            # With the secret part of the mailbox: ids of messages are shared by all clients of a stream.
+            key = f"{key}.{reply_to.rpartition('.')[2]}"
             return await self._durable.enqueue(subject, body, key)
         subject = f"{self._queue(queue)}.{self._client}"
         consumers = self._consumers.get(queue)
