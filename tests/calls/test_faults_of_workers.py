@@ -16,6 +16,7 @@ from tests.calls.waiting import caller, lines, started, until
 from tests.calls.worlds import MemoryWorld, WebSocketWorld, World
 
 from operations.calls import PendingRequestMap
+from operations.calls.monitoring import monitor_group
 from operations.errors import CallError, ErrorCode
 from operations.pubsub.websocket import AcceptedTarget, serve_websocket
 
@@ -240,6 +241,10 @@ async def test_f30_a_request_that_kills_every_worker_is_a_dead_letter_after_thre
         with anyio.fail_after(25), pytest.raises(CallError) as caught:
             await calls.call("slow.crash", {"path": str(path)}, timeout=60)
         assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3
+        if broker_world.name == "redis":
+            async with monitor_group(calls.target) as monitor:
+                (letter,) = await monitor.letters()
+            assert (letter.operation, letter.deliveries) == ("slow.crash", 3)
 
     assert caught.value.code == ErrorCode.UNAVAILABLE
     assert caught.value.details == {"deliveries": 3}
