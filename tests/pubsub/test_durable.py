@@ -85,12 +85,14 @@ async def test_requests_wait_for_a_worker_although_the_last_one_has_left(
             connect_nats(jetstream.url, durable=True) as there,
             serve_calls(build_registry(), there),
         ):
-            await calls.call("slow.write", value, timeout=10)
+            # It takes longer than a heartbeat, so the caller learns of the worker.
+            await calls.call("slow.write", {**value, "seconds": 0.3}, timeout=10)
         if is_consumer_deleted:
             async with connected(jetstream) as admin:
                 await admin.jetstream().delete_consumer("operations_durable", "workers_operations")
         waiting = [
-            asyncio.create_task(calls.call("slow.write", value, timeout=20)) for _ in range(10)
+            asyncio.create_task(calls.call("slow.write", value, timeout=20, replayable=False))
+            for _ in range(10)
         ]
         # More than enough heartbeats for a call to count as lost.
         await asyncio.wait(waiting, timeout=1)
