@@ -92,11 +92,11 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     sections = {title: pages for entry in config.nav or [] for title, pages in entry.items()}
     named = str(config.nav)
     docs = PROJECT / "docs"
-    sections["How-tos"] += [
+    sections["How-to guides"] += [
         page.name for page in sorted(docs.glob("*.md")) if f"'{page.name}'" not in named
     ]
     decisions = [f"decisions/{page.name}" for page in sorted((docs / "decisions").glob("0*.md"))]
-    sections["Why"].append({"Decisions": ["decisions/README.md", *decisions]})
+    sections["Explanation"].append({"Decisions": ["decisions/README.md", *decisions]})
     return config
 
 

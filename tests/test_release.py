@@ -61,6 +61,9 @@ def test_the_metadata_is_that_of_the_project(release: Path) -> None:
     assert metadata["Version"] == VERSION
     assert metadata["Requires-Python"] == project["requires-python"]
     assert set(metadata.get_all("Provides-Extra") or ()) == set(project["optional-dependencies"])
+    description = str(metadata.get_payload())
+    assert "pip install 'alkdev-operations[all]'" in description
+    assert "](docs/" not in description, "links that work only in the repository"
     requirements = " ".join(metadata.get_all("Requires-Dist") or ())
     for capped in ("mcp<3,", "nats-py[nkeys]<3,", "uvicorn<1,"):
         assert capped in requirements
