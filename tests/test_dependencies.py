@@ -4,8 +4,10 @@ import ast
 import importlib
 import inspect
 import pkgutil
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -87,36 +89,33 @@ def _accessed(tree: ast.Module) -> Iterator[str]:
                 pass
 
 
-def _defined(base: type) -> set[str]:
+@cache
+def _defined(base: type) -> frozenset[str]:
     """Return the private names that a class defines, in its body and on its instances."""
-    names = {name for name in vars(base) if _is_private(name)}
-    try:
-        tree = ast.parse(dedent(inspect.getsource(base)))
-    except (OSError, TypeError, SyntaxError):
-        return names
-    for node in ast.walk(tree):
+    names = set(vars(base))
+    for node in ast.walk(ast.parse(dedent(inspect.getsource(base)))):
         match node:
             case ast.Attribute(value=ast.Name(id="self"), attr=name, ctx=ast.Store()):
                 names.add(name)
             case _:
                 pass
-    return {name for name in names if _is_private(name)}
+    return frozenset(name for name in names if _is_private(name))
 
 
-def _inherited(module: object) -> Iterator[str]:
+def _is_foreign(base: type) -> bool:
+    package = base.__module__.partition(".")[0]
+    return package not in {"operations", "msgspec"} and package not in sys.stdlib_module_names
+
+
+def _inherited(tree: ast.Module, module: object) -> Iterator[str]:
     """Yield the private names of foreign base classes that the classes of a module use or replace."""
-    for found in vars(module).values():
-        if not isinstance(found, type) or found.__module__ != getattr(module, "__name__", ""):
-            continue
-        foreign = [
-            base
-            for base in found.__mro__
-            if base.__module__.partition(".")[0] not in ("operations", "builtins", "typing", "abc")
-        ]
+    for definition in (node for node in tree.body if isinstance(node, ast.ClassDef)):
+        found = getattr(module, definition.name, None)
+        foreign = list(filter(_is_foreign, found.__mro__)) if isinstance(found, type) else []
         if not foreign:
             continue
-        used = {name for name in vars(found) if _is_private(name)}
-        for node in ast.walk(ast.parse(dedent(inspect.getsource(found)))):
+        used = set(vars(found))
+        for node in ast.walk(definition):
             match node:
                 case ast.Attribute(value=ast.Name(id="self"), attr=name):
                     used.add(name)
@@ -136,7 +135,7 @@ def test_private_names_of_each_package_are_used_by_one_module_only() -> None:
         assert spec.origin is not None
         tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
         used[info.name] |= set(_accessed(tree))
-        used[info.name] |= set(_inherited(importlib.import_module(info.name)))
+        used[info.name] |= set(_inherited(tree, importlib.import_module(info.name)))
 
     assert {module: names for module, names in used.items() if names} == USED
 
