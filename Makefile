@@ -14,8 +14,8 @@ demo: $(VENV)/installed
 # The demo first: on a clean clone both commands are then timed as a newcomer meets them.
 test:
 	@$(MAKE) --no-print-directory demo DEMO=--once
-	@$(MAKE) --no-print-directory check
-	scripts/test
+	@$(MAKE) --no-print-directory $(VENV)/developed
+	scripts/test --checks
 	@echo "make test took $(seconds), the demo included"
 
 check: $(VENV)/developed

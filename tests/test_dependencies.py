@@ -93,7 +93,12 @@ def _accessed(tree: ast.Module) -> Iterator[str]:
 def _defined(base: type) -> frozenset[str]:
     """Return the private names that a class defines, in its body and on its instances."""
     names = set(vars(base))
-    for node in ast.walk(ast.parse(dedent(inspect.getsource(base)))):
+    try:
+        source = dedent(inspect.getsource(base))
+    except (OSError, TypeError):
+        # Made at run time, or written in C.
+        source = ""
+    for node in ast.walk(ast.parse(source)):
         match node:
             case ast.Attribute(value=ast.Name(id="self"), attr=name, ctx=ast.Store()):
                 names.add(name)

@@ -500,11 +500,12 @@ async def test_f27_a_crowd_of_clients_comes_back_one_after_the_other(
     assert back[-25] - back[25] >= 2
 
 
+@pytest.mark.no_cover
 @pytest.mark.requirement("R37", "F28")
 async def test_f28_a_worker_that_has_started_can_be_called_at_once(
     mortal: tuple[Broker, BrokerWorld], registry: OperationRegistry
 ) -> None:
-    """A thousand times; what races is the worker's connection against the caller's, so two of them will do."""
+    """A thousand times, half of them with each broker. The worker's connection races the caller's: two suffice."""
     _, world = mortal
     failures = 0
     async with (
@@ -512,7 +513,7 @@ async def test_f28_a_worker_that_has_started_can_be_called_at_once(
         PendingRequestMap(target) as calls,
         world.connect() as other,
     ):
-        for hundred in range(10):
+        for hundred in range(5):
             async with AsyncExitStack() as stack:
                 for number in range(100):
                     calls.group = calls._sender._group = f"g{hundred}-{number}"

@@ -64,6 +64,7 @@ def spoiled(rng: random.Random, box: str) -> bytes:
 
 
 @pytest.mark.slow
+@pytest.mark.no_cover
 @pytest.mark.requirement("R13")
 @pytest.mark.timeout(SECONDS + 60)
 async def test_r13_spoiled_events_stop_nobody_on_any_transport(

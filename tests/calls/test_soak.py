@@ -1,4 +1,4 @@
-"""F32: mixed load with faults on every transport at once, for a minute here and for an hour by `scripts/soak`."""
+"""F32: mixed load with faults on every transport at once, for twenty seconds here and for an hour by `scripts/soak`."""
 
 import asyncio
 import gc
@@ -21,7 +21,7 @@ from tests.servers import Proxy
 from operations.calls import PendingRequestMap
 from operations.errors import CallError, ErrorCode
 
-SECONDS = float(os.environ.get("OPERATIONS_SOAK_SECONDS", "25"))
+SECONDS = float(os.environ.get("OPERATIONS_SOAK_SECONDS", "10"))
 REPORT = os.environ.get("OPERATIONS_SOAK_REPORT", os.devnull)
 LOADERS = 8
 PAUSE = 0.05
@@ -33,7 +33,8 @@ WARM_UP = max(5.0, min(120.0, SECONDS / 8))
 CUT_EVERY = 4.0
 EXPECTED = {ErrorCode.UNAVAILABLE, ErrorCode.TIMEOUT}
 
-pytestmark = pytest.mark.slow
+# To follow every line would take a second core; other tests cover them.
+pytestmark = [pytest.mark.slow, pytest.mark.no_cover]
 
 
 class Load:

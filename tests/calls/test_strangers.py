@@ -264,7 +264,7 @@ async def test_f1_an_odd_answer_about_a_lost_call_does_not_end_the_watch() -> No
     async with PendingRequestMap(target, heartbeat=0.1) as calls, serve_calls(registry, target):
         for _ in range(2):
             # A worker that says nothing any more, with a call in its hands.
-            async with serve_calls(registry, target) as dead:
+            async with serve_calls(registry, target, grace=0.2) as dead:
                 waiting = asyncio.gather(
                     *(calls.call("tick.slowly", timeout=10) for _ in range(4)),
                     return_exceptions=True,
