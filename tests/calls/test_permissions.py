@@ -460,6 +460,25 @@ async def test_r61_redis_rejects_the_commands_of_an_attacker(
 
 
 @on_redis
+async def test_scripts_that_were_flushed_are_loaded_again(
+    scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients cannot load them themselves."""
+    monkeypatch.setattr("operations.pubsub.redis.readers._TIDY_EVERY", 0.1)
+    async with guarded(scheme, tmp_path / "log", {"clients": ["alice"]}) as guard:
+        assert (await guard.alice.call("math.add", {"a": 1, "b": 2})).data == 3
+        admin: Any = Redis.from_url(f"redis://worker:worker-secret@127.0.0.1:{guard.broker.port}")
+        async with admin:
+            await admin.script_flush()
+        with anyio.fail_after(10):
+            while True:
+                with suppress(CallError):
+                    assert (await guard.alice.call("math.add", {"a": 1, "b": 2})).data == 3
+                    break
+                await asyncio.sleep(0.05)
+
+
+@on_redis
 async def test_r61_the_shipped_script_is_all_that_clients_run(scheme: str, tmp_path: Path) -> None:
     """The queue of a client is the only key that it can name, and other scripts stay unknown."""
     async with guarded(scheme, tmp_path / "log") as guard:

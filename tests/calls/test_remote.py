@@ -437,7 +437,7 @@ async def test_what_is_not_open_is_said_not_to_be(registry: OperationRegistry) -
         registry.register_all(from_calls(target))
     with pytest.raises(TypeError, match="async with connect_"):
         PendingRequestMap(connect_websocket("ws://127.0.0.1:1"))  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="no event target"):
+    with pytest.raises(TypeError, match="not an event target"):
         async with serve_calls(registry, "ws://127.0.0.1:1"):  # type: ignore[arg-type]
             pass
     with pytest.raises(TypeError, match="takes an OperationRegistry"):

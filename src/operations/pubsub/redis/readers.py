@@ -295,15 +295,18 @@ class QueueReader(_Reader):
             await self._link.tell("EVAL", _LEAVE, *self._keys(), self._consumer)
 
     async def _create(self, connection: Any) -> None:
-        # Clients may run the script by which they put requests, but not load it.
-        for script in (self._put, _READ):
-            await ask(connection, "SCRIPT", "LOAD", script)
+        await self._load_scripts(connection)
         for name in self._names:
             try:
                 await ask(connection, "XGROUP", "CREATE", name, "workers", "0", "MKSTREAM")
             except ResponseError as error:
                 if "BUSYGROUP" not in str(error):
                     raise TransportError(f"Redis: {error}") from error
+
+    async def _load_scripts(self, connection: Any) -> None:
+        # Clients may run the script by which they put requests, but not load it.
+        for script in (self._put, _READ):
+            await ask(connection, "SCRIPT", "LOAD", script)
 
     def _keys(self) -> tuple[Any, ...]:
         """The names of the queues, as arguments of a script."""
@@ -418,8 +421,9 @@ class QueueReader(_Reader):
         self._clock_ahead = int(seconds) + int(microseconds) / 1e6 - middle
 
     async def _tidy(self, connection: Any) -> None:
-        """Compare the clocks, and remove the consumers of workers that were killed."""
+        """Compare the clocks, load the scripts, and remove the consumers of workers that were killed."""
         await self._compare_clocks(connection)
+        await self._load_scripts(connection)
         await ask(connection, "EVAL", _TIDY, *self._keys(), _TIDY_AFTER)
 
 
