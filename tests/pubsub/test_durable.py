@@ -94,8 +94,12 @@ async def test_requests_wait_for_a_worker_although_the_last_one_has_left(
             asyncio.create_task(calls.call("slow.write", value, timeout=20, replayable=False))
             for _ in range(10)
         ]
-        # More than enough heartbeats for a call to count as lost.
-        await asyncio.wait(waiting, timeout=1)
+        async with connected(jetstream) as admin:
+            asked = await admin.subscribe("$JS.API.CONSUMER.INFO.>")
+            # More than enough heartbeats for a call to count as lost.
+            await asyncio.wait(waiting, timeout=1)
+            # They do not ask for each call.
+            assert asked.pending_msgs < 10
         assert not any(call.done() for call in waiting)
         async with (
             connect_nats(jetstream.url, durable=True) as there,

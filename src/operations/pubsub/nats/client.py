@@ -1,10 +1,10 @@
-"""The library's client, with habits of its own.
+"""A NATS client that extends the library's own.
 
-Rule 1: whoever asks for TLS gets it or no connection: without it, not even a login is sent.
-Rule 2: it connects again whatever the server says; the library's own closes for good at most errors.
-Rule 3: messages are taken in the turn in which they are read. The library would put each into a queue for a task of its
-        own, which costs more than all else about it; and what is not read waits where it does not take our memory.
-Rule 4: what trying again does not change ends the first attempt: a login that is refused, a certificate that is wrong.
+Rule 1: an address with TLS means TLS or no connection: without it, not even the login is sent.
+Rule 2: it reconnects after every error; the library's client closes for good at most errors.
+Rule 3: messages are processed in the turn in which they are read. The library would queue each for a task of its own,
+        which costs more than everything else; and unread messages wait in the socket, not in our memory.
+Rule 4: the first attempt to connect ends at errors that a retry cannot fix: a rejected login or certificate.
 """
 
 import asyncio
@@ -34,11 +34,11 @@ Take: TypeAlias = Callable[[bytes, str, str], None]
 
 
 class _NoTLSError(Error):
-    """The server does not offer what the address asks for."""
+    """The server does not offer the TLS that the address requires."""
 
 
 class ReconnectingClient(Client):
-    """A client that connects again whatever the server says."""
+    """A client that reconnects after every error."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class ReconnectingClient(Client):
         self.backoff = Backoff()
 
     def take_at_once(self, subscription: Any, take: Take) -> None:
-        """Give what arrives for `subscription` to `take`, unless it has headers or no body."""
+        """Give the messages of `subscription` to `take`, except those with headers or without a body."""
         self._takers[subscription] = take
 
     def take_no_more(self, subscription: Any) -> None:
@@ -66,7 +66,7 @@ class ReconnectingClient(Client):
             else:
                 take(data, reply.decode(), subject.decode())
         except Exception:
-            # Whoever reads the connection must go on, whatever anybody sends.
+            # No message may stop the reader of the connection.
             level = self._broken.level()
             logger.log(level, "a message from NATS could not be taken", exc_info=True)
 
@@ -147,7 +147,7 @@ class ReconnectingClient(Client):
         command = super()._connect_command()
         if self.options["user"] is not None or self.options["token"] is not None:
             return command
-        # What stands in an address is written for an address, and the library does not read it as such.
+        # The library does not decode the login in an address.
         name, _, text = command.partition(b" ")
         login = msgspec.json.decode(text, type=dict[str, Any])
         for key in ("user", "pass", "auth_token"):

@@ -47,7 +47,7 @@ _ANSWER = 5.0
 """Seconds for JetStream to answer anything else."""
 
 _PATIENCE = 30.0
-"""Seconds for which either is sent again: a stream without a leader elects one within about ten."""
+"""Seconds for which requests and acknowledgements are sent again: electing a leader takes up to ten."""
 
 _REMEMBER = 120.0
 """Seconds for which a new stream remembers a key."""
@@ -55,8 +55,11 @@ _REMEMBER = 120.0
 _KEEP = 3600.0
 """Seconds a request waits for a worker."""
 
+_COUNTED = 0.5
+"""Seconds for which the counters of a consumer are used."""
+
 _COMPARE = 60.0
-"""Seconds after which a worker looks again at what the server's clock says."""
+"""Seconds between two comparisons with the server's clock."""
 
 _RETRY = 0.2
 """Seconds between attempts."""
@@ -163,6 +166,7 @@ class DurableQueues:
         self._subjects_of = subjects_of
         self.replicas = replicas
         self._repeat_for = 0.0
+        self._counters: dict[str, tuple[float, Any]] = {}
         self._opening: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
@@ -223,15 +227,23 @@ class DurableQueues:
         Raises:
             TransportError: If JetStream does not answer.
         """
-        try:
-            info = await self._js.consumer_info(self._stream, _consumer_name(queue))
-        except NotFoundError as error:
-            # Without a consumer no worker has taken it; without the stream it is lost.
-            return error.err_code == _NO_CONSUMER
-        except (Error, TimeoutError) as error:
-            raise TransportError(f"JetStream: {error}") from error
+        now = asyncio.get_running_loop().time()
+        asked_at, info = self._counters.get(queue, (float("-inf"), None))
+        if now - asked_at > _COUNTED:
+            # One question for all calls that wait: old counters only report a request as waiting for longer.
+            try:
+                info = await self._js.consumer_info(self._stream, _consumer_name(queue))
+            except NotFoundError as error:
+                if error.err_code != _NO_CONSUMER:
+                    # The stream is gone, and the request with it.
+                    return False
+                info = None
+            except (Error, TimeoutError) as error:
+                raise TransportError(f"JetStream: {error}") from error
+            self._counters[queue] = now, info
         number = int(receipt)
-        return bool(
+        # Without a consumer, no worker has taken anything.
+        return info is None or bool(
             number > info.delivered.stream_seq
             or (info.num_ack_pending and number > info.ack_floor.stream_seq)
         )
@@ -245,15 +257,15 @@ class DurableQueues:
         address = f"$JS.API.CONSUMER.INFO.{self._stream}.{_consumer_name(queue)}"
         try:
             answer = await self._nats.request(address, b"", timeout=_WAIT)
-            told = msgspec.json.decode(answer.data, type=_Told)
-            waiting = told.num_pending + told.num_ack_pending
+            described = msgspec.json.decode(answer.data, type=_ConsumerInfo)
+            waiting = described.num_pending + described.num_ack_pending
             oldest = 0.0
-            if waiting and told.ts is not None:
+            if waiting and described.ts is not None:
                 with suppress(NotFoundError):
                     first = await self._js.get_msg(
                         self._stream, seq=1, subject=self._subjects_of(queue), next=True
                     )
-                    oldest = max(0.0, (told.ts - first.time).total_seconds())
+                    oldest = max(0.0, (described.ts - first.time).total_seconds())
         except (Error, TimeoutError, ValueError) as error:
             raise TransportError(f"JetStream: {error}") from error
         return QueueState(waiting=waiting, oldest=oldest)
@@ -293,7 +305,7 @@ class DurableQueues:
             await asyncio.sleep(_RETRY)
 
     async def _open_again(self, failed: type[TransportError]) -> None:
-        """Find or create the stream in the background, once for everyone who misses it.
+        """Find or create the stream in the background, once for all requests that miss it.
 
         It is gone, or it has no leader now: then the next attempt to publish may be faster.
         """
@@ -324,7 +336,7 @@ class DurableQueues:
         capacity: Callable[[], int],
         sender_of: Callable[[str], str],
     ) -> "DurableTaking":
-        """Take requests in turn with everyone else who does."""
+        """Consume requests in turn with all other consumers."""
         name = _consumer_name(queue)
 
         async def prepare() -> None:
@@ -342,11 +354,11 @@ class DurableQueues:
                 await self._js.add_consumer(self._stream, config)
 
         async def clock() -> float:
-            """What the clock is at the server, as far as it says so."""
+            """Return the time at the server; ours if it does not send one."""
             address = f"$JS.API.CONSUMER.INFO.{self._stream}.{name}"
             answer = await self._nats.request(address, b"", timeout=_WAIT)
-            told = msgspec.json.decode(answer.data, type=_Told).ts
-            return time() if told is None else told.timestamp()
+            now = msgspec.json.decode(answer.data, type=_ConsumerInfo).ts
+            return time() if now is None else now.timestamp()
 
         try:
             await prepare()
@@ -360,8 +372,8 @@ def _consumer_name(queue: str) -> str:
     return f"workers_{queue}".replace(".", "_")
 
 
-class _Told(msgspec.Struct):
-    """What is read of the description of a consumer."""
+class _ConsumerInfo(msgspec.Struct):
+    """The parts of a consumer's description that are used."""
 
     ts: datetime | None = None
     num_pending: int = 0
@@ -394,7 +406,7 @@ class DurableTaking:
         self._task = self._loop.create_task(self._run())
 
     async def aclose(self) -> None:
-        """Stop between two fetches; what was fetched is delivered."""
+        """Stop between two fetches; requests that were fetched are delivered."""
         self._closing = True
         if not self._is_full:
             await asyncio.wait({self._task}, timeout=_WAIT + 1)
@@ -428,7 +440,7 @@ class DurableTaking:
             await self._batch.begun(len(messages), began)
 
     async def _recover(self, error: Error) -> None:
-        """The connection may be away, or the consumer, or the whole stream: what can be made again is."""
+        """Create the consumer and the stream again if they are gone; the connection may also be lost."""
         logger.debug("JetStream: %s", error)
         try:
             await self._prepare()

@@ -53,7 +53,7 @@ _NAME = re.compile(rb"[0-9a-f]{32}")
 """The name of a consumer."""
 
 _REFUSED = re.compile(r'permissions violation for \w+ to "([^"]+)"')
-"""What the server says of a subject that this client may not use, as the library reads it: in small letters."""
+"""The server's error about a subject that this client may not use; the library lowers its case."""
 
 _PING_SECONDS = 0.3
 """How long a present but busy listener may take before it counts as present anyway."""
@@ -134,7 +134,7 @@ class NatsTarget:
                     **options,
                 )
         except (TransportError, *_NATS_ERRORS, TimeoutError) as error:
-            # A timeout says nothing; why the last attempt failed does.
+            # A timeout has no text; the failure of the last attempt has.
             reason = str(error) or str(self._nats.last_error or "") or "no answer"
             hosts = ", ".join(f"{each.hostname}:{each.port}" for each in self._nats.servers)
             # Where not even the address could be read, it does not know how to close either.
@@ -266,7 +266,7 @@ class NatsTarget:
         return address.startswith(self._box_space)
 
     def _look_up(self, address: str) -> str:
-        """Where a message to `address` is published. It may come from anybody, so it is looked at closely.
+        """Return the subject for messages to `address`. The address may come from an attacker.
 
         Raises:
             NotSentError: If it is neither ours nor an inbox of a plain NATS client, or no subject at all: the
@@ -316,12 +316,12 @@ class NatsTarget:
         return f"{address}.*" if address.startswith(self._control_space) else address
 
     def _heed(self, address: str, receiver: Receiver) -> Callable[[Any], Awaitable[None]]:
-        """What to do about a message to a mailbox that says nothing."""
+        """Return the handler of empty messages to a mailbox: pings, and reports of undelivered requests."""
         is_control = address.startswith(self._control_space)
 
         async def heed(message: Any) -> None:
             if message.reply:
-                # Someone asks whether anybody is here; clients only on their own behalf.
+                # A ping; clients may send it only on their own behalf.
                 if not is_control or message.reply.startswith(self._sender_of(message.subject)):
                     await self._nats.publish(message.reply)
             elif message.headers and message.headers.get("Status") == "503":
@@ -349,7 +349,7 @@ class NatsTarget:
             raise TransportError(f"NATS: {error}") from error
 
     async def is_present(self, address: str) -> bool:
-        """Whether somebody listens at `address`. Silence is presence: the server speaks for the absent."""
+        """Return whether a process listens at `address`. If none does, the server answers; a busy one may not."""
         await self._ready(0)
         try:
             await self._nats.request(self._subject(address), b"", timeout=_PING_SECONDS)
@@ -408,7 +408,7 @@ class NatsTarget:
             return undo.pop_all()
 
     async def _answer(self, inbox: str, name: str) -> None:
-        """Tell a caller the name of a consumer."""
+        """Send the name of a consumer to a caller."""
         with suppress(TransportError):
             await self._publish(inbox, name.encode(), "")
 
@@ -474,7 +474,7 @@ class NatsTarget:
         queue: str = "",
         heed: Callable[[Any], Awaitable[None]] | None = None,
     ) -> None:
-        """Subscribe. What arrives goes to `take`; what has no body to `heed`, if there is one."""
+        """Subscribe. `take` gets the messages; `heed`, if given, those without a body."""
 
         async def deliver(message: Any) -> None:
             if message.data or heed is None:
@@ -490,7 +490,7 @@ class NatsTarget:
         undo.push_async_callback(self._unsubscribe, subscription)
 
     async def _unsubscribe(self, subscription: Any) -> None:
-        """Unsubscribe, and deliver what has arrived."""
+        """Unsubscribe, and deliver the messages that have arrived."""
         # Never cancelled: when the answer to a cancelled flush comes, the client gives up its connection.
         draining = asyncio.ensure_future(self._drained(subscription))
         self._draining.add(draining)
@@ -513,7 +513,7 @@ class NatsTarget:
             raise TransportError(f"NATS told of a {refusal}: {NOT_PERMITTED}")
 
     async def _refusal(self, subjects: Iterable[str], act: Callable[[], Awaitable[Any]]) -> str:
-        """What the server has against doing something to `subjects`; empty once it has done it.
+        """Return the server's error about doing something to `subjects`; empty once it is done.
 
         A flush does not tell: its PING overtakes what was sent before. A message does not.
         """
@@ -547,7 +547,7 @@ class NatsTarget:
 
 
 def _subject_of(space: str, name: str) -> str:
-    """The subject of what is called `name`.
+    """Return the subject of a name.
 
     Raises:
         TransportError: If there can be none: the server would close the connection, or take it for a pattern.
