@@ -69,9 +69,9 @@ async def worker_process(
 async def worker_processes(world: Any, workers: int, **settings: Any) -> AsyncGenerator[list[int]]:
     """Several workers in `world`, ready to be called, for the length of the block; gives their process ids."""
     process = await _start(world, 0, {"workers": workers, **settings})
+    assert process.stdout is not None
     pids: list[int] = []
     try:
-        assert process.stdout is not None
         with anyio.fail_after(20):
             while len(pids) < workers:
                 pids.append(int((await process.stdout.readline()).removeprefix(b"ready ")))
@@ -79,6 +79,8 @@ async def worker_processes(world: Any, workers: int, **settings: Any) -> AsyncGe
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
+        # Until the last one has ended: they share the pipe, and the first one may have ended before.
+        await process.stdout.read()
         await process.wait()
 
 
