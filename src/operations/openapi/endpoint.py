@@ -315,7 +315,7 @@ class Endpoint:
         return self._expected.find(status, content_type)
 
     def _draft(self, input: Any) -> Draft:
-        plan = self._ready()
+        plan = self._plan or self._ready()
         if self._server is None:
             self._server, query = self._find_server()
             if query:

@@ -64,7 +64,7 @@ def _why(error: OSError) -> str:
     return error.strerror or type(error).__name__
 
 
-class Draft(msgspec.Struct, kw_only=True):
+class Draft(msgspec.Struct, kw_only=True, gc=False):
     """A request before it is signed."""
 
     method: str
@@ -85,7 +85,7 @@ class Draft(msgspec.Struct, kw_only=True):
     """Whether the document declares redirects as responses."""
 
 
-class HTTPRequest(msgspec.Struct, frozen=True, kw_only=True):
+class HTTPRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One request, complete."""
 
     method: str
@@ -113,8 +113,8 @@ class HTTPRequest(msgspec.Struct, frozen=True, kw_only=True):
 class HTTPResponse(Protocol):
     """The head of a response, and its body to come.
 
-    It may also have `async def next_chunk(self) -> bytes`, which returns the next piece of the body, and an empty one
-    at its end. Reading a whole body that way is quicker than with `chunks`.
+    It may also have `def buffered(self) -> bytes | None`, which returns the whole body if it has arrived already, not
+    decoded, and otherwise None. That is quicker than `chunks`.
     """
 
     @property

@@ -269,19 +269,19 @@ class _Response:
         self.reason = response.reason or ""
         self.status = response.status
 
-    async def chunks(self) -> AsyncGenerator[bytes]:
-        while chunk := await self.next_chunk():
-            yield chunk
+    def buffered(self) -> bytes | None:
+        content = self._content
+        return content.read_nowait() if content.is_eof() and content.exception() is None else None
 
-    async def next_chunk(self) -> bytes:
+    async def chunks(self) -> AsyncGenerator[bytes]:
         content = self._content
         try:
             while not content.at_eof():
-                if chunk := await content.readany():
-                    return chunk
+                chunk = await content.readany()
+                if chunk:
+                    yield chunk
         except (aiohttp.ClientError, TimeoutError) as error:
             raise _call_error(error, self._request) from None
-        return b""
 
 
 def _joined(raw: tuple[tuple[bytes, bytes], ...]) -> dict[str, str]:

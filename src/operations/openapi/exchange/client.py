@@ -7,9 +7,8 @@ Rule 3: a host that only a document named must be public; a host that does not r
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
-from functools import partial
 from importlib import import_module
 from time import monotonic, time
 from typing import Any, TypeAlias, cast
@@ -165,7 +164,7 @@ class Client:
         """
         breaker = self._breaker(origin)
         is_probe = breaker.enter()
-        opened = self.transport.send(request)
+        opened = (self._transport or self.transport).send(request)
         try:
             response = await opened.__aenter__()
         except BaseException as error:
@@ -361,7 +360,10 @@ class Client:
         context: OperationContext,
         target: Target | None = None,
     ) -> _Call:
-        end, is_repeatable = monotonic() + self._seconds(context), True
+        seconds = self._config.timeout
+        if context.deadline is not None:
+            seconds = min(seconds, context.deadline / 1000 - time())
+        end, is_repeatable = monotonic() + seconds, True
         if isinstance(draft.body, StreamedBody):
             draft.body.progress = context.progress
             is_repeatable = draft.body.is_repeatable
@@ -481,24 +483,19 @@ class Client:
 
     async def _read(self, response: HTTPResponse, limit: int) -> bytes:
         coding = response.headers.get("content-encoding", "")
-        length = response.headers.get("content-length", "")
-        if length.isdigit() and int(length) > limit and not coding:
-            raise CallError(
-                ErrorCode.RESOURCE_EXHAUSTED, f"The response is larger than {limit} bytes."
-            )
-        next_chunk: Callable[[], Awaitable[bytes]] | None = getattr(response, "next_chunk", None)
-        if coding or next_chunk is None:
-            next_chunk = partial(anext, decoded(response.chunks(), coding, max_bytes=limit), b"")
-        pieces: list[bytes] = []
-        size = 0
-        while piece := await next_chunk():
-            pieces.append(piece)
-            size += len(piece)
-            if size > limit:
+        if not coding:
+            buffered: Callable[[], bytes | None] | None = getattr(response, "buffered", None)
+            content = None if buffered is None else buffered()
+            length = response.headers.get("content-length", "")
+            size = int(length) if length.isdigit() else 0
+            if max(size, len(content or b"")) > limit:
                 raise CallError(
                     ErrorCode.RESOURCE_EXHAUSTED, f"The response is larger than {limit} bytes."
                 )
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            if content is not None:
+                return content
+        async with aclosing(decoded(response.chunks(), coding, max_bytes=limit)) as chunks:
+            return b"".join([piece async for piece in chunks])
 
     async def _error(
         self, request: HTTPRequest, response: HTTPResponse, signature: Signature, end: float
@@ -534,11 +531,6 @@ class Client:
             is_cut=is_cut,
             secrets=signature.secrets,
         )
-
-    def _seconds(self, context: OperationContext) -> float:
-        if context.deadline is None:
-            return self._config.timeout
-        return min(self._config.timeout, context.deadline / 1000 - time())
 
     def _warn(self, origin: Origin) -> None:
         config = self._config

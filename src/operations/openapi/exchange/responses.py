@@ -308,7 +308,7 @@ class _Layer:
                 return
 
 
-class WholeResponse(msgspec.Struct, frozen=True):
+class WholeResponse(msgspec.Struct, frozen=True, gc=False):
     """A good response, read to its end."""
 
     url: str
