@@ -381,6 +381,13 @@ MISTAKES: list[tuple[str, str, int | None, str, str]] = [
         "holds a password",
     ),
     (
+        "a password in the second address of a list",
+        "[brokers.a]\nurl = 'nats://x:1,nats://u:CANARY@y'",
+        2,
+        "brokers.a.url",
+        "holds a password",
+    ),
+    (
         "what waits on Redis",
         "[brokers.a]\nurl = 'redis://x'\ndurable = true",
         3,

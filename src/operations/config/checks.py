@@ -267,6 +267,9 @@ def _inside(schema: JSONObject, part: str | int) -> JSONObject:
 Found: TypeAlias = Iterator[tuple[Path, str]]
 
 _NAMESPACE = re.compile(r"[A-Za-z0-9_-]{1,128}")
+
+_PASSWORD = re.compile(r"://[^/@]*:[^/@]*@")
+"""A password in any address of a list."""
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _SECRET_HEADERS = frozenset({"authorization", "cookie", "proxy-authorization", "x-api-key"})
 _SHORT = {"scopes": "access", "pages": "pagination", "token": "auth"}
@@ -414,7 +417,7 @@ def _broker(broker: BrokerEntry, path: Path) -> Found:
     parts, options = urlsplit(broker.url), broker.options
     if parts.scheme not in (*REDIS_SCHEMES, *NATS_SCHEMES) or not parts.hostname:
         yield (*path, "url"), "must be an address such as redis://host:6379 or nats://host:4222."
-    elif parts.password:
+    elif parts.password or _PASSWORD.search(broker.url):
         yield (*path, "url"), 'holds a password: put it into password = { env = "NAME" }.'
     known = {key for cls in broker.classes() for key in keys_of(cls)}
     for key in options.keys() - known:
