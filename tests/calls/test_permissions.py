@@ -37,7 +37,7 @@ from operations.calls.events import (
 from operations.calls.monitoring import monitor_group
 from operations.envelopes import local_envelope
 from operations.errors import CallError, TransportError
-from operations.pubsub.base import EventTarget
+from operations.pubsub.base import EventTarget, admin_of
 from operations.pubsub.nats import connect_nats
 from operations.pubsub.redis import connect_redis
 from operations.pubsub.redis.readers import _READ_SHA
@@ -602,18 +602,22 @@ async def test_requests_of_several_clients_are_taken_in_turn(redis_server: Broke
     order: list[str] = []
     async with one_at_a_time(redis_server, "busy", "calm") as (server, (busy, calm)):
 
-        async def call(calls: PendingRequestMap, name: str, seconds: float = 0.02) -> None:
-            await calls.call("slow.sleep", {"seconds": seconds})
+        async def call(calls: PendingRequestMap, name: str) -> None:
+            await calls.call("slow.sleep", {"seconds": 0})
             order.append(name)
 
+        blocker = asyncio.create_task(busy.call("slow.sleep", {"seconds": 60}))
+        await until(lambda: server.active == 1)
+        admin = admin_of(server.target)
+        assert admin is not None
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(call(busy, "first", 0.3))
-            await until(lambda: server.active == 1)
-            for _ in range(20):
-                tasks.create_task(call(busy, "busy"))
-            await asyncio.sleep(0.05)
-            for _ in range(3):
-                tasks.create_task(call(calm, "calm"))
+            for calls, name, count in ((busy, "busy", 20), (calm, "calm", 3)):
+                for _ in range(count):
+                    tasks.create_task(call(calls, name))
+            with anyio.fail_after(20):
+                while (await admin.state("operations")).waiting != 23:
+                    await asyncio.sleep(0.01)
+            blocker.cancel()
 
     assert server.active == 0
     assert sum(name == "calm" for name in order[:9]) == 3
