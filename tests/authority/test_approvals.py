@@ -329,6 +329,18 @@ async def test_the_queue_can_be_followed() -> None:
     await queue.aclose()
 
 
+async def test_following_the_queue_does_not_delay_a_shutdown() -> None:
+    office, up = Office(), [True]
+    context = OperationContext(trusted=True)
+    queue = office.registry.authority.approvals.watch(context, lambda: up[0])
+    assert await anext(queue) == []
+
+    up[0] = False
+
+    with pytest.raises(StopAsyncIteration):
+        await anext(queue)
+
+
 # ---------------------------------------------------------------------- the ledger
 
 

@@ -10,7 +10,7 @@ Rule 3: a caller cannot answer its own request, nor can a grant that shares a bl
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from hashlib import sha256
 from math import inf
@@ -40,6 +40,9 @@ MAX_WAITING: Final = 1_000
 
 _MAX_INPUT = 256 * 1024
 """Bytes of an input that a person can approve."""
+
+_LOOK_SECONDS = 0.5
+"""Time in which those who follow the queue notice that the server shuts down."""
 
 _BEFORE_DEADLINE = 1.0
 """Seconds before its caller's deadline at which a waiting call ends."""
@@ -240,10 +243,12 @@ class Approvals:
                 found.append(record)
         return sorted(found, key=lambda record: record.created)
 
-    async def watch(self, context: OperationContext) -> AsyncGenerator[list[Approval]]:
-        """Yield the requests that wait for an answer, now and whenever they change."""
+    async def watch(
+        self, context: OperationContext, is_up: Callable[[], bool] = lambda: True
+    ) -> AsyncGenerator[list[Approval]]:
+        """Yield the requests that wait for an answer, now and whenever they change, while `is_up`."""
         before: list[Approval] | None = None
-        while True:
+        while is_up():
             changed, found = self._changed, await self.pending(context)
             if found != before:
                 yield found
@@ -251,12 +256,14 @@ class Approvals:
             soonest = min((each.until for each in found), default=inf)
             # Requests also end by themselves.
             seconds = max(0.0, (soonest - clock()) / 1000) + 0.001
-            await _within(min(seconds, self._store.poll_seconds), changed)
+            ends = monotonic() + min(seconds, self._store.poll_seconds)
+            while is_up() and not changed.is_set() and monotonic() < ends:
+                await _within(min(ends - monotonic(), _LOOK_SECONDS), changed)
 
 
 async def _within(seconds: float, changed: asyncio.Event) -> None:
     with suppress(TimeoutError):
-        async with asyncio.timeout(None if seconds == inf else seconds):
+        async with asyncio.timeout(seconds):
             await changed.wait()
 
 
@@ -337,8 +344,15 @@ def _is_own(record: Approval, context: OperationContext) -> bool:
     return not (set(acting).isdisjoint(record.acting) and set(keys).isdisjoint(record.grants))
 
 
-def approval_operations(approvals: Approvals) -> list[Any]:
-    """Return the operations through which people answer requests for approval."""
+def approval_operations(
+    approvals: Approvals, is_up: Callable[[], bool] = lambda: True
+) -> list[Any]:
+    """Return the operations through which people answer requests for approval.
+
+    Args:
+        approvals: The requests.
+        is_up: Returns whether the server is not shutting down: those who follow the queue must not delay that.
+    """
 
     @operation("approvals.list", type="query", scopes=[SCOPE])
     async def pending(context: OperationContext) -> list[Approval]:
@@ -362,7 +376,7 @@ def approval_operations(approvals: Approvals) -> list[Any]:
     @operation("approvals.watch", scopes=[SCOPE])
     async def watch(context: OperationContext) -> AsyncGenerator[list[Approval]]:
         """Follow the calls that wait for approval: all of them, now and whenever they change."""
-        async for found in approvals.watch(context):
+        async for found in approvals.watch(context, is_up):
             yield found
 
     return [pending, answer, watch]

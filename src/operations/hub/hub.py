@@ -130,8 +130,11 @@ class Hub:
         """
         return Access(self.file, self.registry.authority.store)
 
-    def serve_authority(self) -> None:
+    def serve_authority(self, is_up: Callable[[], bool] = lambda: True) -> None:
         """Register the operations that answer approvals, and open the ledger: whatever is served needs both.
+
+        Args:
+            is_up: Returns whether the server is not shutting down.
 
         Raises:
             LedgerError: If the ledger cannot be used.
@@ -139,7 +142,7 @@ class Hub:
         authority = self.registry.authority
         if authority.ledger is not None:
             authority.ledger.open()
-        for each in approval_operations(authority.approvals):
+        for each in approval_operations(authority.approvals, is_up):
             self.registry.register(each, replace=True)
 
     # ------------------------------------------------------------ opening

@@ -82,7 +82,7 @@ def build_app(
     )
     hub.fronts.append(app.state.pipeline.front)
     app.state.sessions.is_offered = not is_shared(file)
-    hub.serve_authority()
+    hub.serve_authority(lambda: app.state.readiness.is_up)
     controls = control_operations(hub, is_up=lambda: app.state.readiness.is_up)
     workers = worker_operations(hub, is_up=lambda: app.state.readiness.is_up)
     for each in (*controls, *workers):
