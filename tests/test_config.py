@@ -207,7 +207,7 @@ MISTAKES: list[tuple[str, str, int | None, str, str]] = [
     ("no pointer", "[tools.a]\nselect = ['x']", 2, "tools.a.select", "begin with /"),
     ("no policy", "[tools.a]\noutput = 'x'", 2, "tools.a.output", "must be"),
     ("a misspelt switch", "[serve]\nconsol = false", 2, "serve.consol", 'Did you mean "console"?'),
-    ("open to the world", "[serve]\nhost = '0.0.0.0'", 2, "serve.host", "nobody has to sign in"),
+    ("open to the world", "[serve]\nhost = '0.0.0.0'", 2, "serve.host", "without signing in"),
     (
         "any origin",
         "[serve]\nallowed_origins = ['*']",
@@ -328,7 +328,7 @@ MISTAKES: list[tuple[str, str, int | None, str, str]] = [
         "[openapi.'my shop']\ndocument = 'shop.yaml'",
         1,
         'openapi."my shop"',
-        "is no namespace",
+        "is not a namespace",
     ),
     (
         "a namespace twice",
@@ -406,7 +406,7 @@ MISTAKES: list[tuple[str, str, int | None, str, str]] = [
         "[brokers.a]\nurl = 'nats://x'\nnamespace = 'a.b'",
         3,
         "brokers.a.namespace",
-        "is no namespace",
+        "is not a namespace",
     ),
     (
         "a namespace of workers that is taken",

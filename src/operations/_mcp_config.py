@@ -303,7 +303,7 @@ class MCPClientConfig:
                 continue
             if name == "transport" and isinstance(value, str):
                 if value not in _ENTRY_TRANSPORTS:
-                    raise ValueError(f"{value!r} is no transport: use stdio, http or sse")
+                    raise ValueError(f"{value!r} is not a transport: use stdio, http or sse")
                 value = _ENTRY_TRANSPORTS[value]
             try:
                 given = msgspec.convert(value, _ENTRY_TYPES[name])
@@ -454,7 +454,7 @@ def read_servers(source: str | Path | Mapping[str, Any]) -> dict[str, JSONObject
     servers: dict[str, JSONObject] = {}
     for name, entry in cast("Mapping[str, Any]", document).items():
         if not isinstance(entry, Mapping):
-            raise ValueError(f"the server {name!r} is no object")  # noqa: TRY004 - a wrong document
+            raise ValueError(f"the server {name!r} is not an object")  # noqa: TRY004 - a wrong document
         entry = cast("JSONObject", entry)
         if entry.get("disabled") is not True and entry.get("enabled") is not False:
             servers[name] = dict(entry)

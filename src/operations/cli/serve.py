@@ -89,7 +89,7 @@ async def serve(
                 return None
         except InsecureBindError:
             raise OperationsError(
-                f"{address} lets other machines in, and nobody has to sign in: "
+                f"{address} lets other machines in without signing in: "
                 "add [access.keys.NAME] to the config, or public = true to [serve]"
             ) from None
         except OSError as error:

@@ -133,7 +133,7 @@ async def _shown(
                 yield url
         except InsecureBindError:
             raise OperationsError(
-                f"{config.host} lets other machines see the metrics, and nobody has to sign in: "
+                f"{config.host} lets other machines see the metrics without signing in: "
                 "add [access.keys.NAME] to the config, or public = true to [work]"
             ) from None
         except OSError as error:

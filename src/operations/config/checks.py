@@ -305,7 +305,7 @@ def _authority(config: Config) -> Found:
         if broker.delegate and config.access.grants is None:
             yield ("brokers", name, "delegate"), "needs [access.grants]."
     if authority.broker is not None and authority.broker not in config.brokers:
-        yield ("authority", "broker"), "is no broker of this file."
+        yield ("authority", "broker"), "is not a broker of this file."
     if authority.broker is not None and authority.file is not None:
         yield ("authority", "file"), "goes without broker only."
 
@@ -341,7 +341,7 @@ def _entry(entry: Entry, path: Path, config: Config) -> Found:
 
 def _namespace(name: str, path: Path) -> Found:
     if not _NAMESPACE.fullmatch(name):
-        yield path, "is no namespace: use letters, digits, '_' and '-'."
+        yield path, "is not a namespace: use letters, digits, '_' and '-'."
 
 
 def _openapi(service: OpenAPIEntry, path: Path) -> Found:
@@ -384,7 +384,7 @@ def _secret(secret: Secret, path: Path) -> Found:
     if (secret.env is None) == (secret.file is None):
         yield path, "needs exactly one of env and file."
     elif secret.env is not None and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", secret.env):
-        yield (*path, "env"), "is no name of an environment variable. Is it the secret itself?"
+        yield (*path, "env"), "is not the name of an environment variable. Is it the secret itself?"
 
 
 def _headers(headers: JSONObject, path: Path) -> Found:
@@ -446,7 +446,7 @@ def _serve(serve: ServeEntry, config: Config) -> Found:
     if options.get("host", _LOOPBACK[0]) not in _LOOPBACK and not guarded:
         yield (
             ("serve", "host"),
-            "lets other machines in, and nobody has to sign in: add [access.keys.NAME], or public = true.",
+            "lets other machines in without signing in: add [access.keys.NAME], or public = true.",
         )
     for number, origin in enumerate(origins):
         parts = urlsplit(origin)
@@ -472,7 +472,7 @@ def _web_address(url: str, path: Path) -> Found:
         parts = urlsplit(url)
         _ = parts.port
     except ValueError:
-        yield path, "is no address."
+        yield path, "is not an address."
         return
     if parts.scheme not in {"http", "https"} or not parts.hostname:
         yield path, "must be an address that begins with http:// or https://."

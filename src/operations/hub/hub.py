@@ -320,7 +320,7 @@ class Hub:
         if name == "anonymous":
             return None
         near = suggestion(name, keys)
-        message = f"nobody in [access.keys] is called {name}.{near}"
+        message = f"there is no {name} in [access.keys].{near}"
         raise ConfigError(
             [ConfigFault(str(self.file.path or "operations.toml"), None, "", message)]
         )

@@ -200,7 +200,7 @@ def _label(entry: Any, place: str) -> str:
 
 def _fault(entry: Any, named: str = "name") -> str | None:
     if not isinstance(entry, dict):
-        return "it is no object"
+        return "it is not an object"
     entry = cast("JSONObject", entry)
     if not isinstance(entry.get(named), str) or not entry[named]:
         return f"it has no {named}"

@@ -118,7 +118,7 @@ def stored_login(config: MCPClientConfig, login: OAuthLogin) -> OAuthClientProvi
     stored = file.read()
     if _valid(OAuthToken, stored.get("tokens")) is None:
         raise SignInRequiredError(config.target)
-    provider = build_provider(config, login, file, "http://127.0.0.1/", _nobody, _no_answer)
+    provider = build_provider(config, login, file, "http://127.0.0.1/", _no_browser, _no_answer)
     # The SDK does not store these itself, and cannot refresh without them.
     expires_at = stored.get("expires_at")
     provider.context.token_expiry_time = expires_at if isinstance(expires_at, int | float) else None
@@ -126,13 +126,13 @@ def stored_login(config: MCPClientConfig, login: OAuthLogin) -> OAuthClientProvi
     return provider
 
 
-async def _nobody(url: str) -> None:
+async def _no_browser(url: str) -> None:
     raise OAuthFlowError(f"the sign-in is no longer valid: {_HOW}")
 
 
 async def _no_answer() -> AuthorizationCodeResult:
     # The SDK requires one, although no address is shown here.
-    raise AssertionError("nobody signs in here")
+    raise AssertionError("no person signs in here")
 
 
 def build_provider(

@@ -168,7 +168,7 @@ def redact_logged_addresses() -> None:
 # ------------------------------------------------------------ reports
 
 _SIGN_IN = (
-    "it wants to know who asks: give it a token that is still good, as token or headers in operations.toml, "
+    "it requires a credential: set a valid token, as token or headers in operations.toml, "
     "headers in an mcp.json, auth or headers in Python"
 )
 _STATUS_ADVICE = {

@@ -338,7 +338,7 @@ def _message(line: bytes, child: Child) -> SessionMessage | None:
     try:
         return SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
     except ValidationError:
-        child.complain("what is no message", line)
+        child.complain("a line that is not a message", line)
     return _failed(answered_id(line), "malformed", "answered what the protocol does not allow")
 
 

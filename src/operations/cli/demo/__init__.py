@@ -165,7 +165,7 @@ def steps(manager: Identity) -> list[Step]:
         Step("a tool of an MCP server, called the same way", "money.convert", {"amount": 3.8, "to": "USD"}),
         Step("all three in one call: cafe.quote asks shop and money", "cafe.quote", {"item": 2, "currency": "JPY"}),
         Step("a stream: one envelope per item", "cafe.brew", {"cups": 3}, streams=True),
-        Step("access: nobody in particular may not close the café", "cafe.close", {}),
+        Step("access: a caller without identity may not close the café", "cafe.close", {}),
         Step("but the manager may", "cafe.close", {"reason": "holiday"}, manager),
         Step("input that does not fit its schema never reaches anybody", "cafe.quote", {"item": "two", "sugar": 1}),
         Step("an error that a function declares", "cafe.order", {"item": 3}),

@@ -405,7 +405,7 @@ def _sample(request: RequestContext) -> Callable[[JSONObject], Awaitable[JSONObj
         except ValidationError as error:
             raise CallError(
                 ErrorCode.VALIDATION_ERROR,
-                "this is no request for a completion",
+                "this is not a request for a completion",
                 {"errors": error.errors(include_url=False, include_context=False)},
             ) from error
         kind = CreateMessageResult if params.tools is None else CreateMessageResultWithTools
