@@ -71,7 +71,7 @@ def _requires(name: str, known: dict[str, str]) -> list[str]:
 
 def bill_of_materials(wheel: Path, made: datetime) -> dict[str, Any]:
     """Return the CycloneDX document for a wheel."""
-    known, number = locked(), version(NAME)
+    known, number = locked(), wheel.name.split("-")[1]
     root = {**_component(NAME, number), "hashes": [{"alg": "SHA-256", "content": _digest(wheel)}]}
     components = [_component(name, known[name]) for name in sorted(known)]
     graph = [{"ref": root["purl"], "dependsOn": _requires(NAME, known)}]

@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -47,10 +46,6 @@ def test_importing_the_package_loads_only_the_core_three() -> None:
     loaded = {name for name in printed.split() if not name.startswith("_")}
     # msgspec takes typing_extensions for its own where it is installed.
     assert loaded <= {"operations", "msgspec", "jsonschema_rs", "anyio", "typing_extensions"}
-
-
-def test_the_version_is_the_distributions() -> None:
-    assert version("alkdev-operations") == operations.__version__
 
 
 FORBIDDEN = {

@@ -74,7 +74,7 @@ from operations.specs import (
     SubscriptionHandler,
 )
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _ELSEWHERE = {
     "calls": "PendingRequestMap serve_calls from_calls",
