@@ -150,7 +150,7 @@ async def test_what_goes_over_a_websocket_is_in_no_log(
         return value
 
     async def attach(target: AcceptedTarget) -> None:
-        async with serve_calls(registry, target, resolve=Identity):
+        async with serve_calls(registry, target, resolve=lambda _: Identity("ann")):
             await target.wait_closed()
 
     async with serve_websocket(attach) as server:
