@@ -31,15 +31,15 @@ from operations.telemetry.metrics import group_metrics, worker_metrics
 from operations.telemetry.otel import current_trace, instrument
 
 
-class Gate:
-    """A registry whose operation `gate.pass` waits until the gate opens."""
+class Latch:
+    """A registry whose operation `latch.pass` waits until the latch opens."""
 
     def __init__(self) -> None:
         self.opened = asyncio.Event()
         self.begun = 0
         self.registry = OperationRegistry()
 
-        @self.registry.operation("gate.pass", type="query")
+        @self.registry.operation("latch.pass", type="query")
         async def pass_(fail: bool = False) -> str:
             self.begun += 1
             await self.opened.wait()
@@ -47,7 +47,7 @@ class Gate:
                 raise CallError("CLOSED", "no")
             return "passed"
 
-        @self.registry.operation("gate.items")
+        @self.registry.operation("latch.items")
         async def items() -> AsyncGenerator[int]:
             for number in range(3):
                 yield number
@@ -73,7 +73,7 @@ async def test_an_operator_sees_workers_calls_and_the_queue(
     keeping: tuple[BrokerWorld, dict[str, Any]],
 ) -> None:
     world, options = keeping
-    gate = Gate()
+    latch = Latch()
     async with AsyncExitStack() as stack:
         enter = stack.enter_async_context
         # A durable one takes two seconds to close.
@@ -81,13 +81,13 @@ async def test_an_operator_sees_workers_calls_and_the_queue(
         for name in names:
             await enter(
                 world.serve(
-                    gate.registry, target=options, name=name, version="1.4.0", concurrency=1
+                    latch.registry, target=options, name=name, version="1.4.0", concurrency=1
                 )
             )
         calls = await enter(PendingRequestMap(await enter(world.connect(**options))))
         monitor = await enter(monitor_group(await enter(world.connect(**options))))
-        waiting = [asyncio.create_task(calls.call("gate.pass")) for _ in range(len(names) + 3)]
-        await until(lambda: gate.begun == len(names))
+        waiting = [asyncio.create_task(calls.call("latch.pass")) for _ in range(len(names) + 3)]
+        await until(lambda: latch.begun == len(names))
         await asyncio.sleep(0.1)
         with anyio.fail_after(5):
             report = await monitor.look()
@@ -103,7 +103,7 @@ async def test_an_operator_sees_workers_calls_and_the_queue(
         assert 'operations_queue_depth{group="operations"} 3\n' in text
         assert f'operations_group_workers{{group="operations"}} {len(names)}\n' in text
 
-        gate.opened.set()
+        latch.opened.set()
         await asyncio.gather(*waiting)
         report = await monitor.look()
         assert sum(each.finished for each in report.workers) == len(names) + 3
@@ -114,17 +114,17 @@ async def test_an_operator_sees_workers_calls_and_the_queue(
 async def test_without_a_broker_that_keeps_requests_those_in_the_workers_are_counted(
     nats_server: Broker,
 ) -> None:
-    world, gate = nats_world(nats_server.url), Gate()
+    world, latch = nats_world(nats_server.url), Latch()
     async with (
-        world.serve(gate.registry, concurrency=1) as (server,),
+        world.serve(latch.registry, concurrency=1) as (server,),
         caller(world) as calls,
         world.connect() as target,
         monitor_group(target) as monitor,
     ):
-        waiting = [asyncio.create_task(calls.call("gate.pass", {"fail": True})) for _ in range(3)]
+        waiting = [asyncio.create_task(calls.call("latch.pass", {"fail": True})) for _ in range(3)]
         await until(lambda: server.waiting == 2)
         report = await monitor.look()
-        gate.opened.set()
+        latch.opened.set()
         await asyncio.gather(*waiting, return_exceptions=True)
         text = worker_metrics(server).decode()
         with pytest.raises(TransportError, match="durable"):
@@ -242,30 +242,30 @@ async def test_a_dead_letter_has_no_credential() -> None:
 async def test_every_call_of_a_worker_is_a_line_with_its_operation_and_duration(
     broker_world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    gate = Gate()
+    latch = Latch()
 
     async def resolve(credential: str) -> Identity:
         return Identity("alice")
 
     caplog.set_level(logging.INFO, "operations.access")
     async with (
-        broker_world.serve(gate.registry, concurrency=1, queue=1, resolve=resolve),
+        broker_world.serve(latch.registry, concurrency=1, queue=1, resolve=resolve),
         caller(broker_world, credential="CANARY") as calls,
     ):
-        tasks = [asyncio.create_task(calls.call("gate.pass", {"fail": n == 1})) for n in (0, 1)]
-        await until(lambda: gate.begun == 1)
+        tasks = [asyncio.create_task(calls.call("latch.pass", {"fail": n == 1})) for n in (0, 1)]
+        await until(lambda: latch.begun == 1)
         await asyncio.sleep(0.05)
-        gate.opened.set()
+        latch.opened.set()
         await asyncio.gather(*tasks, return_exceptions=True)
         with pytest.raises(CallError):
-            await calls.call("gate.nothing")
+            await calls.call("latch.nothing")
 
     lines = [json.loads(record.message) for record in caplog.records]
     assert "CANARY" not in caplog.text
     assert [(line["operation"], line["code"]) for line in lines] == [
-        ("gate.pass", None),
-        ("gate.pass", "CLOSED"),
-        ("gate.nothing", "OPERATION_NOT_FOUND"),
+        ("latch.pass", None),
+        ("latch.pass", "CLOSED"),
+        ("latch.nothing", "OPERATION_NOT_FOUND"),
     ]
     assert {(line["group"], line["caller"]) for line in lines} == {("operations", "alice")}
     assert lines[0]["ms"] >= 40
@@ -283,35 +283,35 @@ def spans_of(registry: OperationRegistry, exporter: InMemorySpanExporter) -> Tra
 async def test_client_and_server_spans_continue_the_trace_of_the_caller(
     broker_world: World,
 ) -> None:
-    gate, hub, here, there = Gate(), OperationRegistry(), *(InMemorySpanExporter() for _ in "12")
-    spans_of(gate.registry, there)
+    latch, hub, here, there = Latch(), OperationRegistry(), *(InMemorySpanExporter() for _ in "12")
+    spans_of(latch.registry, there)
     tracer = spans_of(hub, here).get_tracer("test")
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(broker_world.serve(gate.registry, concurrency=1))
+        await stack.enter_async_context(broker_world.serve(latch.registry, concurrency=1))
         target = await stack.enter_async_context(broker_world.connect())
         service = await stack.enter_async_context(from_calls(target))
         hub.register_all(service)
         with tracer.start_as_current_span("root") as root:
-            tasks = [asyncio.create_task(hub.execute("gate.pass")) for _ in range(2)]
-            await until(lambda: gate.begun == 1)
+            tasks = [asyncio.create_task(hub.execute("latch.pass")) for _ in range(2)]
+            await until(lambda: latch.begun == 1)
             await asyncio.sleep(0.05)
-            gate.opened.set()
+            latch.opened.set()
             await asyncio.gather(*tasks)
-            items = [item.data async for item in hub.subscribe("gate.items")]
+            items = [item.data async for item in hub.subscribe("latch.items")]
             sent = current_trace()
-            await service.calls.call("gate.pass", metadata=dict(sent))
+            await service.calls.call("latch.pass", metadata=dict(sent))
 
     assert items == [0, 1, 2]
     (client,) = (
         span
         for span in here.get_finished_spans()
-        if (span.name, span.kind) == ("gate.items", SpanKind.CLIENT)
+        if (span.name, span.kind) == ("latch.items", SpanKind.CLIENT)
     )
-    (subscribed,) = (span for span in there.get_finished_spans() if span.name == "gate.items")
+    (subscribed,) = (span for span in there.get_finished_spans() if span.name == "latch.items")
     assert _parent(subscribed) == client.context.span_id
-    ours = [span for span in here.get_finished_spans() if span.name == "gate.pass"]
+    ours = [span for span in here.get_finished_spans() if span.name == "latch.pass"]
     clients = {span.context.span_id: span for span in ours if span.kind is SpanKind.CLIENT}
-    *served, direct = [span for span in there.get_finished_spans() if span.name == "gate.pass"]
+    *served, direct = [span for span in there.get_finished_spans() if span.name == "latch.pass"]
     trace_id = root.get_span_context().trace_id
     assert (len(ours), len(clients), len(served)) == (4, 2, 2)
     assert {span.context.trace_id for span in (*ours, *served, direct)} == {trace_id}
@@ -333,8 +333,8 @@ def _attribute(span: ReadableSpan, name: str) -> Any:
 
 
 async def test_workers_answer_the_service_discovery_of_nats(nats_server: Broker) -> None:
-    world, gate = nats_world(nats_server.url), Gate()
-    gate.opened.set()
+    world, latch = nats_world(nats_server.url), Latch()
+    latch.opened.set()
 
     async def ask(client: Any, subject: str, count: int) -> list[Any]:
         inbox = client.new_inbox()
@@ -347,10 +347,10 @@ async def test_workers_answer_the_service_discovery_of_nats(nats_server: Broker)
     async with AsyncExitStack() as stack:
         enter = stack.enter_async_context
         for version in ("1.4.0", "not a version"):
-            await enter(world.serve(gate.registry, group="shop.eu", version=version))
+            await enter(world.serve(latch.registry, group="shop.eu", version=version))
         calls = await enter(PendingRequestMap(await enter(world.connect()), group="shop.eu"))
         for fail in (False, False, True):
-            await asyncio.gather(calls.call("gate.pass", {"fail": fail}), return_exceptions=True)
+            await asyncio.gather(calls.call("latch.pass", {"fail": fail}), return_exceptions=True)
         client = await nats.connect(nats_server.url)
         stack.push_async_callback(client.close)
 
@@ -365,7 +365,7 @@ async def test_workers_answer_the_service_discovery_of_nats(nats_server: Broker)
         assert sum(each.num_requests for each in stats) == 3
         assert sum(each.num_errors for each in stats) == 1
         assert {each["type"] for each in raw} == {"io.nats.micro.v1.stats_response"}
-        assert "gate" not in json.dumps(raw)
+        assert "latch" not in json.dumps(raw)
 
         # An answer must not be sent to a mailbox of a caller.
         await client.publish("$SRV.PING.shop_eu", b"", reply=calls.mailbox)

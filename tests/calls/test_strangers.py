@@ -229,7 +229,7 @@ async def test_f8_a_probe_that_names_a_call_a_hundred_times_is_answered_once() -
 
     heard: list[bytes] = []
 
-    class Ear:
+    class Recorder:
         def receive(self, body: Any, reply_to: str, *more: Any, **named: Any) -> None:
             heard.append(body)
 
@@ -240,7 +240,7 @@ async def test_f8_a_probe_that_names_a_call_a_hundred_times_is_answered_once() -
     target = MemoryTarget()
     box, request_id = target.mailbox(), new_request_id()
     async with serve_calls(registry, target) as worker:
-        await target.listen([box], Ear())
+        await target.listen([box], Recorder())
         payload = RequestPayload(request_id=request_id, operation_id="say.much", reply_to=box)
         body = encode_event(CallRequested(payload=payload))
         await target.enqueue("operations", body, key=request_id, reply_to=box, wait=1)
@@ -359,7 +359,7 @@ async def test_f15_an_item_nested_beyond_reading_ends_its_subscription_and_nothi
 async def test_f25_the_last_that_is_heard_of_a_worker_that_leaves_is_that_it_does() -> None:
     heard: list[Any] = []
 
-    class Ear:
+    class Recorder:
         def receive(self, body: Any, reply_to: str, *more: Any, **named: Any) -> None:
             heard.append(read_event(body))
 
@@ -369,7 +369,7 @@ async def test_f25_the_last_that_is_heard_of_a_worker_that_leaves_is_that_it_doe
 
     target = MemoryTarget()
     async with serve_calls(OperationRegistry(), target) as worker:
-        await target.listen([target.topic("operations.callers"), "box.me"], Ear())
+        await target.listen([target.topic("operations.callers"), "box.me"], Recorder())
         probe = ProbePayload(request_ids=["nobody's"], reply_to="box.me")
         worker.receive(encode_event(CallProbed(payload=probe)), "")
 

@@ -16,7 +16,7 @@ from operations.pubsub.nats import NatsTarget, connect_nats
 from operations.pubsub.websocket import AcceptedTarget, connect_websocket, serve_websocket
 
 
-class Listener:
+class Recorder:
     """Keeps what it is told."""
 
     def __init__(self) -> None:
@@ -64,22 +64,22 @@ def event(number: int, kind: str = "call.responded") -> bytes:
 
 async def test_messages_to_a_mailbox_arrive_whole_and_in_order(world: World) -> None:
     async with two_ends(world) as (near, far):
-        listener = Listener()
+        recorder = Recorder()
         box = near.mailbox()
-        subscription = await near.listen((box,), listener)
+        subscription = await near.listen((box,), recorder)
         for number in range(500):
             await far.send(box, event(number))
-        await until(lambda: len(listener.bodies) == 500)
+        await until(lambda: len(recorder.bodies) == 500)
         await subscription.aclose()
 
-    assert listener.bodies == [event(number) for number in range(500)]
+    assert recorder.bodies == [event(number) for number in range(500)]
 
 
 async def test_messages_to_a_topic_reach_everyone_who_listens(world: World) -> None:
     if world.name == "websocket":
         pytest.skip("there is nobody but the peer")
     async with two_ends(world) as (near, far):
-        here, there = Listener(), Listener()
+        here, there = Recorder(), Recorder()
         topic = near.topic("news")
         await near.listen((near.mailbox(), topic), here)
         await far.listen((far.mailbox(), topic), there)
@@ -91,12 +91,12 @@ async def test_messages_to_a_topic_reach_everyone_who_listens(world: World) -> N
 
 async def test_every_message_in_a_queue_goes_to_exactly_one_taker(world: World) -> None:
     async with two_ends(world) as (near, far):
-        takers = [Listener(), Listener()]
+        takers = [Recorder(), Recorder()]
         count = 1 if world.name == "websocket" else 2
         for taker in takers[:count]:
             await far.consume("work", taker, lambda: 4)
         box = near.mailbox()
-        await near.listen((box,), Listener())
+        await near.listen((box,), Recorder())
         for number in range(200):
             await near.enqueue(
                 "work", event(number, "call.requested"), key=f"k{number}", reply_to=box, wait=1
@@ -112,16 +112,16 @@ async def test_every_message_in_a_queue_goes_to_exactly_one_taker(world: World) 
 @pytest.mark.requirement("F3")
 async def test_a_queue_without_takers_says_so(world: World) -> None:
     if world.name == "websocket":
-        pytest.skip("the peer's listener answers")
+        pytest.skip("the peer's recorder answers")
     async with two_ends(world) as (near, _):
-        listener = Listener()
+        recorder = Recorder()
         box = near.mailbox()
-        await near.listen((box,), listener)
+        await near.listen((box,), recorder)
         try:
             await near.enqueue("nobody", event(1, "call.requested"), key="k1", reply_to=box, wait=1)
         except NoReceiverError:
             return
-        await until(lambda: listener.unclaimed == ["k1"])
+        await until(lambda: recorder.unclaimed == ["k1"])
 
 
 async def test_presence_is_known_without_the_help_of_those_who_are_present(world: World) -> None:
@@ -129,7 +129,7 @@ async def test_presence_is_known_without_the_help_of_those_who_are_present(world
         box = far.mailbox()
         if world.name != "websocket":
             assert not await near.is_present(box)
-        subscription = await far.listen((box,), Listener())
+        subscription = await far.listen((box,), Recorder())
         assert await near.is_present(box)
         await subscription.aclose()
         if world.name != "websocket":
@@ -138,9 +138,9 @@ async def test_presence_is_known_without_the_help_of_those_who_are_present(world
 
 async def test_nothing_arrives_after_a_subscription_is_closed(world: World) -> None:
     async with two_ends(world) as (near, far):
-        listener, other = Listener(), Listener()
+        recorder, other = Recorder(), Recorder()
         box, still_there = near.mailbox(), near.mailbox()
-        subscription = await near.listen((box,), listener)
+        subscription = await near.listen((box,), recorder)
         await near.listen((still_there,), other)
         await subscription.aclose()
         await subscription.aclose()
@@ -148,14 +148,14 @@ async def test_nothing_arrives_after_a_subscription_is_closed(world: World) -> N
         await far.send(still_there, event(2))
         await until(lambda: event(2) in other.bodies)
 
-    assert listener.bodies == []
+    assert recorder.bodies == []
 
 
 async def test_what_is_too_large_is_refused_before_it_is_sent(world: World) -> None:
     if world.name == "memory":
         pytest.skip("nothing is too large for memory; the calls have their own bound")
     async with two_ends(world) as (near, far):
-        await far.listen((far.mailbox(),), Listener())
+        await far.listen((far.mailbox(),), Recorder())
         large = event(1) + b" " * near.max_bytes
         with pytest.raises(TooLargeError):
             await near.send(far.mailbox(), large)
@@ -165,9 +165,9 @@ async def test_what_is_too_large_is_refused_before_it_is_sent(world: World) -> N
 
 async def test_closing_a_taker_loses_nothing_it_has_taken(broker_world: World) -> None:
     async with two_ends(broker_world) as (near, far):
-        first, second = Listener(), Listener()
+        first, second = Recorder(), Recorder()
         box = near.mailbox()
-        await near.listen((box,), Listener())
+        await near.listen((box,), Recorder())
         leaving = await far.consume("work", first, lambda: 64)
         await far.consume("work", second, lambda: 64)
 
@@ -198,11 +198,11 @@ async def test_a_target_that_was_not_used_for_a_while_is_still_there(world: Worl
         # Longer than every transport waits between signs of life.
         await asyncio.sleep(6)
         assert near.is_connected
-        listener = Listener()
+        recorder = Recorder()
         box = near.mailbox()
-        await near.listen((box,), listener)
+        await near.listen((box,), recorder)
         await far.send(box, event(1))
-        await until(lambda: listener.bodies == [event(1)])
+        await until(lambda: recorder.bodies == [event(1)])
 
 
 async def test_whatever_a_nats_server_complains_of_the_client_comes_back(
@@ -210,14 +210,14 @@ async def test_whatever_a_nats_server_complains_of_the_client_comes_back(
 ) -> None:
     async with connect_nats(nats_server.url) as target:
         assert isinstance(target, NatsTarget)
-        listener = Listener()
+        recorder = Recorder()
         box = target.mailbox()
-        await target.listen((box,), listener)
+        await target.listen((box,), recorder)
         # Longer than any line the server reads: it says so, and hangs up.
         await target._nats.publish("x" * 5000, b"1")
         await until(lambda: target._nats.stats["reconnects"] == 1 and target.is_connected)
         await target.send(box, event(1))
-        await until(lambda: listener.bodies == [event(1)])
+        await until(lambda: recorder.bodies == [event(1)])
 
 
 @pytest.mark.requirement("R33", "F8")
@@ -227,23 +227,23 @@ async def test_a_mailbox_keeps_all_items_of_120_subscriptions_while_its_owner_pa
     """Each of them may send 256 items ahead of its reader."""
     count = 120 * 256
     async with cuttable(broker_world) as (near, through), broker_world.connect() as far:
-        listener = Listener()
+        recorder = Recorder()
         box = near.mailbox()
-        await near.listen((box,), listener)
+        await near.listen((box,), recorder)
         through.delay = 2
         for number in range(count):
             await far.send(box, event(number))
         through.delay = 0
-        await until(lambda: len(listener.bodies) == count, seconds=20)
+        await until(lambda: len(recorder.bodies) == count, seconds=20)
 
-    assert listener.bodies == [event(number) for number in range(count)]
+    assert recorder.bodies == [event(number) for number in range(count)]
 
 
 @pytest.mark.requirement("R13", "F15")
 async def test_messages_next_to_one_that_its_receiver_cannot_process_arrive(
     broker_world: World,
 ) -> None:
-    class Picky(Listener):
+    class Picky(Recorder):
         def receive(self, body: bytes, reply_to: str, *more: Any, **named: Any) -> None:
             if body == event(3, "call.requested"):
                 raise ValueError("not this one")

@@ -84,7 +84,7 @@ else:
             """Expect the client to read."""
             super().pause_writing()
             if self._unread_alarm is None:
-                self._watch(self.transport.get_write_buffer_size())
+                self._set_alarm(self.transport.get_write_buffer_size())
 
         def resume_writing(self) -> None:
             """Note that the client has read."""
@@ -93,14 +93,14 @@ else:
                 self._unread_alarm = None
             super().resume_writing()
 
-        def _watch(self, unread: int) -> None:
+        def _set_alarm(self, unread: int) -> None:
             loop = asyncio.get_running_loop()
             self._unread_alarm = loop.call_later(SEND_SECONDS, self._cut_unless_read, unread)
 
         def _cut_unless_read(self, before: int) -> None:
             unread = self.transport.get_write_buffer_size()
             if unread < before:
-                self._watch(unread)
+                self._set_alarm(unread)
             else:
                 # Closing would wait until the client has read.
                 self.transport.abort()
