@@ -2,10 +2,10 @@
 
 Rule 1: a message counts once, at one address and for a limited time. A message that is not signed with the secret, is
         for another address, too old, or older than what its sender has sent since, is dropped and counted.
-Rule 2: a signed message is still the JSON of its event, with one member more. The signature covers the text as it is,
-        so that no canonical form of JSON is needed.
+Rule 2: a signed message is still the JSON of its event, with one member more. The signature covers the exact text,
+        so no canonical form of JSON is needed.
 Rule 3: the address for replies is the one in the signed event. An address that the transport adds is ignored.
-Rule 4: signing is about writing. Permissions and TLS decide who may read.
+Rule 4: signing protects against forged messages. Use permissions and TLS against readers.
 """
 
 import hmac
@@ -126,7 +126,7 @@ class Senders:
         return len(self._by_epoch)
 
     def add(self, epoch: bytes, number: int, sent_at: float) -> bool:
-        """Note a message; return False if it arrived before, or may have."""
+        """Record a message; return False if it arrived before, or may have."""
         sender = self._by_epoch.get(epoch)
         if sender is None:
             if len(self._by_epoch) >= self._limit:
@@ -161,7 +161,7 @@ class SignedTarget:
 
     @property
     def identity(self) -> Identity | None:
-        """Who is at the other end."""
+        """Return the identity of the other end."""
         return self._target.identity
 
     @property
@@ -211,27 +211,27 @@ class SignedTarget:
         capacity: Callable[[], int],
         backlog: int | None = None,
     ) -> Subscription:
-        """Take what is signed for this queue."""
+        """Receive requests that are signed for this queue."""
         verifying = _Verifying(self, receiver, _queue(queue))
         return await self._target.consume(queue, verifying, capacity, backlog)
 
     async def send(self, address: str, body: bytes) -> None:
-        """Sign and send."""
+        """Sign and send a message."""
         await self._target.send(address, self.signer.sign(body, address))
 
     async def enqueue(
         self, queue: str, body: bytes, *, key: str, reply_to: str, wait: float
     ) -> str:
-        """Sign and put."""
+        """Sign and enqueue a request."""
         text = self.signer.sign(body, _queue(queue))
         return await self._target.enqueue(queue, text, key=key, reply_to=reply_to, wait=wait)
 
     async def is_present(self, address: str) -> bool:
-        """Whether somebody listens at `address`."""
+        """Return whether there is a listener at `address`."""
         return await self._target.is_present(address)
 
     async def count_present(self, address: str) -> int | None:
-        """Return how many listen at `address`."""
+        """Return the number of listeners at `address`."""
         return await self._target.count_present(address)
 
     async def is_waiting(self, queue: str, receipt: str) -> bool:
@@ -240,15 +240,15 @@ class SignedTarget:
 
     @property
     def admin(self) -> QueueAdmin | None:
-        """What an operator sees of the broker."""
+        """Return the operator's view of the broker."""
         return admin_of(self._target)
 
     async def dead_letter(self, queue: str, body: bytes) -> None:
-        """Keep a message, unsigned: it is for people to look at, and not to be taken again."""
+        """Keep a message without its signature: operators inspect it, workers do not read it again."""
         await self._target.dead_letter(queue, body)
 
     def refuse(self) -> None:
-        """Count a message that was dropped. Whoever sent it hears nothing, so it is told here."""
+        """Count and log a dropped message; its sender gets no reply."""
         self.forged += 1
         logger.log(
             self._refusals.level(),
@@ -265,7 +265,7 @@ class _Verifying:
         target: Verifies them, and counts the others.
         receiver: Gets them.
         address: The address that they must be signed for.
-        is_first: Whether this tells the receiver about the connection; it listens at several addresses.
+        is_first: Whether this one reports the connection to the receiver, which listens at several addresses.
     """
 
     def __init__(
@@ -312,7 +312,7 @@ def _queue(name: str) -> str:
 
 
 def signed(target: EventTarget, secret: str | bytes | None) -> EventTarget:
-    """`target` with all of its messages signed with `secret`; as it is where there is none.
+    """Return `target` with all messages signed with `secret`; unchanged if there is none.
 
     Raises:
         ValueError: If the secret is too short to be one.

@@ -1,8 +1,8 @@
 """What operators see of queues on NATS: their state, dead letters, and workers in the service discovery.
 
 Rule 1: dead letters are kept by JetStream if queues are durable. Elsewhere they are published to the subject
-        `<prefix>.aside.<queue>.<client>`, for whoever subscribes to it.
-Rule 2: discovery (`$SRV.PING`, `INFO` and `STATS`) tells the group, its version and counts, and names no operation.
+        `<prefix>.aside.<queue>.<client>`, for subscribers.
+Rule 2: discovery (`$SRV.PING`, `INFO` and `STATS`) reports the group, its version and counts, but no operation names.
 """
 
 import asyncio

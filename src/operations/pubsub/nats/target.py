@@ -181,7 +181,7 @@ class NatsTarget:
             logger.debug("NATS: %s", error)
         elif (arrival := self._arriving.get(refused[1])) is None:
             level = self._violations.level()
-            logger.log(level, "NATS told of a %s: %s", refused[0], NOT_PERMITTED)
+            logger.log(level, "NATS reported a %s: %s", refused[0], NOT_PERMITTED)
         elif not arrival.done():
             arrival.set_result(refused[0])
 
@@ -270,7 +270,7 @@ class NatsTarget:
 
         Raises:
             NotSentError: If it is neither ours nor an inbox of a plain NATS client, or no subject at all: the
-                server closes the connection of whoever publishes to something it cannot read.
+                server closes the connection of a client that publishes to an invalid subject.
         """
         if _SUBJECT.fullmatch(address) is not None:
             if self._is_mailbox(address):
@@ -510,7 +510,7 @@ class NatsTarget:
         """
         refusal = await self._refusal(subjects, act)
         if refusal:
-            raise TransportError(f"NATS told of a {refusal}: {NOT_PERMITTED}")
+            raise TransportError(f"NATS reported a {refusal}: {NOT_PERMITTED}")
 
     async def _refusal(self, subjects: Iterable[str], act: Callable[[], Awaitable[Any]]) -> str:
         """Return the server's error about doing something to `subjects`; empty once it is done.

@@ -1,8 +1,8 @@
-"""Connections to Redis that come back by themselves: one for the commands of many tasks, and one for Pub/Sub.
+"""Reconnecting connections to Redis: one for the commands of many tasks, and one for Pub/Sub.
 
-Rule 1: commands are written together, once per turn of the event loop, and answered in order.
-Rule 2: a link that breaks fails what was under way and connects again by itself, with jitter.
-Rule 3: a link that is silent although it was asked something is broken (half-open connections).
+Rule 1: commands are written together, once per turn of the event loop; replies arrive in order.
+Rule 2: when a connection breaks, its pending commands fail, and it reconnects with jitter.
+Rule 3: a connection without a reply to a pending command is broken (half-open connections).
 """
 
 import asyncio
@@ -31,21 +31,21 @@ from operations.pubsub.redis.servers import (
 logger = logging.getLogger("operations")
 
 KEEPALIVE = 5.0
-"""Seconds between signs of life."""
+"""Seconds between heartbeats."""
 
 _PIECE = 256 * 1024
-"""Bytes that are written at once."""
+"""The largest single write in bytes."""
 
 MAX_BUFFERED = 8 * 1024 * 1024
-"""Bytes that may wait to be written before senders have to."""
+"""Unwritten bytes above which senders wait."""
 
 
 class ReconnectingTask:
-    """Something that runs on a connection, and again on the next one when that breaks.
+    """A task that runs on a connection, and again on the next one when that breaks.
 
     Args:
-        work: What runs.
-        lost: Called when the connection broke.
+        work: The coroutine function to run.
+        lost: Called when the connection breaks.
         connector: Opens the connections.
         link: If given, wait for it before connecting again: of the connections of a client that lost them all, one
             tries, and the others follow.
@@ -70,7 +70,7 @@ class ReconnectingTask:
         """Run in the background until `stop`; returns when it is `ready`.
 
         Raises:
-            TransportError: If that takes too long; then nothing goes on in the background.
+            TransportError: If that takes too long; then nothing runs in the background.
         """
         self._task = asyncio.get_running_loop().create_task(self._run())
         try:
@@ -97,7 +97,7 @@ class ReconnectingTask:
                 self._failure = error
                 self._lost(f"the connection to Redis was lost: {error}")
             except Exception as error:
-                # Nobody else would notice: whatever it is, the next connection is a new chance.
+                # Reconnect after any error: no other task would notice it.
                 logger.exception("reading from Redis failed")
                 self._lost(f"reading from Redis failed: {error}")
             else:
@@ -161,7 +161,7 @@ class PipelinedConnection:
         await self._supervised.start(self._up)
 
     async def aclose(self) -> None:
-        """Write what waits to be written, and disconnect."""
+        """Write pending commands, and disconnect."""
         if self._up.is_set() and self._outbox:
             self._wake.set()
             await asyncio.wait({asyncio.ensure_future(self._drained.wait())}, timeout=1)
@@ -186,10 +186,10 @@ class PipelinedConnection:
             raise NotSentError("Redis cannot be reached") from None
 
     async def request(self, *command: Any, size: int = 0) -> Any:
-        """The answer to a command.
+        """Send a command and return its reply.
 
         Raises:
-            TransportError: If it may or may not have been carried out.
+            TransportError: If it is unknown whether Redis executed it.
             redis.ResponseError: As Redis gave it.
         """
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -197,7 +197,7 @@ class PipelinedConnection:
         return await future
 
     async def tell(self, *command: Any, size: int = 0) -> None:
-        """Send a command whose answer nobody needs."""
+        """Send a command and ignore its reply."""
         await self._add(command, None, size)
 
     async def _add(
@@ -213,7 +213,7 @@ class PipelinedConnection:
         self._wake.set()
 
     async def _live(self) -> None:
-        """Be connected, until the connection breaks."""
+        """Keep the connection until it breaks."""
         connection = await self._connector.connect()
         tasks: list[asyncio.Task[None]] = []
         try:
@@ -236,7 +236,7 @@ class PipelinedConnection:
             self._up.clear()
             for task in tasks:
                 task.cancel()
-            # Before anything is awaited: whoever closes the link may cut this short.
+            # Before the first await, because closing may cancel this.
             self._fail_all()
             # Once broken, the next connection is a restored one.
             self._supervised.backoff.attempt = max(self._supervised.backoff.attempt, 1)
@@ -249,7 +249,7 @@ class PipelinedConnection:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            # One more turn, so that everything sent in this one goes together.
+            # Wait one turn, so that all commands of this turn are written together.
             await asyncio.sleep(0)
             batch, self._outbox = self._outbox, []
             self._outbox_bytes = 0
@@ -321,15 +321,15 @@ class PipelinedConnection:
 
 
 class PubSubConnection:
-    """A connection that only listens, and comes back by itself.
+    """A reconnecting connection that only subscribes.
 
     Args:
         connector: Opens the connections.
-        link: The connection of the same client that speaks.
-        wanted: The command that subscribes to everything, for a new connection; nothing if there is nothing.
-        deliver: Takes every message.
-        lost: Hears that the connection broke.
-        restored: Hears that it is back.
+        link: The connection of the same client for commands.
+        wanted: Returns the command that subscribes a new connection to all channels; empty if there are none.
+        deliver: Called with every message.
+        lost: Called when the connection breaks.
+        restored: Called when it is restored.
     """
 
     def __init__(
@@ -354,7 +354,7 @@ class PubSubConnection:
 
     @property
     def is_up(self) -> bool:
-        """Whether the connection stands."""
+        """Whether it is connected."""
         return self._connection is not None
 
     async def open(self) -> None:
@@ -377,9 +377,9 @@ class PubSubConnection:
             self._leaving = asyncio.ensure_future(connection.disconnect(nowait=True))
 
     async def tell(self, *command: str) -> None:
-        """Send a command; nothing while there is no connection, for the next one is told all that is wanted."""
+        """Send a command; do nothing while disconnected, because the next connection subscribes to all channels."""
         if self._connection is not None:
-            # Where it breaks just now, the reader notices, and there is a next one.
+            # If it breaks now, the reader notices and reconnects.
             with suppress(*CONNECTION_ERRORS):
                 await self._connection.send_command(*command)
 
@@ -402,7 +402,7 @@ class PubSubConnection:
             while True:
                 message = await connection.read_response()
                 self._heard_at = loop.time()
-                # Without any subscription the answer to a PING is no message.
+                # Without a subscription, the reply to PING is not a message.
                 if isinstance(message, list):
                     self._deliver(message)
         finally:

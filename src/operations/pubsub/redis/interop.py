@@ -1,7 +1,7 @@
 """The original protocol on Redis Pub/Sub: one channel for each type of event, read by everyone.
 
-The channel of an event is `prefix + type + ":" + id`; the id is empty, but one is accepted. Everyone who listens gets
-every answer, so nothing is private here, and every worker gets every request, so there should be one.
+The channel of an event is `prefix + type + ":" + id`; we send an empty id and accept any. All subscribers get all
+replies, so nothing is private, and every worker gets every request, so run only one.
 
 Rule: a client subscribes only to what it needs. Redis counts the subscribers of a request, so a caller learns at once
       that there is no worker.
@@ -23,7 +23,7 @@ from operations.pubsub.redis.connection import PipelinedConnection, PubSubConnec
 from operations.pubsub.redis.servers import SILENCE, Connector
 
 _SEND_WAIT = 3.0
-"""Seconds an answer waits for a connection that is being restored."""
+"""Seconds that a reply waits for a connection that is being restored."""
 
 
 _REPLIES = (
@@ -41,7 +41,7 @@ _frames = msgspec.json.Decoder(_Frame)
 
 
 class RedisInteropTarget:
-    """One client that speaks the original topics. Made by `connect_redis_interop`."""
+    """A client of the original protocol. Created by `connect_redis_interop`."""
 
     def __init__(
         self,
@@ -96,19 +96,19 @@ class RedisInteropTarget:
         return self._link.is_up and self._connection.is_up
 
     def mailbox(self) -> str:
-        """Nothing: there are no private addresses here."""
+        """Return an empty address: there are no private ones."""
         return ""
 
     def topic(self, name: str) -> str:
-        """Nothing: the type of an event is its address."""
+        """Return an empty address: the type of an event is its channel."""
         return ""
 
     def control(self, name: str) -> str:
-        """Nothing: the type of an event is its address."""
+        """Return an empty address: the type of an event is its channel."""
         return ""
 
     async def listen(self, addresses: Sequence[str], receiver: Receiver) -> Registration:
-        """Get every event that is no request."""
+        """Receive all events except requests."""
         enforce_lists(addresses=addresses)
         return await self._register(self._listeners, receiver)
 
@@ -119,7 +119,7 @@ class RedisInteropTarget:
         capacity: Callable[[], int],
         backlog: int | None = None,
     ) -> Registration:
-        """Get every request."""
+        """Receive all requests."""
         return await self._register(self._takers, receiver)
 
     async def _register(self, receivers: list[Receiver], receiver: Receiver) -> Registration:
@@ -145,7 +145,7 @@ class RedisInteropTarget:
         return registration
 
     async def _update_patterns(self) -> None:
-        """Subscribe to what is needed now, and release the rest."""
+        """Subscribe to the needed channels, and unsubscribe from the others."""
         needed = self._patterns()
         added = [pattern for pattern in needed if pattern not in self._confirmed]
         released = [pattern for pattern in self._confirmed if pattern not in needed]
@@ -167,7 +167,7 @@ class RedisInteropTarget:
         return ("PSUBSCRIBE", *patterns) if patterns else ()
 
     async def send(self, address: str, body: bytes) -> None:
-        """Publish to everyone."""
+        """Publish to all subscribers."""
         if len(body) > self.max_bytes:
             raise TooLargeError(f"{len(body)} bytes are more than {self.max_bytes}")
         await self._link.ready(_SEND_WAIT)
@@ -176,12 +176,12 @@ class RedisInteropTarget:
     async def enqueue(
         self, queue: str, body: bytes, *, key: str, reply_to: str, wait: float
     ) -> str:
-        """Publish a request to everyone who takes requests."""
+        """Publish a request to all workers."""
         if len(body) > self.max_bytes:
             raise TooLargeError(f"{len(body)} bytes are more than {self.max_bytes}")
         await self._link.ready(wait)
         if not await self._link.request("PUBLISH", self._channel(body), body, size=len(body)):
-            raise NoReceiverError("nobody subscribes to requests")
+            raise NoReceiverError("no worker subscribes to requests")
         return ""
 
     def _channel(self, body: bytes) -> str:
@@ -191,7 +191,7 @@ class RedisInteropTarget:
             raise NotSentError(f"not an event: {error}") from error
 
     async def is_present(self, address: str) -> bool:
-        """Nobody can tell, so nobody is taken for gone."""
+        """Return True, because the presence of a listener is not known."""
         return True
 
     async def count_present(self, address: str) -> int | None:
@@ -231,7 +231,7 @@ class RedisInteropTarget:
 
 
 def _literally(prefix: str) -> str:
-    """`prefix` as a pattern that matches nothing else."""
+    """Return a pattern that matches only `prefix`."""
     return "".join(
         f"\\{character}" if character in "*?[]\\^" else character for character in prefix
     )
@@ -247,12 +247,12 @@ async def connect_redis_interop(
     max_values: int = MAX_REQUEST_VALUES,
     connect_timeout: float = 5,
 ) -> AsyncGenerator[RedisInteropTarget]:
-    """Speak the original protocol on Redis Pub/Sub for the length of an `async with` block.
+    """Use the original protocol on Redis Pub/Sub during an `async with` block.
 
     Args:
         url: As redis-py takes it.
         prefix: Of every channel.
-        trusted: Believe the `identity` inside events.
+        trusted: Trust the `identity` inside events.
         max_bytes: The largest message.
         max_values: How many JSON values a message may hold, both ways. All clients should agree.
         connect_timeout: Seconds for a connection to be made, with its handshake.

@@ -1,6 +1,6 @@
-"""Where a Redis client receives: mailboxes, queues and Pub/Sub channels.
+"""Readers of a Redis client: mailboxes, queues and Pub/Sub channels.
 
-Each has a connection of its own, because a read that waits blocks every command behind it.
+Each has its own connection, because a blocking read delays every later command.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from operations.pubsub.redis.servers import SILENCE, Connector, ask, pack_comman
 logger = logging.getLogger("operations")
 
 _BLOCK = 500
-"""Milliseconds a read waits at the server, which is also how often an idle worker looks for abandoned entries."""
+"""Milliseconds that a read blocks, and the interval at which an idle worker looks for abandoned entries."""
 
 _HOT_BLOCK = int(IDLE * 1000)
 """The same while requests keep coming."""
@@ -51,20 +51,20 @@ _SHORT_AGE = 0.01
 """Seconds in a queue that do not count."""
 
 _MAILBOX_BATCH = 64
-"""Messages read at once."""
+"""Messages per read."""
 
 _MAILBOX_BLOCK = 2000
-"""The same for mailboxes, which is also how long one that was taken away is missing."""
+"""The same for mailboxes, and the time after which a removed one is created again."""
 
 _MAILBOX_SECONDS = 120
-"""How long a mailbox outlives the last sign of its owner."""
+"""Lifetime of a mailbox after the last heartbeat of its owner."""
 
 _TRIM_EVERY = 256
 """Messages read between clean-ups of a mailbox."""
 
 
 class _Reader(ABC):
-    """Waits at the server on a connection of its own, and on the next one when that breaks.
+    """Reads on its own connection, and on the next one when that breaks.
 
     Attributes:
         is_up: Whether it reads now.
@@ -85,7 +85,7 @@ class _Reader(ABC):
         self.is_up = False
 
     async def open(self) -> None:
-        """Make what is read and start to read; what is sent from now on arrives.
+        """Create the streams and start to read; messages sent from now on arrive.
 
         Raises:
             TransportError: If Redis cannot be reached.
@@ -113,7 +113,7 @@ class _Reader(ABC):
 
     @abstractmethod
     async def _create(self, connection: Any) -> None:
-        """Make what is read, where it is not there."""
+        """Create the streams if they do not exist."""
 
     @abstractmethod
     async def _read(self, connection: Any) -> None:
@@ -130,14 +130,14 @@ class MailboxReader(_Reader):
         self._since_trim = 0
 
     async def aclose(self) -> None:
-        """Stop reading, and take the streams away."""
+        """Stop reading, and delete the streams."""
         await self._supervised.stop()
         if self._link.is_up:
             for box in self._positions:
                 await self._link.tell("DEL", box)
 
     async def _create(self, connection: Any) -> None:
-        """Keep the streams alive, or make them, again if need be; the empty entry is nobody's message."""
+        """Extend the lifetime of the streams, or create them; the empty entry is not a message."""
         for box in self._positions:
             if not await ask(connection, "EXPIRE", box, _MAILBOX_SECONDS):
                 self._positions[box] = await ask(connection, "XADD", box, "*", "e", b"")
@@ -151,7 +151,7 @@ class MailboxReader(_Reader):
             for box, entries in answer or ():
                 self._deliver(box.decode(), entries)
             now = asyncio.get_running_loop().time()
-            # Nothing comes to a mailbox that was flushed or evicted: whoever is told nothing looks whether it is there.
+            # A flushed or evicted mailbox receives nothing, so check that it exists after a silent period.
             if not answer or now - renewed_at > _MAILBOX_SECONDS / 4:
                 renewed_at = now
                 await self._create(connection)
@@ -163,7 +163,7 @@ class MailboxReader(_Reader):
             self._positions[box] = entry_id
             if fields and fields[1]:
                 deliver(self._receiver, fields[1], "")
-                # Large messages must not pile up.
+                # Limit the memory of large messages.
                 self._since_trim += 1 + len(fields[1]) // 4096
 
     async def _trim(self) -> None:
@@ -291,7 +291,7 @@ class QueueReader(_Reader):
                     await self._supervised.ended()
         await self._supervised.stop()
         if self._link.is_up:
-            # What it has not begun goes to others first.
+            # Entries that have not begun go to other workers first.
             await self._link.tell("EVAL", _LEAVE, *self._keys(), self._consumer)
 
     async def _create(self, connection: Any) -> None:
@@ -471,11 +471,11 @@ class Channels:
 
     @property
     def is_up(self) -> bool:
-        """Whether the connection stands."""
+        """Whether it is connected."""
         return self._connection.is_up
 
     async def subscribe(self, channel: str, receiver: Receiver | None) -> None:
-        """Subscribe; returns when the server has confirmed it.
+        """Subscribe, and return when the server has confirmed it.
 
         Raises:
             TransportError: If it does not.

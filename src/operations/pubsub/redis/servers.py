@@ -1,6 +1,6 @@
 """The servers that a Redis client connects to: one server, the master that Sentinel names, or a shard of a cluster.
 
-Rule 1: every connect, with its handshake and the question for the server, has a time limit.
+Rule 1: every connect, with its handshake and the lookup of the server, has a time limit.
 Rule 2: in a cluster, all keys of a prefix carry one hash tag. They are on one shard, and so is the presence of clients.
 """
 
@@ -27,15 +27,15 @@ from operations.pubsub.base import NOT_PERMITTED
 from operations.pubsub.config import enforce_address
 
 SILENCE = 12.0
-"""Seconds without an answer after which a connection is given up."""
+"""Seconds without a reply after which a connection is closed."""
 
 CONNECTION_ERRORS = (RedisError, OSError, EOFError, asyncio.IncompleteReadError)
 
 pack_command: Callable[[tuple[Any, ...]], bytes] = cast("Any", hiredis).pack_command
-"""Return a command as it is sent. redis-py does this in Python, which takes ten times as long."""
+"""Return the bytes of a command. redis-py packs it in Python, which takes ten times as long."""
 
 _MAX_HOPS = 3
-"""Nodes of a cluster that are asked in turn for the one that has a slot."""
+"""Number of cluster nodes that are asked for the owner of a slot."""
 
 _DEFAULT_PORTS = {"sentinel": 26379, "cluster": 6379}
 
@@ -123,8 +123,8 @@ class Connector:
         self._address = _read(url)
         is_tagged = "{" in prefix or self._address.kind != "cluster"
         self.prefix = prefix if is_tagged else f"{{{prefix.rstrip(':')}}}:"
-        # RESP2, because answers are read as they are and maps would only cost time. No retries: only
-        # we know what may be sent twice.
+        # RESP2, because replies are not converted to maps. No retries, because only
+        # we know which commands may be sent twice.
         with suppress(TypeError, ValueError, RedisError):
             pool: Any = ConnectionPool.from_url(  # pyright: ignore[reportUnknownMemberType]
                 self._address.url,
@@ -163,7 +163,7 @@ class Connector:
         return connection
 
     async def aclose(self) -> None:
-        """Close what is left open."""
+        """Close the remaining connections."""
         await self._pool.disconnect()
 
     async def _find(self) -> Any:
@@ -275,7 +275,7 @@ def is_wrong_server(error: Exception) -> bool:
 
 
 async def ask(connection: Any, *command: Any, timeout: float | None = None) -> Any:
-    """Send one command on a connection nobody else uses, and read its answer.
+    """Send one command on an unshared connection, and read its reply.
 
     Raises:
         TransportError: If the connection breaks or stays silent, or Redis does not permit it.
@@ -291,7 +291,7 @@ async def ask(connection: Any, *command: Any, timeout: float | None = None) -> A
 async def read_answer(
     connection: Any, command: tuple[Any, ...], timeout: float | None = None
 ) -> Any:
-    """Read the answer to a command that was sent.
+    """Read the reply to a command.
 
     Raises:
         TransportError: As `ask`.
@@ -299,7 +299,7 @@ async def read_answer(
     """
     timeout = SILENCE if timeout is None else timeout
     try:
-        # Not by the library's own timeout: it gives None, and the answer would be taken for that to the next command.
+        # The library's own timeout returns None, and the late reply would be taken for that of the next command.
         async with asyncio.timeout(timeout):
             return await connection.read_response()
     except NoPermissionError as error:

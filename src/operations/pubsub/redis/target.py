@@ -3,12 +3,12 @@
 queue     a stream of each client, with one consumer group: one entry, one worker. The script that adds an entry first
           checks that a worker reads the queue and how many requests wait in it, and drops a key it has seen before.
           Workers load it, so that clients need no permission to run scripts of their own.
-mailbox   a stream that its owner creates and reads. Unlike Pub/Sub it keeps what is sent while a reader
-          reconnects; what is sent to an owner that is gone is dropped, for the stream is gone too.
+mailbox   a stream that its owner creates and reads. Unlike Pub/Sub it keeps messages while the reader
+          reconnects; messages to an owner that is gone are dropped, because its stream is deleted.
 topic     a Pub/Sub channel
 control   a Pub/Sub channel of each client
-presence  whoever listens or takes also subscribes to a channel of that name; the server counts them, and
-          sees a killed process at once.
+presence  every reader also subscribes to a channel of the same name; the server counts the subscribers, and
+          notices a killed process at once.
 """
 
 import asyncio
@@ -69,7 +69,7 @@ return ids
 
 _PUT_SHA = sha1(_PUT.encode(), usedforsecurity=False).hexdigest()
 
-_NOBODY, _FULL = -1, -2
+_NO_WORKER, _FULL = -1, -2
 
 _ENTRY = re.compile(r"\d{1,20}-\d{1,20}", re.ASCII)
 """The id of an entry of a stream."""
@@ -84,7 +84,7 @@ _BATCH_BYTES = 256 * 1024
 """Requests that are added by one script. Redis does nothing else meanwhile."""
 
 _SEND_WAIT = 3.0
-"""Seconds an answer waits for a connection that is being restored."""
+"""Seconds that a reply waits for a connection that is being restored."""
 
 
 _WRONG_SERVER_PAUSE = 0.1
@@ -92,7 +92,7 @@ _WRONG_SERVER_PAUSE = 0.1
 
 
 class RedisTarget:
-    """One client of a Redis server. Made by `connect_redis`."""
+    """A client of a Redis server. Created by `connect_redis`."""
 
     def __init__(
         self,
@@ -181,7 +181,7 @@ class RedisTarget:
         )
 
     async def _ready(self, wait: float) -> None:
-        """Wait until what is asked can be answered: an answer to a mailbox that is not back yet is lost."""
+        """Wait until all readers are connected: a reply to a mailbox that is not restored yet is lost."""
         try:
             async with asyncio.timeout(wait):
                 while not self.is_connected:
@@ -195,7 +195,7 @@ class RedisTarget:
             receiver.lost(reason)
 
     def _restored(self) -> None:
-        """One of the connections is back; when all are, so is this client."""
+        """Note a restored connection; the client is restored when all are."""
         if self.is_connected:
             self._mended.set()
             for receiver in tuple(self._receivers):
@@ -297,11 +297,11 @@ class RedisTarget:
             raise NotSentError(f"{address!r} is no address of ours")
 
     async def is_present(self, address: str) -> bool:
-        """Whether somebody listens at `address`."""
+        """Return whether there is a listener at `address`."""
         return bool(await self.count_present(address))
 
     async def count_present(self, address: str) -> int | None:
-        """Return how many listen at `address`."""
+        """Return the number of listeners at `address`."""
         try:
             _, count = await self._link.request("PUBSUB", "NUMSUB", address)
         except ResponseError as error:
@@ -328,14 +328,14 @@ class RedisTarget:
             for client in self._clients if backlog is not None else ():
                 await self._link.tell("SET", self._backlog(queue, client), backlog)
             for name in queues:
-                # When it ends, nothing more is put, and then what was taken is delivered.
+                # After it ends, no entry is read, and the entries already read are delivered.
                 await self._subscribe(name, None, undo)
             return undo.pop_all()
 
     async def enqueue(
         self, queue: str, body: bytes, *, key: str, reply_to: str, wait: float
     ) -> str:
-        """Add `body` to the queue's stream, together with all that is put in this turn of the loop."""
+        """Add `body` to the queue's stream, together with all requests of this turn of the loop."""
         if len(body) > self.max_bytes:
             raise TooLargeError(f"{len(body)} bytes are more than {self.max_bytes}")
         loop = asyncio.get_running_loop()
@@ -352,7 +352,7 @@ class RedisTarget:
                 await asyncio.sleep(_WRONG_SERVER_PAUSE)
             else:
                 break
-        if answer == _NOBODY:
+        if answer == _NO_WORKER:
             named = f"; on Redis they name their clients: clients=[{self._client!r}]"
             hint = "" if self._client == ANY_CLIENT else named
             raise NoReceiverError(f"no worker serves the group {queue!r}{hint}")
@@ -361,7 +361,7 @@ class RedisTarget:
         return str(answer, "ascii")
 
     async def _add(self, queue: str, key: str, body: bytes) -> Any:
-        """Return the id of the new entry, or `_NOBODY` or `_FULL`."""
+        """Return the id of the new entry, or `_NO_WORKER` or `_FULL`."""
         batch = self._batches.get(queue)
         if batch is None or batch.size > _BATCH_BYTES:
             batch = self._batches[queue] = _Batch()
@@ -398,7 +398,7 @@ class RedisTarget:
             return await self._link.request("EVAL", _PUT, *arguments, size=size)
         except NoPermissionError:
             # Workers load the script before they take anything.
-            return _NOBODY
+            return _NO_WORKER
 
     async def is_waiting(self, queue: str, receipt: str) -> bool:
         """Return whether an entry is in the queue: it is removed when a worker begins it."""
@@ -506,7 +506,7 @@ def _milliseconds(entry: bytes) -> int:
 
 
 class _Batch:
-    """What is put into one queue in one turn of the event loop."""
+    """Requests that are added to one queue in one turn of the event loop."""
 
     def __init__(self) -> None:
         self.arguments: list[Any] = []
@@ -517,7 +517,7 @@ class _Batch:
         self._waiting: list[asyncio.Future[Any]] = []
 
     def add(self, key: str, body: bytes) -> "asyncio.Future[Any]":
-        """Add a request; return the future of its entry id, or of `_NOBODY` or `_FULL`."""
+        """Add a request; return the future of its entry id, or of `_NO_WORKER` or `_FULL`."""
         self.arguments += (key, body)
         self.size += len(body)
         future: asyncio.Future[Any] = self._loop.create_future()

@@ -91,7 +91,7 @@ class Socket(Protocol):
 class LibrarySocket:
     """A connection of the `websockets` library.
 
-    What is sent in one turn of the event loop is written in pieces of `_GATHERED` messages, and the rest at its end.
+    Messages of one turn of the event loop are written in pieces of `_GATHERED`, and the rest at its end.
     The library would write every message for itself: for a small message, the frame and the system call cost more than
     the message. If the peer reads batches, each piece is one frame.
 
