@@ -124,7 +124,7 @@ def test_a_person_confirms_a_call_that_needs_it(
     see(child, 'Run work.add with {"a":1}?')
     child.sendline(answer)
 
-    see(child, "2" if code == 0 else "was not approved")
+    see(child, "2" if code == 0 else "was not confirmed")
     assert end(child) == code
 
 
