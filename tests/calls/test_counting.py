@@ -1,6 +1,5 @@
 """Faults F8 and F9: what a subscription may have under way, counted alike at both ends."""
 
-import asyncio
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
@@ -88,11 +87,11 @@ async def test_f9_a_producer_that_ignores_its_bounds_is_cut_off_with_an_error(
         await server.start()
         stream = calls.subscribe("flood.start")
         items = 0
-        with anyio.fail_after(10), pytest.raises(CallError) as caught:
+        with anyio.fail_after(60), pytest.raises(CallError) as caught:
             async for _ in stream:
                 items += 1
-                await asyncio.sleep(0.001)
-        await until(lambda: server.active == 0)
+                # A reader that stops after its first item; what was buffered until the end is still its own.
+                await until(lambda: server.active == 0)
 
     assert caught.value.code == ErrorCode.RESOURCE_EXHAUSTED
     # At most 8 MiB, and 1,000 items, wait for the reader.
