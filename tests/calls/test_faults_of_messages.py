@@ -326,6 +326,7 @@ async def test_f17_answers_to_unknown_requests_are_ignored(
         assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3
 
 
+@pytest.mark.no_cover
 @pytest.mark.requirement("R13")
 @settings(
     max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]

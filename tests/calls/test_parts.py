@@ -130,6 +130,7 @@ def test_a_word_too_large_to_keep_is_not_kept_but_its_id_is() -> None:
     assert recent.last_reply("a", "box") is None
 
 
+@pytest.mark.no_cover
 @pytest.mark.requirement("R42")
 def test_r42_what_is_remembered_takes_no_more_than_is_allowed_for_it() -> None:
     recent = Recent(max_ids=20_000, max_bytes=4 * 1024 * 1024)
