@@ -102,6 +102,10 @@ class Leftovers:
         """What the test has left."""
         if self._loop is not None:
             self._loop.run_until_complete(asyncio.sleep(0))
+            # A task that was cancelled may need a few more turns.
+            ending = [task for task in self._all_tasks() - self._tasks if task.cancelling()]
+            if ending:
+                self._loop.run_until_complete(asyncio.wait(ending, timeout=5))
         # Whatever nobody looked at is told of as it is collected.
         growth = self._memory.growth()
         found = [*self._found, *map(repr, self._all_tasks() - self._tasks)]
