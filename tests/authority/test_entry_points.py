@@ -620,7 +620,7 @@ async def test_every_store_changes_values_by_compare_and_set(kind: str, tmp_path
             '[ledger]\nfile = "a"\nkey = { env = "K" }\n[serve]\nprocesses = 2',
             "each process needs a file",
         ),
-        ('[authority]\nbroker = "main"', "no broker of this file"),
+        ('[authority]\nbroker = "main"', "not a broker of this file"),
     ],
 )
 def test_several_processes_need_a_store_that_they_share(
