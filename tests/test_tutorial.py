@@ -168,6 +168,7 @@ def terminals(home: Path) -> Iterator[dict[str, Terminal]]:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(bool(MISSING), reason=f"not on this machine: {', '.join(MISSING)}")
 def test_the_tutorial_followed_word_for_word_works(

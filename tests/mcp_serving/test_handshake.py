@@ -460,9 +460,13 @@ async def test_a_request_is_freed_without_the_garbage_collector(mode: str) -> No
     gc.collect()
     gc.disable()
     try:
-        for _ in range(20):
-            await post("tools/call", params, *headers)
-        assert gc.collect() < 20
+        cycles: list[int] = []
+        # The least of three, because tasks of earlier tests may end meanwhile.
+        for _ in range(3):
+            for _ in range(20):
+                await post("tools/call", params, *headers)
+            cycles.append(gc.collect())
+        assert min(cycles) < 20
     finally:
         gc.enable()
 

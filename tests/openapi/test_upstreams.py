@@ -93,6 +93,7 @@ async def test_statuses_never_open_the_breaker() -> None:
         assert await outcomes(registry, 12) == [ErrorCode.EXECUTION_ERROR] * 12
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("by", ["timeout", "deadline"])
 async def test_timeouts_open_the_breaker(by: str) -> None:
     stopped = asyncio.Event()
