@@ -88,13 +88,16 @@ async def test_a_handler_that_hangs_costs_its_call_alone_even_if_it_will_not_be_
                 await released.wait()
         return {"action": "decline"}
 
-    with anyio.fail_after(10):
-        async with connect_mcp("raw", raw(elicit=stubborn, timeout=0.3)) as client:
-            registry = OperationRegistry(client)
-            with pytest.raises(CallError) as caught:
-                await registry.execute("raw.ask", {"method": "elicitation/create"})
-            assert (await registry.execute("raw.pid", {})).data
-    released.set()
+    try:
+        with anyio.fail_after(20):
+            async with connect_mcp("raw", raw(elicit=stubborn, timeout=1)) as client:
+                registry = OperationRegistry(client)
+                with pytest.raises(CallError) as caught:
+                    await registry.execute("raw.ask", {"method": "elicitation/create"})
+                assert (await registry.execute("raw.pid", {})).data
+    finally:
+        # Also after a failure: the event loop waits for this task when it is closed.
+        released.set()
 
     assert caught.value.code == ErrorCode.TIMEOUT
 
