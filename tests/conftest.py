@@ -18,7 +18,7 @@ PROJECT = Path(__file__).resolve().parent.parent
 
 # How long an example takes says more about the machine than about the code.
 settings.register_profile(
-    "default", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow]
+    "default", deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("default")
 

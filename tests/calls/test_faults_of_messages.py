@@ -329,7 +329,7 @@ async def test_f17_answers_to_unknown_requests_are_ignored(
 @pytest.mark.no_cover
 @pytest.mark.requirement("R13")
 @settings(
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
     st.one_of(

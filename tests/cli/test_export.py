@@ -315,7 +315,7 @@ _SCHEMAS = st.recursive(
 
 
 @pytest.mark.requirement("R59")
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.lists(st.tuples(_CLASSES, _TEXT, _TEXT, _SCHEMAS, _SCHEMAS), min_size=1, max_size=3))
 def test_third_party_text_in_a_python_client_is_never_code(
     tmp_path_factory: pytest.TempPathFactory, parts: list[tuple[str, str, str, Any, Any]]

@@ -93,7 +93,7 @@ def contract(spec: OperationSpec) -> JSONObject:
 
 
 @settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(made=registries())
 @BOTH
@@ -131,7 +131,7 @@ async def test_an_export_carries_all_that_an_import_needs(
                 assert type(data) is type(value)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(made=registries())
 @pytest.mark.parametrize("version", ["2025-11-25", "auto"])
 async def test_an_import_of_a_trusted_export_has_the_same_contracts_and_results(

@@ -324,7 +324,7 @@ def used_only(schema: Any) -> Any:
     return schema if placed is None else restore_schema(placed[0], components.schemas, placed[1])
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.lists(specs(), max_size=4, unique_by=lambda s: s.id.lower()))
 def test_what_was_exported_is_what_is_read_back(exported: list[OperationSpec]) -> None:
     registry = OperationRegistry(Operation(each, nothing) for each in exported)

@@ -95,7 +95,7 @@ def test_dot_segments_and_empty_values_are_refused(value: Any) -> None:
 
 @pytest.mark.requirement("R01")
 @given(value=st.one_of(st.text(), st.text("./\\%2e5;?#@:"), st.lists(st.text("./%a"), max_size=3)))
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=150)
 @pytest.mark.parametrize("style", ["simple", "label", "matrix"])
 @pytest.mark.parametrize("explode", [False, True])
 def test_no_text_leaves_its_segment_in_any_style(value: Any, style: str, explode: bool) -> None:
@@ -596,7 +596,7 @@ async def test_arguments_are_validated_before_anything_is_sent(echo: Echo) -> No
     name=st.text(),
     value=st.one_of(st.text(), st.lists(st.text()), st.dictionaries(st.text(), st.text())),
 )
-@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 def test_no_query_argument_adds_a_parameter(name: str, value: Any) -> None:
     try:
         f"{name}{value}".encode()

@@ -23,7 +23,7 @@ from operations.schema.planning.plans import Planner
 from operations.schema.reading.checking import Checker
 
 many = settings(
-    max_examples=60,
+    max_examples=30,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
@@ -199,7 +199,7 @@ def _differences(
 
 
 @pytest.mark.requirement("R52")
-@settings(many, max_examples=200)
+@settings(many, max_examples=80)
 @given(any_schemas, json_values, st.sampled_from(["cast", "keep"]))
 @example(
     {
