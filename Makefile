@@ -1,6 +1,8 @@
 # Two commands do everything: `make demo` and `make test`. Both build their own virtual environment.
 PYTHON ?= python3
 VENV := .venv
+# The tests start hundreds of processes; without bytecode each of them would compile the package again.
+export PYTHONDONTWRITEBYTECODE :=
 STARTED := $(shell date +%s)
 seconds = $$(($$(date +%s) - $(STARTED))) s
 

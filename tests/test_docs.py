@@ -15,84 +15,25 @@ import re
 import subprocess
 import sys
 from collections.abc import Coroutine
-from importlib.util import find_spec
 from pathlib import Path
-from textwrap import indent
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import pytest
 from aiohttp import web
 from tests.conftest import PROJECT
+from tests.docs_code import BLOCK, PAGES
 from tests.openapi.serving import serving
 from tests.servers import RedisServer
 from tests.servers import running as running_broker
 
 from operations.config import parse_config
 
-PAGES = [
-    PROJECT / "README.md",
-    PROJECT / "CONTRIBUTING.md",
-    *sorted((PROJECT / "docs").rglob("*.md")),
-]
 NEEDS = {"fastapi": "fastapi"}
 """What the code of a page needs besides this package and its extras."""
 
-BLOCK = re.compile(
-    r"^```python\n(.*?)^```\n(?:\n```output\n(.*?)^```\n)?", re.MULTILINE | re.DOTALL
-)
 CODE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\((?!https?:)([^)#\s]+)")
-
-
-def typed_module(code: str) -> str:
-    """Return a module in which the snippets of a page are the body of a coroutine, below their imports."""
-    lines = code.splitlines()
-    tree = cast(
-        "ast.Module",
-        compile(code, "<page>", "exec", flags=ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT),
-    )
-    imported = {
-        number
-        for node in tree.body
-        if isinstance(node, (ast.Import, ast.ImportFrom))
-        for number in range(node.lineno - 1, cast("int", node.end_lineno))
-    }
-    imports = "\n".join(lines[number] for number in sorted(imported))
-    body = "\n".join(line for number, line in enumerate(lines) if number not in imported)
-    return f"{imports}\n\n\nasync def main() -> None:\n{indent(body, '    ')}\n"
-
-
-def test_the_code_of_the_docs_passes_strict_type_checks(tmp_path: Path) -> None:
-    for page in PAGES:
-        code = "\n".join(code for code, _ in BLOCK.findall(page.read_text(encoding="utf-8")))
-        is_possible = page.stem not in NEEDS or find_spec(NEEDS[page.stem]) is not None
-        if code and is_possible:
-            (tmp_path / f"page_{page.stem.replace('-', '_')}.py").write_text(
-                typed_module(code), encoding="utf-8"
-            )
-    relaxed = dict.fromkeys(
-        ("reportUnusedFunction", "reportUnusedClass", "reportUnusedImport", "reportUnusedVariable"),
-        False,
-    )
-    settings = {"typeCheckingMode": "strict", "reportRedeclaration": False, **relaxed}
-    (tmp_path / "pyrightconfig.json").write_bytes(msgspec.json.encode(settings))
-    bin_folder = Path(sys.executable).parent
-
-    for command in (
-        [str(bin_folder / "pyright"), "--pythonpath", sys.executable, "-p", str(tmp_path)],
-        [
-            str(bin_folder / "mypy"),
-            "--strict",
-            "--disable-error-code=no-redef",
-            "--config-file=",
-            str(tmp_path),
-        ],
-    ):
-        done = subprocess.run(
-            command, cwd=tmp_path, capture_output=True, text=True, timeout=110, check=False
-        )
-        assert done.returncode == 0, done.stdout
 
 
 def start(code: str, namespace: dict[str, Any]) -> Coroutine[Any, Any, None] | None:

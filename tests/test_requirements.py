@@ -5,6 +5,7 @@ import re
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from importlib.metadata import PackageNotFoundError, requires, version
 
 import pytest
@@ -26,6 +27,7 @@ def _promised() -> dict[str, list[str]]:
     return {row: re.findall(r"`([^`]+)`", files) for row, files in ROW.findall(page)}
 
 
+@cache
 def _marked() -> dict[str, set[str]]:
     """Return the files of the tests that are marked with each id."""
     found: defaultdict[str, set[str]] = defaultdict(set)
@@ -37,8 +39,11 @@ def _marked() -> dict[str, set[str]]:
 
 def _ids(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.mark.requirement":
-            yield from (ast.literal_eval(argument) for argument in node.args)
+        match node:
+            case ast.Call(func=ast.Attribute(attr="requirement"), args=ids):
+                yield from map(ast.literal_eval, ids)
+            case _:
+                pass
 
 
 def test_the_table_has_every_id() -> None:

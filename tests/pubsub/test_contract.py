@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
+import anyio
 import pytest
 from tests.calls.waiting import until
 from tests.calls.worlds import BrokerWorld, World, cuttable
@@ -133,7 +134,10 @@ async def test_presence_is_known_without_the_help_of_those_who_are_present(world
         assert await near.is_present(box)
         await subscription.aclose()
         if world.name != "websocket":
-            assert not await near.is_present(box)
+            # The two ends have connections of their own, so the broker may hear the question first.
+            with anyio.fail_after(10):
+                while await near.is_present(box):
+                    await asyncio.sleep(0.01)
 
 
 async def test_nothing_arrives_after_a_subscription_is_closed(world: World) -> None:

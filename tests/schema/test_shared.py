@@ -37,7 +37,7 @@ def documents(draw: st.DrawFn) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("page_size", [1, 5_000])
 @given(st.data())
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_documents_that_share_definitions_mean_the_same(
     page_size: int, data: st.DataObject
 ) -> None:
