@@ -1,4 +1,4 @@
-"""Interleaved timing and one kind of table, shared by every benchmark.
+"""Time contenders in turn, and print and record the results as one kind of table, for every benchmark.
 
 Each repeat runs every contender once, in turn; a ratio is taken within a repeat, and the median over the repeats is
 printed. So a noisy machine disturbs everyone alike.
@@ -10,9 +10,14 @@ import gc
 import inspect
 import math
 import statistics
+import sys
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
+
+sys.path.append(str(Path(__file__).parent.parent / "scripts"))
+import doc_numbers
 
 Contender = Callable[[], Any] | Callable[[], Awaitable[Any]]
 
@@ -69,17 +74,41 @@ async def interleave(
     return rates
 
 
-def table(title: str, rates: dict[str, list[float]], base: str) -> None:
-    """Print the median wall time and CPU time of each, and the wall time as a multiple of the base's."""
-    width = max(len(name) for name in rates)
-    print(f"\n{title}\n{'':{width}}  {'us/call':>10}  {'x base':>8}  {'CPU us':>10}")
+def show(title: str, rows: doc_numbers.Rows) -> None:
+    """Print a table, and record it in docs/numbers.json after `scripts/bench --record`."""
+    columns = list(dict.fromkeys(column for row in rows.values() for column in row))
+    width = max(map(len, [title, *rows]))
+    print(f"\n{title:{width}}" + "".join(f"{column:>{len(column) + 8}}" for column in columns))
+    for name, row in rows.items():
+        cells = (doc_numbers.shown(row.get(column)) for column in columns)
+        print(
+            f"{name:{width}}"
+            + "".join(
+                f"{cell:>{len(column) + 8}}" for cell, column in zip(cells, columns, strict=True)
+            )
+        )
+    benchmark = Path(sys.argv[0]).stem
+    doc_numbers.record(f"scripts/bench {benchmark}", f"{benchmark}: {title}", rows)
+
+
+def medians(rates: dict[str, list[float]], base: str) -> doc_numbers.Rows:
+    """Return the median wall time and CPU time of each, and the wall time as a multiple of the base's."""
+    rows: doc_numbers.Rows = {}
     for name, values in rates.items():
-        ratio = statistics.median(b / v for b, v in zip(rates[base], values, strict=True))
         cpu = statistics.median(
             value.cpu if isinstance(value, Rate) else math.nan for value in values
         )
-        shown = "" if math.isnan(cpu) else f"{cpu:10.2f}"
-        print(f"{name:{width}}  {1e6 / statistics.median(values):10.2f}  {ratio:8.2f}  {shown:>10}")
+        rows[name] = {
+            "us/call": 1e6 / statistics.median(values),
+            "x base": statistics.median(b / v for b, v in zip(rates[base], values, strict=True)),
+            "CPU us": None if math.isnan(cpu) else cpu,
+        }
+    return rows
+
+
+def table(title: str, rates: dict[str, list[float]], base: str) -> None:
+    """Show the medians of one comparison."""
+    show(title, medians(rates, base))
 
 
 def main(benchmark: Callable[[], Awaitable[None]]) -> None:

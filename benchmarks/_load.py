@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import uvloop
+from _harness import show
 
 _STATUS = re.compile(rb"HTTP/1\.1 (\d\d\d)")
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
@@ -129,23 +130,22 @@ def served(
 
 
 def report(title: str, runs: dict[str, list[Load]], base: str) -> None:
-    """Print the medians of every contender, and how they compare with `base` within each repeat."""
-    has_alone = not math.isnan(runs[base][0].alone)
-    width = max(map(len, [title, *runs]))
-    print(
-        f"\n{title:{width}}{'requests/s':>12}{'x base':>8}{'p50 ms':>9}{'p99 ms':>9}"
-        f"{'CPU us each':>13}{'x base':>8}{'alone ms' if has_alone else '':>10}"
-    )
+    """Show the medians of every contender, and how they compare with `base` within each repeat."""
+    rows: dict[str, Any] = {}
     for name, loads in runs.items():
-        faster = ratio(loads, runs[base], "rate")
-        cheaper = 1 / ratio(loads, runs[base], "cpu")
         rate, p50, p99, cpu, alone = (
             statistics.median(column) for column in zip(*loads, strict=True)
         )
-        print(
-            f"{name:{width}}{rate:12,.0f}{faster:8.2f}{p50:9.2f}{p99:9.2f}{cpu:13.0f}{cheaper:8.2f}"
-            f"{f'{alone:10.2f}' if has_alone else ''}"
-        )
+        rows[name] = {
+            "requests/s": round(rate),
+            "x base": ratio(loads, runs[base], "rate"),
+            "p50 ms": p50,
+            "p99 ms": p99,
+            "CPU us": cpu,
+            "CPU x base": 1 / ratio(loads, runs[base], "cpu"),
+            **({} if math.isnan(alone) else {"alone ms": alone}),
+        }
+    show(title, rows)
 
 
 def ratio(loads: list[Load], bases: list[Load], field: str) -> float:

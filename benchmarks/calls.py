@@ -24,6 +24,7 @@ import nats
 import redis.asyncio as aioredis
 import uvloop
 import websockets
+from _harness import show
 from _load import Load, cpu_seconds, ratio
 from redis.exceptions import ResponseError
 
@@ -315,24 +316,29 @@ async def measure(
             for name, (call, stream) in contenders.items():
                 runs[name].append(await load(call, calls, workers))
                 streams[name].append(await stream_rate(stream))
-        print(
-            f"{'':16}{'calls/s':>10}{'of bare':>10}{'promised':>10}{'p50 ms':>9}{'p99 ms':>9}{'CPU us each':>13}"
-            f"{'items/s':>12}{'of bare':>10}"
-        )
+        rows: dict[str, Any] = {}
         for name in contenders:
             base = f"{name} bare"
-            share = items = ""
+            share = items = None
             if base in runs:
-                share = f"{ratio(runs[name], runs[base], 'rate'):.0%}"
-                items = f"{statistics.median(a / b for a, b in zip(streams[name], streams[base], strict=True)):.0%}"
-            promise = f"{PROMISED[name]:.0%}" if name in PROMISED else ""
+                share = ratio(runs[name], runs[base], "rate")
+                pairs = zip(streams[name], streams[base], strict=True)
+                items = statistics.median(one / bare for one, bare in pairs)
             rate, p50, p99, cpu, _ = (
                 statistics.median(column) for column in zip(*runs[name], strict=True)
             )
-            print(
-                f"{name:16}{rate:10,.0f}{share:>10}{promise:>10}{p50:9.2f}{p99:9.2f}{cpu:13.0f}"
-                f"{statistics.median(streams[name]):12,.0f}{items:>10}"
-            )
+            rows[name] = {
+                "calls/s": round(rate),
+                "of bare": share,
+                "goal": PROMISED.get(name),
+                "p50 ms": p50,
+                "p99 ms": p99,
+                "CPU us": cpu,
+                "items/s": round(statistics.median(streams[name])),
+                "items, of bare": items,
+            }
+        show("64 callers, 1 KiB", rows)
+        rows = {}
         for name in ("nats", "redis", "websocket", "memory"):
             if name not in contenders:
                 continue
@@ -340,10 +346,12 @@ async def measure(
             started = time.perf_counter()
             results = await asyncio.gather(*(call() for _ in range(10_000)), return_exceptions=True)
             errors = sum(isinstance(result, BaseException) for result in results)
-            print(
-                f"10,000 at once over {name}: {10_000 / (time.perf_counter() - started):,.0f}/s, "
-                f"{errors} errors, {resident_megabytes():.0f} MB"
-            )
+            rows[name] = {
+                "calls/s": round(10_000 / (time.perf_counter() - started)),
+                "errors": errors,
+                "MB": round(resident_megabytes()),
+            }
+        show("10,000 calls at once", rows)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""What a call in the process costs: beside a bare await, FastMCP, LangChain and TypeBox."""
+"""Measure a call in the process beside a bare await, FastMCP, LangChain and TypeBox."""
 
 import logging
 import os
@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import _values as v
 import msgspec
-from _harness import arguments, interleave, main, rate, table
+from _harness import arguments, interleave, main, medians, rate, show, table
 from fastmcp import FastMCP
 from langchain_core.tools import StructuredTool
 from pydantic import BaseModel
@@ -140,7 +140,7 @@ async def benchmark() -> None:
         return await tool.ainvoke(given)
 
     table(
-        "add(a, b): schemas, access and envelope",
+        "add(a, b)",
         await interleave(
             {
                 "bare await": bare,
@@ -164,7 +164,7 @@ async def benchmark() -> None:
 
     contenders = {"operations: execute": ours_search, "FastMCP call_tool": fastmcp_search}
     table(
-        "search: 10 nested input fields, 20 x 8 output fields, normalised and checked",
+        "search",
         await interleave(contenders, options.repeats, options.budget),
         "operations: execute",
     )
@@ -177,7 +177,7 @@ async def benchmark() -> None:
 
 
 async def granted(options: Any) -> None:
-    """Calls with a grant beside calls without. The goal is at most 5 us more, resolving the token included."""
+    """Compare calls with and without a grant: two blocks, an input schema, an expiry. Goal: at most 5 us more."""
     registry, bench = build(), Identity("bench", ["bench"])
     grants = Grants(b"k" * 32)
     token = narrow(
@@ -197,15 +197,15 @@ async def granted(options: Any) -> None:
         await grants.resolve(token)
         return await execute("bench.add", v.ADD_ARGUMENTS, agent)
 
-    table(
-        "execute(add) with a grant of two blocks, an input schema and an expiry",
-        await interleave(
-            {"no grant": ungranted, "a grant": with_grant, "a grant, and its token": with_token},
-            options.repeats,
-            options.budget,
-        ),
-        "no grant",
+    rates = await interleave(
+        {"no grant": ungranted, "a grant": with_grant, "a grant, and its token": with_token},
+        options.repeats,
+        options.budget,
     )
+    rows: dict[str, Any] = medians(rates, "no grant")
+    for row in rows.values():
+        row["more us"] = row["CPU us"] - rows["no grant"]["CPU us"]
+    show("add(a, b) with a grant", rows)
 
 
 @dataclass
@@ -237,7 +237,7 @@ class ModelOfModels(BaseModel):
 
 
 async def types_of_results(options: Any) -> None:
-    """The same results as dicts and as objects. The goal is at most twice the time of the dicts."""
+    """Return the same results as dicts and as objects. Goal: at most twice the time of the dicts."""
     point: Any = {"x": 1, "y": 1.5, "name": "abc", "tags": ["a", "b"]}
     owner: Any = {"id": 1, "email": "ada@example.com"}
     nested: Any = {"at": "2026-01-02T03:04:05Z", "owner": owner, "point": point}
@@ -250,6 +250,7 @@ async def types_of_results(options: Any) -> None:
         "pydantic model of models": (ModelOfModels, lambda: ModelOfModels(**nested)),
     }
     registry = OperationRegistry()
+    rows: dict[str, Any] = {}
     for count in (1, 220):
         contenders: dict[str, Callable[[], Awaitable[Any]]] = {}
         for index, (name, (kind, build)) in enumerate(results.items()):
@@ -261,7 +262,9 @@ async def types_of_results(options: Any) -> None:
             rates = await interleave(
                 {name: contenders[name] for name in names}, options.repeats, options.budget
             )
-            table(f"execute, which returns {count} of each", rates, base)
+            for name, row in medians(rates, base).items():
+                rows[f"{count} x {name}"] = row
+    show("results as objects", rows)
 
 
 def _returning(
@@ -282,7 +285,7 @@ def _returning(
 
 
 async def served(options: Any) -> None:
-    """Calls from code in the process while apps serve the same registry. The goal is at most 1.1 times the time."""
+    """Call from code in the process while apps serve the same registry. Goal: at most 1.1 times the time."""
     registries = {count: OperationRegistry() for count in (0, 1, 50)}
     apps = []
     contenders: dict[str, Callable[[], Awaitable[Any]]] = {}
@@ -295,14 +298,14 @@ async def served(options: Any) -> None:
 
         contenders[f"{count} apps"] = call
     table(
-        "execute(add) in a process that also serves it",
+        "add(a, b) beside apps",
         await interleave(contenders, options.repeats, options.budget),
         "0 apps",
     )
 
 
 async def beside_typebox(options: Any) -> None:
-    """The normalising alone, in alternating rounds: TypeBox in Node, ours here."""
+    """Normalise an output in alternating rounds: TypeBox in Node, ours here."""
     node = shutil.which("node")
     if node is None or not (HERE / "node_modules").exists():
         sys.exit("cannot measure TypeBox: Node or its package is missing; run scripts/bench core")
@@ -312,7 +315,7 @@ async def beside_typebox(options: Any) -> None:
     normalise = compiled.normaliser("cast")
 
     def cast_and_check() -> bool:
-        # The result has been checked: what does not fit is listed first.
+        # Checked as well: a mismatch would be the first change in the list.
         _, changes = normalise(v.DIRTY)
         return changes is None or changes[0].kind != "mismatch"
 
@@ -331,11 +334,11 @@ async def beside_typebox(options: Any) -> None:
         )
         rates["TypeBox 0.34 Cast + Check"].append(float(done.stdout))
         rates["operations: cast + check"].append(await rate(cast_and_check, options.budget))
-    table("the output of search alone", rates, "operations: cast + check")
+    table("output of search", rates, "operations: cast + check")
 
 
 def registration(count: int = 1000) -> None:
-    """Time to register, and memory an operation takes that is never called."""
+    """Measure the time to register, and the memory of an operation that is never called."""
 
     async def handler(_input: Any, _context: OperationContext) -> None: ...
 
@@ -375,23 +378,27 @@ def registration(count: int = 1000) -> None:
     kept = OperationRegistry(specs())
     size = tracemalloc.get_traced_memory()[0] / len(kept)
     tracemalloc.stop()
-    print(f"\n{count} operations registered in {statistics.median(times) * 1e3:.1f} ms")
-    print(
-        f"{count} typed functions decorated and registered in {statistics.median(typed) * 1e3:.1f} ms"
+    show(
+        "1,000 operations",
+        {
+            "register operations": {"ms": statistics.median(times) * 1e3},
+            "decorate and register typed functions": {"ms": statistics.median(typed) * 1e3},
+            "memory of an idle operation, with its schemas": {"KB": size / 1024},
+        },
     )
-    print(f"memory per idle operation, its two schema documents included: {size / 1024:.1f} KB")
 
 
 def import_time() -> None:
-    """Fresh processes: `import operations` beside nothing and beside its peers."""
-    print("\nimport, milliseconds in a fresh process (python itself taken off)")
+    """Time imports in fresh processes, without the time that Python takes to start."""
     base = _seconds("pass")
-    for module in ("operations", "fastmcp", "langchain_core.tools", "pydantic"):
-        print(f"  {module:22} {(_seconds(f'import {module}') - base) * 1e3:8.0f}")
+    modules = ("operations", "fastmcp", "langchain_core.tools", "pydantic")
+    took = {module: (_seconds(f"import {module}") - base) * 1e3 for module in modules}
+    rows = {name: {"ms": ms, "x base": ms / took["operations"]} for name, ms in took.items()}
+    show("import in a fresh process", rows)
 
 
 def _seconds(code: str) -> float:
-    # As installed: compiled by an earlier run.
+    # With compiled modules, as after an installation.
     environment = {
         name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"
     }

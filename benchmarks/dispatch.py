@@ -16,6 +16,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from _harness import show
 from tests.calls.processes import worker_processes
 from tests.calls.waiting import started
 from tests.calls.worlds import nats_world, redis_world
@@ -48,9 +49,15 @@ async def measure(
     latencies.sort()
     p99 = latencies[int(len(latencies) * 0.99)]
     shares = sorted(Counter(started(path)).values())
-    print(
-        f"{name:10}{latencies[-1]:8.2f} s, ideal {ideal:.2f} s ({latencies[-1] / ideal:.2f}x, promised 1.30x), "
-        f"p99 {p99 / ideal:.2f}x, calls per worker {shares}"
+    row = {
+        "s": latencies[-1],
+        "x ideal": latencies[-1] / ideal,
+        "p99, x ideal": p99 / ideal,
+        "least calls of a worker": shares[0],
+        "most": shares[-1],
+    }
+    show(
+        f"{given.calls} calls of {given.seconds:g} s, {given.workers} workers, {name}", {name: row}
     )
 
 

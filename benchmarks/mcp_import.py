@@ -13,8 +13,9 @@ import tempfile
 import time
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
-from _harness import arguments, interleave, main, table
+from _harness import arguments, interleave, main, medians, show
 from mcp import Client, StdioServerParameters
 
 from operations import OperationRegistry
@@ -81,6 +82,7 @@ async def calls(repeats: int, budget: float) -> None:
     )
     try:
         await listening(port)
+        rows: dict[str, Any] = {}
         for title, ours, theirs in (
             (
                 "stdio",
@@ -108,7 +110,9 @@ async def calls(repeats: int, budget: float) -> None:
 
                     contenders = {"the SDK's Client": through_sdk, "registry.execute": through_us}
                     rates = await interleave(contenders, repeats, budget)
-                    table(f"One tool call over {title}, {version}", rates, "the SDK's Client")
+                    for name, row in medians(rates, "the SDK's Client").items():
+                        rows[f"{name}, {title}, {version}"] = row
+        show("one tool call", rows)
     finally:
         server.terminate()
         server.wait()
@@ -129,9 +133,13 @@ async def starts(seconds: float, count: int) -> None:
             many = time.perf_counter()
             clients = await loader.load({f"s{number}": config() for number in range(count)})
             many = time.perf_counter() - many
-        print(f"\n{count} servers that need {seconds:g} s each\n{'':20}  {'s':>10}  {'x alone':>8}")
-        print(f"{'one, alone':20}  {alone:10.2f}  {1:8.2f}")
-        print(f"{f'{len(clients)} side by side':20}  {many:10.2f}  {many / alone:8.2f}")
+        show(
+            f"servers that need {seconds:g} s to start",
+            {
+                "1": {"s": alone, "x base": 1.0},
+                f"{len(clients)}": {"s": many, "x base": many / alone},
+            },
+        )
     finally:
         script.unlink()
 

@@ -175,7 +175,7 @@ def main() -> None:
                         seconds=options.seconds, connections=options.connections,
                     )  # fmt: skip
                     runs[title].append(run)
-        report(f"tools/call over streamable HTTP, {mode}", runs, "FastMCP")
+        report(f"tools/call, {mode}", runs, "FastMCP")
 
 
 if __name__ == "__main__":

@@ -103,7 +103,7 @@ CONVERTERS = {"operations": ours, "UTCP": utcp, "FastMCP": fastmcp}
 
 
 def importing(folder: Path, repeats: int) -> None:
-    print(f"\nImporting, x json.loads  {'time':>12} {'memory':>8} {'first use':>12}")
+    shown: dict[str, Any] = {}
     for title, name in DOCUMENTS.items():
         if not (folder / name).exists():
             sys.exit(f"cannot measure: {folder / name} does not exist; run scripts/bench")
@@ -126,13 +126,15 @@ def importing(folder: Path, repeats: int) -> None:
             if note and tool == "operations":
                 sys.exit(f"cannot measure: the import of {title} failed: {note}")
             if note:
-                print(f"  {title:16} {tool:10} {note}")
+                shown[f"{title}, {tool}"] = {"time": note}
                 continue
             time_ratio = statistics.median(took / loads for loads, took, _, _ in rows)
             memory = statistics.median(row[2] for row in rows)
             first = statistics.median(row[3] for row in rows) * 1000
-            shown = f"{first:9.1f} ms" if tool == "operations" else ""
-            print(f"  {title:16} {tool:10} {time_ratio:8.2f} {memory:8.2f} {shown:>12}")
+            shown[f"{title}, {tool}"] = {"time": time_ratio, "memory": memory}
+            if tool == "operations":
+                shown[f"{title}, {tool}"]["first use, ms"] = first
+    _harness.show("import, x json.loads", shown)
 
 
 SERVER = """
@@ -210,12 +212,12 @@ async def calling(repeats: int) -> None:
         assert await bare() == await imported()
         calls: dict[str, Callable[[], Awaitable[Any]]] = {"aiohttp": bare, "operations": imported}
         alone = await _harness.interleave(calls, repeats, 0.2)
-        _harness.table("Calling a local server, one call at a time", alone, "aiohttp")
+        _harness.table("one call at a time", alone, "aiohttp")
         runs: dict[str, list[Load]] = {name: [] for name in calls}
         for _ in range(repeats):
             for name, call in calls.items():
                 runs[name].append(await together(call, 64, 15))
-        report("64 callers; CPU is the client's", runs, "aiohttp")
+        report("64 callers", runs, "aiohttp")
 
 
 async def together(call: Callable[[], Awaitable[Any]], callers: int, each: int) -> Load:

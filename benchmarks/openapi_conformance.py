@@ -1,9 +1,10 @@
-"""The conformance table through other libraries: how many calls arrive as the document says.
+"""Count the calls that arrive as the document describes, for this library and others.
 
 usage: openapi_conformance.py [--verbose]
 
-Needs fastmcp, utcp and utcp-http beside this project; what is not installed is left out. The others are judged by
-meaning, not by spelling: percent-encoding may differ. Security is left out where a library leaves it to the client.
+Needs fastmcp, utcp and utcp-http beside this project; libraries that are not installed are skipped. The others are
+judged by meaning, not by spelling: percent-encoding may differ. Security schemes are skipped if a library leaves them
+to its HTTP client.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from _harness import show
 from tests.openapi.conformance import CASES, NOTHING, Case, arguments
 from tests.openapi.echo import Echo, running_echo
 
@@ -82,11 +84,11 @@ LIBRARIES: dict[str, tuple[str, Call, frozenset[str]]] = {
 
 
 async def arrives(call: Call, case: Case, echo: Echo, *, exact: bool) -> str:
-    """Empty where the call arrived as it should, else what was wrong."""
+    """Return what was wrong with the request that arrived, or an empty string."""
     echo.seen.clear()
     try:
         await asyncio.wait_for(call(case, echo.url), 20)
-    except Exception as error:  # noqa: BLE001 - whatever it is, it counts
+    except Exception as error:  # noqa: BLE001 - every error counts
         if not echo.seen:
             return f"{type(error).__name__}: {error}"[:110]
     if len(echo.seen) != 1:
@@ -101,8 +103,6 @@ async def arrives(call: Call, case: Case, echo: Echo, *, exact: bool) -> str:
 async def benchmark(*, verbose: bool) -> None:
     logging.disable(logging.CRITICAL)
     groups = Counter(case.group for case in CASES)
-    print(f"| calls | number | {' | '.join(LIBRARIES)} |")
-    print("|---|---|" + "---|" * len(LIBRARIES))
     good: dict[str, Counter[str]] = {}
     with running_echo() as echo:
         for name, (module, call, left_out) in LIBRARIES.items():
@@ -116,12 +116,16 @@ async def benchmark(*, verbose: bool) -> None:
                 good[name][case.group] += not problem
                 if problem and verbose:
                     print(f"{name}: {case.id}: {problem}", file=sys.stderr)
+    rows: dict[str, Any] = {}
     for group, count in groups.items():
-        cells = [
-            "-" if group in LIBRARIES[name][2] or not good[name] else str(good[name][group])
-            for name in LIBRARIES
-        ]
-        print(f"| {group} | {count} | {' | '.join(cells)} |")
+        rows[group] = {"calls": count}
+        for name, (_, _, left_out) in LIBRARIES.items():
+            rows[group][name] = "-" if group in left_out or not good[name] else good[name][group]
+    if named := [row for row in rows.values() if "-" not in row.values()]:
+        rows["together, without security schemes"] = {
+            column: sum(row[column] for row in named) for column in named[0]
+        }
+    show("requests as described", rows)
 
 
 if __name__ == "__main__":

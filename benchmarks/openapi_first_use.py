@@ -19,6 +19,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from _harness import show
+
 from operations import CallError, OperationRegistry
 from operations.openapi import HTTPServiceConfig, from_openapi
 
@@ -137,14 +139,20 @@ async def main(document: Any, count: int) -> None:
     await watcher
     seconds = [each for each, _ in took]
     slowest = max(took)
-    print(
-        f"{document['info']['title']}: {len(took)} operations called once, {failed} with an error"
+    show(
+        f"first use of {document['info']['title']}",
+        {
+            f"{len(took)} operations, {failed} with an error": {
+                "median ms": statistics.median(seconds) * 1000,
+                "slowest ms": slowest[0] * 1000,
+                "loop blocked, ms": max(blocks) * 1000,
+                "by its own thread, ms": max(busy) * 1000,
+                "MB more": resident() - before,
+                "MB in total": resident(),
+            }
+        },
     )
-    print(f"  first use      median {statistics.median(seconds) * 1000:.1f} ms")
-    print(f"                 slowest {slowest[0] * 1000:.1f} ms ({slowest[1]})")
-    print(f"  loop blocked   at most {max(blocks) * 1000:.1f} ms", end=", ")
-    print(f"{max(busy) * 1000:.1f} ms of it by work of its own thread")
-    print(f"  memory         +{resident() - before:.0f} MB, {resident():.0f} MB in total")
+    print(f"slowest: {slowest[1]}")
     with suppress(CallError):
         await service.aclose()
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+from _harness import show
 from _load import Load, load, ratio, report, served
 
 BODY = {"title": "Ship it", "priority": 3, "tags": ["a", "b"]}
@@ -178,8 +179,13 @@ def main() -> None:
     share = 1 / ratio(ours, bare, "cpu")
     slower = ratio(ours, bare, "alone")
     alone = statistics.median(run.alone for run in ours)
-    print(f"\n{options.streams} open streams: {used / 1e6:.1f} MB")
-    print(f"latency on one connection: {alone:.2f} ms, {slower:.2f} x bare")
+    show(
+        "one connection, and open streams",
+        {
+            "a request on one connection": {"ms": alone, "x bare": slower},
+            f"{options.streams:,} open streams": {"MB": used / 1e6},
+        },
+    )
     goals = {
         f"CPU: at least {CPU_GOAL} x bare": share >= CPU_GOAL,
         f"latency: at most {LATENCY_GOAL} x bare, under 1 ms": slower <= LATENCY_GOAL and alone < 1,

@@ -65,7 +65,7 @@ def add_shapes(registry: OperationRegistry) -> None:
         ],
     )
     async def fail(code: Literal["GONE", "FULL"]) -> None:
-        """Fails as it was told to."""
+        """Raise the error that the input names."""
         raise CallError(code, "as you wished")
 
     @registry.operation("shape.items", meta={"resume": {"input": "after", "id": ""}})

@@ -90,7 +90,7 @@ def bill_of_materials(wheel: Path, made: datetime) -> dict[str, Any]:
 
 
 def provenance(files: list[Path], commit: str, made: datetime) -> dict[str, Any]:
-    """Return the in-toto statement that says from what, and with what, `files` were built."""
+    """Return the in-toto statement about the sources and tools from which `files` were built."""
     tools = ["hatchling", "packaging"]
     sources: list[dict[str, Any]] = [
         {"name": "source", "digest": {"gitCommit": commit}},

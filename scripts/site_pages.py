@@ -229,7 +229,7 @@ def _directive(name: str, *, values: bool = True) -> str:
 def _screenshots(pictures: list[Path]) -> str:
     parts = [
         "# What the console looks like\n",
-        "The tests of the [console](console.md) use it in a real browser, and keep what they saw.\n",
+        "The tests of the [console](console.md) use it in a real browser, and keep these pictures.\n",
     ]
     for picture in pictures:
         title = picture.stem.replace("-", " ").capitalize()

@@ -95,6 +95,37 @@ def test_the_readme_works_outside_the_repository_and_begins_with_what_to_type() 
     assert len(modules) == 6
 
 
+def test_every_measured_number_is_that_of_the_file() -> None:
+    sys.path.append(str(PROJECT / "scripts"))
+    try:
+        numbers = importlib.import_module("doc_numbers")
+    finally:
+        sys.path.pop()
+    data: dict[str, Any] = {
+        "tables": {
+            "core: add": {
+                "command": "scripts/bench core",
+                "date": "2026-11-16",
+                "machine": "2 cores",
+                "rows": {"bare": {"us": 0.5}, "ours": {"us": 2.0, "MB": 1234}},
+            }
+        },
+        "names": {"call": ["core: add", "ours", "us", ".1f", "bare"]},
+    }
+    used = set[str]()
+    page = "takes <!--number:call-->3.4<!----> times\n<!--table:core: add--><!---->\n"
+
+    filled = numbers.fill(page, data, used)
+
+    assert "takes <!--number:call-->4.0<!----> times" in filled
+    assert (
+        "| add | us | MB |\n|---|--:|--:|\n| bare | 0.50 |  |\n| ours | 2.00 | 1,234 |\n" in filled
+    )
+    assert "*`scripts/bench core`, 2026-11-16, 2 cores*" in filled
+    assert used == {"call", "core: add"}
+    assert numbers.main(check=True) == []
+
+
 def test_the_contents_list_every_page_once() -> None:
     text = (PROJECT / "docs" / "contents.md").read_text(encoding="utf-8")
     listed = LINK.findall(text)
