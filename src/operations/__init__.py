@@ -1,4 +1,4 @@
-"""Typed operations: one call, one envelope, whatever runs behind it."""
+"""Typed operations: functions, HTTP endpoints and MCP tools with one way to call and one result."""
 
 from operations._pipeline import (
     Call,

@@ -16,7 +16,7 @@ LARGE = 64 * 1024
 
 
 def build_from(decode: Callable[[bytes], ValueT], raw: bytes) -> ValueT:
-    """Return what a decoder of msgspec builds.
+    """Decode with a decoder of msgspec.
 
     The garbage collector waits meanwhile if the text is large: nothing that is being built is garbage, and visiting it
     again and again takes several times as long as building it.
@@ -32,7 +32,7 @@ def build_from(decode: Callable[[bytes], ValueT], raw: bytes) -> ValueT:
 
 @contextmanager
 def gc_paused(*, collects: bool = True) -> Generator[None]:
-    """Pause the garbage collector while objects are made that are here to stay, such as what is read from a document.
+    """Pause the garbage collector while long-lived objects are created, for example from a document.
 
     There may be tens of thousands of them. Each collection meanwhile would visit every object of the process, which
     holds the interpreter for longer than the work itself takes.

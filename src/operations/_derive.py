@@ -63,7 +63,7 @@ _PLAIN = frozenset({bool, float, int, str, NoneType})
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Secret:
-    """A secret, by where it is kept: one of the two.
+    """A secret in an environment variable or a file.
 
     Attributes:
         env: The environment variable that holds it.
@@ -142,7 +142,7 @@ def field_of(error: ValueError) -> str:
 
 
 def located(error: ValueError, path: KeyPath, table: Mapping[str, Any]) -> KeyFaultError:
-    """Return what a config class rejects in a table, as an error at the key, or at the table."""
+    """Return the error that a config class raises for a table, located at the key or at the table."""
     key, text = field_of(error), str(error)
     end = "" if text.endswith("?") else "."
     if key in table:
@@ -150,7 +150,7 @@ def located(error: ValueError, path: KeyPath, table: Mapping[str, Any]) -> KeyFa
     return KeyFaultError(path, f"cannot be used: {text}{end}")
 
 
-# ------------------------------------------------------------ what a file can say
+# ------------------------------------------------------------ types of the file
 
 
 @cache
@@ -178,7 +178,7 @@ def _fields(cls: Any) -> Iterator[tuple[str, Any, tuple[bool, bool]]]:
 
 
 def file_type(annotation: Any, *, is_secret: bool = False) -> Any:
-    """Return what a file can say for an annotation, as an annotation; None if that is nothing."""
+    """Return the type of a field in the file for an annotation; None if a file cannot express it."""
     options = list(_options(annotation))
     classes = tuple(each for each, _ in options if _is_class(each))
     has_secret = is_secret and (str, ()) in options
@@ -255,7 +255,7 @@ def _made(name: str, keys: Mapping[str, tuple[Any, Any, str]], description: str)
 
 @cache
 def _merged(classes: tuple[Any, ...], has_secret: bool) -> Any:
-    """Return one table for several classes: `kind` names the one that is meant, unless its keys tell."""
+    """Return one table for several classes: its keys select the class, or `kind` names it."""
     keys: dict[str, tuple[Any, Any, str]] = {}
     if has_secret:
         keys = {name: (key.type, None, key.description) for name, key in keys_of(Secret).items()}
@@ -271,7 +271,7 @@ def _merged(classes: tuple[Any, ...], has_secret: bool) -> Any:
 
 
 def kinds_of(classes: Sequence[Any]) -> dict[str, Any]:
-    """Return classes by what is different in their names: `page` and `link` for `PagePaging` and `LinkPaging`."""
+    """Return classes by the distinct part of their names: `page` and `link` for `PagePaging` and `LinkPaging`."""
     ending = _ending(classes)
     return {cls.__name__.removesuffix(ending).lower(): cls for cls in classes}
 
@@ -304,7 +304,7 @@ def _summary(cls: Any) -> str:
 
 
 def _descriptions(cls: Any) -> dict[str, str]:
-    """Return what is written about each field: below it, or in the docstring of the class or function."""
+    """Return the documentation of each field: from below it, or from the docstring of the class or function."""
     found = parse_docstring(cls.__doc__).names
     for base in reversed(cls.__mro__[:-1]):
         found |= parse_docstring(base.__dict__.get("__doc__")).names

@@ -60,7 +60,7 @@ _latest = 1_735_689_600_000
 
 
 def clock() -> int:
-    """Return the time in milliseconds since the epoch. It never goes back: what has expired stays so."""
+    """Return the time in milliseconds since the epoch. It never goes back, so an expired grant stays expired."""
     global _latest  # noqa: PLW0603
     now = int(time() * 1000)
     if now > _latest:
@@ -71,13 +71,13 @@ def clock() -> int:
 class Block(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
 ):
-    """One step of a delegation: what its holder may do, at most."""
+    """One step of a delegation: the most that its holder may do."""
 
     id: Name
     """Revoking it revokes every grant that contains this block."""
 
     holder: Name
-    """Who acts with it."""
+    """The agent that acts with it."""
 
     operations: tuple[Pattern, ...]
     """Patterns of the operations that it covers."""
@@ -98,10 +98,10 @@ class Block(
 class Origin(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
 ):
-    """What a caller presented to the hub that minted a grant for one of its calls."""
+    """The caller's own grant, as presented to the hub that minted a grant for one of its calls."""
 
     operation: str
-    """What was called: the hub has approved and counted that call already."""
+    """The operation that was called: the hub has already approved and counted that call."""
 
     acting: tuple[str, ...] = ()
 
@@ -131,7 +131,7 @@ class Subject(
 
 
 class Rules(msgspec.Struct, frozen=True):
-    """What a grant requires of calls to one operation."""
+    """The requirements of a grant for calls to one operation."""
 
     is_covered: bool
     """Whether every block covers the operation."""
@@ -217,7 +217,7 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             return False
 
     def rules(self, operation_id: str) -> Rules:
-        """Return what this grant requires of a call; limits also hold for operations that it need not cover.
+        """Return the requirements of this grant for a call; limits also apply to operations that it need not cover.
 
         Raises:
             SchemaError: If a schema cannot be used.
@@ -253,7 +253,7 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
 
 class BlockOptions(TypedDict, total=False):
-    """What a block may restrict; see `Block`."""
+    """The restrictions of a block; see `Block`."""
 
     operations: Collection[str]
     input: Mapping[str, JSONObject | bool]
@@ -303,7 +303,7 @@ def narrow(token: str, block: Block) -> str:
 
 
 def read_token(token: str) -> tuple[Subject, tuple[Block, ...]]:
-    """Return what a token contains, without verifying it.
+    """Return the content of a token, without verifying it.
 
     Raises:
         GrantError: If it cannot be read.

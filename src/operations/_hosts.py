@@ -151,7 +151,7 @@ def enforce_public(host: str) -> None:
     """Reject a host that a third party named if it is known not to be public before it is resolved.
 
     Raises:
-        CallError: With code `ACCESS_DENIED`, for what is plainly not public.
+        CallError: With code `ACCESS_DENIED`, for a host that is clearly not public.
     """
     name = host.lower().strip("[]").rstrip(".")
     address = numeric_address(name)

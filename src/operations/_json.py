@@ -1,7 +1,7 @@
 """Define which values are JSON, convert Python values to it, and decode JSON text within bounds.
 
 Rule 1: JSON is `dict` with `str` keys, `list`, `str`, `int`, `float`, `bool`, `None`, exactly.
-Rule 2: NaN, infinities, lone surrogates and nesting beyond a bound are not JSON, wherever they are.
+Rule 2: NaN, infinities, lone surrogates and nesting beyond a bound are not JSON, at any depth.
 Rule 3: a value has the same JSON form in every place: as input and output, in the process and on the wire. Its form
         depends on its type only: a `Decimal` is always text.
 Rule 4: JSON text from outside is decoded by `decode_json`, or by a typed decoder after `enforce_bounds`: its bytes,
@@ -46,7 +46,7 @@ MAX_DOCUMENT_DEPTH = 500
 """How deep a document may nest that describes an API or an operation."""
 
 MAX_MESSAGE_DEPTH = MAX_DEPTH + WRAPPING_DEPTH
-"""How deep a message may nest: the data it carries, and what is around that."""
+"""How deep a message may nest: its data and the envelope around it."""
 
 MAX_DIGITS = sys.int_info.default_max_str_digits
 TOO_LONG = 10**MAX_DIGITS
@@ -397,7 +397,7 @@ def count_values(value: Any, most: int) -> int:
         count += len(held)  # pyright: ignore[reportUnknownArgumentType]
         if count > most:
             break
-        # The list grows while it is read: what is inside is visited in its turn.
+        # The list grows during the loop, so that nested values are visited as well.
         waiting += [each for each in inner if type(each) not in _LEAVES]
     return count
 

@@ -47,13 +47,13 @@ def holds_objects(value: Any) -> bool:
 
 
 def without_objects(value: Any) -> Any:
-    """Return an object, or a list of objects, as builtins if possible, and any other value as it is."""
+    """Return an object, or a list of objects, as builtins if possible, and any other value unchanged."""
     if not holds_objects(value):
         return value
     try:
         return msgspec.to_builtins(value, enc_hook=_form_of)
     except (TypeError, ValueError, RecursionError):
-        # `to_json` explains what is wrong with it.
+        # `to_json` raises an error with the reason.
         return value
 
 

@@ -1,4 +1,4 @@
-"""Which MCP servers to reach, and how: the operator's words, checked before anything starts.
+"""The configuration of MCP servers, checked before any of them is started.
 
 Rule 1: a server is started only from a configuration like this one, as a list of arguments; there is no shell.
 Rule 2: nothing here is shown by `repr`: arguments, environment, headers and queries may hold secrets.
@@ -97,7 +97,7 @@ class MCPClientConfig:
     """
 
     command: str | None = None
-    """The program to start; it speaks MCP on its standard input and output."""
+    """The program to start; it serves MCP on its standard input and output."""
 
     args: Sequence[str] = ()
     """The arguments of the program."""
@@ -131,7 +131,7 @@ class MCPClientConfig:
     """None: `stdio` for a command, streamable `http` for a URL. `sse` is the transport of 2024."""
 
     version: str = "auto"
-    """A protocol revision, or `auto`: the newest both sides speak."""
+    """A protocol revision, or `auto`: the newest that both sides support."""
 
     connect_timeout: Seconds = 30
     """Seconds for starting, negotiating and the first listing."""
@@ -172,10 +172,10 @@ class MCPClientConfig:
     """Names or patterns of tools that only read, in the operator's own judgement."""
 
     trust_annotations: bool = False
-    """Believe what the server says of its tools: read-only, idempotent, exported contracts."""
+    """Trust the server's description of its tools: read-only, idempotent, exported contracts."""
 
     access: AccessControl | Callable[[OperationSpec], AccessControl] | None = None
-    """Who may call what is imported: one rule, or a function that gives one for each spec; None is open."""
+    """The access rule of imported operations, or a function that returns one for each spec; None: open to all."""
 
     namespace: str | None = None
     """None: the name of the server."""
@@ -275,8 +275,8 @@ class MCPClientConfig:
         """A configuration from one entry of an `mcp.json`; `options` are fields that win over it.
 
         `${NAME}`, `${env:NAME}` and `${NAME:-default}` are filled in from `environ` (the process's own unless
-        given); reports do not show what came from there, nor what an `envFile` contains. `disabledTools`,
-        `excludeTools`, `includeTools` and `enabledTools` of other clients say which tools are imported. Other keys of
+        given); reports show neither these values nor those of an `envFile`. `disabledTools`,
+        `excludeTools`, `includeTools` and `enabledTools` of other clients select the imported tools. Other keys of
         theirs are ignored: in particular none grants anything. Unknown keys are ignored with a warning
         (`unknown_keys`).
 
@@ -320,7 +320,7 @@ class MCPClientConfig:
 
 
 def _merged(earlier: Any, given: Any) -> Any:
-    """Return what two keys of an entry say about one field: all of it."""
+    """Return the values of two keys that set the same field, combined."""
     if isinstance(earlier, dict) and isinstance(given, dict):
         return {**cast("JSONObject", earlier), **cast("JSONObject", given)}
     if isinstance(earlier, list) and isinstance(given, list):
@@ -371,7 +371,7 @@ _FOREIGN = frozenset({
 
 
 def unknown_keys(entry: Mapping[str, Any]) -> dict[str, str]:
-    """The keys of an `mcp.json` entry that no tool is known to write, each with what was probably meant."""
+    """The unknown keys of an `mcp.json` entry, each with the key that was probably meant."""
     return {
         key: f"is not a known key.{suggestion(key, _ENTRY_FIELDS)}"
         for key in entry
@@ -400,7 +400,7 @@ _REFERENCE = re.compile(r"\$\{(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}"
 
 
 def _filled(value: Any, environ: Mapping[str, str], secrets: list[str]) -> Any:
-    """`value` with its references to the environment replaced, wherever they stand; `secrets` gets what was there."""
+    """Replace the references to the environment in `value`, at any depth; add their values to `secrets`."""
     if isinstance(value, str):
         if "${input:" in value:
             raise ValueError("${input:...} asks a person, which is not done here: use ${env:NAME}")

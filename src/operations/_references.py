@@ -1,6 +1,6 @@
 """Follow `$ref`s and JSON pointers through JSON of unknown shape. Nothing is ever fetched.
 
-Rule: every other module that follows a reference does it with these functions. What a reference *means* (dialects and
+Rule: every other module that follows a reference does it with these functions. The meaning of a reference (dialects and
 `$id` in `schema.reading`, files and component names in `openapi.reading`) is added there.
 """
 

@@ -121,7 +121,7 @@ FAILURES = 5
 """Connection failures or timeouts in a row that open a circuit breaker."""
 
 STALLED = 5.0
-"""Seconds without a finished call after which a full source accepts no more."""
+"""Seconds without a finished call after which a full source rejects further calls."""
 
 _FIRST_PROBE = 0.5
 _LONGEST_PAUSE = 30.0
@@ -200,7 +200,7 @@ class CircuitBreaker:
             self._probe_at = self._clock() + self._backoff.pause()
 
     def abandon(self, *, is_probe: bool) -> None:
-        """End a call that tells nothing about the upstream."""
+        """End a call whose outcome says nothing about the health of the upstream."""
         if is_probe:
             self._is_probing = False
 
@@ -220,7 +220,7 @@ class Bulkhead:
     Args:
         name: Of the source, for messages.
         limit: The number of calls.
-        patience: Seconds without a finished call after which a full source accepts no more.
+        patience: Seconds without a finished call after which a full source rejects further calls.
     """
 
     def __init__(self, name: str, limit: int, *, patience: float = STALLED) -> None:

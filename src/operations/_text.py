@@ -1,6 +1,6 @@
 """Text that messages and names share: suggestions, counts, escaping, secrets, names of tools.
 
-Rule 1: the name of a tool depends on the operation id alone, so it stays the same while other operations come and go.
+Rule 1: the name of a tool depends on the operation id alone, not on other operations.
 Rule 2: no two ids have the same name. A name with `__` is the id with `.` for each `__`; all others contain a hash
         and no `__`.
 """
@@ -62,7 +62,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def printable(text: str) -> str:
-    """`text` on one line, with what cannot be seen spelt out."""
+    """Return `text` on one line, with invisible characters escaped."""
     return "".join(part if part.isprintable() else ascii(part)[1:-1] for part in text)
 
 
@@ -114,7 +114,7 @@ def tool_name(operation_id: str, style: NameStyle = "portable") -> str:
 
 
 def safe_name(name: str) -> str:
-    """Return `name` as the name of an operation: what is not a letter, digit, `_`, `-` or `.` becomes `_`.
+    """Return `name` as the name of an operation: characters other than letters, digits, `_`, `-` and `.` become `_`.
 
     Raises:
         ValueError: If it is empty, too long, or holds characters that cannot be seen.

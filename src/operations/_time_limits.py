@@ -105,7 +105,7 @@ class TimeLimit:
             self._on_change()
 
     def _on_change(self) -> None:
-        """Do what has to be done when the time that remains has changed."""
+        """Update the timers when the remaining time has changed."""
 
 
 held_slot: ContextVar[Callable[[], AbstractContextManager[None]] | None] = ContextVar(

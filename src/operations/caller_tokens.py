@@ -3,7 +3,7 @@
 Rule 1: the token of a caller never leaves this process, except to the token endpoint that the operator names, which
         gives another token for it. A token endpoint that returns the caller's own token is refused.
 Rule 2: the token of a caller is kept beside its identity, not in it: it is not encoded, shown, compared or copied, and
-        is gone with the identity. Only a `TokenExchange` reads it.
+        is removed with the identity. Only a `TokenExchange` reads it.
 Rule 3: a credential that cannot be obtained fails the call; the request is never sent without it.
 """
 
@@ -47,7 +47,7 @@ _EXCHANGE = "urn:ietf:params:oauth:grant-type:token-exchange"
 _SECONDS = 10.0
 _MAX_RESPONSE = 1 << 20
 _LIFETIME = 300.0
-"""Seconds for which a token is used if its endpoint does not say."""
+"""Seconds for which a token is used if its endpoint gives no lifetime."""
 
 _RENEW_BEFORE = 30.0
 """Seconds before its expiry at which a token is not used any more; at most a tenth of its life."""
@@ -143,13 +143,13 @@ class TokenExchange:
     """The address of the service that the token is for."""
 
     scopes: tuple[str, ...] = ()
-    """What to ask for; by default what the authorization server gives."""
+    """Scopes to request; by default those that the authorization server grants."""
 
     parameters: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     """Sent with every token request."""
 
     send_in: Literal["header", "body"] = "header"
-    """Where id and secret stand in a token request."""
+    """The place of id and secret in a token request."""
 
     _state: _Tokens = field(default_factory=_Tokens, init=False, repr=False)
 
@@ -311,7 +311,7 @@ def _post(url: str, headers: Mapping[str, str], body: bytes) -> JSONObject:
 
 
 def _refused(error: HTTPError) -> CallError:
-    """Return the error for a response that gives no token; its code says why, and its text could hold a token."""
+    """Return the error for a response without a token: its code, but not its text, which could contain a token."""
     if error.code >= 500:
         message = f"The token endpoint responded with HTTP status {error.code}"
         return CallError(ErrorCode.UNAVAILABLE, message, retryable=True)

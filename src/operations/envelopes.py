@@ -145,7 +145,7 @@ MCPContentBlock: TypeAlias = (
 class LocalResponseMeta(
     _Wire, frozen=True, kw_only=True, gc=False, tag_field="source", tag="local"
 ):
-    """The operation ran in this process (or in a worker of ours)."""
+    """The operation ran in this process or in one of our workers."""
 
     source: ClassVar[Literal["local"]] = "local"
 

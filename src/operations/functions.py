@@ -85,7 +85,7 @@ def operation(
         options: See `OperationOptions`.
 
     Raises:
-        RegistrationError: If the function cannot be an operation; the message says why.
+        RegistrationError: If the function cannot be an operation; the message gives the reason.
         TypeError: If there is no id, or an unknown option.
     """
     if callable(operation_id) or not operation_id:
@@ -277,7 +277,7 @@ def validate_operation(candidate: object) -> Operation:
     """Return `candidate` as an operation that can work.
 
     Raises:
-        RegistrationError: Saying what is wrong with it.
+        RegistrationError: If it is not valid; the message gives the reason.
     """
     ready = operation_of(candidate)
     if ready is None:
@@ -303,6 +303,6 @@ def _generator_kinds(handler: Callable[..., Any]) -> tuple[bool, bool]:
     code = getattr(handler, "__code__", None)
     if code is None:
         return inspect.isgeneratorfunction(handler), inspect.isasyncgenfunction(handler)
-    # As `inspect` does, without asking first what it is: importers register thousands of handlers.
+    # Like `inspect`, but without its checks of the object: importers register thousands of handlers.
     flags: int = code.co_flags
     return bool(flags & inspect.CO_GENERATOR), bool(flags & inspect.CO_ASYNC_GENERATOR)

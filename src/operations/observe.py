@@ -92,7 +92,7 @@ class CallFinished(_Event, frozen=True, kw_only=True, tag="finished"):
 
 
 class CallAbandoned(_Event, frozen=True, kw_only=True, tag="abandoned"):
-    """The caller is gone, but the handler could not be stopped and still runs."""
+    """The caller has left, but the handler could not be stopped and still runs."""
 
 
 class RegistryChanged(

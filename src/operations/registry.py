@@ -93,7 +93,7 @@ class OperationRegistry(Registrations):
         self.counters: CallCounters | None = None
         self._counting: dict[object, bool] = {}
         self._left_behind: set[asyncio.Task[Any]] = set()
-        # Whether a call without a deadline needs nothing around it.
+        # Whether a call without a deadline can skip all wrappers.
         self._plain = True
         self.register_all(operations)
 

@@ -3,7 +3,7 @@
     {"path": "", "value": {"total": 9000, "items": [...]}, "cursor": "..."}
     {"path": "/items", "value": [...], "cursor": "..."}
 
-Rule 1: every page is whole JSON. `value` continues what the pages before hold at `path`: items are appended to a list,
+Rule 1: every page is complete JSON. `value` continues the earlier pages at `path`: items are appended to a list,
         properties added to an object, characters to a text. `cursor` gives the next page; the last page has none.
 Rule 2: an item or property stays whole if it fits into a page.
 Rule 3: pages are kept for the caller of the result alone, for some minutes, and bounded in bytes for each caller and
@@ -59,7 +59,7 @@ class ResultPages:
     """Keeps the pages of large results, and returns them to their callers.
 
     Args:
-        registry: Of the operations whose results are kept. A caller that may no longer call one gets no more pages.
+        registry: Of the operations whose results are kept. A caller that may no longer call one gets no further pages.
     """
 
     def __init__(self, registry: OperationRegistry) -> None:
@@ -74,7 +74,7 @@ class ResultPages:
         operation_id: str,
         max_bytes: int,
     ) -> ResponseEnvelope[Any]:
-        """Return a result as it is if it is small enough, else its first page."""
+        """Return a small result unchanged, and the first page of a larger one."""
         data, meta = envelope.data, envelope.meta
         raw = _encode(data)
         is_large = len(raw) > max_bytes
@@ -85,7 +85,7 @@ class ResultPages:
                 raw = _encode({"content": content, "data": data})
         if not is_large:
             return envelope
-        # A copy: the operation may go on to change what it returned.
+        # A copy, because the operation may change the object that it returned.
         value = build_from(_decode, raw)
         pages = list[bytes]()
         secret = token_urlsafe(16)
@@ -174,7 +174,7 @@ def next_operation(pages: ResultPages) -> Operation:
     async def next_page(cursor: str, context: OperationContext) -> JSONObject:  # noqa: D417
         """Return the next page of a result that was too large for one response.
 
-        Its `value` continues what the pages before hold at `path`. A page without a `cursor` is the last one.
+        Its `value` continues the value at `path` of the earlier pages. A page without a `cursor` is the last one.
 
         Args:
             cursor: The `cursor` of the page before.
@@ -210,7 +210,7 @@ def _enveloped(page: bytes, envelope: ResponseEnvelope[Any]) -> ResponseEnvelope
 
 
 def split(value: Any, max_bytes: int) -> Iterator[tuple[str, Any]]:
-    """Yield a JSON value as fragments of at most `max_bytes` each: the path that each continues, and what it adds.
+    """Yield a JSON value as fragments of at most `max_bytes` each: the path that each continues, and its addition.
 
     Only a number or the name of a property may be larger.
     """
@@ -262,7 +262,7 @@ class _Open:
 
 
 def _fill(stack: list[_Open], room: int) -> Any:
-    """Return what continues the innermost open value; what it only begins is open afterwards."""
+    """Return the continuation of the innermost open value; values that it only begins are open afterwards."""
     base, whole = len(stack), room
     if stack[-1].kind is str:
         return stack[-1].take(room)

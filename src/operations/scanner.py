@@ -35,7 +35,7 @@ Raises `OSError` or `LookupError` for a path that does not exist.
 
 _LIBRARY = __name__.partition(".")[0]
 _SPEC_KEYS = frozenset({"name", "namespace", "type"})
-"""A mapping with these keys is taken for a spec, whatever it is called."""
+"""A mapping with these keys is treated as a spec, under any name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class ScanResult:
-    """What a scan found. Iterating gives what `registry.register_all` takes."""
+    """The result of a scan. Iterate it for the operations to pass to `registry.register_all`."""
 
     operations: list[Operation] = field(default_factory=list[Operation])
 
@@ -130,7 +130,7 @@ def _make_package(name: str, root: PurePath) -> None:
 
 
 def _hint(error: BaseException, file: Path) -> str:
-    """What to do where a module looks for one that lies beside it by its bare name."""
+    """Advice if a module imports a neighbour by its bare name."""
     if not isinstance(error, ModuleNotFoundError) or error.name is None or file.suffix != ".py":
         return ""
     wanted = error.name.partition(".")[0]
@@ -205,7 +205,7 @@ class _ReadFinder(MetaPathFinder, InspectLoader):
 
 
 class _Scan:
-    """One scan on its way: what was found, and by which id it is taken."""
+    """The state of one scan: the operations found so far, by id."""
 
     def __init__(self) -> None:
         self.result = ScanResult()

@@ -131,7 +131,7 @@ class OperationSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     access_control: AccessControl = OPEN
 
     idempotent: bool = False
-    """Whether running it twice does no more than running it once."""
+    """Whether running it twice has the same effect as running it once."""
 
     meta: JSONObject = msgspec.field(default_factory=dict[str, Any], name="_meta")
     """The origin and data of the adapter; not part of the contract. `_meta` on the wire."""

@@ -1,8 +1,8 @@
-"""Settings for operations by id or pattern, whatever their source: access, limits, retries, cache, names and results.
+"""Settings for operations of every source, by id or pattern: access, limits, retries, cache, names and results.
 
     configure_tools(registry, {"github.delete_*": ToolConfig(scopes=["admin"], timeout=5)})
 
-Rule 1: what is set here beats the operation, which beats its service, which beats the registry.
+Rule 1: these settings override those of the operation, which override those of its service and of the registry.
 Rule 2: access and input are checked first: neither the cache nor a limit reveals an operation to a caller that may not
         call it.
 Rule 3: settings apply to operations that are registered later, too, and follow those that change.
@@ -51,7 +51,7 @@ _MAX_BYTES = 16 << 20
 """Results that the cache of one operation holds, and their bytes."""
 
 _LONGEST_PAUSE = 60.0
-"""Seconds that a call without a deadline waits at most, whatever an API asks for."""
+"""Seconds that a call without a deadline waits at most, even if an API asks for more."""
 
 _ABSENT: Final = object()
 
@@ -60,7 +60,7 @@ _ABSENT: Final = object()
 class RetryPolicy:
     """How calls of an operation are repeated after an error that is retryable, for every entry point.
 
-    A query or an idempotent operation is repeated after every such error, another operation only after one that says
+    A query or an idempotent operation is repeated after every such error, another operation only after one that shows
     that nothing was begun. `APPROVAL_REQUIRED` is never repeated, and nothing is repeated past the caller's deadline.
     """
 
@@ -87,7 +87,7 @@ class RetryPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolConfig:
-    """Settings for the operations that match an id or a pattern; None leaves a setting as it is.
+    """Settings for the operations that match an id or a pattern; None leaves a setting unchanged.
 
     Raises:
         ValueError: Naming the field that is wrong.
@@ -485,7 +485,7 @@ def _key(value: Any, context: OperationContext) -> bytes | None:
 def _tree(pointers: Collection[str]) -> dict[str, Any]:
     """Return pointers as a tree of their tokens; an empty branch keeps everything below it."""
     tree: dict[str, Any] = {}
-    # The shorter ones first: nothing below what they keep has to be looked at.
+    # The shorter ones first, because everything below them is kept anyway.
     for pointer in sorted(pointers, key=lambda pointer: pointer.count("/")):
         branch = tree
         for token in map(unescape, pointer.split("/")[1:]):
@@ -501,7 +501,7 @@ def _kept(value: Any, tree: dict[str, Any]) -> Any:
 
 
 def _branch(tree: dict[str, Any], key: str) -> dict[str, Any] | None:
-    """Return what to keep below a key: what its own pointers name, and those for all."""
+    """Return the pointers below a key: its own, and those for all keys."""
     own, every = tree.get(key), tree.get("*")
     if own is None or every is None:
         return every if own is None else own

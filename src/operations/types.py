@@ -1,4 +1,4 @@
-"""Types for JSON, numbers and options that every other module uses. Imports nothing of ours."""
+"""Types for JSON, numbers and options that every other module uses. Imports no module of this package."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence

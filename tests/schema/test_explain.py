@@ -44,7 +44,7 @@ def _faults(document: Any, value: Any) -> list[tuple[str, str, str]]:
         ),
         ({"minProperties": 1}, {}, "must have at least 1 property, not 0", "minProperties"),
         ({"maxProperties": 0}, {"a": 1}, "must have at most 0 properties, not 1", "maxProperties"),
-        ({"not": {"type": "string"}}, "a", "matches what it must not match", "not"),
+        ({"not": {"type": "string"}}, "a", "matches a schema that it must not match", "not"),
         (False, 1, "is not allowed here", "false"),
         (
             {"contains": {"type": "string"}},

@@ -68,7 +68,7 @@ def finisher(spec: OperationSpec, policy: OutputPolicy) -> Finisher:
             data, changes = normalise(result)
         timestamp = time_ns() // 1_000_000
         if changes is None:
-            # What `local_envelope` does, without the call: this is the last step of nearly every call.
+            # `local_envelope`, inlined: this is the last step of nearly every call.
             meta = LocalResponseMeta(operation_id=operation_id, timestamp=timestamp)
         else:
             log.note(changes)
@@ -181,7 +181,7 @@ def _is_not_described(envelope: Envelope) -> bool:
 
 
 def of_middleware(result: object) -> Envelope:
-    """Return what a middleware returned or yielded.
+    """Return the checked result of a middleware.
 
     Raises:
         TypeError: If it is not a `ResponseEnvelope`.

@@ -238,7 +238,7 @@ def _count(series: CallSeries, envelope: Envelope, context: OperationContext, be
 def fail(plan: Plan, context: OperationContext, error: BaseException) -> NoReturn:
     """Raise the `CallError` for `error`.
 
-    Called after its `except` block: what is being handled there is the caller's own exception, if any.
+    Called after its `except` block, so that the exception being handled is the caller's own, if any.
     """
     if isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit)):
         raise error
@@ -257,7 +257,7 @@ def fail(plan: Plan, context: OperationContext, error: BaseException) -> NoRetur
     if isinstance(error, JSONValueError):
         raise CallError(
             ErrorCode.EXECUTION_ERROR,
-            f"{plan.id} returned what is not JSON: {error}",
+            f"{plan.id} returned a value that is not JSON: {error}",
             {"path": error.path, "reason": error.reason},
         ) from error
     raise map_error(error, plan.spec.error_schemas) from error

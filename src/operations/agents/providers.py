@@ -95,13 +95,13 @@ DIALECTS: dict[Provider, Dialect] = {
 }
 
 _AT_ROOT = ("allOf", "anyOf", "oneOf", "enum", "const", "not", "if", "then", "else")
-"""What may not stand at the root of a tool's schema."""
+"""Keywords that are not allowed at the root of a tool's schema."""
 
 _PLAIN = frozenset({
     "description", "title", "default", "example", "nullable", "minimum", "maximum", "minLength", "maxLength",
     "pattern", "minItems", "maxItems", "minProperties", "maxProperties",
 })  # fmt: skip
-"""Keywords of OpenAPI 3.0 that are taken over as they are."""
+"""Keywords of OpenAPI 3.0 that are copied unchanged."""
 
 _SILENT = frozenset({
     "$schema", "$id", "$defs", "definitions", "$comment", "examples", "deprecated", "readOnly", "writeOnly",
@@ -161,7 +161,7 @@ class _Plain:
     def convert(self, outline: Outline, path: str, depth: int) -> JSONObject:
         """One schema, at `path`."""
         if outline.is_recursive or depth > _DEEPEST:
-            self._report(path, "refers to itself: what is inside is left out")
+            self._report(path, "refers to itself: its content is left out")
             return {"type": "object", "description": outline.description or "As above."}
         schema = outline.schema
         plain: JSONObject = {key: schema[key] for key in schema if key in _PLAIN}
@@ -194,7 +194,7 @@ class _Plain:
         elif len(named) > 1 and not outline.members:
             plain["anyOf"] = [{"type": name} for name in named]
         elif not named and not outline.members:
-            self._report(path, "says nothing of its type: taken as a string")
+            self._report(path, "has no type: taken as a string")
             plain["type"] = "string"
 
     def _values(self, outline: Outline, plain: JSONObject, path: str) -> None:
@@ -259,7 +259,7 @@ def definition(spec: OperationSpec, dialect: Dialect, report: Report) -> Definit
         report("name", f"is called {name}, from which the id cannot be derived")
     description = description_of(spec.description or spec.title or spec.id, dialect, report)
     schema = fit(Outline.of(spec.input_schema), dialect, report)
-    # A copy: what users and frameworks change must not change the operation.
+    # A copy, so that changes by users and frameworks do not change the operation.
     return Definition(spec, name, description, msgspec.to_builtins(schema))
 
 

@@ -29,7 +29,7 @@ class Outcome:
 
     @property
     def text(self) -> str:
-        """The outcome as a model reads it: a text as it is, everything else as JSON."""
+        """The outcome for the model: a text unchanged, everything else as JSON."""
         if self.error is not None:
             return msgspec.json.encode({"error": self.error}).decode()
         return self.data if isinstance(self.data, str) else msgspec.json.encode(self.data).decode()

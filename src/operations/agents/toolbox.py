@@ -41,7 +41,7 @@ _ADVICE: Final[dict[str, str]] = {
     ErrorCode.ACCESS_DENIED: "You are not permitted to do this. Do not repeat the call; say what was refused.",
     ErrorCode.VALIDATION_ERROR: "Correct the arguments and call again.",
 }
-"""By error code: what the model should do next."""
+"""Advice for the model, by error code."""
 
 
 class Toolbox:
@@ -153,7 +153,7 @@ class Toolbox:
     async def run(self, tool_call: Any) -> JSONObject:
         """Run a tool call, as a provider's object or dict, and return the provider's result message.
 
-        Errors are results too: the model reads what went wrong.
+        Errors are results too, so that the model can react to them.
 
         Raises:
             TypeError: If `tool_call` is not a tool call of a known provider.

@@ -1,4 +1,4 @@
-"""What an agent did, as a tree: its tool calls, and the calls that those made."""
+"""Record the tool calls of an agent and their nested calls as a tree."""
 
 from collections import deque
 from collections.abc import Iterator

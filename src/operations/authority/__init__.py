@@ -1,4 +1,4 @@
-"""Who may do what, on whose behalf: grants, approvals, and the store behind both.
+"""Delegated access: grants, approvals, and the store behind both.
 
 Rule 1: everything fails closed: a call is rejected if the store, the ledger or the clock does not work.
 Rule 2: every change in the store is one compare-and-set, so several hubs can share it.

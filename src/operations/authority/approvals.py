@@ -33,7 +33,7 @@ from operations.specs import OperationSpec
 from operations.types import JSONObject
 
 SCOPE: Final = "approvals:answer"
-"""What a caller needs to see and answer approvals; a rule may require another scope as well."""
+"""The scope for seeing and answering approvals; a rule may require another scope as well."""
 
 MAX_WAITING: Final = 1_000
 """Calls that wait for an answer at a time; others end with `APPROVAL_REQUIRED` at once."""
@@ -62,7 +62,7 @@ class Approval(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     input: Any
 
     caller: str | None = None
-    """Who asks; None for an unknown caller."""
+    """The caller; None without identity."""
 
     is_operator: bool = False
     """Whether the operator asks, at the command line or in code."""
@@ -269,7 +269,7 @@ async def _within(seconds: float, changed: asyncio.Event) -> None:
 
 async def _ask(record: Approval, context: OperationContext) -> bool:
     """Return whether the caller confirms its own call."""
-    # Escaped: a text that looks different from what it is must not be confirmed.
+    # Escaped, because invisible characters could make a text look different from its content.
     message = f"Run {record.operation} with {json.dumps(record.input, separators=(',', ':'))}?"
     with lent_slot():
         answer = await context.elicit(message, _QUESTION)
@@ -333,7 +333,7 @@ def _may_see(record: Approval, context: OperationContext) -> bool:
 
 
 def _is_own(record: Approval, context: OperationContext) -> bool:
-    """Return whether the one who answers is, or may act for, the one who asks."""
+    """Return whether the person who answers is the caller, or may act for the caller."""
     who = context.identity
     if who is None:
         return record.is_operator
@@ -356,7 +356,7 @@ def approval_operations(
 
     @operation("approvals.list", type="query", scopes=[SCOPE])
     async def pending(context: OperationContext) -> list[Approval]:
-        """List the calls that wait for approval: the operation, the exact input, who asks and for whom."""
+        """List the calls that wait for approval: the operation, the exact input, the caller and who it acts for."""
         return await approvals.pending(context)
 
     @operation("approvals.answer", scopes=[SCOPE])

@@ -49,7 +49,7 @@ Delegate: TypeAlias = Callable[[str, OperationContext | None], str | None]
 
 
 class _Resolved:
-    """A token that was verified, and what it was found to be.
+    """A verified token and its content.
 
     Args:
         subject: Its subject.
@@ -113,7 +113,7 @@ class Grants:
             block: What it allows.
 
         Raises:
-            GrantError: Naming what is wrong.
+            GrantError: If the token is not valid; the message names the reason.
         """
         if "operations" not in block:
             raise GrantError("name the operations that the grant covers, such as task.*")

@@ -1,4 +1,4 @@
-"""What a registry knows of authority beyond one call: budgets, approvals and the ledger."""
+"""Enforce authority across calls for a registry: budgets, approvals and the ledger."""
 
 import asyncio
 from typing import Any
@@ -47,7 +47,7 @@ class Authority:
             context: Who calls.
 
         Returns:
-            The input; if it was approved, exactly what was approved, also if `value` changes later.
+            The input; after an approval, exactly the approved input, even if `value` changed since.
 
         Raises:
             CallError: If it may not begin.
@@ -89,7 +89,7 @@ def _spent(held: bytes | None, rules: Rules) -> bytes:
     for name, most in rules.budgets:
         counts[name] = counts.get(name, 0) + 1
         if counts[name] > most:
-            raise CallError(ErrorCode.RESOURCE_EXHAUSTED, "The grant allows no more of these calls")
+            raise CallError(ErrorCode.RESOURCE_EXHAUSTED, "The budget of the grant is exhausted")
     if len(counts) > _MAX_COUNTERS:
         raise CallError(ErrorCode.RESOURCE_EXHAUSTED, "The grant was narrowed too often")
     return msgspec.json.encode(counts)

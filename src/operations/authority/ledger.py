@@ -72,7 +72,7 @@ class Ledger:
         """Open the file now, so that problems are found before the first call.
 
         Raises:
-            LedgerError: If the file cannot be written, has another writer, or does not end as `head` says.
+            LedgerError: If the file cannot be written, has another writer, or does not end with `head`.
         """
         if self._file != -1:
             return
@@ -194,7 +194,7 @@ class Ledger:
         self._file, self._inode = file, os.fstat(file).st_ino
 
     def _last(self) -> JSONObject | None:
-        """Return the last line; what a crash left of a line that was never finished is removed."""
+        """Return the last line; remove an incomplete line that a crash left."""
         size = os.fstat(self._file).st_size
         tail = os.pread(self._file, _TAIL, max(0, size - _TAIL))
         whole = tail[: tail.rfind(b"\n") + 1]
@@ -228,7 +228,7 @@ def _read_head(path: Path) -> tuple[int, str]:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What a check of a ledger found."""
+    """The result of checking a ledger."""
 
     lines: int
     first: int

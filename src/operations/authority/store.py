@@ -179,7 +179,7 @@ class SQLiteStore:
 
 
 async def checked(work: Awaitable[T]) -> T:
-    """Return what a store returns.
+    """Return the result of a store, awaited if necessary.
 
     Raises:
         StoreError: If the store does not work.
@@ -203,7 +203,7 @@ async def change(
 
     Raises:
         StoreError: If the store does not work, or the value changes all the time.
-        Exception: Whatever `update` raises.
+        Exception: Any error that `update` raises.
     """
     for attempt in range(100):
         value, revision = await checked(store.get(key))

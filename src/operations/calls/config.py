@@ -29,7 +29,7 @@ class WorkerConfig:
     """The name of this worker in the view of operators."""
 
     version: str = ""
-    """The version of what this worker serves, in the view of operators; `1.4.0` for the service discovery of NATS."""
+    """The version of this worker for operators, for example `1.4.0`; also in the service discovery of NATS."""
 
     concurrency: Count = 1024
     """Calls that run at a time."""
@@ -86,7 +86,7 @@ class RemoteConfig:
     """Put the operations into this namespace, under their whole former id."""
 
     access: AccessRule | None = None
-    """What a caller here needs, instead of what the specs require."""
+    """The access rule for local callers, instead of that of the specs."""
 
     output: OutputPolicy | None = None
     """How results are normalised here; None leaves it to the registry."""

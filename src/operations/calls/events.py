@@ -195,7 +195,7 @@ class AlivePayload(_Payload, frozen=True, kw_only=True):
     """The worker has connected or reconnected: requests that were on their way to it may be lost."""
 
     leaving: bool = False
-    """The worker accepts no more requests."""
+    """The worker does not accept further requests."""
 
     specs: Name = ""
     """A digest of the operations that the worker serves."""
@@ -240,7 +240,7 @@ class CallResponded(_Event, frozen=True, kw_only=True, tag="call.responded"):
 
 
 class CallCompleted(_Event, frozen=True, kw_only=True, tag="call.completed"):
-    """A subscription has no more items."""
+    """A subscription has ended."""
 
     payload: CompletePayload
 
@@ -516,7 +516,7 @@ MAX_METADATA = 16 * 1024
 
 
 def check_request(request: RequestPayload) -> str | None:
-    """Return what is wrong with the ids or the metadata of a request from another process; None if nothing is."""
+    """Return the fault in the ids or metadata of a request from another process; None if they are valid."""
     request_id, parent = request.request_id, request.parent_request_id
     if not _is_id(request_id):
         return "requestId must consist of visible ASCII characters"

@@ -5,7 +5,7 @@ workers of the group. They report which of the calls they have, and send the rep
 
     claimed by a worker                                     -> wait
     the broker still keeps the request                      -> wait, if workers are there or the queue is durable
-    the broker reports that the worker is gone              -> lost, now
+    the broker reports that the worker has left             -> lost, now
     the worker is connected but silent                      -> it may be busy: lost only after `silence`
     every worker responded, and none has the call           -> lost, after a second probe
     no worker ever responded, and none is present now       -> lost, after a second probe
@@ -197,7 +197,7 @@ class FailureDetector:
             call is None
             or call.attempt != offer.attempt
             or call.worker not in {None, offer.worker}
-            # Any other broker that was restored may deliver again what it delivered before.
+            # Any other restored broker may deliver a request a second time.
             or (not self._target.durable and 0 < call.sent_at <= self.restored_at)
         ):
             return False
@@ -284,7 +284,7 @@ class FailureDetector:
 
     async def _probe(self, address: str, request_ids: list[str]) -> None:
         payload = ProbePayload(request_ids=request_ids, reply_to=self._mailbox)
-        # The address of a lost worker is gone; presence is checked below.
+        # The address of a lost worker no longer exists; presence is checked below.
         with suppress(NotSentError):
             await self._target.send(address, encode_event(CallProbed(payload=payload)))
 
@@ -292,7 +292,7 @@ class FailureDetector:
         return call.payload.request_id in self._pending
 
     async def _silent_since(self, moment: float) -> tuple[set[str], set[str], bool | None]:
-        """Return the workers that are gone, those that are connected but silent, and whether there are others.
+        """Return the workers that have left, those that are connected but silent, and whether there are others.
 
         The last one is None if the broker does not count them.
         """
@@ -324,7 +324,7 @@ class FailureDetector:
         return call.misses >= _LOOKS
 
     async def _is_waiting(self, call: PendingCall) -> bool:
-        """Return whether the broker still keeps the request, or does not tell."""
+        """Return whether the broker still keeps the request, or cannot report it."""
         if call.worker is not None or not call.receipt:
             return False
         try:
@@ -355,7 +355,7 @@ class FailureDetector:
                 request.operation_id,
                 call.attempt,
             )
-            # Whoever inspects it must not be able to act as the caller.
+            # Operators who inspect it must not be able to act as the caller.
             body = encode_event(CallRequested(payload=replace(request, credential=None)))
             await self._target.dead_letter(self._group, body)
             error = CallError(
@@ -390,7 +390,7 @@ class FailureDetector:
         return answer
 
     async def _tend_streams(self, calls: Iterable[PendingCall]) -> None:
-        """End subscriptions that miss an item for too long; tell again how much room the others have."""
+        """End subscriptions that miss an item for too long; repeat the credit of the others."""
         now = asyncio.get_running_loop().time()
         for call in calls:
             if call.stream is None or not self._is_open(call):
@@ -404,11 +404,11 @@ class FailureDetector:
 
 
 _CHECK_CALLERS = 0.25
-"""Seconds between two checks of the callers; a caller that misses two is gone."""
+"""Seconds between two checks of the callers; a caller that misses two has left."""
 
 
 async def abandoned_jobs(target: EventTarget, jobs: Mapping[str, Job]) -> AsyncGenerator[Job]:
-    """Return the jobs of a worker whose callers are gone, again in each check until they end."""
+    """Return the jobs of a worker whose callers have left, again in each check until they end."""
     loop = asyncio.get_running_loop()
     while True:
         await asyncio.sleep(_CHECK_CALLERS)

@@ -2,7 +2,7 @@
 
     spoke --- WebSocket --- hub --- WebSocket --- spoke
 
-Each connection is used both ways: the peer calls what the hub serves, and what the peer serves is registered at the
+Each connection is used in both directions: the peer calls the hub's operations, and its own are registered at the
 hub for as long as the connection lives.
 
 Rule 1: a peer adds operations with free names, up to a limit, and removes only its own.
@@ -38,7 +38,7 @@ logger = logging.getLogger("operations")
 
 
 class WebSocketHub:
-    """Serves a registry to peers and registers what they serve.
+    """Serves a registry to peers and registers their operations.
 
     Args:
         registry: The operations to serve; the operations of peers are added to it.

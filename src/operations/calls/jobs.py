@@ -19,7 +19,7 @@ from operations.registry import OperationRegistry
 from operations.specs import OperationSpec, OperationType
 
 MAX_UNREAD_BYTES = 4 * 1024 * 1024
-"""What may be under way to the reader of one subscription."""
+"""The limit for unread items of one subscription."""
 
 
 class Pace:
@@ -34,7 +34,7 @@ class Pace:
         self._more: asyncio.Event = asyncio.Event()
 
     def grant(self, credit: int) -> None:
-        """Accept the number of items that may have been sent in all, which also tells which ones were read."""
+        """Accept the total number of items that may be sent, which also confirms those that were read."""
         if self._credit is None or credit <= self._credit:
             return
         self._credit = credit
@@ -102,7 +102,7 @@ class Job(msgspec.Struct, eq=False):
     """The earlier one of the deadline and the end of the idle time."""
 
     principal: str
-    """The caller, as far as it is known when the request arrives."""
+    """The caller, if it is known when the request arrives."""
 
     pace: Pace | None = None
 

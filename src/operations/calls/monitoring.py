@@ -1,4 +1,4 @@
-"""What an operator sees of workers: the counters of each, the state of a group, and its dead letters.
+"""Monitor workers: the counters of each, the state of a group, and its dead letters.
 
 Rule 1: workers report counts to every client that probes them. The counts name no operation, caller or input.
 Rule 2: a dead letter is stored without its credential. Replayed, it is a new call of the operator.
@@ -49,7 +49,7 @@ MAX_LETTERS = 100
 """Dead letters in one list."""
 
 _ANSWER = 1.0
-"""Seconds that workers have to report, if the broker tells how many there are."""
+"""Seconds that workers have to report, if the broker knows how many there are."""
 
 _ANSWER_UNCOUNTED = 0.4
 """The same if it does not: all of them are waited for."""
@@ -86,7 +86,7 @@ class WorkerCounters:
             self._advertised = await admin.advertise(self._config.group, self.stats)
 
     async def aclose(self) -> None:
-        """Answer no more."""
+        """Stop answering."""
         advertised, self._advertised = self._advertised, None
         if advertised is not None:
             with suppress(TransportError):
@@ -193,7 +193,7 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
     input: Any = None
     caller: str | None = None
-    """Who called, as far as the request said so."""
+    """The caller, if the request named one."""
 
     metadata: JSONObject | None = None
 
@@ -285,7 +285,7 @@ class GroupMonitor:
         )
 
     async def _state(self) -> QueueState:
-        """Return what the broker tells of the queue, as far as this client may know it."""
+        """Return the broker's data about the queue, if this client may read it."""
         if self._admin is None:
             return QueueState()
         try:
@@ -374,7 +374,7 @@ class GroupMonitor:
             raise TransportError("this broker keeps no dead letters")
         stored = await self._admin.letters(self._group, MAX_LETTERS, letter_id)
         events = ((each, read_event(each.body, self._target.max_values)) for each in stored)
-        # Others may write there, too: what is no request is not shown.
+        # Other programs may write there, too: skip entries that are not requests.
         return [
             (each.id, each.stored_at, event.payload)
             for each, event in events

@@ -1,4 +1,4 @@
-"""What a worker sends: replies to its jobs, responses to probes, and its presence.
+"""Send the messages of a worker: replies to its jobs, responses to probes, and its presence.
 
 Rule 1: a request gets exactly one last reply, unless its caller aborted it.
 Rule 2: the last reply of a call is cached while there is room, and sent again only to the client that made the call.
@@ -138,7 +138,7 @@ class Replies:
         """Return the job of a request, if its own client refers to it."""
         job = self._jobs.get(sender + request_id)
         if job is None:
-            # The program itself received it, so that only its reply address tells whose it is.
+            # The program itself received it, so that only its reply address identifies the caller.
             job = self._jobs.get(request_id)
             job = job if job is not None and job.reply_to.startswith(sender) else None
         return job

@@ -1,4 +1,4 @@
-"""What a client sends: requests to a group, aborts and credit to its workers, replies to requests it serves itself.
+"""Send the messages of a client: requests to a group, aborts and credit to its workers, replies to requests it serves.
 
 Rule 1: a request that certainly was not delivered is sent again while the workers may be on their way back, and then
         fails with `UNAVAILABLE`.

@@ -168,7 +168,7 @@ class SpecDecoder:
 
     Attributes:
         specs: The specs, in the order in which they were sent.
-        left_out: The reasons why specs are missing, with their ids as far as they are known.
+        left_out: The reasons why specs are missing, with their ids if they are known.
     """
 
     def __init__(self) -> None:
@@ -316,7 +316,7 @@ _DESCRIBE_SPEC = OperationSpec(
     namespace="services",
     version="1.0.0",
     type=OperationType.SUBSCRIPTION,
-    description="Every operation the caller may call, in pieces: what their schemas share is sent once.",
+    description="Every operation that the caller may call, in pieces: shared definitions are sent once.",
     input_schema=_LIST_SPEC.input_schema,
     output_schema=from_schema({"type": "object"}),
 )

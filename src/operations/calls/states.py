@@ -39,14 +39,14 @@ REORDER_WINDOW = 64
 
 
 class Expects(Enum):
-    """What a caller waits for."""
+    """The result that a caller waits for."""
 
     ONE = "one"
     MANY = "many"
 
 
 class Verdict(Enum):
-    """What an event does to a call."""
+    """The effect of an event on a call."""
 
     ITEM = "item"
     """One of several results; the call stays open."""

@@ -190,7 +190,7 @@ class CallServer:
             await self.aclose()
 
     async def aclose(self) -> None:
-        """Accept no more requests, give running calls `grace` seconds, end the rest with `UNAVAILABLE`.
+        """Stop accepting requests, give running calls `grace` seconds, end the rest with `UNAVAILABLE`.
 
         The error is retryable except for mutations that have begun. Behind a broker, requests that wait for a slot are
         rejected at once, because their callers send them to other workers.
@@ -347,7 +347,7 @@ class CallServer:
 
     def _is_stale(self, age: float) -> bool:
         """Return whether a request that waited for `age` seconds may be one that has run already."""
-        # Where others can write, they can send it to one worker after the other.
+        # Clients that can write to the broker could send it to one worker after the other.
         is_signed = isinstance(self.target, SignedTarget)
         return is_signed or age > self._heartbeat or self._loop.time() - age < self._connected_at
 
@@ -554,7 +554,7 @@ class CallServer:
     # ---------------------------------------------------------------------------------------- watching
 
     async def _watch_callers(self) -> None:
-        """Cancel the calls of callers that are gone."""
+        """Cancel the calls of callers that have left."""
         async for job in abandoned_jobs(self.target, self.jobs):
             # A mutation must not be left half done by a short outage.
             patience = self._patience if job.begun and job.is_mutation else 0.0
@@ -583,7 +583,7 @@ async def serve_calls(
 ) -> AsyncGenerator[CallServer]:
     """Serve a registry's operations to callers of a group for the length of an `async with` block.
 
-    Requests arrive when the block starts. When it ends, the worker accepts no more requests and finishes those that
+    Requests arrive when the block starts. When it ends, the worker stops accepting requests and finishes those that
     run. `services.list`, `services.describe` and `services.schema` are served too. Call it as
     `serve_calls(registry, target, **options)`, with the fields of `WorkerConfig`.
 

@@ -35,7 +35,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "import": (
         _SET_UP,
         "import_:import_source",
-        "Show what a document, server or module would give.",
+        "Show the operations that a document, server or module would add.",
     ),
     "export": (
         _SET_UP,

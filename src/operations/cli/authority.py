@@ -1,4 +1,4 @@
-"""`operations grant`, `operations approvals` and `operations ledger`: what agents may do, and what they did."""
+"""`operations grant`, `operations approvals` and `operations ledger`: the access of agents and its record."""
 
 import asyncio
 import json
@@ -59,7 +59,7 @@ def _grants(common: Common, store: Store | None = None) -> Grants:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a grant allows.
+    """The content of a grant.
 
     Attributes:
         holder: Who will act with it.

@@ -64,7 +64,7 @@ async def call(
 ) -> int | None:
     """Call an operation and print its data. A subscription is followed, line by line, until Ctrl-C.
 
-    The input is JSON, @FILE, - for standard input, or key=value pairs, read as what the operation's schema says:
+    The input is JSON, @FILE, - for standard input, or key=value pairs, read according to the operation's schema:
     `a.b=1` goes into an object, a repeated key makes a list, `key:=JSON` is taken as JSON, `key=@FILE` is read from a
     file. On a terminal, required values that are missing are asked for.
 
@@ -72,7 +72,7 @@ async def call(
         operation_id: Its id, `namespace.name`.
         input: The input of the call.
         envelope: Print the whole envelope: data and metadata.
-        output: Write the data to this file instead; bytes as they are. A file from an API is saved while it arrives.
+        output: Write the data to this file instead; bytes unchanged. A file from an API is saved while it arrives.
         upload: `key=FILE`: send this file as the value of `key`, while it is read. May be repeated.
         timeout: Seconds to wait; by default the timeout of the config, and no limit for a subscription.
         count: End a subscription after this many items.
@@ -299,7 +299,7 @@ def terminal_channel(
 ) -> Generator[tuple[CallerChannel, Callable[[], None]]]:
     """Show reports and questions of a call for the length of a `with` block.
 
-    Gives the channel, and what is to be called before a result is printed.
+    Returns the channel, and a function to call before a result is printed.
     """
     progress = Progress(
         SpinnerColumn(),

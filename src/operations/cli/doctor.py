@@ -148,7 +148,7 @@ async def _findings(common: Common) -> AsyncIterator[Finding]:
 
 
 async def _document(document: str, *, verbose: bool) -> AsyncIterator[Finding]:
-    """Yield what is worth knowing about an OpenAPI document."""
+    """Yield findings about an OpenAPI document."""
     config = HTTPServiceConfig(namespace="api")
     try:
         if "://" in document:

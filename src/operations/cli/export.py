@@ -1,4 +1,4 @@
-"""`operations export`: operations for other programs, and a report of what a format cannot express.
+"""`operations export`: operations in the formats of other programs, with a report of losses.
 
 The Python client is one module with typed async functions.
 
@@ -55,7 +55,8 @@ async def export(
 ) -> None:
     """Write operations as an OpenAPI document, as tools for a model, or as a typed Python client.
 
-    What the other side cannot say is told on standard error; with --json the result is `{"result", "losses"}`.
+    Properties that the format cannot express are listed on standard error; with --json the result is
+    `{"result", "losses"}`.
 
     Args:
         format: What to write.
@@ -120,7 +121,7 @@ def _tell(losses: list[Loss], screen: Screen, *, verbose: bool) -> None:
     for loss in shown:
         screen.note(f"{loss.operation_id} {loss.place}: {loss.what}", "yellow")
     if len(shown) < len(losses):
-        screen.note(f"... and {len(losses) - len(shown)} more; --verbose tells all", "yellow")
+        screen.note(f"... and {len(losses) - len(shown)} more; --verbose lists all", "yellow")
 
 
 _HEADER = '''\

@@ -1,4 +1,4 @@
-"""`operations import`: what a document, a server or a module would give, before it goes into the config."""
+"""`operations import`: preview the operations of a document, a server or a module before configuring it."""
 
 import json
 import re
@@ -46,7 +46,7 @@ async def import_source(
     base_url: str | None = None,
     common: Common = DEFAULTS,
 ) -> int:
-    """Show what a source would give: its operations, what cannot be used and why, and what to write into the config.
+    """Preview a source: its operations, the parts that cannot be used and why, and the lines for the config.
 
     A source is an OpenAPI document (a file or an address), an MCP server (an address, a command with its arguments,
     or an mcp.json), Python code (a file, folder or package), a broker's address, or a name in the config.
@@ -119,7 +119,7 @@ def _file(
 
 
 def _in_config(name: str, common: Common) -> ConfigFile | None:
-    """The config with the source of this name alone, where there is one."""
+    """Return the config with only the source of this name, if there is one."""
     file = common.load(required=common.config is not None)
     config = file.config
     if name in config.openapi:

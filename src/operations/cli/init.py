@@ -1,4 +1,4 @@
-"""`operations init`, `operations login` and `operations completion`: what is done once."""
+"""`operations init`, `operations login` and `operations completion`: commands for setting up."""
 
 import webbrowser
 from pathlib import Path

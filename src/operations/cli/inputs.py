@@ -1,4 +1,4 @@
-"""Read the input of a call from what was typed, and write an example that can be typed.
+"""Read the input of a call from the command line, and write an example of it.
 
     call ID '{"a": 1}'        JSON                     call ID a=1 b.c=x       typed by the schema
     call ID @file.json        a file of JSON           call ID a:='[1, 2]'     a value as JSON
@@ -193,7 +193,7 @@ def _put(
         outline = outline.properties.get(key, Outline({}))
         inner = value.setdefault(key, {})
         if not isinstance(inner, dict):
-            raise _unreadable(name, "goes into what was given as a value before", keys)
+            raise _unreadable(name, "is inside of a key that already has a value", keys)
         value = cast("JSONObject", inner)
     last = keys[-1]
     wanted = outline.properties.get(last, Outline({}))
@@ -251,7 +251,7 @@ _FORMATS = {
 
 
 def example(spec: OperationSpec, hints: str = "") -> str:
-    """A call of an operation with what is required; with dots where no valid input is known.
+    """Return a command that calls an operation with its required input; dots replace unknown values.
 
     Args:
         spec: Of the operation.
@@ -283,7 +283,7 @@ def _takes_nothing(schema: Schema) -> bool:
 
 
 def _valid(schema: Schema, outline: Outline) -> Any:
-    """An input with what is required; None where none is found."""
+    """Return an input with the required properties; None if none is found."""
     value = sample(outline)
     try:
         if schema.check(value):

@@ -40,7 +40,7 @@ def faults_of(details: object) -> list[JSONObject]:
 _BIDI = frozenset(
     "\u200b\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2060\u2066\u2067\u2068\u2069\ufeff"
 )
-"""Characters that change the order of what is read, or cannot be seen."""
+"""Characters that change the reading order or are invisible."""
 
 STYLES = {"query": "green", "mutation": "yellow", "subscription": "magenta"}
 """The colour of each type of operation."""
@@ -126,7 +126,7 @@ class Screen:
         sys.stdout.write(text + "\n")
 
     def write_bytes(self, data: bytes) -> None:
-        """Bytes as they are."""
+        """Write bytes unchanged."""
         sys.stdout.flush()
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
@@ -308,7 +308,7 @@ DEFAULTS = Common()
 def command(
     function: Callable[P, Coroutine[Any, Any, int | None]],
 ) -> Callable[P, Coroutine[Any, Any, int]]:
-    """Make a coroutine function a command: what it raises becomes a message and an exit code."""
+    """Make a coroutine function a command: its exceptions become a message and an exit code."""
 
     @wraps(function)
     async def run(*args: P.args, **kwargs: P.kwargs) -> int:

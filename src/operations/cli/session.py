@@ -24,7 +24,7 @@ async def open_session(
     """The hub a command works with, for the length of an `async with` block.
 
     Args:
-        common: Which config, and how much to say.
+        common: The config, and the verbosity.
         screen: For reports.
         wanted: Which of its sources are opened.
         wait: Whether to wait until they are, and report those that cannot be opened.
@@ -65,7 +65,7 @@ async def settle(hub: Hub, screen: Screen, common: Common) -> None:
 
 
 def report_sources(hub: Hub, screen: Screen, common: Common, wanted: SourceFilter = ALL) -> None:
-    """Report what is wrong with the sources of a hub, and remember the ids of its operations."""
+    """Report the problems of a hub's sources, and remember the ids of its operations."""
     _tell(hub, wanted, screen, hints=common.hints, verbose=common.verbose)
     if wanted.is_all:
         # Keep the ids of disconnected sources, to distinguish them from unknown ids.
@@ -78,7 +78,7 @@ def report_sources(hub: Hub, screen: Screen, common: Common, wanted: SourceFilte
 
 
 def _is_quiet(hub: Hub, common: Common) -> bool:
-    """Return whether neither the command line nor `[log]` decides what is logged."""
+    """Return whether neither the command line nor `[log]` configures logging."""
     return not common.verbose and not hub.file.config.log.options
 
 
@@ -95,7 +95,7 @@ def open_front(hub: Hub) -> Front:
 
 
 def _tell(hub: Hub, wanted: SourceFilter, screen: Screen, *, hints: str, verbose: bool) -> None:
-    """Report on standard error what is missing: the command continues with the rest."""
+    """Report missing sources on standard error; the command continues with the rest."""
     operation = wanted.operation
     # The error that follows reports why the wanted one is missing.
     told = None if operation is None or operation in hub.registry else operation.partition(".")[0]
@@ -116,5 +116,5 @@ def _tell(hub: Hub, wanted: SourceFilter, screen: Screen, *, hints: str, verbose
         elif source.skipped:
             screen.note(
                 f"{source.label}: {counted(len(source.skipped), 'part')} of it cannot be used; "
-                f"`operations import {source.name}{hints}` tells why"
+                f"`operations import {source.name}{hints}` shows the reason"
             )

@@ -57,7 +57,7 @@ async def work(
     chosen, entry = chosen_broker(broker, file)
 
     def adjusted(file: ConfigFile) -> ConfigFile:
-        # Its own group is what it serves, not what it imports: it would call itself.
+        # Do not import the operations of the own group: the worker would call itself.
         entry = file.config.brokers.get(chosen)
         if entry is None:
             return file
@@ -100,7 +100,7 @@ async def work(
                         screen.note("Ctrl-C ends it")
                         screen.out.file.flush()
                     await shutdown.wait()
-                screen.note("finishing what runs ...")
+                screen.note("finishing running calls ...")
                 # `/readyz` reports this.
                 await worker.aclose()
 

@@ -1,4 +1,4 @@
-"""`operations.toml`: what it can say, and how it is read."""
+"""`operations.toml`: its model, and reading it."""
 
 from operations._derive import Secret
 from operations.config.checks import ConfigError, ConfigFault

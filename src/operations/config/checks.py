@@ -1,6 +1,6 @@
-"""Check a config, and explain what is wrong with it to the person who has to repair it.
+"""Check a config, and explain its faults to the person who has to repair them.
 
-Rule 1: a fault names the place (file, line, key), what was expected, and what was probably meant.
+Rule 1: a fault names the place (file, line, key), the expected value, and a suggestion.
 Rule 2: no fault shows a value: it may be a secret in the wrong place.
 Rule 3: finding the lines of keys never fails. A key inside an inline table or a long list has the line of its value.
 Rule 4: a check is about one table, yields `(path, message)` pairs, and uses no network. A missing file or secret is
@@ -262,7 +262,7 @@ def _inside(schema: JSONObject, part: str | int) -> JSONObject:
     return found
 
 
-# ------------------------------------------------------------ what a schema cannot express
+# ------------------------------------------------------------ rules that a schema cannot express
 
 Found: TypeAlias = Iterator[tuple[Path, str]]
 
@@ -357,7 +357,7 @@ def _openapi(service: OpenAPIEntry, path: Path) -> Found:
 
 
 def _rejected(entry: Entry, path: Path, folder: FilePath) -> Found:
-    """Report what the library's own class rejects, with a stand-in for every secret."""
+    """Report errors of the library's own class, built with a placeholder for every secret."""
     secrets: set[str | int] = set()
 
     def reveal(secret: Secret, where: Path) -> str:
@@ -458,7 +458,7 @@ def _serve(serve: ServeEntry, config: Config) -> Found:
 
 
 def _shared(config: Config) -> Found:
-    """Report what several processes cannot do, because each does not know what the others do."""
+    """Report settings that need shared state and therefore do not work with several processes."""
     only = "goes with serve.processes = 1 only:"
     if config.serve.options.get("console"):
         yield ("serve", "console"), f"{only} a session is known to one process."

@@ -87,7 +87,7 @@ class BrokerEntry(Entry):
 
     Attributes:
         url: `redis://`, `nats://` or one of their variants; the user may stand in it, the password may not.
-        workers: Import what the workers of `group` offer.
+        workers: Import the operations of the workers of `group`.
         delegate: Call the workers on behalf of the caller, with a grant for each call; needs `access.grants`. Their key
             is what `operations grant key GROUP` prints.
         enabled: Set to false to leave it out.
@@ -173,7 +173,7 @@ class GrantsEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuthorityEntry:
-    """Where budgets, revocations and approvals are kept; in memory without any of this.
+    """The store of budgets, revocations and approvals; in memory by default.
 
     Attributes:
         file: A file, relative to this one, which survives restarts; the processes of one machine may share it.
@@ -205,7 +205,7 @@ class LedgerEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessEntry:
-    """Who may call from outside. Without any of this, callers from outside have no identity.
+    """The callers from outside. Without this table, they have no identity.
 
     Attributes:
         anonymous: Serve requests without a credential. By default they are served unless there is `jwt`.
@@ -225,7 +225,7 @@ class AccessEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeEntry(Entry):
-    """Where `operations serve` listens, and what it serves.
+    """The address and the entry points of `operations serve`.
 
     Attributes:
         processes: How many processes serve. Limits, rates and caches are those of each process. With several, MCP has
@@ -248,7 +248,7 @@ class ServeEntry(Entry):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkEntry(Entry):
-    """Where `operations work` shows its health (`/healthz`, `/readyz`) and metrics (`/metrics`), if anywhere."""
+    """The address for health (`/healthz`, `/readyz`) and metrics (`/metrics`) of `operations work`; none by default."""
 
     derived: ClassVar = Derived(("operations.front.config:ListenConfig",), {}, {"port": 9464})
 
@@ -270,7 +270,7 @@ class LimitsEntry(Entry):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogEntry(Entry):
-    """What `operations serve` and `operations work` write to standard error."""
+    """The log of `operations serve` and `operations work` on standard error."""
 
     derived: ClassVar = Derived(("operations.telemetry:LogConfig",), {})
 
@@ -291,11 +291,11 @@ class TelemetryEntry(Entry):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceEntry:
-    """What `operations trace` shows: when calls began and ended, never what they carried.
+    """The data for `operations trace`: start and end of calls, never their input or results.
 
     Attributes:
         enabled: Set to false to keep nothing.
-        file: Where it is kept, relative to this file; by default in the user's state folder.
+        file: Its path, relative to this file; by default in the user's state folder.
     """
 
     enabled: bool = True
@@ -310,7 +310,7 @@ class Config:
         modules: Packages, folders or files of Python code to scan for operations.
         setup: A function of your own, `module:function`, that is called with the hub before its sources are opened.
         mcp_json: Existing files that list MCP servers under `mcpServers`.
-        output: How results are normalised, unless a source or an operation says otherwise.
+        output: How results are normalised, unless a source or an operation sets its own policy.
         openapi: HTTP APIs, by namespace.
         mcp: MCP servers, by namespace.
         brokers: Redis and NATS servers, by name.
@@ -377,7 +377,7 @@ def _schema(tables: frozenset[str] | None) -> Schema:
 
 
 def _without_null(schema: Any) -> Any:
-    """`schema` without the alternative that TOML cannot write; what may be null may be left out."""
+    """Return `schema` without null, which TOML cannot write; such a key may be left out."""
     if isinstance(schema, list):
         items: list[Any] = schema  # pyright: ignore[reportUnknownVariableType]
         return [_without_null(item) for item in items]

@@ -112,7 +112,7 @@ class ConfigFile:
 
 
 def find_config(start: Path, environ: Mapping[str, str] | None = None) -> Path | None:
-    """The config that holds at `start`: what `OPERATIONS_CONFIG` names, or the nearest file upwards.
+    """Return the config for the folder `start`: the file that `OPERATIONS_CONFIG` names, or the nearest one upwards.
 
     `operations.toml` in the folder or above it; without one, an `mcp.json` or `.mcp.json` in the folder itself.
     """
@@ -141,7 +141,7 @@ def enforce_trusted(path: Path, environ: Mapping[str, str] | None = None) -> Non
     if os.geteuid() == 0 and variables.get("SUDO_UID", "").isdecimal():
         allowed.add(int(variables["SUDO_UID"]))
     where = path.resolve()
-    # The link and its folder decide what is read, as much as the file does.
+    # A change of the link or of its folder also changes which file is read.
     places = (path.stat(), path.lstat(), path.parent.stat())
     stranger = next((place.st_uid for place in places if place.st_uid not in allowed), None)
     named = [entry for entry in variables.get(TRUST_VARIABLE, "").split(os.pathsep) if entry]

@@ -76,7 +76,7 @@ class MCPServerSettings:
     """The title that clients show to people."""
 
     instructions: str | None = None
-    """What a model should know before it uses the server."""
+    """Instructions for models that use the server."""
 
     names: NameStyle = "portable"
     """The names of tools and prompts: `math__add`, which every model accepts, or `dotted`, the ids."""
@@ -94,7 +94,7 @@ class MCPServerSettings:
     """Items in one page of a listing."""
 
     schema_budget: Count = 16 * 1024
-    """Bytes of JSON for the shared definitions in one schema of a listing; what is farther away becomes `{}`."""
+    """Bytes of JSON for the shared definitions in one schema of a listing; definitions beyond that become `{}`."""
 
     lenient_input: bool = True
     """Convert arguments that nearly fit, without loss: `"5"` for 5, JSON text for an object; reported in `changes`."""

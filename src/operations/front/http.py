@@ -130,7 +130,7 @@ class RequestState:
         self.caller = caller_key(identity, client_address(self.scope))
 
     def close(self) -> None:
-        """Release what the request holds, and break its reference cycles: it is freed without the garbage collector."""
+        """Release the request's resources and break its reference cycles, so that no garbage collection is needed."""
         if self.slot is not None:
             self.slot.release()
         self.answer_late = self._context = None

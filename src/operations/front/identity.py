@@ -3,7 +3,7 @@
 Rule 1: every credential is checked. An address that showed too many wrong ones gets slower, later answers to further
         wrong ones; a valid credential is never rejected because of the failed attempts of others.
 Rule 2: fail closed: an exception while checking a credential rejects the request.
-Rule 3: what a credential opened (cookie session, stream, socket) ends when the credential expires or is revoked.
+Rule 3: sessions, streams and sockets that a credential opened end when it expires or is revoked.
 """
 
 import asyncio
@@ -204,10 +204,10 @@ def _remember(marks: "OrderedDict[int, None]", mark: int) -> None:
 
 
 async def resolved(found: Any) -> Identity | None:
-    """Return what a resolver found, awaited if necessary.
+    """Return the identity from a resolver, awaited if necessary.
 
     Raises:
-        Exception: Whatever the resolver raises; also if it returned something else, or an identity that has expired.
+        Exception: Any error of the resolver; also if it returned another type or an expired identity.
     """
     identity = await found if inspect.isawaitable(found) else found
     if identity is None:

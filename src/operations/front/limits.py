@@ -157,7 +157,7 @@ class RateLimiter:
 
 
 class ConcurrencyLimiter:
-    """Counts what is in use now, and limits it for each caller and in total.
+    """Counts the slots in use, and limits them per caller and in total.
 
     Args:
         limit: For all callers together.
@@ -172,7 +172,7 @@ class ConcurrencyLimiter:
         self.configure(limit, limit_per_caller)
 
     def configure(self, limit: int, limit_per_caller: int) -> None:
-        """Change the limits; what is in use stays in use."""
+        """Change the limits; slots in use stay in use."""
         self._limit = limit
         self._limit_per_caller = limit_per_caller
 
@@ -197,7 +197,7 @@ class ConcurrencyLimiter:
         self.total += amount
 
     def leave(self, caller: str, amount: int) -> None:
-        """Give back what a slot held."""
+        """Release a slot."""
         self.total -= amount
         left = self._by_caller[caller] - amount
         if left:
@@ -257,7 +257,7 @@ class Work(Protocol):
 
     @property
     def principal(self) -> str:
-        """The caller, as far as it is known when the call arrives."""
+        """The caller, if it is known when the call arrives."""
         ...
 
     counted_as: tuple[str, ...]

@@ -74,7 +74,7 @@ def check_json_body(headers: Mapping[bytes, bytes]) -> None:
         raise unsupported("Send the body without Content-Encoding")
     kind = headers.get(b"content-type", b"")
     if kind != b"application/json" and not _is_json(kind):
-        # A page of another site can send what a form can send, but not this type without asking.
+        # A page of another site can send the content types of forms, but not this one without a preflight request.
         raise unsupported("Send the body as application/json")
 
 

@@ -91,7 +91,7 @@ def wrong_method(allowed: Sequence[str]) -> RequestError:
 
 
 def not_found() -> RequestError:
-    """Return the error for a path where nothing is served to this caller."""
+    """Return the error for a path that is not served to this caller."""
     return RequestError(404, ErrorCode.OPERATION_NOT_FOUND, "There is nothing here")
 
 

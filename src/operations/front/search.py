@@ -214,7 +214,7 @@ class Ranking:
                 yield self._specs[number], part[number] * factor
 
     def _ideas(self, given: Sequence[str]) -> list[dict[str, float]]:
-        """Return what a query is about: for each idea its words, and how much each of them counts."""
+        """Return the ideas of a query: for each its words with their weights."""
         stems = [stem(word) for word in given]
         ideas: list[dict[str, float]] = []
         for word in [word for word in stems if word not in _STOP_STEMS] or stems:
@@ -276,7 +276,7 @@ def _texts(spec: OperationSpec) -> dict[str, str]:
 
 
 def _reads(given: Sequence[str]) -> bool | None:
-    """Return whether a query asks to look something up (True), to do something (False), or does not say.
+    """Return whether a query asks to look something up (True), to do something (False), or is unclear (None).
 
     A first word before an article or preposition is a verb: `comment on an issue`, `star a repository`.
     """
@@ -326,7 +326,7 @@ class Gateway:
 
     Args:
         registry: The operations.
-        admit: Raises unless the identity may know of an operation; called before each call.
+        admit: Raises unless the identity may see an operation; called before each call.
         shows: Returns whether a caller sees an operation.
         max_query: Characters of a search query.
     """

@@ -82,7 +82,7 @@ def _build_app(hub: Hub) -> Any:
 
 @asynccontextmanager
 async def _set_up(hub: Hub) -> AsyncGenerator[None]:
-    """Start what the config wants around all calls: audit records, telemetry, and the function `setup`."""
+    """Start the audit records, the telemetry and the function `setup` of the config."""
     file, config = hub.file, hub.file.config
     async with AsyncExitStack() as stack:
         audit = AuditConfig(**file.options(AuditConfig, config.audit))
@@ -121,7 +121,7 @@ class _LazySources:
         self._lock = asyncio.Lock()
 
     async def open(self, operation_id: str) -> None:
-        """Open what may have an operation: local modules, then what has its namespace, then the workers of brokers."""
+        """Open sources that may have an operation: local modules, then those with its namespace, then workers."""
         hub = self.hub
         renamed = {each.options.get("rename"): old for old, each in hub.file.config.tools.items()}
         namespace = renamed.get(operation_id, operation_id).partition(".")[0]
@@ -153,7 +153,7 @@ class _LazySources:
     async def call(
         self, operation_id: str, input: Any, context: OperationContext
     ) -> ResponseEnvelope[Any]:
-        """Call what is not registered yet.
+        """Call an operation that is not registered yet.
 
         Raises:
             CallError: As the call, or if no source has it.
@@ -164,7 +164,7 @@ class _LazySources:
     async def subscribe(
         self, operation_id: str, input: Any, context: OperationContext
     ) -> AsyncIterator[ResponseEnvelope[Any]]:
-        """Subscribe to what is not registered yet; raises as `call`."""
+        """Subscribe to an operation that is not registered yet; raises as `call`."""
         await self._find(operation_id)
         async with aclosing(self.hub.registry.subscribe(operation_id, input, context)) as items:
             async for item in items:

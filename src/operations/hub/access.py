@@ -1,4 +1,4 @@
-"""Build what a config defines about callers: limits, the keys and tokens of `[access]`, authority and the ledger."""
+"""Build the access of a config: limits, the keys and tokens of `[access]`, authority and the ledger."""
 
 import os
 from collections.abc import AsyncGenerator, Awaitable

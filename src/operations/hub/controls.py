@@ -50,7 +50,7 @@ class SourceReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 def report(source: Source) -> SourceReport:
-    """Return what an operator sees of a source."""
+    """Return the operator's view of a source."""
     now, opens_at = asyncio.get_running_loop().time(), source.next_attempt
     return SourceReport(
         name=source.name,
@@ -172,7 +172,7 @@ class BrokerReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 async def look_at_workers(hub: Hub) -> list[BrokerReport]:
-    """Return what is known of the workers of every broker."""
+    """Return the state of the workers of every broker."""
     return await asyncio.gather(*(_report(source) for source in _brokers(hub)))
 
 

@@ -41,7 +41,7 @@ class SourceFilter:
     """Selects sources; all by default.
 
     Attributes:
-        operation: One operation, by its id, and what it calls.
+        operation: One operation, by its id, and the operations that it calls.
         namespace: The operations of a namespace.
         source: The operations of a source: its kind, its name, or both.
     """
@@ -131,7 +131,7 @@ class Hub:
         return Access(self.file, self.registry.authority.store)
 
     def serve_authority(self, is_up: Callable[[], bool] = lambda: True) -> None:
-        """Register the operations that answer approvals, and open the ledger: whatever is served needs both.
+        """Register the operations that answer approvals, and open the ledger; every entry point needs both.
 
         Args:
             is_up: Returns whether the server is not shutting down.
@@ -254,7 +254,7 @@ class Hub:
         """Return the contract of one operation.
 
         Raises:
-            CallError: `OPERATION_NOT_FOUND` with what was probably meant, or `UNAVAILABLE` if its source failed.
+            CallError: `OPERATION_NOT_FOUND` with a suggestion, or `UNAVAILABLE` if its source failed.
         """
         spec = self.registry.get_spec(operation_id)
         if spec is not None:

@@ -41,7 +41,7 @@ class Process:
 
     @classmethod
     def inherited(cls) -> "Process | None":
-        """Return what this process inherited; None if it is the only one, or the first."""
+        """Return the inherited socket and channel; None if this process is the only one, or the first."""
         given = os.environ.pop(VARIABLE, "").split()
         if len(given) != 3:
             return None
@@ -179,7 +179,7 @@ class _Processes:
                 await asyncio.wait({listening})
 
     async def _listen(self, channel: socket.socket, backoff: Backoff) -> None:
-        """Read what a process reports."""
+        """Read the reports of a process."""
         channel.setblocking(False)
         loop = asyncio.get_running_loop()
         with suppress(OSError):

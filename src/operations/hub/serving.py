@@ -34,7 +34,7 @@ def listen_config(file: ConfigFile) -> ListenConfig:
 
 
 def entry_points_of(file: ConfigFile) -> tuple[str, ...]:
-    """Return what a config serves: the HTTP API, and what it does not switch off."""
+    """Return the application of a config: the HTTP API, and the entry points that are not switched off."""
     options = file.options(ServerConfig, file.config.serve)
     # No console: its sign-in session would be known to one process only.
     kinds = ("mcp", "websocket") if is_shared(file) else ("mcp", "websocket", "console")

@@ -156,7 +156,7 @@ class Supervisor:
         except asyncio.CancelledError:
             if self._closing.is_set() or cast("Any", asyncio.current_task()).cancelling():
                 raise
-            # A library cancelled what it was waiting for, and not us.
+            # A library cancelled its own wait; this task was not cancelled.
             self._failed("connecting was interrupted")
             return False
         except (OperationsError, OSError, ValueError) as error:
@@ -185,7 +185,7 @@ class Supervisor:
         source.failure = reason
 
     def _register(self, opened: Opened) -> Opened:
-        """Register what a source offers in place of what it offered before; return what is registered.
+        """Replace the registered operations of a source by its current ones; return those that are registered.
 
         Raises:
             RegistrationError: If another source has one of the ids; then nothing has changed.
@@ -214,7 +214,7 @@ class Supervisor:
         return opened
 
     def _conflicts(self, taken: list[str]) -> list[Skipped]:
-        """Return what is not imported because another source has the id, by that source."""
+        """Return the ids that are not imported because another source has them, by that source."""
         by_owner: dict[str, list[str]] = {}
         for operation_id in taken:
             by_owner.setdefault(self._owner(operation_id), []).append(operation_id)

@@ -1,6 +1,6 @@
-"""The operations of one server: made from what it lists, pinned, and kept the same in every registry that holds them.
+"""The operations of one server: built from its listings, pinned, and kept up to date in every registry that has them.
 
-Rule 1: what did not change stays the very same operation; what did is added, replaced or removed, and reported.
+Rule 1: an unchanged operation stays the same object; changes are added, replaced or removed, and reported.
 Rule 2: operations that others registered are not touched.
 """
 
@@ -37,7 +37,7 @@ class Catalog:
 
     Args:
         server: Its name.
-        config: Selects what is imported, and how.
+        config: Selects the imports and their settings.
         request: How an operation reaches the server.
         list_all: How one of its lists is read.
         watch: How changes of one of its resources are followed.
@@ -94,7 +94,7 @@ class Catalog:
         self._rebuild()
 
     def take(self, listing: Listing, version: str) -> bool:
-        """Make operations of what the server, in its `version`, listed; whether that is anything new."""
+        """Build operations from the listings of a server `version`; return whether anything changed."""
         if (listing, version) == (self._listing, self._version):
             return False
         self.tools = {
@@ -193,7 +193,7 @@ class Catalog:
             self._update(registry, before)
 
     def _update(self, registry: OperationRegistry, before: dict[str, Operation]) -> None:
-        """Bring `registry` from what was `before` to what is now."""
+        """Update `registry` from the operations `before` to the current ones."""
 
         def is_ours(operation_id: str) -> bool:
             current, known = registry.registered(operation_id), before.get(operation_id)

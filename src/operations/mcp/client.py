@@ -91,7 +91,7 @@ class MCPClient:
         self._own = CallerConnections(name, self.config, self._callbacks, self._opened_for_caller)
         self._watches = ResourceWatches(name, self._connection)
 
-    # ------------------------------------------------------------ what it offers
+    # ------------------------------------------------------------ the catalog
 
     @property
     def operations(self) -> list[Operation]:
@@ -208,7 +208,7 @@ class MCPClient:
         await self.aclose()
 
     async def _opened(self, session: RelaySession) -> None:
-        """In the owner, at every connection: who is it, and what does it offer."""
+        """Read the server's description and listings; runs in the owner after every connect."""
         self._breaker.succeed()
         said = session.server_info
         capabilities = session.server_capabilities
@@ -256,7 +256,7 @@ class MCPClient:
             await self.config.auth(context)
         connection = self._connection_for(context)
         # The call's own deadline is kept by the registry, which cancels us; two timers would race each other and
-        # interrupt the message that tells the server to stop.
+        # interrupt the message that cancels the request at the server.
         seconds = self.config.timeout
         timeout = CallTimeout(
             seconds, answer_seconds=self.config.answer_timeout, max_seconds=self.config.max_timeout
@@ -301,7 +301,7 @@ class MCPClient:
         return self._own.find(context)
 
     async def _opened_for_caller(self, session: RelaySession) -> None:
-        """Prepare a caller's own connection; what the server offers is known from the shared one."""
+        """Prepare a caller's own connection; it uses the listings of the shared one."""
         await self._ask_for_logs(session)
         session.learn(self._catalog.tools.values())
 
@@ -315,7 +315,7 @@ class MCPClient:
     ) -> JSONObject:
         """Send until there is an answer, or a failure that cannot be helped.
 
-        What surely was not carried out is sent again for as long as the connection has patience; what may have
+        A request that certainly did not run is sent again until the patience of the connection ends; one that may have
         been is sent once more if it only reads.
         """
         retries = Retries(connection, replayable)
@@ -415,7 +415,7 @@ class MCPClient:
                     logger.warning("%s could not be listed again: %s", self.name, error.message)
                 reported = error.message
             except Exception:
-                logger.exception("%s: what it listed could not be taken over", self.name)
+                logger.exception("%s: its listing could not be imported", self.name)
             if self._connection.away_since is not None:
                 continue
             is_telling = was_quiet or changes != self._changes
@@ -448,7 +448,7 @@ class MCPClient:
                 logger.debug("%s: lost the changes: %s", self.name, error)
             except MCPError as error:
                 if error.code != types.CONNECTION_CLOSED:
-                    logger.debug("%s does not tell of changes: %s", self.name, error)
+                    logger.debug("%s does not announce changes: %s", self.name, error)
                     return
             except Exception:
                 logger.debug("%s: cannot listen for changes", self.name, exc_info=True)

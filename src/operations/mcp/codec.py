@@ -1,4 +1,4 @@
-"""How the contract of an operation is written as a tool's, and read again.
+"""Write the contract of an operation as that of a tool, and read it again.
 
 The input of a tool is an object, before 2026-07-28 its output is one too, and a result has blocks and one structured
 value. Other values are boxed; the tool's `_meta` (`META_KEY`) notes this beside the rest of the contract:
@@ -53,7 +53,7 @@ META_KEY = "alkdev.operations/spec"
 """The key in a tool's `_meta`."""
 
 CHANGES_KEY = "alkdev.operations/changes"
-"""The key in a result's `_meta`: what normalisation changed, as `changes` and `changesCount` of an envelope's meta."""
+"""The key in a result's `_meta` for the changes of normalisation: `changes` and `changesCount` of the envelope."""
 
 ERROR_KEY = "alkdev.operations/error"
 """The key in a result's `_meta`: the error of a tool that declares an output schema."""
@@ -66,7 +66,7 @@ _ENVELOPE: Final = frozenset({
     CLIENT_CAPABILITIES_META_KEY, CLIENT_INFO_META_KEY, LOG_LEVEL_META_KEY, PROTOCOL_VERSION_META_KEY,
     SERVER_INFO_META_KEY, "progressToken",
 })  # fmt: skip
-"""Keys by which the two ends of one connection describe themselves; they say nothing to others."""
+"""Keys that describe the two ends of one connection; they are not passed on."""
 
 
 _PROTOCOL: Final = re.compile(r"([\w-]+\.)*(modelcontextprotocol|mcp)(\.[\w-]+)*/", re.ASCII)
@@ -182,7 +182,7 @@ def restore_schemas(spec: OperationSpec, meta: Any) -> OperationSpec:
     """A contract as it was before it became a tool's.
 
     Args:
-        spec: The contract as the tool's listing tells it.
+        spec: The contract from the tool's listing.
         meta: The tool's `_meta`.
     """
     said = _said(meta)
@@ -233,7 +233,7 @@ def _bytes_of(block: MCPContentBlock) -> bytes:
 
 
 def moved(schema: JSONSchema, to: str, since: str = "#") -> JSONSchema:
-    """A schema that stands at `since` in its document, with its references to itself as they are at `to`."""
+    """A schema that stands at `since` in its document, with its references to itself rewritten for `to`."""
     return cast("JSONSchema", _moved(schema, to, since))
 
 

@@ -1,4 +1,4 @@
-"""One server, reached again and again: who owns the connection, when it is opened, and what a loss means.
+"""The connection to one server: its owner, when it is opened, and how a loss is handled.
 
     idle --wanted--> opening --negotiated--> open --lost--> pausing --> opening ...
                                               |---idle or lazy---> idle
@@ -58,7 +58,7 @@ class Connection:
     Args:
         name: Of the server, for messages.
         config: How to reach it.
-        callbacks: Returns what a session does with the server's own requests and notifications.
+        callbacks: Returns the handlers of a session for the server's own requests and notifications.
         on_open: Runs in the owner after each negotiation, before the session is handed out.
     """
 
@@ -143,7 +143,7 @@ class Connection:
 
     def start(self) -> None:
         """Begin to connect; `acquire` waits for the session."""
-        # In a context of its own: what arrives here must not seem to belong to the call that connects.
+        # In its own context, so that incoming messages are not attributed to the call that connects.
         self._owner = asyncio.create_task(
             self._own(), name=f"mcp {self.name}", context=contextvars.Context()
         )
@@ -265,7 +265,7 @@ class Connection:
         return earliest > self._lost_at + self.config.reconnect_timeout
 
     async def _keep(self) -> CallError | None:
-        """One life of the connection: None if it was left on purpose, else what went wrong."""
+        """Run the connection until it ends: return None if it was closed on purpose, else the error."""
         child = Child(self.name, self.redactor.redact)
         try:
             with anyio.fail_after(self.config.connect_timeout) as self._opening:
@@ -451,7 +451,7 @@ class CallerConnections:
     Args:
         name: Of the server.
         config: How to reach it.
-        callbacks: Returns what a session does with the server's own requests and notifications.
+        callbacks: Returns the handlers of a session for the server's own requests and notifications.
         on_open: Runs after each negotiation.
     """
 

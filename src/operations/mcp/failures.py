@@ -2,7 +2,7 @@
 
 Rule 1: a failure knows whether the request may have been carried out. Only what surely was not, or may be repeated,
         is sent again.
-Rule 2: what our own transports find out travels through the SDK as a JSON-RPC error, sealed with a number no server
+Rule 2: errors that our own transports detect pass through the SDK as JSON-RPC errors, sealed with a number no server
         knows: a server cannot make us believe that a request never reached it.
 """
 
@@ -34,7 +34,7 @@ _BODY_BYTES = 4096
 _WHO_ASKS = frozenset({401, 403})
 
 _TOO_LONG = re.compile(r"event exceeded the \d+ byte limit")
-"""How the SDK tells of an event that its own reader refused."""
+"""The SDK's message for an event that its own reader rejected."""
 
 
 class ServerError(Exception):
@@ -78,7 +78,8 @@ def _read(error: Exception, server: str) -> ServerError:
     if isinstance(error, ValidationError):
         return ServerError(
             CallError(
-                ErrorCode.EXECUTION_ERROR, f"{server} answered what the protocol does not allow"
+                ErrorCode.EXECUTION_ERROR,
+                f"{server} sent a response that the protocol does not allow",
             )
         )
     if isinstance(error, httpx2.HTTPStatusError):
@@ -137,7 +138,7 @@ def refusal(
 ) -> JSONObject:
     """Return the JSON-RPC error that an HTTP error status means.
 
-    A JSON-RPC error in the body passes, unless the status refuses the caller: what helps then is known by the status
+    A JSON-RPC error in the body is passed on, unless the status rejects the caller: then the status decides the advice
     alone. Otherwise the error has the status and the beginning of the body.
     """
     if had_session and (status == 404 or (status == 400 and b"session" in body.lower())):
@@ -164,7 +165,7 @@ def _rpc_error(body: bytes) -> JSONObject | None:
 
 
 class _Answer(msgspec.Struct):
-    """The parts of a message that tell which request it answers; the rest is not decoded."""
+    """The parts of a message that identify its request; the rest is not decoded."""
 
     id: msgspec.Raw = msgspec.Raw()
     method: msgspec.Raw | None = None

@@ -2,7 +2,7 @@
 
 Rule 1: an exchange that fails costs the call it belongs to. The SDK would end the whole connection for a refused
         socket; here it becomes an error response.
-Rule 2: what a response may hold is bounded while it arrives. Compressed bodies are not asked for and not taken.
+Rule 2: a response is limited while it arrives. Compressed bodies are neither requested nor accepted.
 Rule 3: addresses that a server names for OAuth discovery and tokens must be public, unless the operator named them.
 """
 
@@ -177,7 +177,7 @@ def build_http_client(
     Args:
         config: Of the server.
         redactor: Of the same configuration.
-        timeout: Instead of ours.
+        timeout: Instead of the configured one.
         report: Called with messages that failed, which then count as delivered.
     """
     redact_logged_addresses()

@@ -88,7 +88,7 @@ _OWN_IDLE_SECONDS = 300.0
 """Seconds without a call after which a caller's own connection is closed, unless `idle_timeout` is set."""
 
 _tied: ContextVar["CallInFlight | None"] = ContextVar("operations_mcp_in_flight", default=None)
-"""The call that a request is sent for; transports carry it to the tasks that handle what comes back on its stream."""
+"""The call that a request is sent for; transports pass it to the tasks that handle messages on its stream."""
 
 
 def caller_of(context: OperationContext) -> str:
@@ -196,7 +196,7 @@ class CallInFlight:
             await asyncio.wait(tuple(self._messages), timeout=_SETTLE_SECONDS)
 
     def end(self) -> None:
-        """Drop what was not answered or delivered."""
+        """Drop unanswered questions and undelivered messages."""
         self.is_unanswered = bool(self._questions)
         for each in (*self._questions, *self._messages):
             each.cancel()

@@ -63,7 +63,7 @@ class ServerInfo:
     title: str | None = None
 
     protocol_version: str = ""
-    """The revision spoken with it."""
+    """The negotiated revision."""
 
     instructions: str | None = None
     capabilities: JSONObject = field(default_factory=dict[str, Any])
@@ -251,7 +251,7 @@ _DEFINING = (
     "mimeType",
 )  # fmt: skip
 PIN_FIELDS = {"prompts": "name", "templates": "uriTemplate", "resources": "uri"}
-"""The field that tells the entries of a list apart."""
+"""The field that identifies an entry of a list."""
 
 INSTRUCTIONS = "server/instructions"
 """The key of the server's instructions."""

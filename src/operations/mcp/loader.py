@@ -246,7 +246,7 @@ class _Callback:
         self._result.cancel()
 
     async def wait(self) -> AuthorizationCodeResult:
-        """Return what the authorization server sent."""
+        """Return the response of the authorization server."""
         return await self._result
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

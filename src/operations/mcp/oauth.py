@@ -1,6 +1,6 @@
 """Stay signed in to MCP servers: OAuth tokens are kept in a file and refreshed.
 
-Rule 1: no process opens a browser by itself; without a valid token it fails and says how to sign in (`loader.sign_in`).
+Rule 1: no process opens a browser by itself; without a valid token it fails and explains how to sign in.
 Rule 2: token files can be read by their owner alone. They are replaced as a whole, so no reader sees half of one.
 """
 
@@ -48,7 +48,7 @@ class TokenFile:
         """Knows the metadata of the authorization server, which is kept so that a later process can refresh."""
 
     def read(self) -> JSONObject:
-        """Return what is stored; empty if nothing is, or if it cannot be read."""
+        """Return the stored values; empty if there are none, or if they cannot be read."""
         try:
             stored: Any = msgspec.json.decode(self.path.read_bytes())
         except (OSError, msgspec.DecodeError):
@@ -92,7 +92,7 @@ class TokenFile:
 
 
 def _valid(cls: type[Model], stored: Any) -> Model | None:
-    """Return what is stored; None if it is not valid: the error would repeat the secrets in it."""
+    """Return the stored value; None if it is not valid, because an error would repeat its secrets."""
     try:
         return cls.model_validate(stored)
     except ValidationError:

@@ -425,7 +425,7 @@ class _Changes:
 
 
 class _Watched:
-    """One resource, for as long as it is watched."""
+    """A subscription to one resource."""
 
     def __init__(self, uri: str, server: str, connection: Connection) -> None:
         self.uri = uri

@@ -124,7 +124,7 @@ class NegotiatingSession(ClientSession):
             types.InitializeRequest(params=offer), types.InitializeResult
         )
         if result.protocol_version not in HANDSHAKE_PROTOCOL_VERSIONS:
-            raise RuntimeError(f"the server speaks {result.protocol_version}, which is unknown")
+            raise RuntimeError(f"the server uses the unknown revision {result.protocol_version}")
         self.adopt(result)
         await self.send_notification(types.InitializedNotification())
 
@@ -138,7 +138,7 @@ class NegotiatingSession(ClientSession):
         return built
 
     def stamp(self, data: JSONObject, options: CallOptions) -> None:
-        """Add what the negotiated revision requires to a request, as the SDK's own methods do."""
+        """Add the fields that the negotiated revision requires to a request, as the SDK's own methods do."""
         self._stamp(data, options)
 
     def learn(self, tools: Iterable[JSONObject]) -> None:

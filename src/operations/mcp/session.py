@@ -340,7 +340,7 @@ OnProgress: TypeAlias = Callable[[float, float | None, str | None], Awaitable[No
 
 
 def _bounded(on_progress: OnProgress) -> OnProgress:
-    """`on_progress` for a server that reports faster than anybody listens: what is too much is dropped."""
+    """Return an `on_progress` callback that drops reports if they arrive faster than the caller reads them."""
     waiting = 0
 
     async def tell(done: float, total: float | None, message: str | None) -> None:

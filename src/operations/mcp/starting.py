@@ -1,11 +1,11 @@
 """Report why a server did not start, without its secrets.
 
-Rule 1: the operator sees what was run, where, how it ended, what it printed and what to do next (`str` of the error).
+Rule 1: the error shows the command, its folder, how it ended, its output and advice (`str` of the error).
         Others see the error's message and details, which contain none of that.
-Rule 2: the values of `headers`, the token, and what was filled in from the environment are secrets. So are values of
+Rule 2: the values of `headers`, the token, and values from the environment are secrets. So are values of
         `env` whose name indicates a secret, or that are too long for a setting.
 Rule 3: an argument is shown, unless the option before it, or its own name, indicates a secret.
-Rule 4: the output of a server passes through the redactor as well: it may repeat what we sent.
+Rule 4: the output of a server passes through the redactor as well: it may repeat secrets that we sent.
 """
 
 import logging
@@ -90,7 +90,7 @@ def _arguments(config: MCPClientConfig) -> Iterator[tuple[str, list[str]]]:
     follows_secret = False
     for argument in config.args:
         is_option = argument.startswith("-")
-        # A value may begin with a dash; what looks like `-v` or `--verbose` is the next option.
+        # A value may begin with a dash; text like `-v` or `--verbose` is the next option.
         is_value = not is_option or (len(argument) > 2 and not argument.startswith("--"))
         if follows_secret and is_value:
             yield HIDDEN, [argument]
@@ -159,7 +159,7 @@ _without_queries = _WithoutQueries()
 
 
 def redact_logged_addresses() -> None:
-    """Keep the secrets in addresses out of what the HTTP client and the SDK log; once is enough."""
+    """Redact secrets in addresses that the HTTP client and the SDK log; installed once per process."""
     for name in ("httpx2", "mcp.client.streamable_http", "mcp.client.sse"):
         # The same filter is not added twice.
         logging.getLogger(name).addFilter(_without_queries)

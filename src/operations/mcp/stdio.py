@@ -77,7 +77,7 @@ class LineBuffer:
             self._add(rest)
 
     def rest(self) -> Iterator[bytes | Oversized]:
-        """The line that was begun and has no end, where there is one."""
+        """The incomplete last line, if there is one."""
         if self._size:
             yield self._take()
 
@@ -167,13 +167,13 @@ _TERMINATE_SECONDS = 1.0
 """After SIGTERM, before SIGKILL."""
 
 _KILL_SECONDS = 2.0
-"""For the loop to see that a killed process is dead."""
+"""Seconds for the loop to notice that a killed process has ended."""
 
-_LAST_WORDS_SECONDS = 0.02
-"""Between the end of a child's stdout and the end of the connection."""
+_DRAIN_SECONDS = 0.02
+"""Seconds between the end of a child's stdout and the end of the connection."""
 
-_HEARING_SECONDS = 0.2
-"""For reading what a dead child wrote to stderr, which others may still hold open."""
+_STDERR_SECONDS = 0.2
+"""Seconds to read the stderr of a dead child, which its own children may hold open."""
 
 _POLL_SECONDS = 0.01
 _CHUNK = 64 * 1024
@@ -220,7 +220,7 @@ class Child:
             self.stray.append(self._shown(line)[:_COMPLAINT])
             logger.warning("%s printed %s, ignored: %s", self.name, problem, self.stray[-1])
 
-    def says(self, line: bytes | Oversized) -> None:
+    def log_output(self, line: bytes | Oversized) -> None:
         """Take note of a line on its stderr."""
         shown = self._shown(line.head if isinstance(line, Oversized) else line)
         self.stderr.append(shown)
@@ -295,7 +295,7 @@ async def _read(
             child.went_away = not child.is_stopped
             # A request that is being written then fails, and is safe to repeat: its
             # failure has to arrive before the end of the connection does.
-            await anyio.sleep(_LAST_WORDS_SECONDS)
+            await anyio.sleep(_DRAIN_SECONDS)
 
 
 def _messages(
@@ -339,7 +339,9 @@ def _message(line: bytes, child: Child) -> SessionMessage | None:
         return SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
     except ValidationError:
         child.complain("a line that is not a message", line)
-    return _failed(answered_id(line), "malformed", "answered what the protocol does not allow")
+    return _failed(
+        answered_id(line), "malformed", "sent a response that the protocol does not allow"
+    )
 
 
 def _failed(request_id: Any, kind: Kind, message: str, **details: Any) -> SessionMessage | None:
@@ -388,9 +390,9 @@ async def _read_stderr(process: Process, child: Child) -> None:
         with suppress(*_GONE):
             while chunk := await process.stderr.read(_CHUNK):
                 for line in lines.feed(chunk):
-                    child.says(line)
+                    child.log_output(line)
         for line in lines.rest():
-            child.says(line)
+            child.log_output(line)
     finally:
         child.is_heard.set()
 
@@ -401,7 +403,7 @@ async def _read_stderr(process: Process, child: Child) -> None:
 async def _stop(
     process: Process, transport: asyncio.SubprocessTransport, grace: float, child: Child
 ) -> None:
-    """End the child, then whatever it started."""
+    """End the child, then all processes that it started."""
     assert process.stdin is not None  # noqa: S101 - asked for
     process.stdin.close()
     if not await _ended(process, grace):
@@ -410,7 +412,7 @@ async def _stop(
     _signal(process, signal.SIGKILL)
     if not await _ended(process, _KILL_SECONDS):
         logger.warning("process %d does not end, even killed", process.pid)
-    with anyio.move_on_after(_HEARING_SECONDS):
+    with anyio.move_on_after(_STDERR_SECONDS):
         await child.is_heard.wait()
     # A process that we could not reach may hold the other end of a pipe, which keeps the transport open.
     transport.close()

@@ -65,7 +65,7 @@ def tool_envelope(result: JSONObject, output_schema: Schema) -> ResponseEnvelope
     """The envelope of a `tools/call` result. An error result is an envelope like any other.
 
     Raises:
-        JSONValueError: If the result holds what is not JSON (NaN, too deep a nesting).
+        JSONValueError: If the result contains values that are not JSON (NaN, too deep a nesting).
     """
     listed: Any = result.get("content")
     blocks = map_content_blocks(cast("list[object]", listed)) if isinstance(listed, list) else []
@@ -165,7 +165,7 @@ def build_spec(
     """The contract of `tool`.
 
     Raises:
-        ValueError: If its name cannot be one of ours.
+        ValueError: If its name cannot be that of an operation.
     """
     name = cast("str", tool["name"])
     annotations: JSONObject = object_of(tool.get("annotations"))
@@ -252,7 +252,7 @@ def build_resume(
 ) -> Operation:
     """`<server>.tools.resume`: answers the questions of a call that ended with `input_required`.
 
-    It is another way to the same tools, so it asks for what they ask for: access, arguments that fit, no quarantine.
+    It calls the same tools in another way, so it has their requirements: access, valid arguments, no quarantine.
     """
     spec = OperationSpec(
         name="tools.resume",
@@ -284,7 +284,7 @@ def build_resume(
             raise operation_not_found(operation_id, f"{server} has no such tool")
         operation, tool = found
         if context.registry is not None:
-            # What a grant or a rule requires of the tool, it requires of its continuation.
+            # Grants and rules for the tool also apply to its continuation.
             arguments: Any = input.get("arguments", {})
             await context.registry.authorize(operation.spec.id, arguments, context)
         elif not context.trusted:
@@ -307,7 +307,7 @@ def build_resume(
 
 
 def quarantine(spec: OperationSpec, known: Operation | None, server: str) -> Operation:
-    """Return an operation that refuses calls: what it does now (`spec`) has not been accepted.
+    """Return an operation that rejects calls: its changed definition (`spec`) has not been accepted.
 
     It shows the contract that was `known`; without one only its name, because the rest was not reviewed.
     """

@@ -1,4 +1,4 @@
-"""HTTP APIs and OpenAPI documents, both ways: import what a document describes, describe what a registry serves.
+"""HTTP APIs and OpenAPI documents: import operations from a document, and export a registry as one.
 
     service = await from_openapi_file("petstore.yaml", HTTPServiceConfig(namespace="petstore"))
     registry.register_all(service)

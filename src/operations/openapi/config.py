@@ -1,4 +1,4 @@
-"""The settings of a service: its address, credentials, what to import, and limits."""
+"""The settings of a service: its address, credentials, selection of operations, and limits."""
 
 import re
 from collections.abc import Awaitable, Callable, Mapping
@@ -36,7 +36,7 @@ _AuthType: TypeAlias = Literal["bearer", "apiKey", "basic"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HTTPAuth:
-    """One way to sign every request in, whatever the document says about security.
+    """One credential for every request, independent of the document's security schemes.
 
     `bearer` sends `Authorization: Bearer TOKEN`, `apiKey` sends the token in `header_name`, `basic` sends
     `Authorization: Basic` with user name and password, or with a token that is `user:password` or already encoded.
@@ -55,7 +55,7 @@ class HTTPAuth:
     """The password that goes with `username`."""
 
     header_name: str | None = None
-    """`Authorization` unless said otherwise, and `X-API-Key` for `apiKey`."""
+    """`Authorization` by default, and `X-API-Key` for `apiKey`."""
 
     prefix: str | None = None
     """Written before the token: exactly as given for `apiKey` (by default nothing), with a space after it for the
@@ -254,7 +254,7 @@ class HTTPServiceConfig:
     """How the results of these operations are normalised; None leaves it to the registry."""
 
     allowed_hosts: tuple[str, ...] = ()
-    """`host`, `host:port` or origins that may be reached wherever they are and may have credentials."""
+    """`host`, `host:port` or origins that may be reached, also in private networks, and may receive credentials."""
 
     transport: HTTPTransport | None = field(default=None, repr=False)
     """Used instead of aiohttp. Its owner closes it."""

@@ -1,4 +1,4 @@
-"""Examine a document before it is called: what its callers will stumble over, and whether its examples survive.
+"""Examine a document before it is called: problems for its callers, and whether its examples arrive unchanged.
 
 Rule: an argument is called unsatisfiable only if its schema provably accepts nothing.
 """
@@ -28,7 +28,7 @@ from operations.types import JSONObject
 _TEXT = {"type": "string"}
 
 _SENT = frozenset({"accept", "content-type"})
-"""Headers that every request has anyway, whatever the document requires."""
+"""Headers that every request has, even if the document does not require them."""
 
 _PLAIN = (
     "type", "const", "enum", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "minLength",
@@ -146,7 +146,7 @@ def differences(before: Any, after: Any) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class ChangedExample:
-    """A response example that does not reach the caller as it is."""
+    """A response example that does not reach the caller unchanged."""
 
     operation_id: str
     status: int
@@ -228,7 +228,7 @@ async def diagnose(service: OpenAPIService) -> Diagnosis:
 async def _changes(
     registry: OperationRegistry, operation: Operation, endpoint: Endpoint, example: Example
 ) -> Counter[str] | None:
-    """Return what happens to an example on its way to the caller; None if it cannot be sent."""
+    """Return the changes to an example on its way to the caller; None if it cannot be sent."""
     try:
         is_text = isinstance(example.value, str) and "json" not in example.media_type
         content = example.value.encode() if is_text else msgspec.json.encode(example.value)

@@ -205,7 +205,7 @@ class Endpoint:
         """Yield one envelope per page of a list.
 
         Raises:
-            CallError: If a page fails, or the next one is said to be at another origin.
+            CallError: If a page fails, or the next one would be at another origin.
         """
         shared = self._shared
         arguments: JSONObject = dict(input)
@@ -219,7 +219,7 @@ class Endpoint:
             envelope = await self._read(response)
             this = canonical(envelope.data) if paging.counts else b""
             if this and this == last:
-                # Asked for what is behind the end, many servers give the last page again.
+                # Many servers return the last page again for a page beyond the end.
                 return
             last = this
             following = paging.following(
@@ -249,7 +249,7 @@ class Endpoint:
             is_same = False
         if not is_same:
             raise CallError(
-                ErrorCode.EXECUTION_ERROR, "The next page is said to be at another origin."
+                ErrorCode.EXECUTION_ERROR, "The address of the next page has another origin."
             )
         there = urlsplit(normal_url(url))
         return Draft(
@@ -272,7 +272,7 @@ class Endpoint:
         """Return the envelope of a successful response as if the API had sent it.
 
         Raises:
-            CallError: `EXECUTION_ERROR` if the content is not what the document declares.
+            CallError: `EXECUTION_ERROR` if the content does not match the document.
         """
         self._ready()
         return self._envelope(
@@ -377,7 +377,7 @@ class Endpoint:
 
 
 def _saved(response: WholeResponse, given: Any) -> ResponseEnvelope[Any]:
-    """Return the envelope of a response that was saved to a file: what is known of the file."""
+    """Return the envelope of a response that was saved to a file: a description of the file."""
     kind = response.headers.get("content-type", "")
     data: JSONObject = {"size": response.saved, "contentType": kind}
     if isinstance(given, (str, Path)):

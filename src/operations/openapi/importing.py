@@ -1,6 +1,6 @@
 """Turn a document into operations: names, rules of the operator, specs and handlers.
 
-Rule 1: an import reads the document in one pass, and only what the specs need.
+Rule 1: an import reads the document in one pass, and only the parts that specs need.
 Rule 2: operations of an exported registry are restored with their own input, names and error codes only if the operator
         trusts the export (`HTTPServiceConfig.restore`), because such a document decides which calls may be repeated.
 """
@@ -136,7 +136,7 @@ def restored(
     """Return the operation that was exported.
 
     Raises:
-        ValueError: If what the extension says cannot be an operation.
+        ValueError: If the extension does not describe a valid operation.
     """
     namespace, _, name = exported.id.partition(".")
     endpoint = ExportedEndpoint(shared, entry, exported)
@@ -244,9 +244,9 @@ class Importer:
         self._source = source or description.title or "openapi"
 
     def operations(self) -> list[Operation]:
-        """Return the operations; what cannot be one is logged, and is in the problems of the description."""
+        """Return the operations; log parts that cannot be imported, and add them to the problems of the description."""
         description = self.description
-        # One sweep: what is read of an operation is read while it is at hand. Names need all of them.
+        # One pass over the operations; names are assigned afterwards, because they need all of them.
         entries = list(self._exported()) if self._config.restore else description.entries()
         drafts = [self._draft(entry) for entry in entries]
         names = operation_names((d.wanted, d.entry.method, d.entry.path) for d in drafts)
@@ -311,7 +311,7 @@ class Importer:
         return any(rule is not None for rule in rules)
 
     def _ruled(self, draft: "_Draft", outline: Outline) -> Iterator[Operation]:
-        """Yield what the operator's rules leave of one operation: nothing, or it and its stream and pages."""
+        """Yield the selected variants of one operation: itself, its stream and its pages, or none."""
         if self._is_wanted(outline):
             name, access = self._renamed(outline), self._access(outline)
             first, *streams = self._operations(draft, name, access)

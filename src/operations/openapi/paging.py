@@ -1,6 +1,6 @@
 """How the pages of a list follow one another, where a document or a rule tells.
 
-Each way says what the next request changes, given the response to the last one; None ends the list. One that `counts`
+Each kind returns the changes of the next request, given the last response; None ends the list. One that `counts`
 goes on until a page is empty, so it depends on the server to have an end.
 """
 

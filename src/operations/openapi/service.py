@@ -91,7 +91,7 @@ class OpenAPIService:
         return self._client.bulkhead.calls
 
     def endpoints(self) -> Iterator[tuple[Operation, Endpoint]]:
-        """Yield each operation that is one of the document's, with what is known of it."""
+        """Yield each operation of the document, with its description."""
         for operation in self.operations:
             endpoint = getattr(operation.handler, "__self__", None)
             if isinstance(endpoint, Endpoint):
@@ -118,7 +118,7 @@ def from_openapi(document: Any, config: HTTPServiceConfig | Mapping[str, Any]) -
 
     Args:
         document: OpenAPI 3.0 to 3.2, or Swagger 2.0, decoded. It must not be altered afterwards.
-        config: Where the API lives, as whom to call it, what to import; a mapping with the fields of
+        config: The address, credentials and selection of operations; a mapping with the fields of
             `HTTPServiceConfig` will do.
 
     Raises:

@@ -1,6 +1,6 @@
 """The interface between operations and HTTP: requests, responses, one method to send them, and the rules for headers.
 
-Rule 1: a transport sends what it is given. It follows no redirect, keeps no cookie, reads nothing from the environment
+Rule 1: a transport sends requests unchanged. It follows no redirect, keeps no cookie, reads no environment variable
         unless configured, and returns the body as it arrives, with its content coding.
 Rule 2: an argument never sets a header, query parameter or cookie that belongs to the client or to configuration.
 """

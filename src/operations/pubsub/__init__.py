@@ -1,4 +1,4 @@
-"""Ways to carry bytes between processes. Nothing here knows what an operation is."""
+"""Transports that carry bytes between processes; independent of operations."""
 
 from operations.pubsub.base import EventTarget, Receiver, Subscription
 

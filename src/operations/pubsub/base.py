@@ -267,7 +267,7 @@ ShortText: TypeAlias = Annotated[str, msgspec.Meta(max_length=512)]
 
 
 class QueueState(msgspec.Struct, frozen=True, kw_only=True):
-    """What a broker knows of a queue; None for what it does not keep."""
+    """A broker's data about a queue; None for values that it does not keep."""
 
     waiting: int | None = None
     """Messages that no consumer has begun."""
@@ -289,7 +289,7 @@ class StoredLetter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerStats(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """What a worker has done since it started. It names no operation, caller or input."""
+    """Counters of a worker since it started, without names of operations or callers, or inputs."""
 
     name: ShortText = ""
     version: ShortText = ""
@@ -321,11 +321,11 @@ class WorkerStats(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omi
     """Time that calls waited at the broker and in the worker before they began, in all."""
 
     leaving: bool = False
-    """Whether the worker accepts no more calls."""
+    """Whether the worker has stopped accepting calls."""
 
 
 class QueueAdmin(Protocol):
-    """What an operator sees and does at a broker: the attribute `admin` of a target that has one."""
+    """Administration of a broker's queues: the attribute `admin` of targets that support it."""
 
     async def advertise(self, queue: str, stats: Callable[[], WorkerStats]) -> Subscription | None:
         """Answer the service discovery of the broker for a consumer; None if it has none, or does not allow it.
@@ -361,7 +361,7 @@ class QueueAdmin(Protocol):
 
 
 def admin_of(target: EventTarget) -> QueueAdmin | None:
-    """Return what an operator sees of the broker of a target; None if there is no broker that keeps messages."""
+    """Return the administration of a target's broker; None if it has no broker that keeps messages."""
     return getattr(target, "admin", None)
 
 
@@ -473,7 +473,7 @@ IDLE = 0.02
 class BatchSize:
     """Decides how many requests a worker takes from the broker in one read.
 
-    A request that was taken cannot go to another worker, so a worker takes only what it begins at once. The size
+    A request that was taken cannot go to another worker, so a worker takes only those that it begins at once. The size
     starts at 1, doubles while a whole batch begins promptly, and returns to 1 when the worker was idle or a handler
     blocked the event loop.
 
@@ -507,7 +507,7 @@ class BatchSize:
     async def begun(self, count: int, since: float) -> None:
         """Wait until a batch of `count` requests that was delivered after `since` has begun; adapt the size.
 
-        The next read must not be sent earlier: a handler that blocks the loop would keep what it takes.
+        The next read must not be sent earlier: a handler that blocks the loop would hold the requests back.
         """
         before = now = since
         # A request begins in the turn after it was delivered.

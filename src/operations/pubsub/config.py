@@ -1,6 +1,6 @@
 """The options of connections to brokers, each described once, and the check of their addresses.
 
-An address may contain a password. The libraries quote what they cannot read, so they get only addresses that they can.
+An address may contain a password. The libraries quote malformed addresses in errors, so they get only valid ones.
 """
 
 import re
@@ -41,7 +41,7 @@ PING_INTERVAL = 5
 
 @dataclass(frozen=True, slots=True)
 class BrokerConfig:
-    """What connections to all brokers have in common."""
+    """Settings of connections to every broker."""
 
     url: str
 
@@ -192,7 +192,7 @@ def enforce_address(url: str, schemes: Collection[str], *, needs_host: bool = Tr
     """Make sure that a library can read `url`.
 
     Raises:
-        TransportError: Naming what is wrong with it, and nothing of it.
+        TransportError: If it is not valid; the message names the fault without quoting the address.
     """
     flaw = _flaw(url, schemes, needs_host)
     # Not while an exception is handled that quotes the address: it would hang on to this one.

@@ -307,7 +307,7 @@ class _Verifying:
 
 
 def _queue(name: str) -> str:
-    """Return what a request is signed for; no address contains a space."""
+    """Return the signed address of a request; no address contains a space."""
     return f"queue {name}"
 
 

@@ -1,4 +1,4 @@
-"""JSON Schema as data: check a value, explain what is wrong with it, cast it so that it fits."""
+"""JSON Schema as data: check a value, explain its faults, cast it to fit."""
 
 from operations.schema.casting import CastPolicy, Normalise
 from operations.schema.document import (

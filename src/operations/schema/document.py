@@ -1,7 +1,7 @@
 """`Schema`: a JSON Schema document with its check, its errors and its cast, compiled when first needed.
 
 Rule 1: making a `Schema` costs nothing. Importers make thousands and use a few.
-Rule 2: a document of a third party that cannot be compiled counts as one that says nothing, with one warning.
+Rule 2: a document of a third party that cannot be compiled counts as an empty one, with one warning.
 """
 
 import logging
@@ -54,7 +54,7 @@ class CompiledSchema:
 
     @property
     def certain(self) -> frozenset[type]:
-        """The types whose every value is valid as it is: those need neither a check nor a cast."""
+        """The types whose every value is valid: those need neither a check nor a cast."""
         return certain_types(self._caches.planner.plan((self._checker.document.root,)))
 
     @property
@@ -130,7 +130,7 @@ class Schema:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the schema says nothing about values, by its keywords alone. Compiles nothing."""
+        """Whether the schema has no keyword that restricts values. Compiles nothing."""
         document = self.document
         if isinstance(document, bool):
             return document
@@ -138,7 +138,7 @@ class Schema:
 
     @property
     def is_unknown(self) -> bool:
-        """Whether the schema says nothing about values, or cannot be compiled and is lenient.
+        """Whether the schema does not restrict values, or cannot be compiled and is lenient.
 
         Raises:
             SchemaError: If it cannot be compiled and is not lenient.
@@ -229,7 +229,7 @@ class Schema:
     def cast(self, value: Any, policy: CastPolicy = "cast") -> CastResult:
         """Return `value` normalised under `policy`, and the changes. Never modifies `value`.
 
-        A value that is not JSON and cannot become it is returned as it is.
+        A value that is not JSON and cannot become it is returned unchanged.
 
         Raises:
             SchemaError: If the schema itself cannot be compiled.

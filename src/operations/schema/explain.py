@@ -1,6 +1,6 @@
 """Every failure of a value, with its place and words that a person can act on.
 
-The validator of `checking` says whether a value is valid; this walk says why not. It stops after a bounded
+The validator of `checking` decides whether a value is valid; this walk finds the reasons. It stops after a bounded
 number of failures and a bounded number of steps, however alternatives multiply.
 """
 
@@ -40,7 +40,7 @@ def evaluated_places(planner: Planner, site: Site, value: list[Any]) -> set[int]
     if rest in schema:
         return set(range(len(value)))
     places = set(range(len(schema.get(first, ()))))
-    # Up to 2019-09 what is contained did not count as judged.
+    # Up to 2019-09, `contains` did not evaluate items.
     if "contains" in schema and first == "prefixItems":
         wanted = planner.plan((planner.document.at(site, "contains"),))
         places.update(index for index, item in enumerate(value) if wanted.accepts(item))
@@ -143,7 +143,7 @@ class _Walk:
                 members = [at(site, keyword, index) for index in range(len(schema[keyword]))]
                 yield from self._alternatives(keyword, members, value, path)
         if "not" in schema and self._matches(at(site, "not"), value):
-            yield ValidationIssue(path, "matches what it must not match", "not")
+            yield ValidationIssue(path, "matches a schema that it must not match", "not")
         if "if" in schema:
             branch = "then" if self._matches(at(site, "if"), value) else "else"
             if branch in schema:
@@ -214,7 +214,7 @@ class _Walk:
     def _part(self, site: Site, item: Any, place: str, *, many: bool) -> Iterator[ValidationIssue]:
         """Yield the failures of one of the parts that meet the same schema.
 
-        Of many parts the validator says which are worth a look: most are fine but for a few.
+        The validator first selects the invalid parts, because most parts of a value are valid.
         """
         if not (many and self._matches(site, item)):
             yield from self.faults(site, item, place)

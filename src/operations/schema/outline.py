@@ -1,6 +1,6 @@
-"""Reading a JSON Schema as a person would: what is in it, by name and kind.
+"""Outline a JSON Schema for people: its properties by name and kind.
 
-Rule 1: this never decides what is valid. It helps to ask for values, to convert what was typed, and to draw.
+Rule 1: this never decides validity. It serves to ask for values, to convert typed text, and to draw.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Definitions that many documents share: which of them say the same, and what a document needs of them.
+"""Definitions that many documents share: which of them are equal, and which of them a document needs.
 
 Rule 1: within a scope a name has one meaning.
 Rule 2: a document belongs to a scope only if its definitions are exactly what its references lead to: then they
@@ -55,7 +55,7 @@ class Scopes:
         found = _Scope(definitions)
         for index, scope in enumerate(self._scopes):
             if scope.agrees(found):
-                # Where the last one belonged, the next one often does.
+                # Consecutive documents often belong to the same scope.
                 self._scopes.insert(0, self._scopes.pop(index))
                 break
         else:
@@ -66,7 +66,7 @@ class Scopes:
         return Placed(scope.name, root, scope.add(found))
 
     def take_back(self, placed: Placed) -> None:
-        """Forget what a document brought."""
+        """Forget the definitions of a document."""
         for scope in self._scopes:
             if scope.name == placed.scope:
                 scope.remove(placed.fresh)

@@ -151,7 +151,7 @@ def _pipeline(
 
 
 def _applications(config: ServerConfig, registry: OperationRegistry) -> list[ASGIApp | None]:
-    """Return what is served at `/mcp`, `/ws` and `/`; each is imported when it is asked for."""
+    """Return the applications at `/mcp`, `/ws` and `/`; each is imported only if it is enabled."""
     made: dict[str, Callable[[], ASGIApp]] = {
         "mcp": lambda: _mcp_app(config, registry),
         "websocket": lambda: _websocket_app(config, registry),
@@ -225,7 +225,7 @@ class _App(Starlette):
 
 
 class _RootPath:
-    """ASGI middleware that tells the application its prefix at a proxy, whether the proxy strips it or not."""
+    """ASGI middleware that sets the application's prefix behind a proxy, whether the proxy strips it or not."""
 
     def __init__(self, app: ASGIApp, root: str) -> None:
         self._app = app

@@ -251,7 +251,7 @@ class Exchange:
         if len(rendered) - len(rendered.translate(None, _CONTROLS)) != 2 * count:
             raise RuntimeError("a header of the response contains a control character")
         if self._expects_continue and self._more_body:
-            # The client may send the body or leave it out: what follows could be either.
+            # The client may send the body or leave it out, so the following bytes are ambiguous.
             self.keep_alive = False
         end = b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n"
         self._has_body = self.scope["method"] != "HEAD" and status not in (204, 304)

@@ -138,7 +138,7 @@ class HTTPProtocol(asyncio.Protocol):
             self._exchange.keep_alive = False
 
     def _close(self) -> None:
-        """Close the connection as soon as the client has read what was sent; cut it if it does not."""
+        """Close the connection when the client has read all output; abort it if it does not."""
         self._is_done = True
         self._transport.close()
         if self._unread_timer is None and self._transport.get_write_buffer_size():
@@ -195,7 +195,7 @@ class HTTPProtocol(asyncio.Protocol):
     # ------------------------------------------------------------ requests
 
     def data_received(self, data: bytes) -> None:
-        """Parse what arrived; count bytes that are not of a body, and limit the time for the rest of the request."""
+        """Parse received bytes; count those outside of a body, and limit the time for the rest of the request."""
         if self._is_done:
             return
         self._received_body = False
@@ -371,7 +371,7 @@ class HTTPProtocol(asyncio.Protocol):
     # ------------------------------------------------------------ other protocols
 
     def _upgrade(self, rest: bytes) -> None:
-        """Parse a request for another protocol again, and what follows it: as a WebSocket, or without that wish."""
+        """Parse a request to upgrade again, with the bytes after it: as a WebSocket, or as a plain request."""
         method = self._parser.get_method()
         if self._exchange is not None or method == b"CONNECT":
             self._reject_rest()

@@ -9,7 +9,7 @@ Rule 1: a path has exactly one spelling. Ids consist of characters that need no 
         belongs to no operation.
 Rule 2: the registry decides whether a caller may call. If an operation is hidden from a caller, the request is
         passed on, as for a path without an operation.
-Rule 3: the caller is identified in the same way everywhere, also at paths where nothing is served: the response must
+Rule 3: the caller is identified in the same way everywhere, also at unknown paths: the response must
         not reveal whether something exists there.
 """
 
@@ -97,7 +97,7 @@ class RouteTable(BaseRoute):
 
 
 class NotFound(BaseRoute):
-    """Answers every path where nothing is served."""
+    """Answers unknown paths."""
 
     def __init__(self, pipeline: RequestPipeline) -> None:
         self._pipeline = pipeline
@@ -136,7 +136,7 @@ class HTTPMount(BaseRoute):
         """Identify the caller, then let the application respond."""
         scope[PIPELINE] = self._pipeline
         if getattr(self._app, "shares_pipeline", False):
-            # It takes the steps itself, in one go with what it does.
+            # It runs the steps of the pipeline itself.
             await self._app(scope, receive, send)
             return
 
@@ -248,10 +248,10 @@ class _Path:
         await serve_events(pipeline, state, self._spec, value)
 
     async def _is_visible(self, state: RequestState) -> bool:
-        """Identify the caller; return whether it may know of the operation.
+        """Identify the caller; return whether it may see the operation.
 
         Raises:
-            CallError: If the credential is wrong, or if the caller may know of the operation but not call it.
+            CallError: If the credential is wrong, or if the caller may see the operation but not call it.
         """
         if self._is_open:
             await self._pipeline.identify(state)

@@ -53,7 +53,7 @@ else:
         _unread_alarm: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            """Limit what waits to be sent."""
+            """Limit the unsent output."""
             cast("asyncio.Transport", transport).set_write_buffer_limits(high=WRITE_BUFFER)
             super().connection_made(transport)
 

@@ -1,7 +1,7 @@
 """The fixed paths beside those of the operations.
 
     /search /schema /call /batch /subscribe   the gateway to a whole registry
-    /operations /calls                        what a caller may call, and what it called
+    /operations /calls                        the operations of a caller, and its calls
     /openapi.json /session /metrics           the document, sessions of browsers, counters
     /healthz /readyz                          probes
 
@@ -190,7 +190,7 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_def
     type: OperationType
 
     source: str
-    """Where it runs: `local`, `openapi`, `mcp`, `remote`."""
+    """The kind of source: `local`, `openapi`, `mcp`, `remote`."""
 
     title: str | None = None
 

@@ -26,7 +26,7 @@ class LogConfig:
 
     requests: bool = False
     """Write a line for every HTTP request, and for every call of a worker with its operation, duration and time in the
-    queue (the logger `operations.access`), whatever the level."""
+    queue (the logger `operations.access`), at every level."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

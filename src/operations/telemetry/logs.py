@@ -127,7 +127,7 @@ class Audit:
 
 
 def _log(record: AuditRecord) -> None:
-    # As JSON, in which control characters are escaped: a record is one line whatever characters an id has.
+    # As JSON, which escapes control characters, so that a record is always one line.
     _audit_logger.info("%s", msgspec.json.encode(record).decode())
 
 
@@ -227,7 +227,7 @@ class AccessLog:
             record = {
                 "method": scope["method"],
                 "path": scope["path"][:_MAX_PATH],
-                # 499: the client left before there was anything to say.
+                # 499: the client disconnected before the response.
                 "status": status or 499,
                 "bytes": size,
                 "ms": round((perf_counter() - began) * 1000, 3),

@@ -20,7 +20,7 @@ CONTENT_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
 class CallMetrics:
     """Counts the calls of a registry for Prometheus, until it is closed or garbage-collected.
 
-    All metrics of one registry share their counters, so that several cost no more than one.
+    All metrics of one registry share their counters, so that several cost as much as one.
 
     Args:
         registry: Its calls are counted.
@@ -144,7 +144,7 @@ def worker_metrics(server: CallServer) -> bytes:
 
 
 def group_metrics(reports: Collection[GroupReport]) -> bytes:
-    """Return the state of worker groups in Prometheus' text format; what a broker does not tell is left out."""
+    """Return the state of worker groups in Prometheus' text format; unknown values are left out."""
     by_group = {f'group="{_label(each.group)}"': each for each in reports}
     lines: list[str] = []
     for name, about, value_of in _OF_GROUPS:

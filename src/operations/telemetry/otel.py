@@ -4,7 +4,7 @@
 
 Rule 1: a nested call is a child of the call it is part of; any other call continues the trace it came with
         (`traceparent` in its metadata, which every entry point sets), or begins one.
-Rule 2: while a handler runs its span is the current one, and its metadata name it: what it calls elsewhere can pass the
+Rule 2: while a handler runs its span is the current one, and its metadata name it: calls to other services can pass the
         trace on without knowing OpenTelemetry.
 Rule 3: a call that is passed on to a worker, an HTTP API or an MCP server has a span of its own (`CLIENT`) inside the
         span of the call here.
@@ -43,7 +43,7 @@ def instrument(
     tracer_provider: trace.TracerProvider | None = None,
     meter_provider: metrics.MeterProvider | None = None,
 ) -> Callable[[], None]:
-    """Follow a registry's calls with spans and metrics; call what this returns to stop observing.
+    """Record spans and metrics of a registry's calls; returns a function that stops it.
 
     Args:
         registry: Whose calls.
@@ -234,9 +234,9 @@ except ModuleNotFoundError as error:
 @options_of(TelemetryConfig)
 @contextmanager
 def exporting(config: TelemetryConfig, registry: OperationRegistry) -> Generator[None]:
-    """Send what happens in a registry to a collector for the duration of a `with` block.
+    """Send the telemetry of a registry to a collector for the duration of a `with` block.
 
-    The options are the fields of `TelemetryConfig`. Leaving the block sends what is left, which may take `timeout`
+    The options are the fields of `TelemetryConfig`. Leaving the block sends the rest, which may take `timeout`
     seconds.
     """
     if config.endpoint is None:

@@ -1,4 +1,4 @@
-"""Test what you register: replace operations for the length of a test, and see what was called.
+"""Test operations: replace some of them during a test, and inspect their calls.
 
 With pytest, the fixture `under_test` of `operations.testing.plugin` does the same. `operations.testing.upstream` has an
 HTTP API that responds with the examples of its OpenAPI document.
@@ -19,7 +19,7 @@ __all__ = ["Fake", "RegistryUnderTest"]
 
 
 class Fake:
-    """What stands in for an operation.
+    """A replacement for an operation.
 
     Attributes:
         inputs: The inputs of its calls, in order.
@@ -71,7 +71,7 @@ class RegistryUnderTest:
             self.called.append(event.operation_id)
 
     def fake(self, operation_id: str, result: Any = None) -> Fake:
-        """Replace an operation until the block ends. Its access, its input and what it returns are checked as before.
+        """Replace an operation until the block ends. Access, input and output are still checked.
 
         Args:
             operation_id: A query or mutation that is registered.

@@ -103,7 +103,7 @@ class FakeResponse:
 
 
 def _pattern(template: str) -> "re.Pattern[str]":
-    """Return what the end of a path looks like; the server's own path comes before it."""
+    """Return a pattern for the end of a path; the server's own path comes before it."""
     parts = re.split(r"\{.*?\}", template)
     return re.compile("[^/]+".join(map(re.escape, parts)) + "$")
 

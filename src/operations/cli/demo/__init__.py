@@ -167,17 +167,17 @@ def steps(manager: Identity) -> list[Step]:
         Step("a stream: one envelope per item", "cafe.brew", {"cups": 3}, streams=True),
         Step("access: a caller without identity may not close the café", "cafe.close", {}),
         Step("but the manager may", "cafe.close", {"reason": "holiday"}, manager),
-        Step("input that does not fit its schema never reaches anybody", "cafe.quote", {"item": "two", "sugar": 1}),
+        Step("input that does not fit its schema is rejected", "cafe.quote", {"item": "two", "sugar": 1}),
         Step("an error that a function declares", "cafe.order", {"item": 3}),
         Step("an error of the HTTP API", "shop.get_item", {"id": 99}),
-        Step("an error of the MCP tool: a result that says so", "money.convert", {"amount": 1, "to": "XXX"}),
+        Step("an error of the MCP tool: a result marked as an error", "money.convert", {"amount": 1, "to": "XXX"}),
     ]  # fmt: skip
 
 
 async def run_tour(
     registry: OperationRegistry, screen: Screen, manager: Identity
 ) -> list[JSONObject]:
-    """Take every step and show it; what came back, for scripts."""
+    """Take every step and show it; return the results for scripts."""
     seen: list[JSONObject] = []
     for step in steps(manager):
         if not screen.json:

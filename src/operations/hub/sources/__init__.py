@@ -78,7 +78,7 @@ async def open_source(source: Source, file: ConfigFile) -> Opened:
 
 
 async def open_workers(name: str, entry: BrokerEntry, file: ConfigFile) -> Opened:
-    """Import what the workers of a group offer.
+    """Import the operations of the workers of a group.
 
     Raises:
         ConfigError: If a secret cannot be read.

@@ -1,4 +1,4 @@
-"""What a registry offers an MCP client: tools, prompts, resources and resource templates, each at its own address.
+"""The listings of a registry for MCP clients: tools, prompts, resources and resource templates, each at its address.
 
 An operation is a tool, unless `spec.meta["mcp"]` makes it something else:
 
@@ -8,10 +8,10 @@ An operation is a tool, unless `spec.meta["mcp"]` makes it something else:
     {"prompt": True}                                             a prompt; its arguments are the input
     {"tool": True, ...}                                          a tool as well
     {"mimeType": "image/png"}                                    the type of the bytes that a tool returns
-    {"requires": ["elicitation"]}                                what a client must be able to do to call it
-    {"annotations": {"openWorldHint": False}}                    hints that differ from what the type suggests
+    {"requires": ["elicitation"]}                                capabilities that a client needs to call it
+    {"annotations": {"openWorldHint": False}}                    hints that differ from those of the type
 
-Rule 1: a catalog is a picture of one revision of the registry, and what it lists is made when first asked for.
+Rule 1: a catalog describes one revision of the registry, and builds each listing on first use.
 Rule 2: the name of an operation is a function of its id (`operations._text`), unless its `meta["mcp"]["name"]`
         asks for another.
 Rule 3: a name is chosen by one operation at most, and is neither the default name of another nor a gateway tool's;
@@ -108,7 +108,7 @@ class Resource:
         return cast("JSONObject | None", self.template.match(uri.removeprefix(prefix)))
 
     def address(self, value: JSONObject) -> str:
-        """Return the address at the server of what an imported resource or template reads with this input."""
+        """Return the address that an imported resource or template reads at its server with this input."""
         return self.uri if self.template is None else self.template.expand(value)
 
     def wire(self) -> JSONObject:
@@ -189,7 +189,7 @@ class Addresses:
         return prefixed(namespace, uri) if prefixed(namespace, uri) in self.resources else None
 
     def link(self, namespace: str, uri: str) -> str:
-        """Return the address under which a client can read what a server links to."""
+        """Return the address under which a client can read a resource that a server links to."""
         public = self.public(namespace, uri)
         if public is None and namespace in self._readers and not _FOREIGN.match(uri):
             return prefixed(namespace, uri)

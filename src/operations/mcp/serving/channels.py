@@ -8,7 +8,7 @@ Rule 1: a token is 128 random bits, good for one answer, and only for the caller
         request.
 Rule 2: a waiting call has its time limit like any other, which stops while a person answers, up to a maximum. There
         is a limit to how many calls may wait, and one for each caller.
-Rule 3: what only MCP clients have (roots, addresses to open) is in a context variable, so that the core's contexts
+Rule 3: features of MCP clients only (roots, addresses to open) are in a context variable, so that the core's contexts
         need not know MCP.
 """
 
@@ -92,7 +92,7 @@ class Elicitations:
         """
         is_full = len(self._waiting) >= MAX_WAITING
         if is_full or self._per_caller[caller] >= MAX_WAITING_PER_CALLER:
-            # Before it begins: what has run cannot be taken back.
+            # Before the handler begins, because its effects cannot be undone.
             raise MCPError(INTERNAL_ERROR, "too many calls wait for answers")
         call = _AskingCall(run, channel, capabilities, answers, caller)
         return await self._until_question(call, key)
@@ -191,7 +191,7 @@ class _AskingCall:
         return {name: request for name, (request, _) in self._open.items()}
 
     def answer(self, answers: Mapping[str, Any]) -> None:
-        """Hand over the answers that are there; what is missing will be asked again."""
+        """Deliver the answers that have arrived; unanswered questions are asked again."""
         for name, value in answers.items():
             question = self._open.get(name)
             if question is not None and isinstance(value, Mapping):

@@ -82,7 +82,7 @@ _SPECS: Final = (
         name="schema",
         type=OperationType.QUERY,
         title="Read an operation's contract",
-        description="Read what one operation takes, which errors it declares and, on request, what it gives.",
+        description="Read the input schema, the declared errors and, on request, the output schema of one operation.",
         input_schema=Schema(
             {
                 "type": "object",

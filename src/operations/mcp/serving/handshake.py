@@ -56,7 +56,7 @@ class HandshakeTransport:
     """Serves the requests of all clients before 2026-07-28.
 
     Args:
-        server: The SDK's server, whose handlers serve what is not plain.
+        server: The SDK's server, which handles all other requests.
         service: Serves plain calls.
         sessions: The open sessions; None if every request stands alone.
         json_response: Whether responses are always JSON.

@@ -371,7 +371,7 @@ class RegistryServer(Server[None]):
     async def _listen_for(
         self, request: RequestContext, params: SubscriptionsListenRequestParams
     ) -> SubscriptionsListenResult:
-        """A stream of changes, of what the caller may see."""
+        """Return a stream of changes to the operations that the caller may see."""
         asker = self._asker(request)
         wanted = params.notifications
         if wanted.resource_subscriptions:
@@ -463,7 +463,7 @@ class RegistryServer(Server[None]):
         return options
 
     async def _discover(self, request: RequestContext, _params: RequestParams) -> DiscoverResult:
-        """Return what there is, for clients since 2026-07-28."""
+        """Return the server's capabilities to clients since 2026-07-28."""
         return DiscoverResult(
             supported_versions=list(MODERN_PROTOCOL_VERSIONS),
             capabilities=self.get_capabilities(protocol_version=request.protocol_version),
@@ -490,7 +490,7 @@ def _cancel_all(watched: "dict[str, asyncio.Task[None] | None]") -> None:
 def to_mcp(settings: MCPServerSettings, registry: OperationRegistry) -> RegistryServer:
     """Return an MCP server of a registry; then `await server.run_stdio()`, or serve `server.asgi_app()`.
 
-    Operations that come and go later are announced to clients. Call it as
+    Operations that are added or removed later are announced to clients. Call it as
     `to_mcp(registry, **options)`, with the fields of `MCPServerSettings`.
     """
     return RegistryServer(registry, settings)

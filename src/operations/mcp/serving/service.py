@@ -106,7 +106,7 @@ class Asker(msgspec.Struct, frozen=True):
 
     @property
     def modern(self) -> bool:
-        """Whether the client speaks 2026-07-28 or later."""
+        """Whether the client uses 2026-07-28 or later."""
         return self.protocol_version in MODERN_PROTOCOL_VERSIONS
 
 

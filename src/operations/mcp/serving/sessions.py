@@ -1,4 +1,4 @@
-"""The open sessions of clients before 2026-07-28: what each client declared, what it has running, what was sent to it.
+"""The open sessions of clients before 2026-07-28: declared capabilities, running requests and sent messages.
 
 Rule 1: a caller without identity counts by its address.
 Rule 2: a caller at its limit loses its own oldest idle session. If no session is left, the oldest idle one of a caller
@@ -165,7 +165,7 @@ class Session:
         self.capabilities: Mapping[str, Any] = NOTHING
         self.log = EventLog()
         self.running: dict[int | str, Callable[[], None]] = {}
-        """What cancels each request that is being served, by its id."""
+        """Functions that cancel the running requests, by id."""
 
         self.used_at = monotonic()
         self.in_flight = 0
@@ -180,7 +180,7 @@ class Session:
         self._numbers = count(1)
 
     def opened(self) -> None:
-        """Note what the client declared."""
+        """Store the declared capabilities of the client."""
         declared = self.connection.client_capabilities
         if declared is not None:
             self.capabilities = declared.model_dump(by_alias=True, exclude_none=True)

@@ -73,7 +73,7 @@ class _Lines:
                 return
 
     def _read(self) -> tuple[bytes, CallError | None]:
-        """Return the next line and what is wrong with it; of a line that is too long, the beginning."""
+        """Return the next line and its fault, if any; of a line that is too long, the beginning."""
         most = self._limits.body_bytes
         line = self._file.readline(most + 1)
         if len(line) > most and not line.endswith(b"\n"):

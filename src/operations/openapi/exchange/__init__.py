@@ -1,1 +1,1 @@
-"""One exchange with a service: as whom, how often, what comes back."""
+"""One exchange with a service: credentials, attempts and the response."""

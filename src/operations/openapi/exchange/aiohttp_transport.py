@@ -106,7 +106,7 @@ class AiohttpTransport:
     def timeout(self, request: HTTPRequest) -> aiohttp.ClientTimeout:
         """Return the timeout of a request as an object of aiohttp."""
         is_endless = request.is_stream or isinstance(request.body, StreamedBody)
-        # Rounded: what is left of the configured time is nearly the same for every request.
+        # Rounded, because the remaining time is nearly the same for every request.
         seconds = None if is_endless else request.timeout
         if seconds is not None:
             seconds = round(seconds, 2) or seconds
@@ -182,7 +182,7 @@ def _is_direct(url: URL, exceptions: str) -> bool:
 
 @lru_cache(maxsize=512)
 def _parsed(url: str) -> URL:
-    """Return `url` parsed; aiohttp stores what it derives from it."""
+    """Return `url` parsed; cached, because aiohttp stores derived values in it."""
     return URL(url, encoded=True)
 
 
@@ -208,12 +208,12 @@ class _Exchange:
             session = await self._transport.open_session(request.public_only)
         try:
             if request.is_stream or isinstance(request.body, StreamedBody):
-                # What aiohttp calls a stream's time ends with the connection, not with the head.
+                # aiohttp's total timeout of a stream ends with the connection, not with the head.
                 async with asyncio.timeout(request.timeout) as waiting:
                     response = await self._sent(session, url, waiting)
             else:
                 response = await self._sent(session, url, None)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it was the request's
+        except Exception as error:  # noqa: BLE001 - any error belongs to the request
             if self._body is not None:
                 await self._close_body(self._body)
             # Without its cause, whose text often has the whole address in it, keys and all.
@@ -253,7 +253,7 @@ class _Exchange:
         if self._body is not None:
             await self._close_body(self._body)
         if self._response is not None:
-            # Closing what was read to its end gives the connection back; anything else ends it.
+            # Closing a response that was read to its end returns the connection to the pool; otherwise it is closed.
             self._response.close()
 
 

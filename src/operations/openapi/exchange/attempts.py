@@ -1,8 +1,8 @@
-"""Decide whether and when a request is sent again: after a redirect, a failure, or a refusal.
+"""Decide whether and when a request is sent again: after a redirect, a failure, or a rejection.
 
 Rule 1: a request that may have been carried out is sent again only if its method is repeatable.
-Rule 2: a request that the server refused is sent again whatever its method: after a 401 with a new token, after a 429
-        that says when to come back, and after a 503 if the operator knows that it means the same (`retry_refused`).
+Rule 2: a request that the server rejected is sent again with any method: after a 401 with a new token, after a 429
+        with `Retry-After`, and after a 503 if the operator allows it (`retry_refused`).
 """
 
 from urllib.parse import urljoin

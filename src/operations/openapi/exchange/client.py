@@ -54,7 +54,7 @@ _MAX_REDIRECTS = 5
 _Opened: TypeAlias = AbstractAsyncContextManager[HTTPResponse]
 _DEFAULT_HEADERS = {"User-Agent": "alkdev-operations", "Accept-Encoding": ACCEPTED}
 _UNIQUE = frozenset({*_DEFAULT_HEADERS, "Accept", "Content-Type"})
-"""Headers as they are spelled here: if there are no others, none is there twice."""
+"""Headers in their usual spelling; if a request has only these, it has no duplicates."""
 
 _LOGGER = logging.getLogger("operations")
 
@@ -327,7 +327,7 @@ class Client:
 
         Args:
             url: The address.
-            headers: To send beside those that say what is wanted.
+            headers: Sent in addition to `Accept`.
 
         Raises:
             DocumentError: If it cannot be had, or is too large.

@@ -1,6 +1,6 @@
 """Read a response: remove its content coding, decode events, read data by media type, or build the error.
 
-Rule 1: no more than the limit is ever held, however little was sent: decompression goes in bounded steps, and an event
+Rule 1: memory stays below the limit, also for compressed responses: decompression goes in bounded steps, and an event
         has at most `max_event_bytes`.
 Rule 2: how the bytes of an event stream were cut into chunks never changes its events (WHATWG HTML).
 """
@@ -56,7 +56,7 @@ class EventStreamDecoder:
     An event that was not finished by a blank line when the stream ended is dropped, as the standard wants.
 
     Attributes:
-        last_event_id: The id of the last finished block; what to send on reconnecting.
+        last_event_id: The id of the last finished block, to send on reconnecting.
         retry: The reconnection time the server asked for, in milliseconds; None until it did.
     """
 
@@ -283,7 +283,7 @@ class _Layer:
         while True:
             if self._decoder.eof:
                 if not self._is_gzip or not waiting.strip(b"\0"):
-                    # What stands behind the end is padding.
+                    # Bytes after the end are padding.
                     return
                 # A gzip file may consist of several, one behind the other.
                 self._decoder = zlib.decompressobj(31)

@@ -57,7 +57,7 @@ _INSTEAD = "Give a token in credentials, or a callable that finds the caller's."
 
 
 class TokenRefusedError(CallError):
-    """The provider gives no token for what it was shown."""
+    """The provider rejected the credentials in a token request."""
 
     def __init__(self, message: str) -> None:
         super().__init__(ErrorCode.EXECUTION_ERROR, message)
@@ -516,7 +516,7 @@ def _auth_header(auth: HTTPAuth) -> str:
 
 
 def _basic(credential: Any) -> str:
-    """Return `user:password` encoded; what has no colon is taken to be encoded already."""
+    """Return `user:password` encoded; a value without a colon is already encoded."""
     if isinstance(credential, BasicCredential):
         text = f"{credential.username}:{credential.password}"
     else:

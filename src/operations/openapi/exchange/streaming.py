@@ -111,7 +111,7 @@ class EventStream:
                     raise
                 lost = error
                 if (count and not self._last_id) or closings != self._client.closings:
-                    # To ask again would be to begin again, or to open what was closed.
+                    # A new request would start the stream again, or open one that was closed.
                     raise
             failures = 0 if count else failures + 1
             if self._is_over:

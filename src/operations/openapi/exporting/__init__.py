@@ -1,4 +1,4 @@
-"""`to_openapi`: what a registry offers over HTTP, as an OpenAPI 3.1 document.
+"""`to_openapi`: the HTTP API of a registry as an OpenAPI 3.1 document.
 
 Rule 1: it describes exactly what `operations.server` serves; both read queries by `QueryArguments`.
 Rule 2: the same operations give the same document, in whatever order they were registered.
@@ -153,7 +153,7 @@ def is_binary(schema: JSONSchema) -> bool:
 
 
 class _Builder:
-    """Writes operation objects and gathers what they share."""
+    """Writes operation objects and collects their shared parts."""
 
     def __init__(self, security_schemes: Mapping[str, JSONObject]) -> None:
         self.components = Components()
@@ -276,7 +276,7 @@ class _Builder:
             placed = self.components.place(error.schema.document, f"{spec.id}.{error.code}")
             wire = error.to_wire()
             if placed is not None and has_definitions(error.schema.document):
-                # Errors often share what they define, and would repeat it in every operation.
+                # Errors often share definitions, which every operation would repeat.
                 came_from.update(placed[1])
                 wire |= {"schema": placed[0], PLACED: True}
             wires.append(wire)

@@ -138,7 +138,7 @@ class Components:
             for part in source.used
         }
         alike = {part: list(self._known.get(key, ())) for part, key in keys.items()}
-        # Alike means: the same text, and references to what is alike in turn. What fails drops out, and may
+        # Parts are equal if their texts and the parts they refer to are equal. A different one drops out, and may
         # take others with it, until nothing changes.
         changed = True
         while changed:
@@ -201,7 +201,7 @@ class _Source:
         """The parts that some reference leads to."""
 
     def piece(self, part: str) -> _Piece:
-        """Return what is known of a part."""
+        """Return the data about a part."""
         return self._look(self.held(part))
 
     def held(self, part: str) -> JSONObject:
@@ -273,7 +273,7 @@ def _is_plain(schema: JSONObject, references: int) -> bool:
             return False
         if "$ref" in part and not isinstance(part["$ref"], str):
             return False
-    # Where a `$ref` is data (in a default, as a property's name), many tools would follow it all the same.
+    # Many tools follow a `$ref` even if it is data (in a default, or as a property's name).
     return references == sum("$ref" in value for value in objects_in(schema))
 
 

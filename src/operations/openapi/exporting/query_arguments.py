@@ -1,9 +1,9 @@
 """An operation's input as query parameters: which there are, and how their texts become values.
 
-The server reads requests by this table and the export describes it, so what is documented is what is taken.
+The server reads requests by this table and the export documents it, so that both agree.
 
 Rule 1: a text becomes a number or a truth value only where the schema allows one and the text is exactly that in
-        JSON; otherwise it stays text, and validation says what is wrong with it. Null is said by leaving a
+        JSON; otherwise it stays text, and validation reports the error. Null is expressed by leaving a
         parameter out.
 Rule 2: an input that is no plain object of properties travels in one parameter, `input`, as JSON.
 """
@@ -167,14 +167,14 @@ def may_be_empty(schema: Schema) -> bool:
     """Return whether a call without input can work."""
     document = schema.document
     if not isinstance(document, bool) and document.keys() <= _PLAIN_OBJECT:
-        # Seen at a glance, without compiling what a large API defines.
+        # A cheap check first, without compiling the definitions of a large API.
         kind, required = document.get("type"), document.get("required", [])
         if kind == "object" and isinstance(required, list):
             return not required
     try:
         return schema.check(None) or schema.check({})
     except SchemaError:
-        # Then no call works; what to say of it does not matter.
+        # No call can succeed then, so its description does not matter.
         return False
 
 

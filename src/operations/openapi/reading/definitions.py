@@ -203,7 +203,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 class Direction(StrEnum):
-    """Which way the data goes: it decides what `readOnly`, `writeOnly` and binary strings mean."""
+    """The direction of the data: it decides the meaning of `readOnly`, `writeOnly` and binary strings."""
 
     REQUEST = "request"
     UPLOAD = "upload"
@@ -212,7 +212,7 @@ class Direction(StrEnum):
 
 
 class Definition:
-    """One definition: its position in the document and, once used, its conversion and what that refers to.
+    """One definition: its position in the document and, once used, its conversion and the references in it.
 
     Attributes:
         name: Its name among the `$defs`.

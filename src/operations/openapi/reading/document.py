@@ -1,6 +1,6 @@
-"""Read an API description: its version, its operations, their declared responses, and what is wrong with it.
+"""Read an API description: its version, its operations, their declared responses, and its problems.
 
-Rule 1: an import reads only what the specs need; schemas and requests are read when they are first used.
+Rule 1: an import reads only the parts that specs need; schemas and requests are read when they are first used.
 Rule 2: an invalid part costs its operation, never the document. It is skipped, named and reported.
 Rule 3: each response is visited once, and the target of a reference is read once: documents repeat a few responses at
         every operation.
@@ -228,7 +228,7 @@ class Description:
         return holder
 
     def _spread(self, holder: JSONObject, problem: str) -> tuple[JSONObject, str | None]:
-        """Return `holder` with all its parameters in one list, and what is wrong with them then."""
+        """Return `holder` with all its parameters in one list, and the problems of that list."""
         parameters = holder.get("parameters")
         if is_list(parameters):
             spread = self.references.list_at(parameters)
@@ -245,7 +245,7 @@ class Description:
         if not is_list(parameters):
             return "its parameters are not a list"
         good, places = self._good, self._places
-        # The loop that runs most often: what is plainly right is not asked about any further.
+        # The hottest loop of an import: common valid cases take a short path.
         for node in cast("list[JSONObject]", parameters):
             if type(node) is not dict and not is_object(node):
                 return "a parameter is not an object"
@@ -348,7 +348,7 @@ class DeclaredResponses:
         """By the identities of the errors, all of which are kept here: most operations declare the same."""
 
     def read(self, entry: Entry) -> Declared:
-        """Return what the responses of this operation declare."""
+        """Return the declared responses of this operation."""
         errors: list[ErrorDefinition] = []
         links: JSONObject | None = None
         streams = others = False
@@ -444,7 +444,7 @@ class DeclaredResponses:
         )
 
     def _schema(self, entry: Entry, status: str) -> JSONSchema:
-        """Return the schema of an error's details, whose `body` is what the document describes."""
+        """Return the schema of an error's details, whose `body` has the schema of the document."""
         description = self._description
         if description.is_swagger:
             responses = swagger2.read_responses(
@@ -463,7 +463,7 @@ class DeclaredResponses:
 
 
 def _only_ref(node: JSONObject) -> str | None:
-    """Return what a response is if it is only a media type and a reference to a schema; None if it is more."""
+    """Return the media type and schema of a response that consists of only these; otherwise None."""
     content = object_of(node.get("content"))
     if len(content) != 1 or not node.keys() <= {"content", "description"}:
         return None
@@ -491,7 +491,7 @@ class DeclaredRequests:
         self._unsigned: list[str] = []
 
     def read(self, entry: Entry) -> None:
-        """Note what is odd about the request of an operation."""
+        """Record the problems in the request of an operation."""
         operation, authorized = entry.operation, self._description.authorized
         if authorized and not self._is_signed:
             security = operation.get("security")
@@ -508,7 +508,7 @@ class DeclaredRequests:
                 self._note(entry, kind)
 
     def problems(self) -> list[Problem]:
-        """Return what was noted, as problems that cost no operation."""
+        """Return the recorded problems, which remove no operation."""
         found = [
             Problem(where, f"the media type of its body is misspelt and read as {kind!r}", False)
             for where, kind in self._corrected.items()

@@ -263,7 +263,7 @@ def _listed(draft: SchemaDraft, declared: Media, schemas: SchemaConverter) -> JS
 
 
 def _is_json_range(declared: Media, schemas: SchemaConverter) -> bool:
-    """Return whether a range of media types (`*/*`) describes what can only be JSON."""
+    """Return whether a range of media types (`*/*`) describes only JSON."""
     if not media.is_range(declared.media_type) or not fnmatchcase(
         "application/json", media.essence(declared.media_type)
     ):
@@ -283,6 +283,6 @@ def _raw(declared: Media, schemas: SchemaConverter) -> Any:
         return whole.get("items", True) if is_list else declared.schema
     if media.is_sequence(declared.media_type):
         return item
-    # 3.2 describes a whole event; what is yielded is its data.
+    # 3.2 describes a whole event, but a subscription yields only its data.
     data = schemas.properties(item).get("data")
     return item if data is None else schemas.resolve(data).get("contentSchema", data)

@@ -1,6 +1,6 @@
 """Single keywords of older or careless schemas, corrected to what 2020-12 means; pure functions.
 
-Rule: what says nothing usable comes back as None, and its keyword is left out.
+Rule: unusable values become None, and their keywords are left out.
 """
 
 from collections.abc import Callable, Iterable

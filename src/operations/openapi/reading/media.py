@@ -1,4 +1,4 @@
-"""Media types: what kind each is, and which of several to prefer.
+"""Media types: their kinds, and the choice among several.
 
 Every call asks about the same few media types, so the results are kept.
 """

@@ -52,7 +52,7 @@ class Media(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     schema: Any = True
 
     item_schema: Any = None
-    """3.2: what one item of a stream, a list of parts or a sequence looks like."""
+    """OpenAPI 3.2: the schema of one item of a stream, a list of parts or a sequence."""
 
     encoding: JSONObject = {}
     """By property: how it is written into a form."""

@@ -31,7 +31,7 @@ def read_model(references: References, item: JSONObject, operation: JSONObject) 
     for node in (*list_of(item.get("parameters")), *list_of(operation.get("parameters"))):
         found = references.follow(node)
         if "$ref" in node and type(node.get("description")) is str:
-            # From 3.1 on, what a reference is described as wins.
+            # From 3.1 on, the description beside a reference takes precedence.
             found = {**found, "description": node["description"]}
         parameter = _parameter(references, found)
         # Header names are the same in any case, and the operation's own parameters come last.

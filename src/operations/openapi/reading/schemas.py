@@ -1,7 +1,7 @@
-"""Convert schemas of any OpenAPI version to JSON Schema 2020-12 documents that contain what they refer to.
+"""Convert schemas of any OpenAPI version to self-contained JSON Schema 2020-12 documents.
 
 A converted schema contains only the definitions it reaches, as `$defs`. Definitions are converted once per
-document and direction and shared, so that thousands of operations cost what they use.
+document and direction and shared, so that an import of thousands of operations pays only for those in use.
 
 Rule 1: nothing is converted before it is used.
 Rule 2: an incorrect keyword (a `minLength` of "3", a `required` of true) is corrected or left out; it never makes the
@@ -215,7 +215,7 @@ class Conversion:
                     ]
             elif key in _SCHEMA_LISTS:
                 if is_list(value) and value:
-                    # Where a property tells the members apart, that more than one fits is no fault.
+                    # If a property selects the member, it is not an error that several members match.
                     told = key == "oneOf" and "discriminator" in schema and "anyOf" not in schema
                     out["anyOf" if told else key] = [self._convert(item, below) for item in value]
             elif key in _SCHEMA_MAPS:

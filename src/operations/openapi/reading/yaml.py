@@ -1,6 +1,6 @@
 """YAML 1.2 as JSON: the core schema's scalars and nothing else.
 
-`ryaml` reads nearly every document and is fast. What it cannot hold (integers beyond 64 bit, nesting beyond
+`ryaml` reads nearly every document and is fast. Values that it cannot represent (integers beyond 64 bit, nesting beyond
 128) is read again from PyYAML's event stream, which is slow and exact.
 
 Rule 1: `no`, `12:30` and `2020-01-01` are strings; tags choose no class.
@@ -84,7 +84,7 @@ def _decode(text: str) -> Any:
     except DocumentError:
         raise
     except (InvalidYamlError, ValueError):
-        # Either not YAML, which the exact reader explains, or beyond what the fast one holds.
+        # Either not YAML, which the exact reader explains, or beyond the limits of the fast reader.
         return _Reader().read(text)
 
 

@@ -48,7 +48,7 @@ OCTETS = "application/octet-stream"
 
 
 class Upload(NamedTuple):
-    """A file to send; what the argument does not give is empty."""
+    """A file to send; missing fields are empty."""
 
     content: bytes | FileContent
     filename: str = ""
@@ -423,7 +423,7 @@ def write_body(
         chosen: The media type, and how a form's fields are encoded.
         value: The argument.
         converter: Knows the properties of a form's schema.
-        is_bytes: For what is neither JSON nor a form: whether a string is base64 rather than the text itself.
+        is_bytes: For types other than JSON and forms: whether a string is base64 instead of the text itself.
         part_headers: The headers of a multipart body's parts.
 
     Raises:
@@ -481,7 +481,7 @@ def _form(chosen: Media, value: Any, converter: SchemaConverter) -> Payload:
     for name, item in fields_of(value).items():
         schema = converter.resolve(properties.get(name))
         if is_file(schema) or is_file(converter.resolve(schema.get("items"))):
-            # A form has no place for a file's name and type: what is sent is its content.
+            # A form cannot express a file's name and type, so only its content is sent.
             files = [upload_of(each, name) for each in (item if is_list(item) else [item])]
             pairs += [f"{quote_plus(name)}={quote_plus(file.read(name))}" for file in files if file]
             continue

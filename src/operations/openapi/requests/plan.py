@@ -95,7 +95,7 @@ class BodyPlan:
         self._media = media.ranked(offered) or [Media(media_type="application/json")]
         self._requires_stream = False
         self._stream_schemas: dict[str, list[Any]] = {}
-        """By media type: the schemas of the property `stream` that allow what is wanted."""
+        """By media type: the schemas of the property `stream` that allow the wanted value."""
 
         if streams is not None:
             self._media = [self._without_stream(m) for m in self._media]
@@ -269,7 +269,7 @@ class BodyPlan:
         return _union(members)
 
     def _members(self, draft: SchemaDraft, offered: Media) -> Iterator[JSONObject]:
-        """Yield the schemas of what can be sent as one media type."""
+        """Yield the schemas of the bodies for one media type."""
         kind = offered.media_type
         converted = draft.convert(whole_schema(offered), _direction(offered))
         if _takes_objects(kind) or is_sequence(offered):
@@ -337,7 +337,7 @@ class BodyPlan:
         return schema, bool(needed) and len(self._media) == 1
 
     def _is_bytes(self, offered: Media) -> bool:
-        """Return whether a string is the base64 of what is sent as this type."""
+        """Return whether strings of this type are base64 of the sent bytes."""
         kind = offered.media_type
         if media.is_text(kind):
             return False
@@ -368,7 +368,7 @@ def _direction(offered: Media) -> Direction:
 
 
 def _union(members: list[JSONObject]) -> JSONObject:
-    """Return the schema of what fits one of `members`."""
+    """Return a schema that matches any of `members`."""
     distinct: list[JSONObject] = []
     for member in members:
         if member not in distinct:
@@ -377,7 +377,7 @@ def _union(members: list[JSONObject]) -> JSONObject:
 
 
 def described(schema: JSONObject, parameter: Parameter, argument: str) -> JSONObject:
-    """Return `schema` with what the document says about the parameter that an argument fills."""
+    """Return `schema` with the document's description of the parameter."""
     notes: JSONObject = {}
     if parameter.description:
         notes["description"] = parameter.description
@@ -439,7 +439,7 @@ class RequestPlan:
         template, _, literal_query = path.partition("#")[0].partition("?")
         self._template = template if template.startswith("/") else "/" + template
         self._pieces = tuple(split_template(self._template))
-        # What a template in the query stands for is a query parameter anyway.
+        # A template in the query is a query parameter anyway.
         pieces = literal_query.split("&")
         self.literal_query = tuple(literal(p) for p in pieces if p and "{" not in p)
         self._body = (

@@ -1,4 +1,4 @@
-"""What operators see of queues on NATS: their state, dead letters, and workers in the service discovery.
+"""Administration of queues on NATS: their state, dead letters, and workers in the service discovery.
 
 Rule 1: dead letters are kept by JetStream if queues are durable. Elsewhere they are published to the subject
         `<prefix>.aside.<queue>.<client>`, for subscribers.
@@ -56,7 +56,7 @@ class NatsAdmin:
         client: The connection.
         prefix: The prefix of all subjects.
         subject_of: Returns the subjects of a queue, of all clients.
-        refusal_of: Subscribes, and returns what the server has against it; empty if nothing.
+        refusal_of: Subscribes, and returns the server's error; empty if there is none.
 
     Attributes:
         durable: The durable queues, if there are any.
@@ -110,7 +110,7 @@ class NatsAdmin:
             logger.warning("JetStream does not keep dead letters of %s: %s", self._prefix, error)
 
     async def aclose(self) -> None:
-        """Stop what goes on in the background."""
+        """Stop the background tasks."""
         if self._keeping is not None:
             self._keeping.cancel()
             await asyncio.wait({self._keeping})

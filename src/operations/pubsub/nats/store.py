@@ -1,4 +1,4 @@
-"""Values in a NATS key-value bucket that change by compare-and-set: what several hubs share."""
+"""Values in a NATS key-value bucket, shared by several hubs and changed by compare-and-set."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress

@@ -137,7 +137,7 @@ class NatsTarget:
             # A timeout has no text; the failure of the last attempt has.
             reason = str(error) or str(self._nats.last_error or "") or "no answer"
             hosts = ", ".join(f"{each.hostname}:{each.port}" for each in self._nats.servers)
-            # Where not even the address could be read, it does not know how to close either.
+            # If the address could not be parsed, nats-py cannot close the client either.
             with suppress(*_NATS_ERRORS, AssertionError):
                 await self._nats.close()
             where = f" at {hosts}" if hosts else ""
@@ -515,7 +515,7 @@ class NatsTarget:
     async def _refusal(self, subjects: Iterable[str], act: Callable[[], Awaitable[Any]]) -> str:
         """Return the server's error about doing something to `subjects`; empty once it is done.
 
-        A flush does not tell: its PING overtakes what was sent before. A message does not.
+        A flush is not enough: its PING overtakes earlier messages. A message does not.
         """
         mark = f"{self._boxes}.{token_hex(16)}"
         outcome: asyncio.Future[str] = asyncio.get_running_loop().create_future()

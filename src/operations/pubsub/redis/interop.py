@@ -3,7 +3,7 @@
 The channel of an event is `prefix + type + ":" + id`; we send an empty id and accept any. All subscribers get all
 replies, so nothing is private, and every worker gets every request, so run only one.
 
-Rule: a client subscribes only to what it needs. Redis counts the subscribers of a request, so a caller learns at once
+Rule: a client subscribes only to channels it needs. Redis counts subscribers of a request, so a caller learns at once
       that there is no worker.
 """
 

@@ -189,7 +189,7 @@ for pass = 1, 2 do
 end
 return found
 """
-"""Takes up to so many entries from several queues: from each its share, and then what is left."""
+"""Takes up to so many entries from several queues: from each its share, and then from the rest."""
 
 _READ_SHA = sha1(_READ.encode(), usedforsecurity=False).hexdigest()
 
@@ -205,7 +205,7 @@ for i = 1, #KEYS do
 end
 return {}
 """
-"""Takes over an entry that its worker has taken but not begun; one that is gone from the queue is forgotten."""
+"""Takes over an entry that its worker has taken but not begun; skips one that has left the queue."""
 
 _TIDY = """
 for i = 1, #KEYS do

@@ -90,7 +90,7 @@ def _read(url: str) -> _Address:
 
 
 class Connector:
-    """Opens connections to a Redis server, wherever it is now.
+    """Opens connections to the current address of a Redis server.
 
     Args:
         url: The address: `redis://`, `rediss://`, `unix://`, or with several hosts `redis+sentinel://` and

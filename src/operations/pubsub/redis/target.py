@@ -4,7 +4,7 @@ queue     a stream of each client, with one consumer group: one entry, one worke
           checks that a worker reads the queue and how many requests wait in it, and drops a key it has seen before.
           Workers load it, so that clients need no permission to run scripts of their own.
 mailbox   a stream that its owner creates and reads. Unlike Pub/Sub it keeps messages while the reader
-          reconnects; messages to an owner that is gone are dropped, because its stream is deleted.
+          reconnects; messages to an owner that has left are dropped, because its stream is deleted.
 topic     a Pub/Sub channel
 control   a Pub/Sub channel of each client
 presence  every reader also subscribes to a channel of the same name; the server counts the subscribers, and
@@ -283,7 +283,7 @@ class RedisTarget:
             raise TooLargeError(f"{len(body)} bytes are more than {self.max_bytes}")
         await self._link.ready(_SEND_WAIT)
         if self._is_mailbox(address):
-            # Without MKSTREAM: an owner that is gone gets nothing, and leaves nothing behind.
+            # Without MKSTREAM: a message to an owner that has left must not create its stream again.
             await self._link.tell(
                 *("XADD", address, "NOMKSTREAM", "MAXLEN", "~", _MAILBOX_LENGTH, "*", "e", body),
                 size=len(body),
@@ -294,7 +294,7 @@ class RedisTarget:
             channel = f"{address}:{self._client}"
             await self._link.tell("PUBLISH", channel, body, size=len(body))
         else:
-            raise NotSentError(f"{address!r} is no address of ours")
+            raise NotSentError(f"{address!r} is not an address of this prefix")
 
     async def is_present(self, address: str) -> bool:
         """Return whether there is a listener at `address`."""
@@ -420,7 +420,7 @@ class RedisTarget:
 
 
 class RedisAdmin:
-    """What an operator sees of the queues of a Redis server.
+    """Administration of the queues of a Redis server.
 
     Args:
         link: Carries the commands.

@@ -165,7 +165,7 @@ class _DialedTarget(WebSocketTarget):
             await self._link.close()
 
     def _is_wanted(self, body: bytes) -> bool:
-        # The server filters what it listens to.
+        # The server filters by Host and Origin.
         return True
 
 
@@ -192,13 +192,13 @@ async def accept_websocket(
 ) -> AsyncGenerator["AcceptedTarget"]:
     """The serving end of a WebSocket that any framework has accepted, for the length of an `async with` block.
 
-    `await target.wait_closed()` inside the block returns when the peer has gone.
+    `await target.wait_closed()` inside the block returns when the peer has disconnected.
 
     Args:
         socket: The accepted socket.
         identity: The authenticated identity of the peer.
         trusted: Use the `identity` inside events.
-        max_bytes: The largest message to send; limit what is received where the socket is accepted.
+        max_bytes: The largest message to send; limit received messages where you accept the socket.
         max_values: How many JSON values a message may hold, both ways.
         interop: Use the original protocol: send only the topics the peer subscribed to.
         address: The address of the peer, by which limits count a peer without identity.
@@ -244,7 +244,7 @@ class AcceptedTarget(WebSocketTarget):
         self._task = asyncio.get_running_loop().create_task(self.run(self._accepted))
 
     async def wait_closed(self) -> None:
-        """Return when the peer has gone."""
+        """Return when the peer has disconnected."""
         if self._task is not None:
             await asyncio.wait({self._task})
 
@@ -329,7 +329,7 @@ async def serve_websocket(
             status = HTTPStatus.TOO_MANY_REQUESTS if is_too_many else HTTPStatus.UNAUTHORIZED
             return connection.respond(status, f"{error}\n")
         except Exception as error:  # noqa: BLE001 - any exception rejects
-            # Not its text, which may hold what was presented.
+            # Not its text, which may contain the credential.
             logger.warning("a WebSocket was rejected: identify raised %s", type(error).__name__)
             return connection.respond(HTTPStatus.UNAUTHORIZED, "The credential is not valid\n")
         if identity is not None:

@@ -27,7 +27,7 @@ from operations.types import JSONObject
 MAX_BYTES = 16 * 1024 * 1024
 
 MAX_RECEIVED = 4 * 1024 * 1024
-"""Bytes of a message that a server accepts by default: what a larger one costs the event loop is noticeable."""
+"""Bytes of a message that a server accepts by default: a larger one would block the event loop noticeably."""
 
 ANNOUNCED = "Operations-Max-Bytes"
 """The header of a handshake's response with the largest message that the server accepts."""
@@ -294,7 +294,7 @@ class WebSocketTarget:
         capacity: Callable[[], int],
         backlog: int | None = None,
     ) -> Registration:
-        """Get the requests that the peer sends, whatever the queue: a peer is a group of one."""
+        """Get the requests that the peer sends, for any queue: a peer is a group of one."""
         registration = Registration(self._takers, receiver, self._update_topics)
         self._attach()
         await self._update_topics()
@@ -393,7 +393,7 @@ class WebSocketTarget:
         try:
             self._deliver(body)
         except Exception:
-            # The next message must be read, whatever the peer sends.
+            # The next message must be read even if this one is not valid.
             self.malformed += 1
             logger.log(self._broken.level(), "a message could not be taken", exc_info=True)
 

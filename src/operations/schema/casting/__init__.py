@@ -27,7 +27,7 @@ CastPolicy: TypeAlias = Literal["cast", "keep", "create"]
 """Strip, fill and convert; the same without stripping; or force the value to fit."""
 
 Normalise: TypeAlias = Callable[[Any], tuple[Any, list[Change] | None]]
-"""Takes a value; returns it normalised, in fresh JSON builtins, and the changes. None: it was valid as it is.
+"""Takes a value; returns it normalised, in fresh JSON builtins, and the changes. None: it was valid unchanged.
 
 Raises `JSONValueError` if some part that the schema does not strip is not JSON and cannot become it.
 """
@@ -76,7 +76,7 @@ def caches_of(scope: Checker | SharedDefinitions, policy: CastPolicy) -> Caches:
 
 
 def certain_types(root: Plan) -> frozenset[type]:
-    """Return the types whose every value is valid as it is."""
+    """Return the types whose every value is valid unchanged."""
     if not root.is_bare:
         return frozenset()
     return scalar_types(root.types or ()) & _VALID_AS_THEY_ARE
@@ -123,17 +123,17 @@ class Normaliser:
         return result, (report and report(value, result)) or None
 
     def normalise_own(self, value: Any) -> tuple[Any, list[Change] | None]:
-        """Do the same for JSON that nothing else refers to: what needs no change is not copied."""
+        """Do the same for JSON that nothing else refers to: parts that need no change are not copied."""
         if self._is_clean is not None and self._is_clean(value):
             return value, None
         return self.normalise(value)
 
     def _stripped(self, value: Any, result: Any) -> list[Change]:
-        """Return what the quick pass changed."""
+        """Return the changes of the quick pass."""
         return Changes(self._place).compare_names(value, result).listed()
 
     def _compared(self, value: Any, result: Any) -> list[Change]:
-        """Return all changes between `value` and `result`, and what does not fit in it."""
+        """Return all changes between `value` and `result`, and the mismatches in it."""
         changes = Changes(self._place, creates=self._caches.creates)
         changes.compare(value, result)
         if not self._accepts(result):
@@ -232,7 +232,7 @@ class Normaliser:
     def _settled(self, result: Any) -> Any:
         """Cast a result again until it stays.
 
-        Other members of a union may match once undeclared properties are gone and defaults are there, and a
+        Other members of a union may match once undeclared properties are removed and defaults filled, and a
         declared default need not be valid itself.
         """
         seen = {canonical(result): result}
@@ -262,7 +262,7 @@ class Normaliser:
         return result, edited
 
     def _is_valid(self, value: Any) -> bool:
-        """Return whether `value` is valid as it is, undeclared properties included."""
+        """Return whether `value` is valid unchanged, with its undeclared properties."""
         try:
             return self._accepts(to_json(value))
         except JSONValueError:

@@ -1,4 +1,4 @@
-"""Reports what a cast changed, by comparing its input with its result.
+"""Report the changes of a cast by comparing its input with its result.
 
 Rule 1: every difference is reported. The passes that make the changes report nothing themselves.
 Rule 2: there is one entry per kind and schema location: the items of an array share one, and so do the values of a map.
@@ -270,7 +270,7 @@ class Uniform:
 
 
 def _uniform(place: Place, before: list[Any], after: list[Any]) -> Uniform | None:
-    """Return what is known of the objects in a list, if all have the same names; None for other lists."""
+    """Return the shared property names of the objects in a list; None if they differ."""
     if not place.is_flat or not is_object(before[0]):
         return None
     names = tuple(before[0])

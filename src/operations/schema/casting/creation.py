@@ -4,7 +4,7 @@ Nothing outside this module invents a value, and no other policy runs it.
 
 Rule 1: a declared default comes first, as it stands. Then a constant, then the smallest value of the first type
 that the schema accepts. Nothing is made up that it does not accept.
-Rule 2: what needs itself cannot be made.
+Rule 2: a value that requires itself cannot be created.
 """
 
 from collections.abc import Callable, Iterator
@@ -35,7 +35,7 @@ class CreatingPass(Pass):
     def misfit(self, plan: Plan, value: Any) -> Any:
         """Return the declared default or a created value, if there is one that fits."""
         if plan.types is None and plan.default is MISSING and not plan.choices:
-            # No schema says what it should be.
+            # No schema describes it.
             return value
         made = self._make(plan)
         if made is MISSING or same(made, value):

@@ -1,11 +1,11 @@
 """The quick pass of a cast, compiled to closures: strips excess and fills defaults, and converts nothing.
 
-Most values are right but for a property too many or a default left out. This pass copies what the plan knows and
+Most values fit except for an undeclared property or a missing default. This pass copies the planned properties and
 leaves the judgement on scalars to one call of the validator afterwards; at the first sign of anything
 else it gives up, and `thorough` takes over.
 
 Rule 1: every container in the result is fresh, and every scalar of an exact JSON type that the validator looks at.
-What it does not look at goes through `to_json`.
+Values that it does not visit go through `to_json`.
 Rule 2: no paths, no reports, no allocation that the result does not need.
 """
 

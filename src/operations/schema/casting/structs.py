@@ -30,7 +30,7 @@ _MAX_LEVELS = 32
 """How deep types nest. No data nests deeper than `MAX_DEPTH`, and few do half as deep."""
 
 _TOLD = frozenset({"type", "properties", "required", "additionalProperties", "items", "anyOf"})
-"""Keywords that a type tells whole."""
+"""Keywords that a msgspec type expresses completely."""
 
 _OBJECT = frozenset({dict})
 _CONSTANTS = frozenset({"const", "enum"})
@@ -48,7 +48,7 @@ class Shape(msgspec.Struct, frozen=True, gc=False):
     """How many levels of containers it has."""
 
     exact: bool
-    """Whether the plan says nothing that the type does not."""
+    """Whether the type expresses all of the plan."""
 
     finish: Finish | None = None
     """The work left once the type has read a value; None if it holds no objects."""
@@ -60,7 +60,7 @@ class Shape(msgspec.Struct, frozen=True, gc=False):
     """For an object that holds no others: with so many properties, it lacks no default."""
 
     finish_items: Finish | None = None
-    """For a list of such objects: what is left to do with those."""
+    """For a list of such objects: the remaining steps for each."""
 
 
 class Shaper:
@@ -85,7 +85,7 @@ class Shaper:
     def shape(self, plan: Plan) -> Shape | None:
         """Return the type of `plan`, or None if it is not that simple."""
         if plan not in self._shapes:
-            self._shapes[plan] = None  # while underway: what holds itself is not plain
+            self._shapes[plan] = None  # while in progress: a recursive plan is not plain
             self._level += 1
             if self._level <= _MAX_LEVELS:
                 self._shapes[plan] = self._shape(plan)

@@ -1,4 +1,4 @@
-"""The thorough pass of a cast: it converts what does not fit as it is.
+"""The thorough pass of a cast: convert values that do not fit.
 
 It follows a plan and a value side by side. The rules, in the order they are tried:
 
@@ -176,7 +176,7 @@ class Pass:
             raise JSONValueError("nested too deeply", path)
         members = value if _has_plain_keys(value) else _with_plain_keys(value, path)
         result: dict[str, Any] = {}
-        # In the order of the value; what is added comes last.
+        # In the order of the value; additions come last.
         for name, item in members.items():
             field = plan.fields.get(name)
             if field is None:
@@ -271,7 +271,7 @@ class Pass:
         finally:
             self.edits, self.on_trial = outer
 
-    # The hooks: what happens to a value that does not fit, and to one that is absent.
+    # The hooks for a value that does not fit, and for an absent one.
 
     def misfit(self, plan: Plan, value: Any) -> Any:
         """Return what stands for a value that does not fit: the value, without what no union member knows."""
@@ -314,7 +314,7 @@ def _scalars(plan: Plan) -> tuple[str, ...]:
 
 
 def applied(plan: Plan, choice: Choice, value: Any) -> list[Site]:
-    """Return what an `if` or a `dependentSchemas` brings in for `value`."""
+    """Return the schemas that `if` and `dependentSchemas` apply to `value`."""
     if choice.condition is None:
         holds = type(value) is dict and choice.name in value
         return [choice.then] if holds and choice.then else []

@@ -23,7 +23,7 @@ Attempt = Callable[[Plan], int | None]
 
 
 def matching(planner: Planner, members: Iterable[Site], value: Any, attempt: Attempt) -> list[Site]:
-    """Return the members that `value` is valid for: as it is, else without excess, else with one converted.
+    """Return the members that match `value`: unchanged, else without undeclared properties, else after a conversion.
 
     Of those that take a conversion the first alone; of the others all.
     """
@@ -49,7 +49,7 @@ def nearest(planner: Planner, members: Iterable[Site], value: Any) -> Site:
 
 
 def _is_plausible(plan: Plan, value: Any) -> bool:
-    """Return whether a value could fit without anything being replaced: so far as its type and its tags say."""
+    """Return whether a value could fit without replacements, judged by its type and its tags."""
     kind = type_of(value)
     if not is_object(value):
         return kind != "array" or plan.allows(kind)
@@ -68,7 +68,7 @@ def _could_be(value: Any, plan: Plan) -> bool:
 
 
 class _Scoring:
-    """The points of the members of one union. What several members ask is asked once."""
+    """The points of the members of one union. Questions that members share are answered once."""
 
     def __init__(self, value: Any) -> None:
         self._value = value

@@ -3,7 +3,7 @@
 References, `allOf` and the matching members of a union apply to the same value. A `Plan` merges them, so that a
 property that one of them knows is not lost because another does not.
 
-Rule 1: references and `allOf` are merged beforehand. What depends on the value (`anyOf`, `oneOf`, `if`,
+Rule 1: references and `allOf` are merged beforehand. Keywords that depend on the value (`anyOf`, `oneOf`, `if`,
         `dependentSchemas`) is a `Choice`; making it gives another plan (`Plan.pick`).
 Rule 2: plans are made when data first needs them, and kept. Their number is bounded, also for a hostile document.
 """
@@ -174,7 +174,7 @@ class Planner:
         self._plans: dict[tuple[str, ...], Plan] = {}
 
     def plan(self, sites: tuple[Site, ...]) -> "Plan":
-        """Return the plan for a value that meets all of `sites`; none of them means that nothing is said."""
+        """Return the plan for a value that meets all of `sites`; without sites, every value is valid."""
         direct = tuple(map(self._direct, sites))
         return self._kept(tuple(site.pointer for site in direct), direct, direct)
 
@@ -230,12 +230,12 @@ class Planner:
         )
 
     def _merge(self, site: Site, facets: list[Facet], choices: list[Choice]) -> bool:
-        """Add what `site` says; False if some of it only the validator can follow."""
+        """Add the keywords of `site`; return False if only the validator can evaluate some of them."""
         if any(facet.site.pointer == site.pointer for facet in facets):
             return True
         document, known = self.document, True
         keywords = document.keywords(site)
-        # First what is referred to, so that what stands beside a reference has the last word.
+        # First the target of a reference, so that keywords beside the reference take precedence.
         own = Facet(site, keywords)
         for _, target in document.references(site):
             known = target is not None and self._merge(target, facets, choices) and known
@@ -284,7 +284,7 @@ class Plan:
         facets: The merged schemas.
         choices: What depends on the value.
         asked: Properties that a condition asks about, here or where this plan was picked from.
-        opaque: Whether something is said that cannot be planned for; everything is then kept.
+        opaque: Whether a keyword cannot be planned for; everything is then kept.
         types: The JSON types that are allowed, in the order a schema names them; None: any.
         constants: The only values that are allowed; None: any.
         default: The declared default, or `MISSING`. Of several the last counts.
@@ -346,14 +346,14 @@ class Plan:
 
     @property
     def is_unknown(self) -> bool:
-        """Whether nothing is said that a cast could use."""
+        """Whether no keyword affects a cast."""
         if self.opaque or self.choices:
             return self.opaque
         return not any(_USED.intersection(facet.keywords) for facet in self.facets)
 
     @property
     def is_bare(self) -> bool:
-        """Whether a type is all that is said: whatever has it is valid."""
+        """Whether the only restriction is a type: every value of it is valid."""
         return bool(self.facets) and not self.choices and not self.opaque and self.said <= _TYPE
 
     @property
@@ -401,7 +401,7 @@ class Plan:
         return self._planner.plan(sites)
 
     def keyword(self, name: str) -> list[Any]:
-        """Return what each schema that has the keyword says."""
+        """Return the value of the keyword in each schema that has it."""
         return [facet.keywords[name] for facet in self.facets if name in facet.keywords]
 
     @property
@@ -424,7 +424,7 @@ class Plan:
         return self._by_name.get(name, [])
 
     def field(self, name: str) -> Field:
-        """Return what is said about the property `name`."""
+        """Return the schemas of the property `name`."""
         at = self._planner.document.at
         sites = [at(facet.site, "properties", name) for facet in self._naming(name)]
         needed = name in self.required or name in self.asked
@@ -467,7 +467,7 @@ class Plan:
         )
 
     def place(self, index: int) -> tuple[Site, ...]:
-        """Return what is said about the item at `index` of an array."""
+        """Return the schemas of the item at `index` of an array."""
         at = self._planner.document.at
         sites: list[Site] = []
         for facet in self.facets:
@@ -493,7 +493,7 @@ class Plan:
 
     @property
     def most_items(self) -> int | None:
-        """`maxItems`, or what a tuple without further items allows."""
+        """`maxItems`, or the length of a tuple without further items."""
         limits = [int(most) for most in self.keyword("maxItems")]
         for facet in self.facets:
             keywords = facet.keywords
@@ -532,7 +532,7 @@ def scalar_types(names: tuple[str, ...]) -> frozenset[type]:
 
 
 def leaf_types(plan: Plan) -> frozenset[type] | None:
-    """Return the exact types of the scalars `plan` takes, if it takes nothing else and says which; else None.
+    """Return the exact types of the scalars that `plan` accepts; None if it accepts others or names no types.
 
     The validator looks at all such scalars, so nothing else has to.
     """

@@ -24,7 +24,7 @@ _MAX_DIGITS = 400
 """Longer texts are no numbers anyone meant; reading them takes quadratic time."""
 
 _EXACT = 2**53
-"""Beyond this a float no longer tells one integer from the next."""
+"""Beyond this a float cannot distinguish neighbouring integers."""
 
 _BOOLEANS = {"true": True, "false": False}
 
@@ -170,7 +170,7 @@ def _number(
 
 
 def _minimum(limit: Any, value: Any, schema: JSONObject) -> str | None:
-    # Draft 4 says `exclusiveMinimum: true` beside the limit.
+    # Draft 4 has `exclusiveMinimum: true` beside the limit.
     strict = schema.get("exclusiveMinimum") is True
     if not has_type(value, "number") or value > limit or (value == limit and not strict):
         return None
@@ -189,7 +189,7 @@ def _is_multiple(value: Any, limit: Any) -> bool:
 
 
 def _fraction(number: Any) -> Fraction:
-    # A float as it is written: the multiples of 0.1 are not those of its binary neighbour.
+    # In decimal: the multiples of 0.1 are not those of its binary approximation.
     return Fraction(number) if isinstance(number, int) else Fraction(repr(number))
 
 

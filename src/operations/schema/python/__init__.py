@@ -1,1 +1,1 @@
-"""Schemas from what Python code says: annotations, classes, signatures; and typed values from JSON."""
+"""Schemas from Python annotations, classes and signatures; and typed values from JSON."""

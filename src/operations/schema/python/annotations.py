@@ -126,7 +126,7 @@ def _inside(annotation: Any) -> Any:
 
 
 def origin_of(annotation: Any) -> Any:
-    """Return the class of `list[int]` and the like; what has no arguments is its own origin."""
+    """Return the class of `list[int]` and the like; a type without arguments is its own origin."""
     # The first test is worth it: most annotations are plain classes, and `get_origin` is slow.
     return annotation if type(annotation) is type else get_origin(annotation) or annotation
 
@@ -144,7 +144,7 @@ def is_alias(annotation: Any) -> bool:
 
 
 def alias_value(annotation: Any) -> Any:
-    """Return what a type alias stands for, its parameters filled in."""
+    """Return the type behind a type alias, with its parameters filled in."""
     origin = get_origin(annotation)
     if origin is None:
         return annotation.__value__
@@ -168,7 +168,7 @@ def hints_of(annotation: Any) -> dict[str, Any]:
     """Return the annotations of a class and its bases, base first, with type variables filled in.
 
     Raises:
-        NameError: If an annotation names what cannot be found.
+        NameError: If an annotation uses an unknown name.
     """
     cls = origin_of(annotation)
     arguments = _arguments(annotation)
@@ -220,7 +220,7 @@ class Docstring(NamedTuple):
     """A docstring, taken apart."""
 
     description: str
-    """Everything before the first section that speaks of arguments, results or exceptions."""
+    """Return the text before the first section about arguments, results or exceptions."""
 
     names: dict[str, str]
     """The description of each argument or attribute, on one line."""

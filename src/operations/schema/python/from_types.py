@@ -81,7 +81,7 @@ def is_pydantic(annotation: Any) -> bool:
 
 
 def is_pydantic_note(note: Any) -> bool:
-    """Return whether something in `Annotated` is for pydantic to act upon: a validator, say."""
+    """Return whether metadata in `Annotated` is meant for pydantic, such as a validator."""
     return hasattr(note, "__get_pydantic_core_schema__") and "pydantic" in sys.modules
 
 
@@ -136,7 +136,7 @@ def schema_for(annotation: Any, *, mode: Mode = "validation") -> Schema:
 
     Args:
         annotation: Anything that may stand after a colon, resolved.
-        mode: Whether the values are taken (the default) or given; some classes tell the two apart.
+        mode: Whether the values are inputs (the default) or outputs; some classes distinguish them.
 
     Raises:
         SchemaError: If the type, or one inside it, has no form in JSON.
@@ -148,7 +148,7 @@ def schema_for(annotation: Any, *, mode: Mode = "validation") -> Schema:
 def converter_for(annotation: Any) -> Converter | None:
     """Return the conversion from JSON that passed the type's schema to the typed value; `None` if they are the same.
 
-    The converter leaves what it is given as it is, and raises `ConversionError` (a `ValueError`)
+    The converter does not change its argument, and raises `ConversionError` (a `ValueError`)
     where the value has no meaning for the type or would lose something.
 
     Raises:
@@ -179,7 +179,7 @@ _PLAIN: dict[Any, tuple[Kinds, Kinds, Converter | None]] = {
     int: (_NUMBER, frozenset({int}), to_int),
     float: (_NUMBER, frozenset({float}), to_float),
 }
-"""Types that JSON has itself: what they accept, what of it stays, how the rest is converted."""
+"""Types of JSON itself: the kinds they accept, those that stay unchanged, and conversions of the rest."""
 
 _PLAIN_SHAPES = {cls: Scalar(cls, *plain) for cls, plain in _PLAIN.items()}
 
@@ -194,7 +194,7 @@ _SPELLED: dict[Any, JSONObject] = {
     decimal.Decimal: {},
     uuid.UUID: {},
 }
-"""Types that msgspec spells as strings, with what its schemas do not say."""
+"""Types that msgspec writes as strings, with keywords that its schemas lack."""
 
 _NAMED_BY_TEXT: dict[Any, tuple[Converter, JSONObject]] = {
     ipaddress.IPv4Address: (ipaddress.IPv4Address, {"format": "ipv4"}),
@@ -229,7 +229,7 @@ _LISTS: dict[Any, tuple[Any, Callable[[list[Any]], Any] | None]] = {
     abc.Set: (set, _distinct(set)),
     frozenset: (set, _distinct(frozenset)),
 }
-"""Collections: what msgspec calls them, and how they are made from a list."""
+"""Collections: their names in msgspec, and their constructors from a list."""
 
 _TABLES: dict[Any, Callable[[dict[Any, Any]], Any] | None] = {
     dict: None,
@@ -352,7 +352,7 @@ class _Reader:
             value, metadata = peel(alias_value(core))
             return self._shape(value, Notes((*metadata, msgspec.Meta(**notes.constraints))))
         named = self._define(core, lambda: self.read(alias_value(core)))
-        # A name for a string or a number says less than it costs.
+        # A definition for a string or a number would be longer than the schema itself.
         return named.target if isinstance(named.target, Scalar) else named
 
     def _union(self, members: tuple[Any, ...], notes: Notes) -> Shape:

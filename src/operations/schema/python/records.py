@@ -283,7 +283,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             if (convert := each.shape.converter()) is not None
         ]
         convert_extra = None if self.extra is None else self.extra.converter()
-        # A class that is open, or has other names for its fields, is given what it knows by those.
+        # An open class, or one that renames its fields, gets only the fields that it declares.
         select = self.construct is not None and (
             not self.closed or any(name != argument for name, argument in arguments.items())
         )

@@ -2,7 +2,7 @@
 
 Rule 1: a converter receives only values that its schema accepts, and never modifies them.
 Rule 2: a conversion that would lose something fails.
-Rule 3: the first member of a union that fits is used, except that an exact number stays as it is, and of objects the
+Rule 3: the first member of a union that fits is used, except that an exact number stays unchanged, and of objects the
         class that knows most of the value's properties comes first.
 """
 
@@ -20,7 +20,7 @@ from operations.types import JSONObject
 
 Converter: TypeAlias = Callable[[Any], Any]
 Mode: TypeAlias = Literal["validation", "serialization"]
-"""Whether a schema describes what is taken or what is given; few classes tell the two apart."""
+"""Whether a schema describes inputs or outputs; few classes distinguish them."""
 
 Kinds: TypeAlias = frozenset[type]
 """Exact types of JSON values."""
@@ -35,10 +35,10 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 
 
 class ConversionError(ValueError):
-    """A JSON value has the right form but no meaning for its type: no such date, say.
+    """A JSON value has the right form but is not valid for its type, such as a date that does not exist.
 
     Attributes:
-        faults: Every place and what is wrong there, the place as a JSON pointer.
+        faults: Each fault with its place as a JSON pointer.
     """
 
     def __init__(self, faults: str | Iterable[tuple[str, str]]) -> None:
@@ -91,11 +91,11 @@ class Shape(Protocol):
 
     @property
     def exact(self) -> Kinds:
-        """Those of `kinds` whose values are already what the Python type asks for."""
+        """Those of `kinds` whose values already have the Python type."""
         ...
 
     def schema(self, definitions: "Definitions") -> JSONObject:
-        """Return the schema; what has a name goes to `definitions` and is referred to."""
+        """Return the schema; named types become references to `definitions`."""
         ...
 
     def converter(self) -> Converter | None:
@@ -154,7 +154,7 @@ class Definitions:
         return {"$ref": f"#/$defs/{name}"}
 
     def close(self, schema: JSONObject) -> JSONObject:
-        """Return the whole document: `schema`, not hidden behind a reference, and what it refers to."""
+        """Return the whole document: `schema` itself instead of a reference to it, and its definitions."""
         name = schema.get("$ref", "").removeprefix("#/$defs/")
         if name in self._schemas:
             schema = self._schemas[name] | {k: v for k, v in schema.items() if k != "$ref"}
@@ -170,7 +170,7 @@ def document_of(shape: Shape, mode: Mode = "validation") -> JSONObject:
 
 
 class Unknown(msgspec.Struct, frozen=True, eq=False):
-    """Any JSON, as it is."""
+    """Any JSON, unchanged."""
 
     kinds: Kinds = ANY
     exact: Kinds = ANY
@@ -290,7 +290,7 @@ class Choice(msgspec.Struct, frozen=True, eq=False):
     """One of a few values: a `Literal` or an `Enum`."""
 
     options: tuple[tuple[Any, Any], ...]
-    """Pairs of a JSON value and what it stands for."""
+    """Pairs of a JSON value and the Python value for it."""
 
     words: JSONObject = {}
 
@@ -371,7 +371,7 @@ class Either(msgspec.Struct, frozen=True, eq=False):
         return converter
 
     def _routes(self) -> dict[type, Converter]:
-        """Return what to do with each kind of JSON value; kinds that stay as they are have no entry."""
+        """Return the conversion of each kind of JSON value; kinds that stay unchanged have no entry."""
         routes: dict[type, Converter] = {}
         for kind in self.kinds:
             members = [member for member in self.members if kind in member.kinds]

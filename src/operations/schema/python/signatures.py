@@ -36,7 +36,7 @@ from operations.schema.results import ValidationIssue, misfit
 from operations.types import JSONObject
 
 Handler: TypeAlias = Callable[[Any, Any], Any]
-"""`(input, context)`, giving what the function gives: a value, an awaitable, an async iterator."""
+"""`(input, context)`; returns the function's result: a value, an awaitable or an async iterator."""
 
 
 class Parameters(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -59,7 +59,7 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         definitions = Definitions("validation")
         schema = self.record.schema(definitions)
         if self.record.extra is not None and self.context is not None:
-            # What the call itself fills in cannot come from the caller.
+            # Parameters that the library fills in are not part of the input.
             schema["properties"][self.context] = False
         return definitions.close(schema)
 
@@ -154,7 +154,7 @@ def _bind_two(
 
 
 def _step(field: Field) -> tuple[str, type | None, Converter]:
-    """Return a parameter, a type of values that stay as they are, and what to do with the others."""
+    """Return a parameter, a type whose values stay unchanged, and the conversion of other values."""
     convert = field.shape.converter()
     return field.name, next(iter(field.shape.exact), None), convert or _same
 
@@ -173,9 +173,9 @@ def read_parameters(
     """Return the parameters of a function.
 
     Args:
-        signature: As `inspect` tells it.
+        signature: From `inspect`.
         hints: Its annotations, resolved.
-        descriptions: What its docstring says of each parameter.
+        descriptions: The descriptions of its parameters in the docstring.
         context_type: A parameter annotated so is given the call's context.
         name: The function's, for messages.
 
@@ -323,7 +323,7 @@ class Signature:
         return cast("JSONObject", to_json(bound))
 
     def typed_result(self, data: Any) -> tuple[Any, list[ValidationIssue]]:
-        """Return the result as its annotated type, or what does not fit."""
+        """Return the result as its annotated type, or the fault."""
         issues = self.output_schema.errors(data)
         convert = None if issues else self.result.converter()
         if convert is None:
@@ -383,7 +383,7 @@ def _without_partials(function: Any) -> Any:
 
 
 def _code(function: Any) -> Any:
-    """Return the function whose annotations and docstring count: what decorators and methods wrap."""
+    """Return the function behind decorators and methods, whose annotations and docstring are used."""
     found = inspect.unwrap(function)
     return found if inspect.isroutine(found) else inspect.unwrap(type(found).__call__)
 
@@ -407,7 +407,7 @@ def _unresolved(function: Any) -> Iterator[str]:
 
 
 def _kind(function: Any, result: Any, name: str) -> tuple[Kind, Any]:
-    """Return how the function runs, and what it gives: of a stream an item, of a coroutine the result."""
+    """Return how the function runs, and its result type: of a stream that of an item."""
     call = function if inspect.isroutine(function) else type(function).__call__
     core, _ = peel(result)
     origin, arguments = origin_of(core), get_args(core)

@@ -153,7 +153,7 @@ def _flat_decoder(schema: JSONSchema) -> Callable[[bytes], JSONObject] | None:
 
 
 def _is_typed(schema: JSONObject) -> bool:
-    """Return whether a schema has one type and says nothing else about values."""
+    """Return whether a schema has one type and no other restriction."""
     return isinstance(schema.get("type"), str) and all(
         keyword == "type" or is_annotation(keyword) for keyword in schema
     )

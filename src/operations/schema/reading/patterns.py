@@ -97,11 +97,11 @@ def _compiles(
 def _written_out(pattern: str) -> int:
     """Return the number of characters, classes and escapes in `pattern`, repeated as often as it counts them.
 
-    An upper bound for what is well formed; what is not, the engines refuse. It stops counting
+    An upper bound for well-formed patterns; the engines reject others. It stops counting
     once beyond the limit.
     """
     groups = [0]  # the length of each open group so far
-    last = 0  # the length of what a quantifier would repeat
+    last = 0  # the length of the part that a quantifier would repeat
     position, end = 0, len(pattern)
     while position < end and sum(groups) <= MAX_LENGTH:
         character = pattern[position]
@@ -169,7 +169,7 @@ def bound_patterns(sites: list[Site], *, drop: bool) -> "BoundPatterns":
     """Bound every regular expression of the schemas at `sites` in place; they must not be shared.
 
     Each `pattern` gets a `maxLength` beside it, each `patternProperties` a limit on the names of its object, so that
-    the bound costs no more at run time than any other keyword. A validator does not look into a text of `type: string`
+    the bound is as cheap at run time as any other keyword. A validator does not look into a text of `type: string`
     alone, and accepts lone surrogates: a pattern that every text matches makes it look.
 
     Args:
@@ -185,10 +185,10 @@ def bound_patterns(sites: list[Site], *, drop: bool) -> "BoundPatterns":
 
 
 class BoundPatterns:
-    """Bounds the patterns of schemas in place, and notes what it met.
+    """Bounds the patterns of schemas in place, and records problems.
 
     Args:
-        drop: Leave out what cannot be used, instead of raising.
+        drop: Remove unusable patterns instead of raising.
 
     Attributes:
         fancy: Whether some pattern needs the back-tracking engine.
@@ -312,7 +312,7 @@ def compile_schema(
 
 
 def _innermost(error: jsonschema_rs.ValidationError) -> jsonschema_rs.ValidationError:
-    """Of what a meta-schema says about alternatives, the failure deepest in the document."""
+    """Return the failure deepest in the document, among the alternatives of a meta-schema."""
     alternatives: list[list[jsonschema_rs.ValidationError]] = getattr(error.kind, "context", [])
     inner = [each for alternative in alternatives for each in alternative]
     deepest = max(inner, key=lambda each: len(each.instance_path), default=error)
@@ -322,7 +322,7 @@ def _innermost(error: jsonschema_rs.ValidationError) -> jsonschema_rs.Validation
 
 
 def _shortened(message: str) -> str:
-    """Return a message that may repeat what was wrong, however long that was."""
+    """Return a message that may quote an invalid value of any length."""
     return message if len(message) <= _MAX_MESSAGE else message[: _MAX_MESSAGE - 3] + "..."
 
 

@@ -55,7 +55,7 @@ _ANNOTATIONS = frozenset({
 
 
 def is_annotation(keyword: str) -> bool:
-    """Return whether `keyword` says nothing about which values are valid."""
+    """Return whether `keyword` does not restrict values."""
     return keyword in _ANNOTATIONS or keyword.startswith("x-")
 
 
@@ -264,12 +264,12 @@ class Document:
         self.root = self._enter(Site(root, self._place, ""))
         self._uris[_BASE] = self.root
         referring = self._scan(self.root)
-        # References may lead to places no keyword holds (`#/components/schemas/Pet`), where there are more.
+        # References may lead to places outside of keywords (`#/components/schemas/Pet`), with further references.
         for site in referring:
             for _, target in self._look_up(site):
                 if target is not None and not self._is_shared(target):
                     referring += self._scan(target)
-        # What was not there to be found a moment ago may be there now.
+        # The last pass may have added the target.
         self._resolved.clear()
 
     def define(self, definitions: JSONObject) -> list[Site]:
@@ -280,7 +280,7 @@ class Document:
         return self.sites
 
     def forget(self) -> None:
-        """Let go of the lists of schemas: what follows is found from a schema by its keywords and references."""
+        """Release the lists of schemas: from here on, schemas are found by keywords and references."""
         self.sites = []
         self._below = {}
 

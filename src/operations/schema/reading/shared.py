@@ -83,7 +83,7 @@ class _Edges:
 class Graph:
     """The graph of a document's references, each followed once.
 
-    It is made before the document is compiled, which what it refuses could keep busy for ever.
+    It runs before the document is compiled, because compiling a rejected document might never end.
 
     Args:
         document: The document.
@@ -148,7 +148,7 @@ class Graph:
             if leaving:
                 near = graph[place]
                 edges = (*near.here, *near.one_each, *near.shared)
-                # What only the validator can follow may well lead back: assume the worst.
+                # References that only the validator can follow may be recursive: assume that they are.
                 if near.unknown or any(
                     finished.get(edge) is False or self.is_recursive(edge) for edge in edges
                 ):
@@ -377,7 +377,7 @@ class SharedDefinitions:
         needed = set[str]()
         schemas = list(schemas_in(schema))
         if any(not _UNEVALUATED.isdisjoint(each) for each in schemas):
-            # What a reference has looked at counts here: it has to be part of the same validator.
+            # The evaluated properties of a reference count here, so it must be part of the same validator.
             for each in schemas:
                 if (ref := reference_of(each)) is not None:
                     needed |= self._closure(_name_in(ref))
@@ -441,7 +441,7 @@ class SharedDefinitions:
 
 
 def enforce_shareable(site: Site) -> None:
-    """Raise unless a schema means the same wherever the shared definitions are.
+    """Raise unless the meaning of a schema is independent of the place of the shared definitions.
 
     Raises:
         SchemaError: If it has an identifier, an older dialect's keyword, or a reference to anything but a definition.

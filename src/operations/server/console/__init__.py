@@ -2,7 +2,7 @@
 
     app = create_app(registry, console=console_app())
 
-The page is plain files, read by the browser as they are. It uses the paths that every client uses.
+The page consists of plain files without a build step. It uses the paths that every client uses.
 
 Rule 1: the browser may run only these files, connect only to this server, and must not turn text into markup (Trusted
         Types without a policy).
@@ -85,7 +85,7 @@ class _File:
         self._type = _TYPES[name[name.rindex(".") :]]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it, or say that it is still the same."""
+        """Send the file, or 304 if it has not changed."""
         headers = {**_HEADERS, "etag": self._tag}
         if Request(scope).headers.get("if-none-match") == self._tag:
             response = Response(status_code=304, headers=headers)
@@ -95,7 +95,7 @@ class _File:
 
 
 async def _nothing(scope: Scope, receive: Receive, send: Send) -> None:
-    """Whatever is left, answered as the rest of the server answers."""
+    """Answer all other paths like the rest of the server."""
     if scope["type"] != "http":
         return
     response = JSONResponse(
