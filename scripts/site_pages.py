@@ -78,8 +78,7 @@ MODULES = {
         "operations.testing.upstream": "FakeUpstream",
     },
     "operations.telemetry": {
-        "operations.telemetry": "AuditConfig LogConfig TelemetryConfig",
-        "operations.telemetry.logs": "AccessLog Audit AuditFile AuditRecord logging_to_stderr",
+        "operations.telemetry": "Audit AuditConfig AuditFile AuditRecord LogConfig TelemetryConfig logging_to_stderr",
         "operations.telemetry.metrics": "CallMetrics",
         "operations.telemetry.otel": "exporting instrument Spans",
     },

@@ -17,7 +17,7 @@ from tests.conftest import PROJECT
 from operations import AccessControl, Schema
 from operations._derive import MISSING, _options, file_class, keys_of
 from operations.caller_tokens import TokenExchange
-from operations.cli.init import STARTER
+from operations.cli.setup import STARTER
 from operations.config import (
     Config,
     ConfigError,

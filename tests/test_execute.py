@@ -38,7 +38,7 @@ from operations import (
     local_envelope,
     mcp_envelope,
 )
-from operations._pipeline import Next
+from operations._pipeline.plan import Next
 from operations.observe import CallAbandoned, CallFinished, CallStarted
 
 ADDITION = {

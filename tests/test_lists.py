@@ -60,8 +60,8 @@ MODULES = [
     "operations", "operations.calls", "operations.calls.hub", "operations.front.search", "operations.mcp",
     "operations.openapi", "operations.pubsub", "operations.pubsub.memory", "operations.pubsub.nats",
     "operations.pubsub.redis", "operations.pubsub.websocket", "operations.server", "operations.server.running",
-    "operations.server.tokens", "operations.server.console", "operations.telemetry.logs",
-    "operations.tools", "operations.telemetry.logs", "operations.telemetry.metrics", "operations.telemetry.otel",
+    "operations.server.tokens", "operations.server.console", "operations.telemetry",
+    "operations.tools", "operations.telemetry", "operations.telemetry.metrics", "operations.telemetry.otel",
 ]  # fmt: skip
 
 LISTS = (Collection, Container, Sequence, Iterable, Set, list, set, frozenset, tuple)

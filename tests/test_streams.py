@@ -22,7 +22,7 @@ from operations import (
     local_envelope,
     subscribe,
 )
-from operations._pipeline import NextStream
+from operations._pipeline.plan import NextStream
 from operations.observe import CallFinished, CallStarted, CallYielded
 
 NUMBER = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}

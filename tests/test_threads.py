@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from operations import CallError, ErrorCode
-from operations._pipeline import threads
-from operations._pipeline.threads import ThreadPool
+from operations._pipeline import plan
+from operations._pipeline.plan import ThreadPool
 
 
 async def test_a_function_runs_elsewhere_with_this_tasks_context() -> None:
@@ -84,7 +84,7 @@ async def test_a_thread_is_used_again() -> None:
 
 
 async def test_an_idle_thread_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "_IDLE_SECONDS", 0.01)
+    monkeypatch.setattr(plan, "_IDLE_SECONDS", 0.01)
     pool = ThreadPool()
 
     thread = await pool.run(threading.current_thread)

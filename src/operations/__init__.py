@@ -1,17 +1,9 @@
 """Typed operations: functions, HTTP endpoints and MCP tools with one way to call and one result."""
 
-from operations._pipeline import (
-    Call,
-    Middleware,
-    Next,
-    NextStream,
-    Remote,
-    StreamMiddleware,
-    Subscription,
-)
+from operations._pipeline.plan import Call, Middleware, Next, NextStream, Remote, StreamMiddleware
+from operations._pipeline.streams import Subscription
 from operations.access import AccessControl, Identity, check_access, enforce_access
 from operations.context import CallerChannel, OperationContext, OperationEnv
-from operations.env import build_env
 from operations.envelopes import (
     RESPONSE_ENVELOPE_SCHEMA,
     RESPONSE_META_SCHEMA,
@@ -49,7 +41,7 @@ from operations.errors import (
 from operations.functions import operation
 from operations.observe import CallEvent, Observer
 from operations.protocol import CALL_EVENT_SCHEMAS
-from operations.registry import OperationRegistry, subscribe
+from operations.registry import OperationRegistry, build_env, subscribe
 from operations.scanner import ScanResult, scan_operations
 from operations.schema import (
     CastResult,

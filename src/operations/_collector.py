@@ -2,32 +2,11 @@
 
 import asyncio
 import gc
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
-from typing import TypeVar
-
-ValueT = TypeVar("ValueT")
 
 _MANY = 10_000
 """New objects that are worth being aged."""
-
-LARGE = 64 * 1024
-"""Bytes of JSON that may build so many objects that the garbage collector runs several times."""
-
-
-def build_from(decode: Callable[[bytes], ValueT], raw: bytes) -> ValueT:
-    """Decode with a decoder of msgspec.
-
-    The garbage collector waits meanwhile if the text is large: nothing that is being built is garbage, and visiting it
-    again and again takes several times as long as building it.
-    """
-    if len(raw) < LARGE or not gc.isenabled():
-        return decode(raw)
-    gc.disable()
-    try:
-        return decode(raw)
-    finally:
-        gc.enable()
 
 
 @contextmanager
@@ -53,7 +32,7 @@ def gc_paused(*, collects: bool = True) -> Generator[None]:
 def pause_collector() -> None:
     """Let the garbage collector wait until the next turn of the event loop, while another library decodes a large body.
 
-    As `build_from` does for our own decoders.
+    As `_json.build_from` does for our own decoders.
     """
     if gc.isenabled():
         gc.disable()

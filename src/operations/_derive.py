@@ -15,7 +15,6 @@ import re
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from functools import cache
-from importlib import import_module
 from os.path import commonprefix
 from pathlib import Path as FilePath
 from types import NoneType, UnionType
@@ -77,19 +76,14 @@ class Secret:
 class Derived(NamedTuple):
     """The config classes that a table of the file is read into, beside the keys of its own."""
 
-    targets: tuple[str, ...]
-    """`module:class`; imported when a file has such a table. A key that several classes have is passed to each."""
+    load: Callable[[], tuple[Any, ...]]
+    """Returns the classes; called when a file has such a table. A key that several classes have is passed to each."""
 
     without: Mapping[str, str]
     """Fields that are not keys, each with the reason."""
 
     defaults: Mapping[str, Any] = {}
     """Values that a file has by default, instead of those of the class."""
-
-    def load(self) -> list[Any]:
-        """Import the classes."""
-        named = (target.partition(":") for target in self.targets)
-        return [getattr(import_module(module), name) for module, _, name in named]
 
     def keys(self) -> dict[str, "Key"]:
         """Return the fields that are keys of the table."""

@@ -9,9 +9,10 @@ Rule 4: JSON text from outside is decoded by `decode_json`, or by a typed decode
 """
 
 import dataclasses
+import gc
 import sys
 from base64 import b64encode
-from collections.abc import Iterable, Mapping, Sequence, Set, ValuesView
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set, ValuesView
 from datetime import date, time, timedelta
 from decimal import Decimal
 from enum import Enum
@@ -19,13 +20,14 @@ from functools import singledispatch
 from ipaddress import IPv4Address, IPv6Address
 from itertools import accumulate
 from os import PathLike, fspath
-from typing import Any, Literal, TypeGuard, cast
+from typing import Any, Literal, TypeGuard, TypeVar, cast
 from uuid import UUID
 
 import msgspec
 
-from operations._collector import build_from
 from operations.types import JSONObject
+
+ValueT = TypeVar("ValueT")
 
 MAX_DEPTH = 64
 """How deep data may nest. A recursive validator given deeper data can exhaust the stack."""
@@ -403,6 +405,24 @@ def count_values(value: Any, most: int) -> int:
 
 
 # ------------------------------------------------------------ decoding
+
+LARGE = 64 * 1024
+"""Bytes of JSON that may build so many objects that the garbage collector runs several times."""
+
+
+def build_from(decode: Callable[[bytes], ValueT], raw: bytes) -> ValueT:
+    """Decode with a decoder of msgspec.
+
+    The garbage collector waits meanwhile if the text is large: nothing that is being built is garbage, and visiting it
+    again and again takes several times as long as building it.
+    """
+    if len(raw) < LARGE or not gc.isenabled():
+        return decode(raw)
+    gc.disable()
+    try:
+        return decode(raw)
+    finally:
+        gc.enable()
 
 
 def decode_json(

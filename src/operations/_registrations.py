@@ -8,9 +8,10 @@ from typing import Any, Literal, TypeAlias, Unpack
 
 from msgspec.structs import replace as with_fields
 
-from operations._pipeline import Remote, forward
+from operations._pipeline.plan import PipelineHost, Remote, forward
 from operations._text import counted, suggestion
 from operations.access import check_access
+from operations.authority import Authority
 from operations.context import OperationContext
 from operations.errors import CallError, RegistrationError, operation_not_found
 from operations.functions import (
@@ -27,19 +28,25 @@ from operations.specs import (
     OperationSpec,
     OutputPolicy,
     SubscriptionHandler,
-    enforce_policy,
 )
 
 Registrable: TypeAlias = Operation | OperationSpec | Callable[..., Any]
 """An operation, a contract whose handler is elsewhere, or a function marked by `@operation`."""
 
 
-class Registrations:
+class Registrations(PipelineHost):
     """The operations of a registry, each by its id."""
 
-    def __init__(self, remote: Remote | None, output: OutputPolicy | None) -> None:
-        enforce_policy(output)
-        self.output: OutputPolicy = output or "cast"
+    def __init__(
+        self,
+        remote: Remote | None,
+        *,
+        output: OutputPolicy | None,
+        max_threads: int,
+        calls: Collection[str],
+        authority: Authority | None,
+    ) -> None:
+        super().__init__(output=output, max_threads=max_threads, calls=calls, authority=authority)
         self.revision = 0
         """The number of changes so far."""
         self._remote = remote
@@ -49,7 +56,6 @@ class Registrations:
         self._given: dict[str, tuple[Operation, str]] = {}
         """Operations changed by adapters, by their original id: the original operation and its current id."""
         self._services: list[Any] = []
-        self._observers: list[Observer] = []
         self._watchers: list[Observer] = []
 
     def register(self, operation: Registrable, *, replace: bool = False) -> Operation:

@@ -14,24 +14,19 @@ from typing import Any, Self, TypeVar, cast, overload
 
 from msgspec.structs import replace as with_fields
 
-from operations._pipeline import (
+from operations._pipeline.outcome import CallCounters
+from operations._pipeline.path import authorize, invoke, report_refusal, run
+from operations._pipeline.plan import (
     Middleware,
     Plan,
     Remote,
     StreamMiddleware,
-    Subscription,
-    authorize,
     forward,
-    invoke,
-    report_refusal,
-    run,
-    stream,
 )
-from operations._pipeline.threads import ThreadPool
+from operations._pipeline.streams import Subscription, stream
 from operations._registrations import Registrable, Registrations
-from operations._text import enforce_lists
 from operations.authority import Authority
-from operations.context import OperationContext
+from operations.context import OperationContext, OperationEnv
 from operations.envelopes import ResponseEnvelope
 from operations.errors import (
     CallError,
@@ -39,7 +34,7 @@ from operations.errors import (
     SchemaError,
 )
 from operations.functions import TypedCall
-from operations.observe import CallCounters, CallEvent, Observer, notify
+from operations.observe import Observer
 from operations.schema import Schema
 from operations.specs import (
     Operation,
@@ -81,18 +76,12 @@ class OperationRegistry(Registrations):
         calls: Collection[str] = (),
         authority: Authority | None = None,
     ) -> None:
-        super().__init__(remote, output)
-        enforce_lists(calls=calls)
-        self.calls = tuple(calls)
-        self.authority = authority or Authority()
-        self.threads = ThreadPool(max_threads)
-        self.middleware: list[Middleware] = []
-        self.stream_middleware: list[StreamMiddleware] = []
+        super().__init__(
+            remote, output=output, max_threads=max_threads, calls=calls, authority=authority
+        )
         self._plans: dict[str, Plan] = {}
         self._streams: dict[str, Plan] = {}
-        self.counters: CallCounters | None = None
         self._counting: dict[object, bool] = {}
-        self._left_behind: set[asyncio.Task[Any]] = set()
         # Whether a call without a deadline can skip all wrappers.
         self._plain = True
         self.register_all(operations)
@@ -368,27 +357,7 @@ class OperationRegistry(Registrations):
         for plan in (*self._plans.values(), *self._streams.values()):
             plan.series = None if self.counters is None else self.counters.of(plan.id)
 
-    @property
-    def observed(self) -> bool:
-        """Whether there are observers."""
-        return bool(self._observers)
-
-    def notify(self, event: CallEvent) -> None:
-        """Send an event to the observers."""
-        notify(tuple(self._observers), event)
-
     # ------------------------------------------------------------ lifetime
-
-    def keep(self, task: "asyncio.Task[Any]") -> None:
-        """Keep a reference to a cancelled task until it ends, and retrieve its exception."""
-        self._left_behind.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: "asyncio.Task[Any]") -> None:
-        self._left_behind.discard(task)
-        if not task.cancelled():
-            # Reading it marks it as seen: its caller has had its answer.
-            task.exception()
 
     async def __aenter__(self) -> Self:
         return self
@@ -445,3 +414,18 @@ def _compile(schemas: list[Schema]) -> None:
     with suppress(Exception):
         for schema in schemas:
             schema.compile()
+
+
+def build_env(
+    registry: OperationRegistry,
+    context: OperationContext,
+    allowed_namespaces: Collection[str] | None = None,
+) -> OperationEnv:
+    """Return all operations of `registry` as functions that run as part of the call of `context`.
+
+    Args:
+        registry: Runs the calls.
+        context: The parent call, whose identity and deadline they inherit.
+        allowed_namespaces: The namespaces that can be called; None allows all.
+    """
+    return OperationEnv(registry, context, allowed_namespaces)

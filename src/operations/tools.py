@@ -26,8 +26,8 @@ from msgspec import Meta
 from msgspec.structs import replace as with_fields
 
 from operations._json import is_object, object_of, unescape
-from operations._pipeline import Plan, invoke
-from operations._pipeline.path import before
+from operations._pipeline.path import before, invoke
+from operations._pipeline.plan import Plan
 from operations._resilience import Backoff, RetryBudget, retry_after
 from operations._text import enforce_lists, printable
 from operations._time_limits import TimeLimit

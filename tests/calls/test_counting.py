@@ -7,7 +7,7 @@ import anyio
 import pytest
 from tests.calls.waiting import until
 
-from operations._pipeline import Call, NextStream
+from operations._pipeline.plan import Call, NextStream
 from operations.calls import PendingRequestMap, serve_calls
 from operations.envelopes import ResponseEnvelope, TextContent, local_envelope, mcp_envelope
 from operations.errors import CallError, ErrorCode

@@ -13,7 +13,7 @@ from operations.calls import (
     render_tree,
     serve_calls,
 )
-from operations.cli.trace import spans
+from operations.cli.call import spans
 from operations.context import OperationContext
 from operations.errors import CallError
 from operations.pubsub.memory import MemoryTarget

@@ -18,7 +18,7 @@ from tests.calls.shim import Shim
 from tests.calls.waiting import until
 from tests.calls.worlds import WebSocketWorld, World, calling
 
-from operations._pipeline import Call, Next, NextStream
+from operations._pipeline.plan import Call, Next, NextStream
 from operations.calls import PendingRequestMap, serve_calls
 from operations.calls.events import CallRequested, RequestPayload, read_event
 from operations.context import OperationContext

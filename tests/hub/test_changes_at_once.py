@@ -15,8 +15,7 @@ from operations import Operation, OperationContext, OperationRegistry, Operation
 from operations.config import ConfigError
 from operations.hub import Hub, Source, open_hub
 from operations.hub.hub import following, reload
-from operations.hub.source import Opened
-from operations.hub.supervisor import Supervisor
+from operations.hub.source import Opened, Supervisor
 from operations.mcp import MCPClient
 from operations.server.running import running
 
@@ -125,7 +124,7 @@ async def test_a_source_is_either_disabled_or_has_operations() -> None:
 async def test_what_was_replaced_is_closed_soon_after_its_last_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("operations.hub.supervisor.QUIET_SECONDS", 0.3)
+    monkeypatch.setattr("operations.hub.source.QUIET_SECONDS", 0.3)
     service = Service()
     with anyio.fail_after(30):
         for drain_seconds, is_busy in ((60, False), (0.5, True)):

@@ -18,7 +18,7 @@ from mcp import Client
 
 from operations.cli.options import ExitCode
 from operations.config import ConfigError, load_config
-from operations.hub.processes import Process, supervise
+from operations.hub.serving import Process, supervise
 from operations.server.running import listen
 
 pytestmark = pytest.mark.anyio

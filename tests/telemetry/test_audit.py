@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from operations import CallError, Identity, OperationContext, OperationRegistry
-from operations.telemetry.logs import Audit, AuditRecord
+from operations.telemetry import Audit, AuditRecord
 
 
 @pytest.mark.requirement("R46")

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from operations import OperationContext, OperationRegistry
+from operations._pipeline.outcome import BUCKETS
 from operations.envelopes import mcp_envelope
 from operations.errors import CallError
-from operations.observe import BUCKETS
 from operations.telemetry.metrics import CallMetrics
 
 

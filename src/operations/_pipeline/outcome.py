@@ -1,11 +1,12 @@
-"""Turn a handler's result into the caller's envelope.
+"""Turn a handler's result into the caller's envelope, and count how calls end.
 
 Rule 1: a value is an envelope only if it is a `ResponseEnvelope`. A mapping of the same shape is data.
 Rule 2: every change to the data is listed in `meta.changes`, and logged once per operation and kind.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Container, Iterator, Sequence
 from time import time_ns
 from typing import Any, Final, TypeAlias, cast
 
@@ -26,6 +27,7 @@ from operations.envelopes import (
     local_envelope,
 )
 from operations.errors import CallError, ErrorCode, SchemaError
+from operations.observe import add_counts
 from operations.schema import Change, CompiledSchema, Normalise, Schema
 from operations.specs import OperationSpec, OutputPolicy
 
@@ -264,3 +266,108 @@ class ChangeLog:
                     printable(change.path) or "(root)",
                     printable(change.message),
                 )
+
+
+# ------------------------------------------------------------ counting
+
+BUCKETS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0)
+"""Upper bounds of the histogram of durations, in seconds."""
+
+
+UNKNOWN: Final = "(unknown)"
+"""The series of calls to operations that are not registered: their ids are not bounded."""
+
+
+class CallSeries:
+    """The counters of one operation. An observer costs several times as much as these.
+
+    Attributes:
+        times_all: Whether calls from code in this process are timed, and not only those from entry points.
+        started: Calls that started.
+        untimed: Calls that succeeded and were not timed.
+        codes: Other calls that ended, by error code; an empty code is success.
+        changes: Values of results that normalisation changed, by kind.
+        items: Items of subscriptions.
+        abandoned: Handlers that were still running after their caller had left.
+        retries: Attempts after the first one of a call.
+        seconds: Total duration of the timed calls that ended.
+        buckets: Timed calls by duration; see `BUCKETS`.
+    """
+
+    __slots__ = (
+        "abandoned",
+        "buckets",
+        "changes",
+        "codes",
+        "items",
+        "retries",
+        "seconds",
+        "started",
+        "times_all",
+        "untimed",
+    )
+
+    def __init__(self, *, times_all: bool) -> None:
+        self.times_all = times_all
+        self.started = 0
+        self.untimed = 0
+        self.codes: dict[str, int] = {}
+        self.changes: dict[str, int] = {}
+        self.items = 0
+        self.abandoned = 0
+        self.retries = 0
+        self.seconds = 0.0
+        self.buckets = [0] * (len(BUCKETS) + 1)
+
+    def finish(self, code: str | None, seconds: float | None) -> None:
+        """Count a call that ended; its duration is None if it was not timed."""
+        name = code or ""
+        self.codes[name] = self.codes.get(name, 0) + 1
+        if seconds is not None:
+            self.seconds += seconds
+            self.buckets[bisect_left(BUCKETS, seconds)] += 1
+
+    def add_changes(self, changes: dict[str, int] | None) -> None:
+        """Count the changes of a result, by kind."""
+        if changes is not None:
+            add_counts(self.changes, changes)
+
+    @property
+    def running(self) -> int:
+        """Calls that have not ended."""
+        return self.started - self.untimed - sum(self.codes.values())
+
+
+class CallCounters:
+    """Counts the calls of a registry.
+
+    Args:
+        known: The operations that are counted by name.
+    """
+
+    def __init__(self, known: Container[str]) -> None:
+        self._known = known
+        self._series: dict[str, CallSeries] = {}
+        self._times_all = False
+
+    @property
+    def times_all(self) -> bool:
+        """Whether calls from code in this process are timed, and not only those from entry points."""
+        return self._times_all
+
+    @times_all.setter
+    def times_all(self, value: bool) -> None:
+        self._times_all = value
+        for series in self._series.values():
+            series.times_all = value
+
+    def of(self, operation_id: str) -> CallSeries:
+        """Return the counters of an operation."""
+        series = self._series.get(operation_id)
+        if series is None:
+            name = operation_id if operation_id in self._known else UNKNOWN
+            series = self._series.setdefault(name, CallSeries(times_all=self._times_all))
+        return series
+
+    def __iter__(self) -> Iterator[tuple[str, CallSeries]]:
+        return iter(sorted(self._series.items()))

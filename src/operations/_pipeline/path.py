@@ -18,13 +18,13 @@ from msgspec import msgpack
 
 from operations._json import JSONValueError, as_json
 from operations._pipeline.lenient import convert_input
-from operations._pipeline.outcome import ENVELOPES, Envelope, is_large, of_middleware
+from operations._pipeline.outcome import ENVELOPES, CallSeries, Envelope, is_large, of_middleware
 from operations._pipeline.plan import Call, Next, PipelineHost, Plan
 from operations.access import access_denied
 from operations.context import CLOSED, OperationContext
 from operations.envelopes import LocalResponseMeta, MCPResponseMeta, ResponseEnvelope, add_changes
 from operations.errors import CallError, ErrorCode, map_error, timed_out, timeout_error
-from operations.observe import CallFinished, CallSeries, CallStarted, CallYielded, add_counts, now
+from operations.observe import CallFinished, CallStarted, CallYielded, add_counts, now
 from operations.schema import Change, validate_or_raise
 
 _pack = msgpack.Encoder().encode

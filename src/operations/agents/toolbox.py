@@ -1,31 +1,134 @@
-"""The tools of one agent: the operations that it may call, run for it, within bounds.
+"""The tools of one agent: the operations that it may call, run for it within bounds, and a transcript of their use.
 
 Rule 1: a tool runs as the agent's identity, and only if `allow` names it: the registry checks everything else.
 Rule 2: the model always gets a result message: refusals, approvals and unknown tools are results that it can explain.
+Rule 3: agent frameworks are extras: each is imported when its tools are requested.
 """
 
 import asyncio
 import time
-from collections.abc import Collection
+from collections import deque
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from fnmatch import fnmatchcase
+from importlib import import_module
 from typing import Any, Final
 
-from operations._json import to_json
+import msgspec
+
+from operations._json import JSONValueError, to_json
 from operations._text import enforce_lists, suggestion, tool_name
 from operations.access import Identity
-from operations.agents.frameworks import langchain_tools, openai_agents_tools, pydantic_ai_tools
-from operations.agents.providers import DIALECTS, Definition, Provider, definition, input_of
-from operations.agents.tool_calls import Outcome, read_arguments, read_call
-from operations.agents.transcript import Transcript
+from operations.agents.providers import (
+    DIALECTS,
+    Definition,
+    Outcome,
+    Provider,
+    definition,
+    input_of,
+    read_arguments,
+    read_call,
+)
 from operations.context import CallerChannel, OperationContext, new_request_id
-from operations.errors import ErrorCode, map_error, operation_not_found
+from operations.errors import ErrorCode, MissingExtraError, map_error, operation_not_found
 from operations.front.public_errors import public_error
 from operations.front.search import Gateway, may_call
 from operations.functions import operation, operations_of
+from operations.observe import CallEvent, CallFinished, CallStarted
 from operations.registry import OperationRegistry
 from operations.result_pages import NEXT, ResultPages, next_operation
 from operations.specs import OperationSpec, OperationType
 from operations.types import JSONObject
+
+
+class Step(msgspec.Struct, kw_only=True, rename="camel", omit_defaults=True):
+    """One call."""
+
+    operation_id: str
+    request_id: str
+
+    input: Any = None
+    """The arguments of a tool call; the arguments of nested calls are not recorded."""
+
+    outcome: str = "pending"
+    """`pending`, `success`, or the code of the error."""
+
+    duration: float | None = None
+    """Seconds; None while the call runs."""
+
+    changes: dict[str, int] | None = None
+    """How many values of the input and the result were changed, by kind."""
+
+    steps: list["Step"] = []
+    """The calls that this one made."""
+
+
+class Transcript:
+    """The steps of an agent, oldest first. Iterate over it, print it, or write `to_json()` to a file.
+
+    Args:
+        limit: How many tool calls are kept; the oldest are dropped first.
+    """
+
+    def __init__(self, limit: int = 1_000) -> None:
+        self._steps: deque[Step] = deque(maxlen=limit)
+        self._running: dict[str, Step] = {}
+
+    def __iter__(self) -> Iterator[Step]:
+        return iter(tuple(self._steps))
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def __str__(self) -> str:
+        return "\n".join(line for step in self for line in _lines(step, 0))
+
+    def to_json(self) -> list[JSONObject]:
+        """Return the steps as JSON."""
+        return [msgspec.to_builtins(step) for step in self]
+
+    def begin(self, operation_id: str, request_id: str, input: Any) -> Step:
+        """Record a tool call."""
+        try:
+            shown = to_json(input)
+        except JSONValueError as error:
+            shown = f"not JSON: {error}"
+        step = Step(operation_id=operation_id, request_id=request_id, input=shown)
+        self._steps.append(step)
+        self._running[request_id] = step
+        return step
+
+    def end(self, step: Step, duration: float) -> None:
+        """Record the end of a tool call."""
+        step.duration = duration
+        self._forget(step)
+
+    def observe(self, event: CallEvent) -> None:
+        """Record the calls that running tool calls make; all other events are ignored."""
+        if isinstance(event, CallStarted):
+            parent = self._running.get(event.parent_request_id or "")
+            if parent is not None and event.request_id not in self._running:
+                step = Step(operation_id=event.operation_id, request_id=event.request_id)
+                parent.steps.append(step)
+                self._running[event.request_id] = step
+        elif isinstance(event, CallFinished):
+            found = self._running.get(event.request_id)
+            if found is not None:
+                found.outcome = event.code or "success"
+                found.duration, found.changes = event.duration, event.changes
+
+    def _forget(self, step: Step) -> None:
+        self._running.pop(step.request_id, None)
+        for each in step.steps:
+            self._forget(each)
+
+
+def _lines(step: Step, depth: int) -> Iterator[str]:
+    took = "" if step.duration is None else f" {step.duration * 1000:.1f} ms"
+    given = "" if step.input is None else f" {msgspec.json.encode(step.input).decode()}"
+    yield f"{'  ' * depth}{step.operation_id}{given}: {step.outcome}{took}"
+    for each in step.steps:
+        yield from _lines(each, depth + 1)
+
 
 MAX_TOOLS: Final = 100
 """Operations beyond which an agent gets tools for searching instead of one tool for each."""
@@ -263,3 +366,71 @@ class _Finder:
         """
         self._gateway.spec(operation, context)
         return (await self._gateway.call(operation, input, context)).data
+
+
+Run = Callable[[str, Any], Awaitable[Outcome]]
+"""Runs a tool by its name, with arguments as an object or as JSON text."""
+
+
+def langchain_tools(tools: Sequence[Definition], run: Run) -> list[Any]:
+    """Return `StructuredTool`s. An error of an operation becomes a `ToolMessage` with status `error`."""
+    core = _framework("langchain_core.tools", "langchain")
+
+    def build(tool: Definition) -> Any:
+        async def invoke(**arguments: Any) -> str:
+            outcome = await run(tool.name, arguments)
+            if outcome.error is not None:
+                raise core.ToolException(outcome.text)
+            return outcome.text
+
+        return core.StructuredTool(
+            name=tool.name,
+            description=tool.description,
+            args_schema=tool.schema,
+            coroutine=invoke,
+            handle_tool_error=True,
+        )
+
+    return [build(tool) for tool in tools]
+
+
+def pydantic_ai_tools(tools: Sequence[Definition], run: Run) -> list[Any]:
+    """Return `Tool`s. An error of an operation is the result of the tool."""
+    pydantic_ai = _framework("pydantic_ai", "pydantic-ai")
+
+    def build(tool: Definition) -> Any:
+        async def invoke(**arguments: Any) -> str:
+            return (await run(tool.name, arguments)).text
+
+        return pydantic_ai.Tool.from_schema(
+            invoke, name=tool.name, description=tool.description, json_schema=tool.schema
+        )
+
+    return [build(tool) for tool in tools]
+
+
+def openai_agents_tools(tools: Sequence[Definition], run: Run) -> list[Any]:
+    """Return `FunctionTool`s. An error of an operation is the result of the tool."""
+    agents = _framework("agents", "openai-agents")
+
+    def build(tool: Definition) -> Any:
+        async def invoke(_context: Any, arguments: str) -> str:
+            return (await run(tool.name, arguments)).text
+
+        return agents.FunctionTool(
+            name=tool.name,
+            description=tool.description,
+            params_json_schema=tool.schema,
+            on_invoke_tool=invoke,
+            # The strict mode of OpenAI knows a small part of JSON Schema.
+            strict_json_schema=False,
+        )
+
+    return [build(tool) for tool in tools]
+
+
+def _framework(module: str, extra: str) -> Any:
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise MissingExtraError(f"Toolbox.{extra.replace('-', '_')}()", extra=extra) from error

@@ -9,8 +9,7 @@ from msgspec import Meta
 from operations._text import enforce_lists
 from operations.access import AccessControl
 from operations.authority.grants import Delegate
-from operations.front.front import Front
-from operations.front.identity import CredentialResolver
+from operations.front.front import CredentialResolver, Front
 from operations.front.limits import Limits
 from operations.specs import OperationSpec, OutputPolicy, enforce_policy
 from operations.types import Count, Seconds

@@ -21,8 +21,7 @@ from typing import Annotated, Any, TypeAlias, cast
 
 import msgspec
 
-from operations._collector import LARGE, build_from
-from operations._json import MAX_REQUEST_VALUES, JSONLimitError, enforce_bounds
+from operations._json import LARGE, MAX_REQUEST_VALUES, JSONLimitError, build_from, enforce_bounds
 from operations.access import Identity
 from operations.envelopes import (
     HTTPResponseMeta,

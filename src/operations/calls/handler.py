@@ -12,7 +12,7 @@ from operations.calls.client import PendingRequestMap
 from operations.calls.config import WorkerConfig
 from operations.calls.events import CallRequested
 from operations.calls.worker import CallServer
-from operations.front.identity import CredentialResolver
+from operations.front.front import CredentialResolver
 from operations.registry import OperationRegistry
 
 CallHandler: TypeAlias = Callable[[CallRequested], Coroutine[Any, Any, None]]

@@ -26,9 +26,8 @@ from operations.calls.config import AccessRule
 from operations.calls.remote import RemoteService, from_calls
 from operations.calls.worker import serve_calls
 from operations.errors import CallError, RegistrationError
-from operations.front.front import Front
-from operations.front.identity import Credential, address_prefix, caller_key, credentials_in
-from operations.front.limits import Limits
+from operations.front.front import Credential, Front, credentials_in
+from operations.front.limits import Limits, address_prefix, caller_key
 from operations.pubsub.websocket import AcceptedTarget, serve_websocket
 from operations.pubsub.websocket.connections import Headers
 from operations.registry import OperationRegistry

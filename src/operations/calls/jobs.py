@@ -14,6 +14,7 @@ from operations.calls.states import NEVER
 from operations.context import NOTHING, CallerChannel, OperationContext
 from operations.errors import CallError, ErrorCode, timed_out, timeout_error
 from operations.front.front import Front
+from operations.front.limits import call_seconds
 from operations.pubsub.base import Claim, EventTarget
 from operations.registry import OperationRegistry
 from operations.specs import OperationSpec, OperationType
@@ -239,7 +240,9 @@ def job_for(
             # A caller that grants credit and sets no time limit wants none.
             idle = DEFAULT_TIMEOUT
     elif limit is None:
-        limit = DEFAULT_TIMEOUT if front is None or spec is None else front.timeout_of(spec)
+        limit = DEFAULT_TIMEOUT
+        if front is not None and spec is not None:
+            limit = call_seconds(registry.get(request.operation_id), front.timeout)
     return Job(
         request,
         reply_to,

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from operations._pipeline.outcome import BUCKETS
 from operations.calls.client import PendingRequestMap
 from operations.calls.config import WorkerConfig
 from operations.calls.events import (
@@ -30,7 +31,6 @@ from operations.calls.services import SERVICES
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, TransportError
 from operations.front.limits import AdmissionQueue
-from operations.observe import BUCKETS
 from operations.pubsub.base import (
     Claim,
     EventTarget,

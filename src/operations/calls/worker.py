@@ -53,9 +53,8 @@ from operations.calls.reply_cache import Replies, quietly
 from operations.calls.services import SERVICES, digest_of, serves_itself, service_operations
 from operations.calls.states import NEVER, Deadlines
 from operations.errors import CallError, ErrorCode, TransportError
-from operations.front.front import Front
-from operations.front.identity import caller_key, identify_credential
-from operations.front.limits import AdmissionQueue, Limits
+from operations.front.front import Front, identify_credential
+from operations.front.limits import AdmissionQueue, Limits, caller_key
 from operations.pubsub.base import PUT_TYPE, Claim, EventTarget, Subscription, usable
 from operations.pubsub.signing import SignedTarget
 from operations.registry import OperationRegistry

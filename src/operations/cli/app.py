@@ -31,10 +31,10 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         "See the workers of a broker, and handle dead letters.",
     ),
     "demo": (_SERVE, "demo:demo", "See it all at work, with nothing to configure."),
-    "init": (_SET_UP, "init:init", "Write a commented operations.toml to start from."),
+    "init": (_SET_UP, "setup:init", "Write a commented operations.toml to start from."),
     "import": (
         _SET_UP,
-        "import_:import_source",
+        "setup:import_source",
         "Show the operations that a document, server or module would add.",
     ),
     "export": (
@@ -42,7 +42,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         "export:export",
         "Write operations for others: OpenAPI, tools, a Python client.",
     ),
-    "login": (_SET_UP, "init:login", "Sign in to an MCP server through a browser."),
+    "login": (_SET_UP, "setup:login", "Sign in to an MCP server through a browser."),
     "grant": (_SET_UP, "authority:grant_app", "Create, narrow, show and revoke grants for agents."),
     "approvals": (
         _SET_UP,
@@ -50,8 +50,8 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         "See and answer calls that wait for a person.",
     ),
     "ledger": (_SET_UP, "authority:ledger_app", "Check the tamper-evident record of calls."),
-    "trace": (_SET_UP, "trace:trace", "Show the tree of recent calls."),
-    "completion": (_SET_UP, "init:completion", "Print or install completion for your shell."),
+    "trace": (_SET_UP, "call:trace", "Show the tree of recent calls."),
+    "completion": (_SET_UP, "setup:completion", "Print or install completion for your shell."),
     "doctor": (_SET_UP, "doctor:doctor", "Check the config, its sources and this installation."),
 }
 """By name: the group in the help, the module and function, and the line in the help."""

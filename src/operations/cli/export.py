@@ -22,8 +22,15 @@ from operations._text import suggestion, tool_name
 from operations.agents.providers import Loss, provider_tools
 from operations.cli import client_runtime as runtime_module
 from operations.cli.lookup import caller
-from operations.cli.options import DEFAULTS, Common, Screen, command, encoded, first_line
-from operations.cli.session import open_session
+from operations.cli.options import (
+    DEFAULTS,
+    Common,
+    Screen,
+    command,
+    encoded,
+    first_line,
+    open_session,
+)
 from operations.errors import CallError, ErrorCode
 from operations.front.search import visible_specs
 from operations.hub.hub import Hub

@@ -19,9 +19,9 @@ from operations.cli.options import (
     command,
     encoded,
     first_line,
+    open_session,
     plain,
 )
-from operations.cli.session import open_session
 from operations.context import OperationContext
 from operations.front.search import Gateway
 from operations.hub import Hub, Source, SourceFilter

@@ -1,4 +1,4 @@
-"""Options, output and exit codes of every command.
+"""The frame of every command: its options, the config that it opens, its output and exit codes.
 
 Rule 1: a command raises an error; here it becomes a message for a person, or JSON for a script, and an exit code.
 Rule 2: a traceback is printed only with --verbose.
@@ -10,7 +10,8 @@ Rule 5: text of others (descriptions, results, messages) has no markup, and no c
 import logging
 import shlex
 import sys
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import wraps
@@ -27,8 +28,14 @@ from rich.style import Style
 from rich.text import Text
 
 from operations._json import list_of, object_of, to_json
+from operations._text import counted
 from operations.config import ConfigError, ConfigFile, enforce_trusted, find_config, load_config
 from operations.errors import CallError, ErrorCode, OperationsError, TransportError
+from operations.front.config import ServerConfig
+from operations.front.front import Front
+from operations.hub import ALL, Hub, SourceFilter, open_hub
+from operations.hub.access import limits_of
+from operations.hub.journal import recall_ids, remember_ids
 from operations.types import JSONObject
 
 
@@ -213,8 +220,8 @@ class Screen:
         if error.code == ErrorCode.VALIDATION_ERROR:
             faults = faults_of(details)
             # Errors that were printed above are not repeated.
-            told = len(faults) == 1 and str(faults[0].get("message")) in error.message
-            for fault in () if told else faults:
+            is_repeated = len(faults) == 1 and str(faults[0].get("message")) in error.message
+            for fault in () if is_repeated else faults:
                 self.note(f"  {fault.get('path') or '(input)'} {fault.get('message')}", "red")
         elif details is not None:
             self.note(encoded(details, indent=2), "dim")
@@ -345,3 +352,112 @@ def command(
             return ExitCode.FAILED
 
     return run
+
+
+_SETTLE_SECONDS = 3.0
+"""How long `serve` and `work`, which accept calls already, wait for sources before they report them."""
+
+
+@asynccontextmanager
+async def open_session(
+    common: Common, screen: Screen, wanted: SourceFilter = ALL, *, wait: bool = True
+) -> AsyncGenerator[Hub]:
+    """The hub a command works with, for the length of an `async with` block.
+
+    Args:
+        common: The config, and the verbosity.
+        screen: For reports.
+        wanted: Which of its sources are opened.
+        wait: Whether to wait until they are, and report those that cannot be opened.
+
+    Raises:
+        ConfigError: If the config is missing or wrong.
+    """
+    async with open_file(common.load(), screen, wanted, common, wait=wait) as hub:
+        yield hub
+
+
+@asynccontextmanager
+async def open_file(
+    file: ConfigFile,
+    screen: Screen,
+    wanted: SourceFilter = ALL,
+    common: Common = DEFAULTS,
+    *,
+    wait: bool = True,
+) -> AsyncGenerator[Hub]:
+    """`open_session` for a config that is loaded already."""
+    busy = screen.err.is_terminal and not screen.json
+    async with AsyncExitStack() as stack:
+        with screen.err.status("opening sources ...") if busy else nullcontext():
+            hub = await stack.enter_async_context(open_hub(file, wanted, wait=30 if wait else 0))
+        if wait:
+            report_sources(hub, screen, common, wanted)
+        yield hub
+
+
+async def settle(hub: Hub, screen: Screen, common: Common) -> None:
+    """Wait a little for the sources of a hub that serves already, and report those that are not connected yet."""
+    await hub.settled(_SETTLE_SECONDS)
+    report_sources(hub, screen, common)
+    if _is_quiet(hub, common):
+        # Without `[log]`, also what ends a warning: a source that is connected again, a file that was read.
+        logging.getLogger("operations.hub").setLevel(logging.INFO)
+
+
+def report_sources(hub: Hub, screen: Screen, common: Common, wanted: SourceFilter = ALL) -> None:
+    """Report the problems of a hub's sources, and remember the ids of its operations."""
+    _report(hub, wanted, screen, hints=common.hints, verbose=common.verbose)
+    if wanted.is_all:
+        # Keep the ids of disconnected sources, to distinguish them from unknown ids.
+        before = recall_ids(hub.file) if hub.absent() else []
+        ids = dict.fromkeys([*(spec.id for spec in hub.registry.specs()), *before])
+        remember_ids(hub.file, ids)
+    if _is_quiet(hub, common):
+        # From here on warnings are about calls and changes of sources, and nothing else reports them.
+        logging.getLogger("operations").setLevel(logging.WARNING)
+
+
+def _is_quiet(hub: Hub, common: Common) -> bool:
+    """Return whether neither the command line nor `[log]` configures logging."""
+    return not common.verbose and not hub.file.config.log.options
+
+
+def open_front(hub: Hub) -> Front:
+    """Return the front for calls of the operator, with the limits and rules of `operations serve`."""
+    options = hub.file.options(ServerConfig, hub.file.config.serve)
+    return Front(
+        hub.registry,
+        limits_of(hub.file),
+        timeout=hub.file.config.limits.timeout,
+        expose_errors=options.get("expose_errors", False),
+        scopes_supported=options.get("scopes_supported", ()),
+    )
+
+
+def _report(hub: Hub, wanted: SourceFilter, screen: Screen, *, hints: str, verbose: bool) -> None:
+    """Report missing sources on standard error; the command continues with the rest."""
+    operation = wanted.operation
+    # The error that follows reports why the wanted one is missing.
+    reported = (
+        None if operation is None or operation in hub.registry else operation.partition(".")[0]
+    )
+    for absent in hub.absent():
+        if absent.name != reported:
+            screen.warn(f"{absent.label} is not available: {absent.problem}")
+    if wanted.is_all and not hub.absent():
+        for pattern in sorted(hub.tools.unmatched):
+            screen.warn(f'[tools."{pattern}"] matches no operation')
+    for source in hub.sources:
+        if not source.is_enabled:
+            screen.note(f"{source.label} is disabled")
+        for part in source.warnings:
+            screen.warn(f"{source.label}: {part.where} {part.reason}")
+        if source.kind == "local" or verbose:
+            for skipped in source.skipped:
+                screen.warn(f"{source.label}: skipped {skipped.where}: {skipped.reason}")
+        elif source.skipped:
+            screen.note(
+                f"{source.label}: {counted(len(source.skipped), 'part')} of it cannot be used; "
+                f"`operations import {source.name}{hints}` shows the reason"
+            )

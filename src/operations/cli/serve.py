@@ -11,15 +11,21 @@ from starlette.applications import Starlette
 
 from operations._signals import shutdown_event
 from operations._text import counted
-from operations.cli.options import DEFAULTS, Common, Screen, command
-from operations.cli.session import open_file, settle
+from operations.cli.options import DEFAULTS, Common, Screen, command, open_file, settle
 from operations.config import ConfigFile
 from operations.errors import OperationsError
 from operations.front.config import ListenConfig
 from operations.hub.hub import Hub, following
 from operations.hub.journal import writing_logs
-from operations.hub.processes import Process, supervise
-from operations.hub.serving import build_app, entry_points_of, is_shared, listen_config, mcp_server
+from operations.hub.serving import (
+    Process,
+    build_app,
+    entry_points_of,
+    is_shared,
+    listen_config,
+    mcp_server,
+    supervise,
+)
 from operations.server.running import (
     GRACE,
     InsecureBindError,

@@ -18,8 +18,16 @@ from operations._text import counted, suggestion
 from operations.calls import CallServer, serve_calls
 from operations.calls.config import RemoteConfig, WorkerConfig
 from operations.calls.monitoring import DeadLetter, GroupMonitor, GroupReport, monitor_group
-from operations.cli.options import DEFAULTS, Common, ExitCode, Screen, command, encoded
-from operations.cli.session import open_file, settle
+from operations.cli.options import (
+    DEFAULTS,
+    Common,
+    ExitCode,
+    Screen,
+    command,
+    encoded,
+    open_file,
+    settle,
+)
 from operations.config import ConfigFile
 from operations.config.model import BrokerEntry, WorkEntry
 from operations.errors import OperationsError

@@ -14,8 +14,16 @@ from urllib.parse import urlsplit
 from msgspec import Meta
 
 from operations._derive import Derived, KeyPath, Secret, file_class, keys_of
+from operations._mcp_config import MCPClientConfig
+from operations.access import Identity
+from operations.calls.config import RemoteConfig, WorkerConfig
+from operations.front.config import JWTConfig, ListenConfig, ServerConfig
+from operations.front.limits import Limits
+from operations.pubsub.config import NatsConfig, RedisConfig
 from operations.schema import Schema, schema_for
 from operations.specs import OutputPolicy
+from operations.telemetry import AuditConfig, LogConfig, TelemetryConfig
+from operations.tools import ToolConfig
 from operations.types import Count, JSONObject, Names, Seconds
 
 NATS_SCHEMES = ("nats", "tls", "ws", "wss")
@@ -27,6 +35,12 @@ REDIS_SCHEMES = (
 _IS_TABLE = {"namespace": "the name of the table"}
 
 
+def _http_service() -> tuple[type, ...]:
+    from operations.openapi.config import HTTPServiceConfig  # noqa: PLC0415 - takes long to import
+
+    return (HTTPServiceConfig,)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
     """A table that is read into classes of the library; their fields are in `options`."""
@@ -35,7 +49,7 @@ class Entry:
 
     options: JSONObject = field(default_factory=dict[str, Any])
 
-    def classes(self) -> list[Any]:
+    def classes(self) -> tuple[Any, ...]:
         """Return the classes that this table is read into."""
         return self.derived.load()
 
@@ -56,7 +70,7 @@ class OpenAPIEntry(Entry):
         enabled: Set to false to leave it out.
     """
 
-    derived: ClassVar = Derived(("operations.openapi.config:HTTPServiceConfig",), _IS_TABLE)
+    derived: ClassVar = Derived(_http_service, _IS_TABLE)
 
     document: str
     scopes: Names = ()
@@ -74,7 +88,7 @@ class MCPEntry(Entry):
         enabled: Set to false to leave it out.
     """
 
-    derived: ClassVar = Derived(("operations._mcp_config:MCPClientConfig",), _IS_TABLE)
+    derived: ClassVar = Derived(lambda: (MCPClientConfig,), _IS_TABLE)
 
     token: Secret | None = None
     scopes: Names = ()
@@ -94,12 +108,7 @@ class BrokerEntry(Entry):
     """
 
     derived: ClassVar = Derived(
-        (
-            "operations.pubsub.config:RedisConfig",
-            "operations.pubsub.config:NatsConfig",
-            "operations.calls.config:RemoteConfig",
-            "operations.calls.config:WorkerConfig",
-        ),
+        lambda: (RedisConfig, NatsConfig, RemoteConfig, WorkerConfig),
         {
             "url": "a key of its own",
             "address": "of each connection",
@@ -117,17 +126,17 @@ class BrokerEntry(Entry):
         """Whether this is NATS, by the address."""
         return urlsplit(self.url).scheme in NATS_SCHEMES
 
-    def classes(self) -> list[Any]:
+    def classes(self) -> tuple[Any, ...]:
         """Return the classes that this table is read into: those of its kind of broker."""
         redis, nats, *others = self.derived.load()
-        return [nats if self.is_nats else redis, *others]
+        return (nats if self.is_nats else redis, *others)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolEntry(Entry):
     """Settings for operations. The name of the table is an id, or a pattern such as `github.delete_*`."""
 
-    derived: ClassVar = Derived(("operations.tools:ToolConfig",), {})
+    derived: ClassVar = Derived(lambda: (ToolConfig,), {})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +149,7 @@ class KeyEntry(Entry):
     """
 
     derived: ClassVar = Derived(
-        ("operations.access:Identity",),
+        lambda: (Identity,),
         {
             "id": "the name of the table",
             "expires_at": "of a token",
@@ -157,7 +166,7 @@ class KeyEntry(Entry):
 class JWTEntry(Entry):
     """Signed tokens of an identity provider."""
 
-    derived: ClassVar = Derived(("operations.front.config:JWTConfig",), {})
+    derived: ClassVar = Derived(lambda: (JWTConfig,), {})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,7 +242,7 @@ class ServeEntry(Entry):
     """
 
     derived: ClassVar = Derived(
-        ("operations.front.config:ListenConfig", "operations.front.config:ServerConfig"),
+        lambda: (ListenConfig, ServerConfig),
         {
             "limits": "the table [limits]",
             "timeout": "limits.timeout",
@@ -250,7 +259,7 @@ class ServeEntry(Entry):
 class WorkEntry(Entry):
     """The address for health (`/healthz`, `/readyz`) and metrics (`/metrics`) of `operations work`; none by default."""
 
-    derived: ClassVar = Derived(("operations.front.config:ListenConfig",), {}, {"port": 9464})
+    derived: ClassVar = Derived(lambda: (ListenConfig,), {}, {"port": 9464})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,7 +271,7 @@ class LimitsEntry(Entry):
         threads: How many blocking handlers run at a time.
     """
 
-    derived: ClassVar = Derived(("operations.front.limits:Limits",), {})
+    derived: ClassVar = Derived(lambda: (Limits,), {})
 
     timeout: Seconds = 30
     threads: Count = 32
@@ -272,21 +281,21 @@ class LimitsEntry(Entry):
 class LogEntry(Entry):
     """The log of `operations serve` and `operations work` on standard error."""
 
-    derived: ClassVar = Derived(("operations.telemetry:LogConfig",), {})
+    derived: ClassVar = Derived(lambda: (LogConfig,), {})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditEntry(Entry):
     """Records of every call: who, what, outcome, duration and id, never arguments or results."""
 
-    derived: ClassVar = Derived(("operations.telemetry:AuditConfig",), {})
+    derived: ClassVar = Derived(lambda: (AuditConfig,), {})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TelemetryEntry(Entry):
     """Traces and metrics that are sent to an OpenTelemetry collector."""
 
-    derived: ClassVar = Derived(("operations.telemetry:TelemetryConfig",), {})
+    derived: ClassVar = Derived(lambda: (TelemetryConfig,), {})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,17 +19,15 @@ from operations._text import in_seconds
 from operations.access import Identity
 from operations.context import ENTRY, NOTHING, CallerChannel, OperationContext
 from operations.errors import CallError, map_error, timed_out, timeout_error
-from operations.front.front import Front
-from operations.front.identity import (
+from operations.front.front import (
     Credential,
     CredentialError,
+    Front,
     InvalidCredentialError,
     Resolve,
-    caller_key,
-    client_address,
     credentials_in,
 )
-from operations.front.limits import UNCOUNTED_OUTPUT, Slot
+from operations.front.limits import UNCOUNTED_OUTPUT, Slot, call_seconds, caller_key, client_address
 from operations.front.messages import (
     Reply,
     check_json_body,
@@ -44,7 +42,7 @@ from operations.front.public_errors import (
     slow_body,
 )
 from operations.front.timing import Message, PeekableReceive, Receive, RequestTimeout, Scope, Send
-from operations.specs import OperationSpec
+from operations.specs import Operation, OperationSpec
 
 logger = logging.getLogger("operations.server")
 
@@ -324,7 +322,7 @@ class RequestPipeline:
         *,
         is_stream: bool = False,
         keeps_time: bool = False,
-        spec: OperationSpec | None = None,
+        operation: Operation | None = None,
     ) -> None:
         """Make the context of an identified request's call.
 
@@ -334,7 +332,7 @@ class RequestPipeline:
             state: The request.
             is_stream: Whether it stays open.
             keeps_time: Whether `start_work` will enforce the deadline, so that the registry need not.
-            spec: The operation that is called, if it is known already; see also `call_operation`.
+            operation: The operation that is called, if it is known already; see also `call_operation`.
 
         Raises:
             CallError: If it is rejected.
@@ -345,20 +343,23 @@ class RequestPipeline:
         trace = headers.get(b"traceparent")
         default = None
         if not is_stream:
-            default = front.timeout if spec is None else front.timeout_of(spec)
+            default = call_seconds(operation, front.timeout)
         state.seconds = seconds = self._seconds(headers, default)
         deadline = None if seconds is None else (state.started + seconds) * 1000
-        state.context = front.context(
-            state.identity,
+        state.context = OperationContext(
+            identity=state.identity,
             deadline=deadline,
             metadata=NOTHING if trace is None else _trace(trace, headers),
             channel=CallerChannel(deadline=deadline) if keeps_time else ENTRY,
+            registry=front.registry,
         )
 
     def call_operation(self, state: RequestState, spec: OperationSpec) -> None:
         """Note which operation an admitted request calls, which may have a time limit of its own."""
         state.spec = spec
-        seconds = self._seconds(state.headers, self.front.timeout_of(spec))
+        front = self.front
+        default = call_seconds(front.registry.get(spec.id), front.timeout)
+        seconds = self._seconds(state.headers, default)
         if seconds != state.seconds and seconds is not None and state.seconds is not None:
             state.seconds = seconds
             deadline = (state.started + seconds) * 1000
@@ -377,7 +378,8 @@ class RequestPipeline:
         Raises:
             CallError: `RESOURCE_EXHAUSTED` if none is free.
         """
-        state.slot = self.front.enter(state.caller, is_stream=is_stream)
+        front = self.front
+        state.slot = (front.streams if is_stream else front.calls).hold(state.caller)
 
     def start_work(self, state: RequestState) -> None:
         """From now on the work ends with the request's time, if the caller channel has it, and with its client.

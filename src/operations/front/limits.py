@@ -6,16 +6,20 @@ Rule 3: a slot is free when the work has ended and its response has been sent, n
 """
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
+from ipaddress import IPv6Address, ip_address
 from time import monotonic
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from operations._json import MAX_DEPTH, MAX_REQUEST_VALUES
 from operations._text import counted
-from operations._time_limits import ANSWER_SECONDS
+from operations._time_limits import ANSWER_SECONDS, held_slot
+from operations.access import Identity
 from operations.errors import CallError, ErrorCode
+from operations.specs import Operation
 
 REMEMBERED: Final = 10_000
 """Callers, addresses or credentials that are remembered."""
@@ -88,6 +92,44 @@ class Limits:
 
     sessions_per_caller: int = 100
     """Open MCP sessions of one caller. Its oldest idle session ends when it opens another."""
+
+
+def caller_key(identity: Identity | None, address: str) -> str:
+    """Return the key by which limits count a caller: its identity, or its address."""
+    return f"id:{identity.key}" if identity is not None else f"at:{address}"
+
+
+def client_address(scope: Mapping[str, Any]) -> str:
+    """Return the client address of an ASGI scope as limits count it: an IPv6 network of 64 bits is one address."""
+    client = scope.get("client")
+    host = str(client[0]) if client else ""
+    return address_prefix(host) if ":" in host else host
+
+
+@lru_cache(maxsize=1024)
+def address_prefix(host: str) -> str:
+    """Return the /64 network of an IPv6 address, and anything else unchanged."""
+    try:
+        address = ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if not isinstance(address, IPv6Address):
+        return host
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(IPv6Address(int(address) >> 64 << 64))
+
+
+def call_seconds(operation: Operation | None, default: float) -> float:
+    """Return the seconds that a call may take, unless the request asks for another time.
+
+    That is the operation's own limit, or the longer one of the default and of the source it was imported from.
+    """
+    if operation is None:
+        return default
+    if operation.timeout is not None:
+        return operation.timeout
+    return max(default, operation.source_timeout or 0)
 
 
 class RateLimiter:
@@ -190,6 +232,16 @@ class ConcurrencyLimiter:
             raise CallError(ErrorCode.RESOURCE_EXHAUSTED, f"Too many {self._what}", retryable=True)
         self.add(caller, amount)
         return Slot(self, caller, amount)
+
+    def hold(self, caller: str) -> "Slot":
+        """Return a slot that the current call holds, and lends to others while it waits for a person.
+
+        Raises:
+            CallError: `RESOURCE_EXHAUSTED` if none is free.
+        """
+        slot = self.enter(caller)
+        held_slot.set(slot.lent)
+        return slot
 
     def add(self, caller: str, amount: int) -> None:
         """Count capacity that is in use, even beyond the limit."""

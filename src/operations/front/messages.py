@@ -1,4 +1,4 @@
-"""HTTP messages: which requests are for us, their bodies and JSON within limits, and whole responses.
+"""HTTP messages: the access log, which requests are for us, their bodies and JSON within limits, and whole responses.
 
 A page on any web site can make a browser send requests to a server on the visitor's own machine, or point a name of
 its own at it (DNS rebinding). The Host and Origin headers reveal this; `HostGuard` checks both before anything else.
@@ -9,8 +9,10 @@ Rule 3: allowed origins may read responses (CORS), at every entry point.
 Rule 4: a chunked request is rejected (411) under a server that may append trailers to its headers.
 """
 
+import logging
 from collections.abc import Awaitable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any, Final
 
 import msgspec
@@ -284,3 +286,52 @@ class HostGuard:
             await send(message)
 
         await self._app(scope, receive, readable)
+
+
+_access_logger = logging.getLogger("operations.access")
+
+_MAX_PATH: Final = 200
+"""Characters of a path in the log."""
+
+
+class AccessLog:
+    """ASGI middleware that logs requests if the logger is enabled."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        """Serve, and log how it went."""
+        if scope["type"] == "http" and _access_logger.isEnabledFor(logging.INFO):
+            return self._logged(scope, receive, send)
+        return self._app(scope, receive, send)
+
+    async def _logged(self, scope: Scope, receive: Receive, send: Send) -> None:
+        began = perf_counter()
+        status = size = 0
+
+        async def counted(message: Message) -> None:
+            nonlocal status, size
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            elif message["type"] == "http.response.body":
+                size += len(message.get("body", b""))
+            await send(message)
+
+        try:
+            await self._app(scope, receive, counted)
+        finally:
+            identity = scope.get("operations.identity")
+            client = scope.get("client")
+            record = {
+                "method": scope["method"],
+                "path": scope["path"][:_MAX_PATH],
+                # 499: the client disconnected before the response.
+                "status": status or 499,
+                "bytes": size,
+                "ms": round((perf_counter() - began) * 1000, 3),
+                "caller": identity.id if identity is not None else None,
+                "requestId": scope.get("operations.request_id"),
+                "client": client[0] if client else None,
+            }
+            _access_logger.info("%s", msgspec.json.encode(record).decode())

@@ -18,8 +18,7 @@ from operations.hub.journal import recording
 from operations.hub.source import Source, SourceState, load_setup
 from operations.hub.sources import sources_of
 from operations.registry import OperationRegistry
-from operations.telemetry import AuditConfig, TelemetryConfig
-from operations.telemetry.logs import Audit, AuditFile
+from operations.telemetry import Audit, AuditConfig, AuditFile, TelemetryConfig
 
 __all__ = ["ALL", "Hub", "Source", "SourceFilter", "SourceState", "open_hub"]
 

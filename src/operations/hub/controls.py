@@ -16,8 +16,7 @@ from operations.calls.monitoring import DeadLetter, GroupMonitor, GroupReport
 from operations.errors import CallError, ErrorCode, TransportError
 from operations.functions import operation
 from operations.hub.hub import Hub, reload
-from operations.hub.source import Source
-from operations.hub.supervisor import Supervisor
+from operations.hub.source import Source, Supervisor
 from operations.result_pages import NEXT
 from operations.telemetry.metrics import group_metrics
 from operations.types import JSONObject

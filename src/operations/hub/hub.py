@@ -28,9 +28,8 @@ from operations.errors import CallError, ErrorCode, OperationsError, operation_n
 from operations.front.front import Front
 from operations.hub.access import Access, can_sign_in, limits_of, serves_anonymous
 from operations.hub.journal import recall_ids
-from operations.hub.source import ListedServer, Opened, Source, file_times, fingerprint
+from operations.hub.source import ListedServer, Opened, Source, Supervisor, file_times, fingerprint
 from operations.hub.sources import open_source, sources_of
-from operations.hub.supervisor import Supervisor
 from operations.registry import OperationRegistry
 from operations.specs import OperationSpec
 from operations.tools import ToolConfig, configure_tools

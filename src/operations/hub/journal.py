@@ -17,8 +17,7 @@ import msgspec
 from operations.calls import CallGraph, CallRecord
 from operations.config import ConfigError, ConfigFile, enforce_trusted, find_config, load_config
 from operations.registry import OperationRegistry
-from operations.telemetry import LogConfig
-from operations.telemetry.logs import logging_to_stderr
+from operations.telemetry import LogConfig, logging_to_stderr
 
 MAX_BYTES = 4 << 20
 

@@ -1,17 +1,30 @@
-"""A source of operations: one entry of a config, and its state. Python modules are opened here."""
+"""A source of operations: one entry of a config, its state, and its connection. Python modules are opened here.
 
+`Supervisor` opens a source in the background, retries with jitter, replaces it and closes it.
+
+Rule 1: a source that fails does not affect any other.
+Rule 2: operations of a source that was open once stay registered while it is disconnected; calls of them fail with
+        `UNAVAILABLE`. They are removed when the source is closed.
+Rule 3: a source that is replaced is opened anew first. Calls that run on the old one are finished before it is closed,
+        which is some seconds after the last one, and after the time limit of a call at the latest.
+"""
+
+import asyncio
+import logging
 import sys
 from collections.abc import Awaitable, Callable, Generator, Iterable
 from contextlib import contextmanager, redirect_stdout, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
+from operations._resilience import Backoff
 from operations.caller_tokens import CallerToken
 from operations.calls.monitoring import GroupMonitor
 from operations.config import ConfigError, ConfigFile
+from operations.errors import OperationsError, RegistrationError
 from operations.hub.access import limits_of
 from operations.registry import OperationRegistry
 from operations.scanner import Skipped, scan_operations
@@ -266,3 +279,254 @@ def open_modules(module: str, file: ConfigFile) -> Opened:
     with importing_beside(file):
         found = scan_operations(path if path.exists() else module)
     return Opened(operations=found, origin=module, skipped=list(found.skipped))
+
+
+logger = logging.getLogger("operations.hub")
+
+FIRST_PAUSE = 0.5
+LONGEST_PAUSE = 30.0
+"""Upper bounds of the first pause and of any pause between two attempts, in seconds."""
+
+QUIET_SECONDS = 5.0
+"""Seconds without a call after which a source that was replaced is closed."""
+
+_LOOK_SECONDS = 0.2
+
+Open = Callable[[Source], Awaitable[Opened]]
+"""Opens a source. Raises `OperationsError`, `OSError` or `ValueError` if that fails."""
+
+
+class Supervisor:
+    """Keeps one source open until it is closed.
+
+    Args:
+        source: The source, which is kept up to date.
+        open: Opens it.
+        registry: For its operations.
+        owner: Returns the label of the source that an operation id belongs to.
+        drain_seconds: How long calls may go on that run on a source when it is replaced or disabled.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        open: Open,
+        registry: OperationRegistry,
+        *,
+        owner: Callable[[str], str],
+        drain_seconds: float,
+    ) -> None:
+        self.source = source
+        self._open = open
+        self._registry = registry
+        self._owner = owner
+        self._drain_seconds = drain_seconds
+        self._backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
+        self._given_warnings = source.warnings
+        self._attempted = asyncio.Event()
+        self._again = asyncio.Event()
+        self._closing = asyncio.Event()
+        self._retired: set[asyncio.Task[None]] = set()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to connect, in the background."""
+        self.source.is_enabled = True
+        if self._task is None and not self._closing.is_set():
+            self._task = asyncio.create_task(self._run(), name=f"source {self.source.label}")
+
+    async def attempted(self) -> None:
+        """Wait until the first attempt has succeeded or failed."""
+        await self._attempted.wait()
+
+    def request(self) -> None:
+        """Try at once if the source is disconnected, replace it if it is connected."""
+        if self._closing.is_set():
+            return
+        self._attempted.clear()
+        self._again.set()
+        self.start()
+
+    async def open_again(self) -> None:
+        """Do the same, and wait for the result."""
+        self.request()
+        await self._attempted.wait()
+
+    async def disable(self) -> None:
+        """Close the source and remove its operations; calls that run on it are finished first."""
+        await self._stop()
+        source = self.source
+        source.is_enabled = False
+        source.failure = source.made_of = None
+        opened, source.opened = source.opened, None
+        if opened is not None:
+            self._remove(opened)
+            self._retire(opened)
+
+    async def aclose(self) -> None:
+        """Close the source and everything that it replaced, without waiting for calls."""
+        self._closing.set()
+        await self._stop()
+        opened, self.source.opened = self.source.opened, None
+        if opened is not None:
+            self._remove(opened)
+            self._retire(opened)
+        if self._retired:
+            await asyncio.wait(self._retired)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing of the source is open any more."""
+        return self._task is None and self.source.opened is None and not self._retired
+
+    async def _stop(self) -> None:
+        # It may have been started again meanwhile; the last request wins.
+        while (task := self._task) is not None:
+            task.cancel()
+            await asyncio.wait({task})
+            if self._task is task:
+                self._task = None
+        self.source.opens_at = None
+        # No attempt follows that a caller could wait for.
+        self._attempted.set()
+
+    async def _run(self) -> None:
+        while True:
+            self._again.clear()
+            is_open = await self._attempt()
+            self._attempted.set()
+            opens_at = (
+                None if is_open else asyncio.get_running_loop().time() + self._backoff.pause()
+            )
+            self.source.opens_at = opens_at
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(opens_at):
+                    await self._again.wait()
+            self.source.opens_at = None
+
+    async def _attempt(self) -> bool:
+        source, loop = self.source, asyncio.get_running_loop()
+        began = loop.time()
+        try:
+            opened = await self._open(source)
+            try:
+                opened = self._register(opened)
+            except BaseException:
+                await opened.aclose()
+                raise
+        except asyncio.CancelledError:
+            if self._closing.is_set() or cast("Any", asyncio.current_task()).cancelling():
+                raise
+            # A library cancelled its own wait; this task was not cancelled.
+            self._failed("connecting was interrupted")
+            return False
+        except (OperationsError, OSError, ValueError) as error:
+            self._failed(str(error) or type(error).__name__)
+            return False
+        except Exception as error:
+            logger.exception("%s could not be opened", source.label)
+            self._failed(f"{type(error).__name__}: {error}")
+            return False
+        old, source.opened = source.opened, opened
+        source.seconds = loop.time() - began
+        if source.failure is not None:
+            logger.info("%s is connected", source.label)
+        source.failure = None
+        self._backoff.reset()
+        if old is not None:
+            self._retire(old)
+        return True
+
+    def _failed(self, reason: str) -> None:
+        source = self.source
+        if reason != source.failure:
+            # Commands report the first failure themselves.
+            level = logging.WARNING if self._attempted.is_set() else logging.INFO
+            logger.log(level, "%s is not available and will be retried: %s", source.label, reason)
+        source.failure = reason
+
+    def _register(self, opened: Opened) -> Opened:
+        """Replace the registered operations of a source by its current ones; return those that are registered.
+
+        Raises:
+            RegistrationError: If another source has one of the ids; then nothing has changed.
+        """
+        registry, source = self._registry, self.source
+        before = set(source.operations)
+        operations = list(opened.operations)
+        taken = [
+            each.spec.id
+            for each in operations
+            if registry.registered(each.spec.id) is not None and each.spec.id not in before
+        ]
+        source.warnings = (*self._given_warnings, *opened.warnings)
+        if taken and source.kind != "broker":
+            raise RegistrationError(
+                f"{taken[0]} is registered already, by {self._owner(taken[0])}: rename one of them"
+            )
+        if taken:
+            # Operations of workers are not ours to rename: those whose ids are free are used.
+            source.warnings += tuple(self._conflicts(taken))
+            operations = [each for each in operations if each.spec.id not in taken]
+            opened = replace(opened, operations=operations)
+        registry.register_all(operations, replace=True)
+        self._remove_ids(before - {each.spec.id for each in operations})
+        opened.attach(registry)
+        return opened
+
+    def _conflicts(self, taken: list[str]) -> list[Skipped]:
+        """Return the ids that are not imported because another source has them, by that source."""
+        by_owner: dict[str, list[str]] = {}
+        for operation_id in taken:
+            by_owner.setdefault(self._owner(operation_id), []).append(operation_id)
+        name = self.source.name
+        remedy = f'set namespace = "{name}" in [brokers.{name}] to have both'
+        return [
+            Skipped(
+                ", ".join(ids[:3]) + (f" and {len(ids) - 3} more" if len(ids) > 3 else ""),
+                f"not imported, because {owner} has the same: {remedy}",
+            )
+            for owner, ids in by_owner.items()
+        ]
+
+    def _remove(self, opened: Opened) -> None:
+        opened.detach(self._registry)
+        self._remove_ids({each.spec.id for each in opened.operations})
+
+    def _remove_ids(self, ids: set[str]) -> None:
+        for operation_id in ids:
+            if self._registry.registered(operation_id) is not None:
+                self._registry.unregister(operation_id)
+
+    async def _quiet(self, opened: Opened) -> None:
+        """Wait until no call has run on something for a while, or the source is closed.
+
+        Not just until none runs: a call may be on its way there, or pause before it is repeated.
+        """
+        loop = asyncio.get_running_loop()
+        since = loop.time()
+        while not self._closing.is_set() and loop.time() - since < QUIET_SECONDS:
+            if opened.calls():
+                since = loop.time()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_SECONDS):
+                    await self._closing.wait()
+
+    def _retire(self, opened: Opened) -> None:
+        """Close something later, so that the calls that run on it can finish; it no longer changes the registry."""
+        opened.detach(self._registry)
+
+        async def close() -> None:
+            try:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self._drain_seconds):
+                        await self._quiet(opened)
+            finally:
+                try:
+                    await asyncio.shield(asyncio.ensure_future(opened.aclose()))
+                except Exception:
+                    logger.exception("%s did not close cleanly", self.source.label)
+
+        task = asyncio.create_task(close(), name=f"closing {self.source.label}")
+        self._retired.add(task)
+        task.add_done_callback(self._retired.discard)

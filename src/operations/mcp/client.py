@@ -468,7 +468,7 @@ class MCPClient:
         async def log(params: types.LoggingMessageNotificationParams) -> None:
             call = calls.addressee()
             if call is not None and call.context.channel.log is not None:
-                call.tell(_delivered(call, params))
+                call.deliver(_delivered(call, params))
             else:
                 self._log(params)
 

@@ -44,6 +44,7 @@ from operations.envelopes import (
 )
 from operations.observe import trace_context
 from operations.schema import Schema
+from operations.schema.reading.references import rewritten
 from operations.specs import OperationSpec, OperationType
 from operations.types import JSONObject, JSONSchema
 
@@ -233,21 +234,14 @@ def _bytes_of(block: MCPContentBlock) -> bytes:
 
 
 def moved(schema: JSONSchema, to: str, since: str = "#") -> JSONSchema:
-    """A schema that stands at `since` in its document, with its references to itself rewritten for `to`."""
-    return cast("JSONSchema", _moved(schema, to, since))
+    """Return a schema that stands at `since` in its document, with its references to itself rewritten for `to`."""
 
+    def change(copy: JSONObject) -> None:
+        for keyword in ("$ref", "$dynamicRef"):
+            if _is_at(copy.get(keyword), since):
+                copy[keyword] = to + copy[keyword][len(since) :]
 
-def _moved(node: Any, to: str, since: str) -> Any:
-    if isinstance(node, list):
-        return [_moved(item, to, since) for item in cast("Sequence[Any]", node)]
-    if not isinstance(node, dict):
-        return node
-    return {
-        key: to + value[len(since) :]
-        if key in ("$ref", "$dynamicRef") and _is_at(value, since)
-        else _moved(value, to, since)
-        for key, value in cast("JSONObject", node).items()
-    }
+    return rewritten(schema, change)
 
 
 def _is_at(reference: Any, place: str) -> bool:
@@ -294,7 +288,7 @@ def is_object(document: JSONSchema) -> bool:
 def is_never_null(document: JSONSchema) -> bool:
     """Return whether a schema certainly rejects null."""
 
-    def says_so(schema: JSONObject) -> bool:
+    def requires(schema: JSONObject) -> bool:
         for keyword, null in (("type", "null"), ("enum", None)):
             values = schema.get(keyword)
             if values is not None:
@@ -303,10 +297,10 @@ def is_never_null(document: JSONSchema) -> bool:
                     return True
         return schema.get("const") is not None
 
-    return _surely(document, document, says_so)
+    return _surely(document, document, requires)
 
 
-def _surely(schema: Any, root: Any, says_so: Callable[[JSONObject], bool], depth: int = 8) -> bool:
+def _surely(schema: Any, root: Any, requires: Callable[[JSONObject], bool], depth: int = 8) -> bool:
     """Return whether a schema or its parts require it. Only keywords are read: compiling takes long."""
     if not isinstance(schema, dict) or not depth:
         return False
@@ -318,15 +312,15 @@ def _surely(schema: Any, root: Any, says_so: Callable[[JSONObject], bool], depth
             isinstance(members, list)
             and members != []
             and judge(
-                _surely(member, root, says_so, depth - 1)
+                _surely(member, root, requires, depth - 1)
                 for member in cast("Sequence[Any]", members)
             )
         )
 
     place = _place(schema.get("$ref"))
     return (
-        says_so(schema)
-        or (place is not None and _surely(_definition(root, place), root, says_so, depth - 1))
+        requires(schema)
+        or (place is not None and _surely(_definition(root, place), root, requires, depth - 1))
         or made_of("allOf", any)
         or made_of("anyOf", all)
         or made_of("oneOf", all)
@@ -339,7 +333,7 @@ def is_binary(document: JSONSchema) -> bool:
 
 
 def as_object(document: JSONSchema) -> JSONObject:
-    """A schema that admits objects alone, saying so at its root, where clients look for it."""
+    """Return a schema that accepts objects only, with the type at its root, where clients look for it."""
     if isinstance(document, dict) and document.get("type") == "object":
         return document
     return {"type": "object", **cast("JSONObject", document)}

@@ -351,9 +351,9 @@ class Connection:
             advice = f"run `operations login {self.name}`, or call operations.mcp.sign_in"
             return self._unavailable("needs a person to sign in", child, advice=advice)
         if isinstance(error, MCPError | httpx2.HTTPError):
-            told = read_failure(error, self.name, self.redactor).error
+            found = read_failure(error, self.name, self.redactor).error
             return self._reported(
-                CallError(ErrorCode.UNAVAILABLE, told.message, told.details), child
+                CallError(ErrorCode.UNAVAILABLE, found.message, found.details), child
             )
         return self._unavailable(f"failed: {self.redactor.redact(str(error))}", child)
 

@@ -62,12 +62,12 @@ def seal(kind: Kind, message: str, **details: Any) -> JSONObject:
 def read_failure(error: Exception, server: str, redactor: Redactor) -> ServerError:
     """Return the failure behind an error of the SDK during a request to `server`, without the secrets of `redactor`."""
     failure = _read(error, server)
-    told = failure.error
+    found = failure.error
     failure.error = CallError(
-        told.code,
-        redactor.redact(told.message),
-        redactor.redact_all(told.details),
-        retryable=told.retryable,
+        found.code,
+        redactor.redact(found.message),
+        redactor.redact_all(found.details),
+        retryable=found.retryable,
     )
     return failure
 
@@ -85,11 +85,11 @@ def _read(error: Exception, server: str) -> ServerError:
     if isinstance(error, httpx2.HTTPStatusError):
         status = error.response.status_code
         message = f"{server} answered with HTTP status {status}"
-        told = CallError(ErrorCode.UNAVAILABLE, message, {"statusCode": status})
+        found = CallError(ErrorCode.UNAVAILABLE, message, {"statusCode": status})
     else:
         message = f"{server} cannot be reached: {type(error).__name__}"
-        told = CallError(ErrorCode.UNAVAILABLE, message)
-    return ServerError(told, broken=True)
+        found = CallError(ErrorCode.UNAVAILABLE, message)
+    return ServerError(found, broken=True)
 
 
 def _of_protocol(error: MCPError, server: str) -> ServerError:

@@ -129,13 +129,13 @@ def _failed_message(request: httpx2.Request, response: httpx2.Response) -> Sessi
     if request_id is None:
         return None
     status = response.status_code
-    told = seal("status", f"answered with HTTP status {status}", statusCode=status)
-    error = _decoded(response.content).get("error", told)
+    failure = seal("status", f"answered with HTTP status {status}", statusCode=status)
+    error = _decoded(response.content).get("error", failure)
     wire = {"jsonrpc": "2.0", "id": request_id}
     try:
         return SessionMessage(types.JSONRPCError.model_validate({**wire, "error": error}))
     except ValidationError:
-        return SessionMessage(types.JSONRPCError.model_validate({**wire, "error": told}))
+        return SessionMessage(types.JSONRPCError.model_validate({**wire, "error": failure}))
 
 
 def _decoded(body: bytes) -> JSONObject:

@@ -173,19 +173,19 @@ class CallInFlight:
             raise CallError(ErrorCode.ABORTED, "the call ended before its question was answered")
         return asking.result()
 
-    def tell(self, message: Coroutine[Any, Any, None]) -> None:
+    def deliver(self, message: Coroutine[Any, Any, None]) -> None:
         """Deliver a log message; drop it if too many wait."""
         if len(self._messages) >= MAX_MESSAGES:
             message.close()
             return
-        telling = asyncio.ensure_future(message)
-        self._messages.add(telling)
-        telling.add_done_callback(self._told)
+        delivery = asyncio.ensure_future(message)
+        self._messages.add(delivery)
+        delivery.add_done_callback(self._delivered)
 
-    def _told(self, telling: asyncio.Task[None]) -> None:
-        self._messages.discard(telling)
-        if not telling.cancelled():
-            telling.exception()
+    def _delivered(self, delivery: asyncio.Task[None]) -> None:
+        self._messages.discard(delivery)
+        if not delivery.cancelled():
+            delivery.exception()
 
     async def settle(self) -> None:
         """Wait for messages that arrived before the response, so that they also reach the caller before it.

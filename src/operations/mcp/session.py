@@ -343,7 +343,7 @@ def _bounded(on_progress: OnProgress) -> OnProgress:
     """Return an `on_progress` callback that drops reports if they arrive faster than the caller reads them."""
     waiting = 0
 
-    async def tell(done: float, total: float | None, message: str | None) -> None:
+    async def report(done: float, total: float | None, message: str | None) -> None:
         nonlocal waiting
         if waiting < _MAX_PROGRESS:
             waiting += 1
@@ -352,7 +352,7 @@ def _bounded(on_progress: OnProgress) -> OnProgress:
             finally:
                 waiting -= 1
 
-    return tell
+    return report
 
 
 class RelaySession(NegotiatingSession):

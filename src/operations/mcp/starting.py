@@ -220,9 +220,9 @@ def start_error(
         advice = advice or _RUN_BY_HAND
     else:
         facts.append(("address", config.target))
-        told: JSONObject = failure.details or {}
+        details: JSONObject = failure.details or {}
         elsewhere = "see that the server runs and can be reached from here"
-        advice = advice or _STATUS_ADVICE.get(told.get("statusCode", 0), elsewhere)
+        advice = advice or _STATUS_ADVICE.get(details.get("statusCode", 0), elsewhere)
     facts.append(("next", advice))
     return StartError(failure.message, failure.details, _lines(facts))
 

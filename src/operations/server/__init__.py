@@ -5,17 +5,15 @@
 The `server` extra is needed; JSON Web Tokens (`operations.server.tokens`) need the `jwt` extra as well.
 """
 
-from importlib import import_module
-
 from operations.errors import MissingExtraError
 
 try:
-    import_module("starlette")
+    import starlette as _starlette  # noqa: F401 # pyright: ignore[reportUnusedImport]
 except ModuleNotFoundError as error:
     raise MissingExtraError("operations.server", extra="server") from error
 
 from operations.front.config import JWTConfig, ListenConfig, ServerConfig
-from operations.front.identity import CredentialError
+from operations.front.front import CredentialError
 from operations.front.limits import Limits
 from operations.server.app import create_app
 from operations.server.identity import (

@@ -17,13 +17,12 @@ from operations.calls.graph import CallGraph
 from operations.front.config import MCPServerSettings, Resolver, ServerConfig
 from operations.front.front import Front
 from operations.front.http import RequestPipeline
-from operations.front.messages import HostGuard
+from operations.front.messages import AccessLog, HostGuard
 from operations.registry import OperationRegistry
 from operations.server.console import console_app
 from operations.server.identity import SessionResolver, Sessions, any_of
 from operations.server.routes import HTTPMount, NotFound, OperationPaths, RouteTable, SocketMount
 from operations.server.system import GatewayRoutes, Overview, Pages, Readiness
-from operations.telemetry.logs import AccessLog
 from operations.telemetry.metrics import CallMetrics
 from operations.types import options_of
 

@@ -7,9 +7,9 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from operations.access import Identity
 from operations.calls import serve_calls
-from operations.front.front import Front
+from operations.front.front import CredentialResolver, Front
 from operations.front.http import CREDENTIAL, IDENTITY, PIPELINE
-from operations.front.identity import CredentialResolver, client_address
+from operations.front.limits import client_address
 from operations.pubsub.websocket import accept_websocket
 from operations.pubsub.websocket.target import ANNOUNCED
 from operations.registry import OperationRegistry

@@ -28,8 +28,8 @@ from starlette.requests import HTTPConnection
 
 from operations.access import Identity
 from operations.errors import CallError, ErrorCode
+from operations.front.front import Credential, CredentialError, CredentialResolver, resolved
 from operations.front.http import CREDENTIAL
-from operations.front.identity import Credential, CredentialError, CredentialResolver, resolved
 from operations.front.timing import Scope
 
 

@@ -32,8 +32,7 @@ from operations.front.public_errors import METADATA_PATH, malformed
 from operations.front.search import BatchCall, visible_specs
 from operations.openapi.exporting import to_openapi
 from operations.server.identity import BY_COOKIE, Sessions
-from operations.server.routes import Route
-from operations.server.sse import serve_events
+from operations.server.routes import Route, serve_events
 from operations.specs import OperationSpec, OperationType
 from operations.telemetry.metrics import CONTENT_TYPE, CallMetrics
 from operations.types import JSONObject

@@ -23,7 +23,7 @@ from operations.access import Identity
 from operations.caller_tokens import hold_token
 from operations.errors import MissingExtraError
 from operations.front.config import JWTConfig
-from operations.front.identity import CredentialError
+from operations.front.front import CredentialError
 from operations.server.identity import bearer_token
 from operations.types import JSONObject
 

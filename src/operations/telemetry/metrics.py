@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Final
 from weakref import finalize
 
+from operations._pipeline.outcome import BUCKETS
 from operations._text import enforce_lists
 from operations.calls.monitoring import GroupReport
 from operations.calls.worker import CallServer
-from operations.observe import BUCKETS
 from operations.registry import OperationRegistry
 
 CONTENT_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"

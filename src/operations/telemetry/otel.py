@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, aclosing, contextmanager
 from dataclasses import replace
 from typing import Any, cast
 
-from operations._pipeline import Call, Next, NextStream
+from operations._pipeline.plan import Call, Next, NextStream
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, MissingExtraError
 from operations.observe import CallEvent, CallFinished, CallStarted, CallYielded

@@ -72,8 +72,6 @@ async def open_source(source: Source, file: ConfigFile) -> Opened:
 
             return await open_server(source.name, source.entry, file)
         case "broker":
-            from operations.hub.sources import open_workers  # noqa: PLC0415
-
             return await open_workers(source.name, source.entry, file)
 
 

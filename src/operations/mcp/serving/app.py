@@ -1,18 +1,30 @@
-"""Streamable HTTP: MCP requests take the same steps as all others, and then the path of their client's era.
+"""The transports of a server: streamable HTTP, and standard input and output within limits.
 
-Rule 1: clients before 2026-07-28 are served by `handshake`. Of newer clients, plain requests take the lean path and all
-        others go to the SDK.
+MCP requests over HTTP take the same steps as all others, and then the path of their client's era.
+
+Rule 1: clients before 2026-07-28 are served by `HandshakeTransport`. Of newer clients, plain requests take the lean
+        path and all others go to the SDK.
+Rule 2: on standard input, a line is measured before it is decoded. A request beyond a limit gets an error; any other
+        message beyond one is dropped.
+Rule 3: meanwhile descriptor 0 is the null device, so that handlers and children of this process cannot take messages.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Collection
-from contextlib import asynccontextmanager, suppress
-from typing import Any, Final, TypedDict, Unpack
+import logging
+import os
+import re
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Generator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import Any, BinaryIO, Final, TypedDict, Unpack, cast
 
+import anyio.to_thread
 import msgspec
 from mcp.server import Server
+from mcp.server.stdio import stdio_server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.server.transport_security import TransportSecuritySettings
+from mcp.shared.message import SessionMessage
+from mcp_types import INTERNAL_ERROR, ErrorData, JSONRPCError
 from starlette.types import Message, Receive, Scope, Send
 
 from operations._collector import pause_collector
@@ -27,6 +39,7 @@ from operations.front.http import (
     RequestState,
     counted_send,
 )
+from operations.front.limits import Limits
 from operations.front.messages import (
     HostGuard,
     Reply,
@@ -34,9 +47,8 @@ from operations.front.messages import (
     read_body,
     route_path,
 )
-from operations.front.public_errors import not_found
-from operations.mcp.serving.fastpath import FastPath
-from operations.mcp.serving.handshake import HandshakeTransport, is_handshake_version
+from operations.front.public_errors import not_found, too_large
+from operations.mcp.serving.requests import FastPath, HandshakeTransport, is_handshake_version
 from operations.mcp.serving.service import Service
 from operations.mcp.serving.sessions import SessionTable
 
@@ -320,3 +332,78 @@ def _replayed(body: bytes, receive: Receive) -> Receive:
         return waiting.pop()
 
     return replay
+
+
+logger = logging.getLogger("operations")
+
+_STDIN: Final = 0
+
+# Nothing is nested before the id, so that it is the message's own.
+_ID: Final = re.compile(rb'\s*\{[^\[{]{0,1000}?"id"\s*:\s*(?:(-?\d{1,18})|"([^"\\]{1,200})")')
+
+
+@asynccontextmanager
+async def bounded_stdio(limits: Limits) -> AsyncGenerator[tuple[Any, Any]]:
+    """Yield the SDK's streams of standard input and output."""
+    with _claimed_stdin() as file:
+        lines = _Lines(file, limits)
+        async with stdio_server(stdin=cast("Any", lines)) as (incoming, outgoing):
+            lines.send = outgoing.send
+            yield incoming, outgoing
+
+
+@contextmanager
+def _claimed_stdin() -> Generator[BinaryIO]:
+    """Yield standard input as a file of its own, in whose place the null device stands."""
+    file = os.fdopen(os.dup(_STDIN), "rb", closefd=False)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, _STDIN)
+    os.close(null)
+    try:
+        yield file
+    finally:
+        # A thread may still read from it, so it is not closed.
+        os.dup2(file.fileno(), _STDIN)
+
+
+class _Lines:
+    """The lines of a file that are within the limits, for the SDK's reader."""
+
+    def __init__(self, file: BinaryIO, limits: Limits) -> None:
+        self._file = file
+        self._limits = limits
+        self.send: Callable[[SessionMessage], Awaitable[None]] | None = None
+
+    async def __aiter__(self) -> AsyncGenerator[str]:
+        while True:
+            line, error = await anyio.to_thread.run_sync(self._read, abandon_on_cancel=True)
+            if error is not None:
+                await self._reject(line, error)
+            elif line:
+                yield line.decode(errors="replace")
+            else:
+                return
+
+    def _read(self) -> tuple[bytes, CallError | None]:
+        """Return the next line and its fault, if any; of a line that is too long, the beginning."""
+        most = self._limits.body_bytes
+        line = self._file.readline(most + 1)
+        if len(line) > most and not line.endswith(b"\n"):
+            while (rest := self._file.readline(most)) and not rest.endswith(b"\n"):
+                pass
+            return line, too_large(f"The message is larger than {most} bytes")
+        try:
+            enforce_size(line, self._limits)
+        except CallError as error:
+            return line, error
+        return line, None
+
+    async def _reject(self, line: bytes, error: CallError) -> None:
+        found = _ID.match(line)
+        if found is None or self.send is None:
+            logger.warning("dropped an MCP message: %s", error.message)
+            return
+        number, text = found.groups()
+        request_id = int(number) if number is not None else text.decode(errors="replace")
+        data = ErrorData(code=INTERNAL_ERROR, message=error.message, data=error.to_wire())
+        await self.send(SessionMessage(JSONRPCError(jsonrpc="2.0", id=request_id, error=data)))

@@ -272,6 +272,8 @@ class Tool:
     ) -> None:
         self.name = name
         self.spec = spec
+        self.id = spec.id
+        self.is_imported = is_imported(spec)
         self._budget = budget
         self._always_fits = always_fits
         self._wires: dict[bool, JSONObject] = {}

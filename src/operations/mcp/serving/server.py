@@ -1,8 +1,11 @@
-"""A registry as an MCP server, on the SDK's low-level server: one object for both protocol eras and every transport."""
+"""A registry as an MCP server, on the SDK's low-level server: one object for both protocol eras and every transport.
+
+Rule 1: a subscription to an imported resource runs as the caller that asked for it, and reports to that caller only.
+"""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from functools import partial
 from typing import Any, Unpack, cast
 
@@ -43,16 +46,16 @@ from mcp_types import (
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from starlette.requests import Request
 
-from operations.context import CallerChannel
+from operations.context import ENTRY, CallerChannel, OperationContext
 from operations.errors import CallError
 from operations.front.config import MCPServerSettings
 from operations.front.front import Front
 from operations.front.http import STATE, RequestPipeline, RequestState
-from operations.front.identity import caller_key
+from operations.front.limits import caller_key
 from operations.front.timing import Scope
 from operations.mcp.codec import sent_meta
 from operations.mcp.sdk import connection_of
-from operations.mcp.serving.app import AppOptions, MCPApp
+from operations.mcp.serving.app import AppOptions, MCPApp, bounded_stdio
 from operations.mcp.serving.catalog import Resource, properties_of
 from operations.mcp.serving.channels import (
     Elicitations,
@@ -61,10 +64,8 @@ from operations.mcp.serving.channels import (
     channel_for,
     set_level,
 )
-from operations.mcp.serving.fastpath import FastPath
+from operations.mcp.serving.requests import FastPath
 from operations.mcp.serving.service import Asker, Service
-from operations.mcp.serving.stdio import bounded_stdio
-from operations.mcp.serving.updates import JoinedBus, follow, following, watcher_of
 from operations.observe import CallEvent, trace_context
 from operations.registry import OperationRegistry
 from operations.types import JSONObject, options_of
@@ -494,3 +495,87 @@ def to_mcp(settings: MCPServerSettings, registry: OperationRegistry) -> Registry
     `to_mcp(registry, **options)`, with the fields of `MCPServerSettings`.
     """
     return RegistryServer(registry, settings)
+
+
+class JoinedBus(InMemorySubscriptionBus):
+    """The events of one listener together with those of a shared bus."""
+
+    def __init__(self, shared: InMemorySubscriptionBus) -> None:
+        super().__init__()
+        self._shared = shared
+
+    def subscribe(self, listener: Callable[[ServerEvent], None]) -> Callable[[], None]:
+        """Register a listener with both; return the function that removes it."""
+        leave_own, leave_shared = super().subscribe(listener), self._shared.subscribe(listener)
+
+        def leave() -> None:
+            leave_own()
+            leave_shared()
+
+        return leave
+
+
+def watcher_of(service: Service, resource: Resource, asker: Asker) -> str | None:
+    """Return the id of the operation that watches a resource; None if the caller cannot watch it."""
+    if resource.source is None:
+        return None
+    spec = service.registry.get_spec(f"{resource.source}.resources.watch")
+    return spec.id if spec is not None and service.sees(spec, asker) else None
+
+
+async def follow(
+    service: Service,
+    operation_id: str,
+    uri: str,
+    asker: Asker,
+    report: Callable[[], Awaitable[None]],
+) -> "asyncio.Task[None]":
+    """Watch the resource at `uri` of a server; return the task, which lasts until it is cancelled.
+
+    Raises:
+        MCPError: If the server refuses.
+    """
+    is_active: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def run() -> None:
+        context = OperationContext(identity=asker.identity, channel=ENTRY)
+        changes = service.registry.subscribe(operation_id, {"uri": uri}, context)
+        try:
+            async with aclosing(changes):
+                async for _ in changes:
+                    if is_active.done():
+                        await report()
+                    else:
+                        is_active.set_result(None)
+        except CallError as error:
+            if not is_active.done():
+                is_active.set_exception(MCPError(INTERNAL_ERROR, error.message, error.to_wire()))
+
+    task = asyncio.create_task(run())
+    try:
+        async with asyncio.timeout(asker.front.timeout):
+            await asyncio.shield(is_active)
+    except TimeoutError:
+        task.cancel()
+        raise MCPError(INTERNAL_ERROR, "the server did not confirm the subscription") from None
+    except BaseException:
+        task.cancel()
+        raise
+    return task
+
+
+@asynccontextmanager
+async def following(
+    service: Service,
+    operation_id: str,
+    uri: str,
+    asker: Asker,
+    report: Callable[[], Awaitable[None]],
+) -> AsyncGenerator[None]:
+    """Watch the resource at `uri` during this block."""
+    task = await follow(service, operation_id, uri, asker, report)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait({task})

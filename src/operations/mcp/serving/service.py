@@ -1,6 +1,6 @@
 """The methods of the protocol, answered from a registry: parameters in, results on the wire out.
 
-Rule 1: nothing here knows a transport. The SDK's server and the lean path of `fastpath` both end here.
+Rule 1: nothing here knows a transport. The SDK's server and the lean path of `requests` both end here.
 Rule 2: every result is for one caller. Operations that it may not call are neither listed nor found.
 """
 
@@ -31,6 +31,7 @@ from operations.errors import CallError, ErrorCode, timed_out
 from operations.front.config import MCPServerSettings
 from operations.front.front import Front
 from operations.front.http import PIPELINE, RequestState
+from operations.front.limits import call_seconds
 from operations.front.public_errors import public_error
 from operations.front.search import may_call
 from operations.mcp.codec import INPUT, is_imported
@@ -274,7 +275,7 @@ class Service:
         try:
             if spec.type is OperationType.SUBSCRIPTION:
                 return await self._collect(spec, value, context)
-            envelope = await self.registry.execute(spec.id, value, context)
+            envelope = await self.registry.execute(tool.id, value, context)
         except CallError as error:
             return error_result(
                 error,
@@ -288,7 +289,7 @@ class Service:
             declared=tool.declares_output(),
             mime_type=tool.mime_type,
         )
-        if is_imported(spec):
+        if tool.is_imported:
             publish_addresses(result["content"], spec.namespace, self.catalog.addresses)
         return result
 
@@ -467,7 +468,9 @@ class Service:
             return None
         front = asker.front
         return TimeLimit(
-            None if asker.deadline is not None else front.timeout_of(spec),
+            None
+            if asker.deadline is not None
+            else call_seconds(self.registry.get(spec.id), front.timeout),
             answer_seconds=front.limits.answer_seconds,
             max_seconds=front.max_timeout,
             deadline=asker.deadline,

@@ -1,0 +1,89 @@
+"""How many files of the package a call runs through: a reader follows the same path."""
+
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from tests.server.asgi import Client
+
+import operations
+from operations import OperationRegistry
+from operations.server import create_app
+
+PACKAGE = str(Path(operations.__file__).parent) + "/"
+META = {
+    "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+    "io.modelcontextprotocol/clientCapabilities": {},
+    "io.modelcontextprotocol/clientInfo": {"name": "test", "version": "1"},
+}
+
+
+def adding() -> OperationRegistry:
+    registry = OperationRegistry()
+
+    @registry.operation("math.add", type="query")
+    async def add(a: int, b: int) -> int:
+        return a + b
+
+    return registry
+
+
+async def files_of(call: Callable[[], Awaitable[Any]]) -> set[str]:
+    """The files that run for a call, once everything is prepared."""
+    for _ in range(2):
+        await call()
+    found: set[str] = set()
+
+    def note(frame: FrameType, event: str, _: Any) -> None:
+        name = frame.f_code.co_filename
+        if event == "call" and name.startswith(PACKAGE):
+            found.add(name.removeprefix(PACKAGE))
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        await call()
+    finally:
+        sys.setprofile(before)
+    return found
+
+
+async def test_a_local_call_runs_through_four_files() -> None:
+    registry = adding()
+
+    found = await files_of(lambda: registry.execute("math.add", {"a": 1, "b": 2}))
+
+    assert len(found) <= 4, sorted(found)
+
+
+async def test_an_http_request_runs_through_twelve_files() -> None:
+    client = Client(create_app(adding()))
+
+    async def call() -> None:
+        assert (await client.post("/math/add", {"a": 1, "b": 2})).json == 3
+
+    found = await files_of(call)
+    assert len(found) <= 12, sorted(found)
+
+
+async def test_a_call_of_an_mcp_tool_runs_through_twenty_two_files() -> None:
+    app = create_app(adding(), mcp=True)
+    client = Client(app)
+    params = {"name": "math__add", "arguments": {"a": 1, "b": 2}, "_meta": META}
+    message = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
+    headers = {
+        "accept": "application/json, text/event-stream",
+        "mcp-protocol-version": "2026-07-28",
+        "mcp-method": "tools/call",
+        "mcp-name": "math__add",
+    }
+
+    async def call() -> None:
+        response = await client.post("/mcp", message, headers=headers)
+        assert response.json["result"]["structuredContent"] == 3
+
+    async with app.router.lifespan_context(app):
+        found = await files_of(call)
+    assert len(found) <= 22, sorted(found)
