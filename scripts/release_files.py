@@ -1,25 +1,42 @@
-"""Write what accompanies a release: checksums, the software bill of materials (CycloneDX) and the provenance (SLSA).
+"""Check the archives of a release, and write its checksums, software bill of materials and provenance.
 
     python scripts/release_files.py FOLDER COMMIT
 
-`FOLDER` contains the wheel and the sdist. The bill of materials lists the packages of requirements.lock: those
-of all extras. The provenance is not signed: sign it where the release is published.
+`FOLDER` contains the wheel and the sdist. The bill of materials (CycloneDX) lists the packages of requirements.lock:
+those of all extras. It is validated against the schema of CycloneDX. The provenance (SLSA) is not signed: sign it
+where the release is published.
 """
 
 import hashlib
 import json
 import re
 import sys
+import tarfile
+import zipfile
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, metadata, version
 from pathlib import Path
 from typing import Any
 
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 PROJECT = Path(__file__).resolve().parent.parent
 NAME = "alkdev-operations"
+IN_WHEEL = {"operations/__init__.py", "operations/py.typed"}
+IN_SDIST = {
+    "LICENSE",
+    "README.md",
+    "pyproject.toml",
+    "requirements.lock",
+    "src/operations/py.typed",
+    "tests/conftest.py",
+}
+UNWANTED = re.compile(
+    r"(^|/)(__pycache__|\.venv[^/]*|\.matrix|\.git|node_modules|dist|build)(/|$)|\.(pyc|key|pem)$"
+)
 PINNED = re.compile(r"^([A-Za-z0-9._-]+)(?:\[[^\]]*\])?==([^ ;\\]+)", re.MULTILINE)
 
 
@@ -89,6 +106,34 @@ def bill_of_materials(wheel: Path, made: datetime) -> dict[str, Any]:
     }
 
 
+def check_archives(wheel: Path, sdist: Path) -> list[str]:
+    """Return what is missing from the archives, and what they contain but should not."""
+    with zipfile.ZipFile(wheel) as opened:
+        in_wheel = set(opened.namelist())
+    with tarfile.open(sdist) as opened:
+        in_sdist = {name.partition("/")[2] for name in opened.getnames()}
+    problems = [f"{wheel.name}: {name} is missing" for name in sorted(IN_WHEEL - in_wheel)]
+    problems += [f"{sdist.name}: {name} is missing" for name in sorted(IN_SDIST - in_sdist)]
+    for archive, names in ((wheel, in_wheel), (sdist, in_sdist)):
+        problems += [
+            f"{archive.name}: {each} does not belong here"
+            for each in names
+            if UNWANTED.search(each)
+        ]
+    info = f"alkdev_operations-{wheel.name.split('-')[1]}.dist-info/"
+    return problems + [
+        f"{wheel.name}: {name} does not belong here"
+        for name in sorted(in_wheel)
+        if not name.startswith(("operations/", info))
+    ]
+
+
+def check_bill(text: str) -> list[str]:
+    """Return the violations of the CycloneDX schema."""
+    errors = JsonStrictValidator(SchemaVersion.V1_6).validate_str(text, all_errors=True) or ()
+    return [f"sbom.cdx.json: {error.data.message}" for error in errors]
+
+
 def provenance(files: list[Path], commit: str, made: datetime) -> dict[str, Any]:
     """Return the in-toto statement about the sources and tools from which `files` were built."""
     tools = ["hatchling", "packaging"]
@@ -117,16 +162,20 @@ def provenance(files: list[Path], commit: str, made: datetime) -> dict[str, Any]
 
 
 def main(folder: Path, commit: str) -> None:
-    """Write the files beside the wheel and the sdist."""
+    """Check the wheel and the sdist, and write the files beside them."""
     made = datetime.now(UTC).replace(microsecond=0)
     (wheel,) = folder.glob("*.whl")
-    files = [wheel, *folder.glob("*.tar.gz")]
+    (sdist,) = folder.glob("*.tar.gz")
+    files = [wheel, sdist]
     documents = {
         "sbom.cdx.json": bill_of_materials(wheel, made),
         "provenance.json": provenance(files, commit, made),
     }
-    for name, document in documents.items():
-        (folder / name).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    texts = {name: json.dumps(document, indent=2) + "\n" for name, document in documents.items()}
+    if problems := check_archives(wheel, sdist) + check_bill(texts["sbom.cdx.json"]):
+        sys.exit("\n".join(f"release: {problem}" for problem in problems))
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
     files += [folder / name for name in documents]
     sums = "".join(f"{_digest(file)}  {file.name}\n" for file in sorted(files))
     (folder / "SHA256SUMS").write_text(sums, encoding="utf-8")

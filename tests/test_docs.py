@@ -26,6 +26,7 @@ from tests.docs_code import BLOCK, PAGES
 from tests.openapi.serving import serving
 from tests.servers import RedisServer
 from tests.servers import running as running_broker
+from tests.support import script
 
 from operations.config import parse_config
 
@@ -96,11 +97,7 @@ def test_the_readme_works_outside_the_repository_and_begins_with_what_to_type() 
 
 
 def test_every_measured_number_is_that_of_the_file() -> None:
-    sys.path.append(str(PROJECT / "scripts"))
-    try:
-        numbers = importlib.import_module("doc_numbers")
-    finally:
-        sys.path.pop()
+    numbers = script("doc_numbers")
     data: dict[str, Any] = {
         "tables": {
             "core: add": {

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from tests.conftest import PROJECT
+from tests.support import script
 
 import operations
 
@@ -111,6 +112,26 @@ def test_the_bill_of_materials_lists_every_locked_package(release: Path) -> None
     assert set(edges) - known == {f"pkg:pypi/alkdev-operations@{VERSION}"}
     assert all(set(targets) <= known for targets in edges.values())
     assert edges[f"pkg:pypi/alkdev-operations@{VERSION}"]
+
+
+def test_a_bill_of_materials_or_an_archive_with_faults_is_rejected(
+    release: Path, tmp_path: Path
+) -> None:
+    files = script("release_files")
+    bill = _document(release, "sbom.cdx.json")
+    del bill["components"][0]["name"]
+    (wheel,), (sdist,) = release.glob("*.whl"), release.glob("*.tar.gz")
+    spoiled = tmp_path / wheel.name
+    with zipfile.ZipFile(spoiled, "w") as archive:
+        archive.writestr("operations/__init__.py", "")
+        archive.writestr("tests/secret.pem", "")
+
+    assert files.check_bill(json.dumps(bill)) == ["sbom.cdx.json: 'name' is a required property"]
+    assert files.check_archives(wheel, sdist) == []
+    assert set(files.check_archives(spoiled, sdist)) == {
+        f"{wheel.name}: operations/py.typed is missing",
+        f"{wheel.name}: tests/secret.pem does not belong here",
+    }
 
 
 def test_checksums_and_provenance_name_the_archives(release: Path) -> None:
