@@ -33,7 +33,7 @@ REPEATED = {
     "hub/test_soak.py::test_sources_that_come_and_go_leak_nothing": (
         "a leak is measured as the growth of the resident size of the process"
     ),
-    "server/test_idle.py::test_ten_thousand_idle_connections_keep_nobody_out_and_do_not_last": (
+    "server/test_idle.py::test_ten_thousand_idle_connections_block_no_client_and_are_closed": (
         "R18 promises a bound on memory for 10,000 connections, which two processes open at once"
     ),
     "test_leftovers.py::test_what_is_left_is_found": (

@@ -33,7 +33,7 @@ NOBODY = Identity("nobody")
         (AccessControl(["admin"], resource_type="project", resource_action="edit"), ALICE, False),
     ],
 )
-def test_access_is_what_the_table_says(
+def test_access_follows_the_table(
     access: AccessControl, identity: Identity | None, allowed: bool
 ) -> None:
     assert check_access(access, identity) is allowed

@@ -479,7 +479,7 @@ MISTAKES: list[tuple[str, str, int | None, str, str]] = [
     [each[1:] for each in MISTAKES],
     ids=[each[0] for each in MISTAKES],
 )
-def test_a_mistake_is_told_with_its_line_key_and_advice(
+def test_a_mistake_is_reported_with_its_line_key_and_advice(
     folder: Path, text: str, line: int, key: str, words: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -496,7 +496,7 @@ def test_there_are_forty_mistakes() -> None:
     assert len(MISTAKES) >= 40
 
 
-def test_everything_wrong_is_told_at_once_in_the_order_of_the_file(folder: Path) -> None:
+def test_all_mistakes_are_reported_in_the_order_of_the_file(folder: Path) -> None:
     text = "[serve]\nprot = 1\nport = 'x'\n[limits]\ntimeout = 'y'\n"
 
     with pytest.raises(ConfigError) as caught:
@@ -513,7 +513,7 @@ def test_everything_wrong_is_told_at_once_in_the_order_of_the_file(folder: Path)
         (lambda path: path.write_bytes(b"a = '\xff'"), "is not UTF-8"),
     ],
 )
-def test_a_file_that_cannot_be_read_is_told(tmp_path: Path, make: object, words: str) -> None:
+def test_an_unreadable_file_is_reported(tmp_path: Path, make: object, words: str) -> None:
     path = tmp_path / "operations.toml"
     make(path)  # type: ignore[operator]
 
@@ -521,7 +521,7 @@ def test_a_file_that_cannot_be_read_is_told(tmp_path: Path, make: object, words:
         load_config(path)
 
 
-def test_an_mcp_json_is_a_config_as_it_is(folder: Path) -> None:
+def test_an_mcp_json_is_a_config(folder: Path) -> None:
     file = load_config(folder / "mcp.json")
 
     assert file.config.mcp_json == ("mcp.json",)

@@ -61,7 +61,7 @@ def blocks(page: str, language: str) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(PROJECT)))
-def test_every_snippet_of_a_page_runs_and_prints_what_it_says(page: Path) -> None:
+def test_every_snippet_of_a_page_runs_and_prints_its_output(page: Path) -> None:
     if page.stem in NEEDS:
         pytest.importorskip(NEEDS[page.stem])
     namespace: dict[str, Any] = {"__name__": "__main__"}

@@ -81,7 +81,7 @@ def test_the_wire_names_are_those_of_the_protocol() -> None:
     assert set(ENVELOPES["local"].to_wire()["meta"]) == {"source", "operationId", "timestamp"}
 
 
-def test_bytes_travel_as_base64_and_say_so() -> None:
+def test_bytes_are_sent_as_marked_base64() -> None:
     wire = ENVELOPES["local bytes"].to_wire()
 
     assert wire["data"] == "AP8="
@@ -132,7 +132,7 @@ def test_what_only_resembles_an_envelope_is_none(value: object) -> None:
 
 
 @pytest.mark.parametrize("meta", [LOCAL, HTTP, MCP], ids=lambda meta: meta["source"])
-def test_a_mapping_that_says_what_an_envelope_says_is_one(meta: dict[str, Any]) -> None:
+def test_a_mapping_with_the_content_of_an_envelope_is_one(meta: dict[str, Any]) -> None:
     assert is_response_envelope({"data": None, "meta": meta})
     assert ResponseEnvelope.from_wire({"data": None, "meta": meta}).meta.source == meta["source"]
 
@@ -172,7 +172,7 @@ def test_raise_for_error_gives_a_good_envelope_back() -> None:
         assert ENVELOPES[name].raise_for_error() is ENVELOPES[name]
 
 
-def test_raise_for_error_raises_what_a_tool_said() -> None:
+def test_raise_for_error_raises_the_message_of_a_tool() -> None:
     envelope = mcp_envelope(
         None, is_error=True, content=[TextContent(text="disk full")], structured_content=[1]
     )
@@ -200,7 +200,7 @@ def test_raise_for_error_restores_a_structured_error() -> None:
     assert (caught.value.code, caught.value.details) == ("TASK_CLOSED", {"id": 7})
 
 
-def test_an_error_without_words_still_says_something() -> None:
+def test_an_error_without_text_still_has_a_message() -> None:
     with pytest.raises(CallError, match="the tool reported an error"):
         mcp_envelope(None, is_error=True, content=[]).raise_for_error()
 

@@ -92,7 +92,7 @@ def test_an_exception_that_cannot_be_printed_is_mapped_all_the_same() -> None:
         (None, "in time"),
     ],
 )
-def test_a_timeout_says_what_had_how_long(seconds: float | None, words: str) -> None:
+def test_a_timeout_names_the_operation_and_the_limit(seconds: float | None, words: str) -> None:
     error = timed_out("task.run", seconds)
 
     assert (error.code, error.message) == (ErrorCode.TIMEOUT, f"task.run did not finish {words}")
@@ -104,7 +104,7 @@ def test_a_call_error_is_mapped_to_itself() -> None:
     assert map_error(error) is error
 
 
-def test_a_missing_extra_says_what_to_install() -> None:
+def test_a_missing_extra_is_reported_with_its_install_command() -> None:
     error = MissingExtraError("operations.pubsub.redis", extra="redis")
 
     assert isinstance(error, ImportError)
@@ -126,5 +126,5 @@ def test_the_status_table_is_the_contracts() -> None:
 
 
 @pytest.mark.parametrize("message", ["no file \udcff", ValueError("an object")])
-def test_whatever_a_message_is_it_can_be_written(message: Any) -> None:
+def test_every_message_can_be_written(message: Any) -> None:
     assert msgspec.json.encode(CallError("X", message).to_wire())

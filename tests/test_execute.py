@@ -89,7 +89,7 @@ async def test_an_unknown_operation_is_not_found() -> None:
             assert caught.value.code == ErrorCode.OPERATION_NOT_FOUND
 
 
-async def test_a_plain_function_that_says_it_does_not_block_runs_in_the_loop() -> None:
+async def test_a_plain_function_declared_as_not_blocking_runs_in_the_loop() -> None:
     def where(_input: Any, _context: OperationContext) -> bool:
         return threading.current_thread() is threading.main_thread()
 
@@ -107,7 +107,7 @@ async def test_a_blocking_wrapper_of_a_coroutine_function_runs_in_a_thread() -> 
     assert (await single(wrapper).execute("test.run")).data is False
 
 
-async def test_executing_a_subscription_says_what_to_do() -> None:
+async def test_executing_a_subscription_raises_with_advice() -> None:
     async def items(_input: Any, _context: OperationContext) -> Any:
         yield 1
 
@@ -147,7 +147,9 @@ def nested(depth: int) -> Any:
     [math.nan, math.inf, {"a": [math.nan]}, "\ud800", {"\udfff": 1}, nested(10_000), object()],
     ids=["nan", "inf", "inner nan", "surrogate", "surrogate key", "deep", "object"],
 )
-async def test_what_is_not_json_is_refused_whatever_the_schema(schema: Any, value: Any) -> None:
+async def test_values_that_are_not_json_are_rejected_for_every_schema(
+    schema: Any, value: Any
+) -> None:
     error = await failing(single(add, input_schema=schema), value)
 
     assert error.code == ErrorCode.VALIDATION_ERROR
@@ -416,7 +418,7 @@ async def test_warn_leaves_good_data_alone(caplog: pytest.LogCaptureFixture) -> 
 
 
 @pytest.mark.parametrize("result", [b"\x00", bytearray(b"\x00"), memoryview(b"\x00")], ids=type)
-async def test_bytes_pass_as_they_are(result: Any) -> None:
+async def test_bytes_pass_unchanged(result: Any) -> None:
     async def handler(_input: Any, _context: OperationContext) -> Any:
         return result
 
@@ -558,7 +560,7 @@ async def test_a_mapping_that_only_looks_like_an_envelope_is_data() -> None:
     ],
     ids=lambda error: type(error).__name__,
 )
-async def test_whatever_a_handler_raises_is_one_execution_error(raised: BaseException) -> None:
+async def test_every_exception_of_a_handler_is_one_execution_error(raised: BaseException) -> None:
     """F29."""
 
     async def handler(_input: Any, _context: OperationContext) -> None:
@@ -582,7 +584,7 @@ async def test_what_ends_the_process_is_not_mapped(raised: type[BaseException]) 
         await single(handler).execute("test.run")
 
 
-async def test_a_call_error_comes_out_as_it_is() -> None:
+async def test_a_call_error_is_raised_unchanged() -> None:
     original = CallError("TASK_CLOSED", "closed", {"id": 1})
 
     async def handler(_input: Any, _context: OperationContext) -> None:
@@ -730,7 +732,7 @@ async def test_a_timeout_holds_even_if_the_handler_ignores_cancellation() -> Non
     await registry.aclose()
 
 
-async def test_a_deadline_in_seconds_is_told_so() -> None:
+async def test_a_deadline_in_seconds_is_rejected_with_advice() -> None:
     error = await failing(single(add), None, OperationContext(deadline=time.time() + 30))
 
     assert "milliseconds" in error.message
@@ -776,7 +778,7 @@ async def test_a_plain_function_runs_in_a_thread_and_may_return_an_awaitable() -
 
 
 @pytest.mark.requirement("R31")
-async def test_a_blocked_thread_is_left_behind_and_told() -> None:
+async def test_a_blocked_thread_is_abandoned_and_reported() -> None:
     """F23."""
     release = threading.Event()
     events: list[CallEvent] = []
@@ -1011,7 +1013,7 @@ async def test_a_nested_subscription_ends_with_the_call_it_is_part_of() -> None:
     await asyncio.wait_for(ended.wait(), 1)
 
 
-async def test_an_aborted_subscription_that_nobody_was_reading_says_so_when_read() -> None:
+async def test_an_aborted_subscription_raises_at_the_next_read() -> None:
     registry = OperationRegistry()
     ready = asyncio.Event()
     streams: list[Any] = []

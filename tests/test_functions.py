@@ -269,7 +269,7 @@ async def test_a_reused_context_gets_a_new_request_id_per_call() -> None:
     assert seen[2:] == ["mine", "mine"]
 
 
-def test_names_of_other_modules_say_where_they_are() -> None:
+def test_names_of_other_modules_are_reported_with_their_module() -> None:
     missing: Any = operations
     with pytest.raises(ImportError, match=re.escape("from operations.server import create_app")):
         _ = missing.create_app

@@ -259,7 +259,7 @@ def assert_builtins(value: Any) -> None:
 
 
 @pytest.mark.parametrize("value", [{}, [], "é", 1, 1.5, True, None, 2**80], ids=kind)
-def test_json_stays_as_it_is(value: Any) -> None:
+def test_json_is_unchanged(value: Any) -> None:
     assert to_json(value) == value
     assert type(to_json(value)) is type(value)
     assert lift(value) is value
@@ -458,7 +458,7 @@ def test_a_class_that_fails_while_it_is_read_is_refused() -> None:
     assert caught.value.path == "/a"
 
 
-def test_the_error_says_where_and_what() -> None:
+def test_the_error_has_the_place_and_the_reason() -> None:
     error = JSONValueError("is bad", "/a")
 
     assert str(error) == "/a is bad"
@@ -513,7 +513,7 @@ def test_the_environment_is_a_mapping() -> None:
 
 
 @given(JSON_VALUES)
-def test_plain_json_is_returned_as_it_is(value: Any) -> None:
+def test_plain_json_is_returned_unchanged(value: Any) -> None:
     assert as_json(value) is value or value == as_json(value)
 
 

@@ -158,7 +158,7 @@ async def test_equal_conversions_are_counted_at_one_location() -> None:
 
 
 @pytest.mark.parametrize("era", ERAS)
-async def test_mcp_callers_are_lenient_unless_the_operator_says_otherwise(era: Any) -> None:
+async def test_input_of_mcp_callers_is_lenient_by_default(era: Any) -> None:
     registry = build_registry([])
     async with Client(to_mcp(registry), mode=era) as client:
         taken = await client.call_tool("test__take", {"number": "5"})

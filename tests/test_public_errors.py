@@ -51,5 +51,5 @@ def test_an_upstreams_answer_passes_without_credentials() -> None:
 
 
 @pytest.mark.parametrize("details", ["x" * MAX_DETAILS, object()], ids=["long", "not JSON"])
-def test_details_that_cannot_be_shown_say_so(details: object) -> None:
+def test_details_that_cannot_be_shown_are_marked(details: object) -> None:
     assert "omitted" in public_error(CallError("X", "y", details), "r1").details

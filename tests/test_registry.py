@@ -152,7 +152,7 @@ def test_a_handler_needs_a_spec_that_has_none(registry: OperationRegistry) -> No
     assert registry.get_handler("task.get") is other
 
 
-async def test_what_was_unregistered_is_gone(registry: OperationRegistry) -> None:
+async def test_an_unregistered_operation_is_not_found(registry: OperationRegistry) -> None:
     registered = registry.register(Operation(spec(), answer))
     await registry.execute("task.get")
 
@@ -332,7 +332,7 @@ async def test_a_watcher_hears_of_changes_and_of_no_call(registry: OperationRegi
     ]
 
 
-def test_a_service_that_changes_is_told_who_holds_its_operations() -> None:
+def test_a_service_that_changes_gets_the_registries_of_its_operations() -> None:
     class Service(list[Operation]):
         def attach(self, registry: OperationRegistry) -> None:
             self.registry = registry

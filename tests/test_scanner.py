@@ -145,7 +145,7 @@ def test_an_interrupted_scan_stops(folder: Path) -> None:
         scan_operations(folder)
 
 
-def test_a_module_that_wants_its_neighbour_by_its_bare_name_is_told_how(tmp_path: Path) -> None:
+def test_importing_a_neighbour_by_its_bare_name_raises_with_advice(tmp_path: Path) -> None:
     (tmp_path / "neighbour_of_wants.py").write_text("VALUE = 1")
     (tmp_path / "wants.py").write_text("from neighbour_of_wants import VALUE")
     (tmp_path / "lacks.py").write_text("import no_such_module_anywhere")
@@ -180,7 +180,7 @@ async def function(n: int) -> int:
 """
 
 
-def test_methods_are_not_found_and_that_is_told(tmp_path: Path) -> None:
+def test_methods_are_not_found_and_reported(tmp_path: Path) -> None:
     (tmp_path / "methods.py").write_text(METHODS)
     (tmp_path / "user.py").write_text("from .methods import Service")
 

@@ -251,7 +251,7 @@ def test_the_decorator_wants_a_name() -> None:
         OperationRegistry().operation()
 
 
-def test_an_option_that_nobody_knows_is_refused_with_what_was_meant() -> None:
+def test_an_unknown_option_is_rejected_with_a_suggestion() -> None:
     with pytest.raises(
         TypeError, match=r"a\.b: there is no option 'scope'\. Did you mean \"scopes"
     ):

@@ -98,7 +98,7 @@ async def test_access_and_input_are_checked_when_the_stream_is_read() -> None:
     assert await collect(registry, "ok", trusted) == [1]
 
 
-async def test_subscribing_to_something_else_says_what_to_do() -> None:
+async def test_subscribing_to_another_type_raises_with_advice() -> None:
     async def handler(_input: Any, _context: OperationContext) -> int:
         return 1
 
@@ -538,7 +538,7 @@ async def test_a_task_group_that_is_open_across_a_yield_closes_quietly() -> None
     assert ended.is_set()
 
 
-async def test_a_failure_that_nobody_waits_for_any_more_is_not_reported_as_lost() -> None:
+async def test_a_failure_after_the_caller_left_is_not_reported_as_lost() -> None:
     lost: list[Any] = []
     asyncio.get_running_loop().set_exception_handler(lambda _loop, what: lost.append(what))
 

@@ -136,7 +136,7 @@ async def test_abandoned_threads_give_their_place_back_but_are_bounded() -> None
     assert await pool.run(lambda: "again") == "again"
 
 
-def test_a_thread_that_outlives_its_loop_harms_nobody() -> None:
+def test_a_thread_that_outlives_its_loop_is_harmless() -> None:
     """F34."""
     pool, release = ThreadPool(), threading.Event()
     inside: list[threading.Thread] = []

@@ -351,9 +351,7 @@ async def test_a_result_that_cannot_be_cached_is_returned_all_the_same() -> None
         assert (await registry.execute("shop.count")).data == {"atoms": 10**80}
 
 
-async def test_select_leaves_nothing_in_the_blocks_of_an_mcp_result_and_errors_as_they_are() -> (
-    None
-):
+async def test_select_empties_the_blocks_of_an_mcp_result_and_keeps_errors() -> None:
     registry = OperationRegistry()
     configure_tools(registry, {"far.*": ToolConfig(select=["/a"])})
 
@@ -463,7 +461,7 @@ def test_wrong_settings_are_refused() -> None:
             ToolConfig(**options)
 
 
-async def test_every_entry_point_serves_what_the_table_says() -> None:
+async def test_every_entry_point_applies_the_table() -> None:
     registry, _ = build(select=["/total"], scopes=[])
     app = create_app(registry, mcp=True)
 

@@ -214,7 +214,7 @@ async def test_a_cancelled_call_is_recorded_as_aborted() -> None:
     assert (step.outcome, step.steps[0].outcome) == ("ABORTED", "ABORTED")
 
 
-async def test_a_text_is_returned_as_it_is() -> None:
+async def test_a_text_is_returned_unchanged() -> None:
     registry = OperationRegistry()
 
     @registry.operation("text.upper", type="query")

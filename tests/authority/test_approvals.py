@@ -160,7 +160,7 @@ async def test_a_denied_call_is_rejected_until_the_answer_expires(
     assert office.ran == []
 
 
-async def test_nobody_approves_its_own_call() -> None:
+async def test_a_caller_cannot_approve_its_own_call() -> None:
     office, bot = Office(), await agent(operations=["task.*", "approvals.*"])
     able = ["task", "approvals:answer"]
     alice = Identity("alice", able)

@@ -229,7 +229,7 @@ async def test_approvals_travel_with_a_delegated_call_also_for_the_pattern_of_th
     assert await call("far.run") == REQUIRED, "a further call has none"
 
 
-async def test_nobody_approves_its_own_call_through_a_hub() -> None:
+async def test_a_caller_cannot_approve_its_own_call_through_a_hub() -> None:
     store = MemoryStore()
     root, office = Grants(KEY, store=store), Office(store)
     able = Identity("alice", ["task", "approvals:answer"])

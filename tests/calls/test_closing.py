@@ -95,7 +95,7 @@ def nobody_waiting() -> None:
 
 @pytest.mark.slow
 @pytest.mark.requirement("F5")
-async def test_everything_closes_while_the_broker_is_gone(
+async def test_everything_closes_while_the_broker_is_away(
     mortal: tuple[Broker, BrokerWorld], registry: OperationRegistry, tmp_path: Path
 ) -> None:
     broker, world = mortal
@@ -118,7 +118,7 @@ async def test_everything_closes_while_the_broker_is_gone(
 
 
 @pytest.mark.requirement("R08")
-async def test_callbacks_that_raise_harm_nobody_else(registry: OperationRegistry) -> None:
+async def test_callbacks_that_raise_affect_no_others(registry: OperationRegistry) -> None:
     def resolve(token: str) -> Identity:
         if token == "broken":
             raise RuntimeError("no database")
@@ -192,7 +192,7 @@ async def test_calls_that_wait_do_not_keep_those_behind_them(registry: Operation
     assert [answer.data for answer in quick] == list(range(300))
 
 
-async def test_what_is_handed_over_is_nobody_elses_to_change() -> None:
+async def test_a_delivered_value_is_a_copy() -> None:
     registry = OperationRegistry()
 
     @registry.operation("list.grow")

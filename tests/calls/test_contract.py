@@ -99,7 +99,7 @@ async def test_failures_have_the_codes_they_have_in_process(
 
 
 @pytest.mark.requirement("R17")
-async def test_unexpected_exceptions_do_not_tell_their_text_to_strangers(
+async def test_texts_of_unexpected_exceptions_are_not_sent_to_callers(
     world: World, registry: OperationRegistry
 ) -> None:
     async with calling(world, registry, expose_errors=False) as calls:

@@ -41,7 +41,7 @@ def heard(pieces: list[Any]) -> SpecDecoder:
     return listener
 
 
-def test_what_two_schemas_share_is_told_once() -> None:
+def test_shared_definitions_are_sent_once() -> None:
     money = {"type": "object", "properties": {"amount": {"type": "integer"}}}
     price = {"$ref": "#/$defs/Money", "$defs": {"Money": money}}
     specs = [
@@ -119,7 +119,7 @@ DOCUMENTS: st.SearchStrategy[Any] = st.fixed_dictionaries(
 
 
 @given(st.lists(st.tuples(DOCUMENTS, DOCUMENTS), max_size=5))
-def test_whatever_is_told_is_heard(documents: list[tuple[Any, Any]]) -> None:
+def test_every_encoded_spec_is_decoded(documents: list[tuple[Any, Any]]) -> None:
     specs = [
         query(f"n{index}", input_schema=Schema(given), output_schema=Schema(taken))
         for index, (given, taken) in enumerate(documents)
@@ -223,14 +223,14 @@ def test_a_definition_that_cannot_be_read_counts_as_unknown(text: str) -> None:
     assert schema.check({"anything": 1})
 
 
-def test_a_schema_of_a_scope_that_nobody_told_counts_as_unknown() -> None:
+def test_a_schema_of_an_unknown_scope_counts_as_unknown() -> None:
     wire = query("odd", output_schema=Schema({"$ref": "#/$defs/Nowhere"})).to_wire()
     listener = heard([{"operations": [entry(wire, None, "9")]}])
 
     assert listener.specs[0].output_schema.is_unknown
 
 
-def test_what_was_told_once_is_not_changed_later() -> None:
+def test_a_sent_definition_is_not_changed_later() -> None:
     wire = query("odd", output_schema=Schema({"$ref": "#/$defs/A"})).to_wire()
     one, other = ({"definitions": {"0": {"A": json}}} for json in ('{"const":1}', '{"const":2}'))
     listener = heard([one, {"operations": [entry(wire, None, "0")]}, other])
@@ -247,9 +247,7 @@ def test_what_was_told_once_is_not_changed_later() -> None:
         {"leftOut": {"a.b": "x" * 1000}},
     ],
 )
-def test_a_worker_that_tells_without_end_is_not_listened_to_for_ever(
-    piece: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_endless_description_is_cut_off(piece: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("operations.calls.services.MAX_SPECS", 100_000)
     listener = SpecDecoder()
     with pytest.raises(CallError) as caught:
@@ -280,7 +278,7 @@ def test_a_spec_that_is_not_json_hides_nothing(schema: Any) -> None:
     assert listener.left_out[0].startswith("shop.odd: its spec is not JSON")
 
 
-async def test_a_deep_schema_is_told_as_well() -> None:
+async def test_a_deep_schema_is_sent_as_well() -> None:
     deep: Any = {"type": "string"}
     for _ in range(40):
         deep = {"properties": {"inner": deep}}
@@ -324,7 +322,7 @@ async def test_pieces_fit_into_messages_that_carry_little() -> None:
         assert service.operations[0].spec.output_schema.document == schema
 
 
-async def test_a_caller_is_told_of_what_it_may_call() -> None:
+async def test_a_caller_sees_the_operations_that_it_may_call() -> None:
     registry = OperationRegistry()
 
     @registry.operation("open.one", type="query")

@@ -31,7 +31,7 @@ def named(cases: list[Any]) -> pytest.MarkDecorator:
 
 @pytest.mark.requirement("R50")
 @named(CASES)
-def test_r50_texts_are_read_as_the_vectors_say(case: Any) -> None:
+def test_r50_texts_are_read_as_the_vectors_require(case: Any) -> None:
     event = read_event(case["text"].encode())
 
     if case["reads"] == "unknown":
@@ -50,7 +50,7 @@ def test_r50_texts_are_read_as_the_vectors_say(case: Any) -> None:
 
 @pytest.mark.requirement("R50")
 @named([case for case in CASES if case.get("writes")])
-def test_r50_events_are_written_as_the_vectors_say(case: Any) -> None:
+def test_r50_events_are_written_as_the_vectors_require(case: Any) -> None:
     event = read_event(case["text"].encode())
 
     assert not isinstance(event, (UnknownEvent, MalformedEvent))

@@ -130,7 +130,7 @@ class Eager:
 
 
 @pytest.mark.requirement("R34", "F4")
-async def test_f4_whoever_is_told_that_the_broker_is_back_can_be_answered(
+async def test_f4_replies_arrive_after_a_reconnect_is_reported(
     mortal: tuple[Broker, BrokerWorld],
 ) -> None:
     broker, world = mortal
@@ -397,7 +397,7 @@ async def test_f6_a_websocket_that_is_cut_fails_its_calls_and_connects_again(
 
 @pytest.mark.requirement("R35", "F6")
 @pytest.mark.parametrize("sender", ["caller", "worker"])
-async def test_f6_a_websocket_that_is_reset_while_somebody_waits_to_send_is_lost_and_nothing_else(
+async def test_f6_a_websocket_that_is_reset_during_a_send_is_only_lost(
     registry: OperationRegistry, sender: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """More is sent than the network takes, so that senders wait for room when the connection goes."""
@@ -527,7 +527,7 @@ async def test_f28_a_worker_that_has_started_can_be_called_at_once(
 
 
 @pytest.mark.parametrize("room", [0, 1, 2])
-async def test_a_redis_without_room_for_every_connection_is_said_to_be_unreachable(
+async def test_a_redis_without_free_connections_is_reported_as_unreachable(
     room: int,
 ) -> None:
     with running(RedisServer()) as broker:
@@ -544,7 +544,7 @@ async def test_a_redis_without_room_for_every_connection_is_said_to_be_unreachab
                 pass
 
 
-async def test_a_broker_that_is_not_there_is_said_to_be_unreachable() -> None:
+async def test_a_missing_broker_is_reported_as_unreachable() -> None:
     for world in (
         redis_world(f"redis://127.0.0.1:{free_port()}"),
         nats_world(f"nats://127.0.0.1:{free_port()}"),

@@ -45,7 +45,7 @@ async def test_f13_a_worker_whose_clock_is_wrong_keeps_deadlines(
 
 @pytest.mark.requirement("R31", "R33", "F22")
 @pytest.mark.parametrize("how", ["break", "drop", "cancel", "close", "close from elsewhere"])
-async def test_f22_a_reader_that_leaves_stops_the_handler_and_nobody_else(
+async def test_f22_a_reader_that_leaves_stops_only_its_handler(
     world: World, registry: OperationRegistry, tmp_path: Path, how: str
 ) -> None:
     path = tmp_path / "log"
@@ -131,7 +131,7 @@ async def test_f23_f24_a_handler_that_does_not_end_does_not_keep_its_caller(
 
 @pytest.mark.requirement("F29")
 @pytest.mark.parametrize("kind", ["group", "recursion", "memory", "base", "unserialisable"])
-async def test_f29_whatever_a_handler_raises_is_one_error_and_the_worker_lives(
+async def test_f29_every_exception_of_a_handler_is_one_error_and_the_worker_lives(
     world: World, registry: OperationRegistry, kind: str
 ) -> None:
     async with calling(world, registry) as calls:
@@ -235,7 +235,7 @@ async def test_r43_a_hundred_blocking_handlers_do_not_hold_up_the_loop(
 
 
 @pytest.mark.requirement("F34")
-def test_f34_a_map_used_from_another_event_loop_says_so(registry: OperationRegistry) -> None:
+def test_f34_a_map_used_from_another_event_loop_raises(registry: OperationRegistry) -> None:
     target = MemoryTarget()
     calls = PendingRequestMap(target)
 

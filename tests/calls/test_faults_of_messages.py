@@ -147,7 +147,7 @@ async def test_f14_what_is_too_large_is_refused_at_once(
 
 
 @pytest.mark.requirement("R18", "F14")
-async def test_f14_a_result_that_is_too_large_says_so_instead_of_nothing(
+async def test_f14_a_result_that_is_too_large_is_an_error(
     world: World, registry: OperationRegistry
 ) -> None:
     # Larger than any transport here carries by default.
@@ -227,7 +227,7 @@ MALFORMED = {
 
 @pytest.mark.requirement("R13", "F15")
 @pytest.mark.parametrize("case", MALFORMED)
-async def test_f15_a_malformed_event_stops_nobody(
+async def test_f15_a_malformed_event_stops_no_client(
     world: World, registry: OperationRegistry, case: str
 ) -> None:
     async with calling(world, registry) as calls:

@@ -142,7 +142,7 @@ async def test_f3_without_a_worker_a_call_is_unavailable_at_once(
 
 
 @pytest.mark.requirement("F3")
-async def test_f3_a_peer_that_serves_nothing_says_so() -> None:
+async def test_f3_a_peer_that_serves_nothing_is_unavailable() -> None:
     world = WebSocketWorld()
 
     async def only_call(target: AcceptedTarget) -> None:
@@ -157,7 +157,7 @@ async def test_f3_a_peer_that_serves_nothing_says_so() -> None:
 
 
 @pytest.mark.requirement("R38", "F25")
-async def test_f25_sigterm_finishes_what_runs_and_says_of_the_rest_what_may_be_tried_again(
+async def test_f25_sigterm_finishes_running_calls_and_marks_the_rest_retryable(
     broker_world: World, tmp_path: Path
 ) -> None:
     path = tmp_path / "log"

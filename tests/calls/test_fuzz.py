@@ -67,7 +67,7 @@ def spoiled(rng: random.Random, box: str) -> bytes:
 @pytest.mark.no_cover
 @pytest.mark.requirement("R13")
 @pytest.mark.timeout(SECONDS + 60)
-async def test_r13_spoiled_events_stop_nobody_on_any_transport(
+async def test_r13_malformed_events_stop_no_client_on_any_transport(
     world: World, registry: OperationRegistry
 ) -> None:
     rng = random.Random(os.environ.get("OPERATIONS_FUZZ_SEED", "1"))

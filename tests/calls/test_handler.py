@@ -231,7 +231,7 @@ async def test_a_handler_of_a_closed_map_runs_nothing(registry: OperationRegistr
     assert caught.value.code == ErrorCode.ABORTED
 
 
-async def test_a_request_without_an_address_is_not_taken_for_one_whose_caller_is_gone(
+async def test_a_request_without_an_address_does_not_count_as_abandoned(
     registry: OperationRegistry,
 ) -> None:
     target, inbox = MemoryTarget(), Inbox()

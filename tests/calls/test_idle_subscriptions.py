@@ -94,7 +94,7 @@ async def test_a_subscription_without_items_ends_where_it_runs(
     assert (error["type"], error["payload"]["code"]) == ("call.error", ErrorCode.TIMEOUT)
 
 
-async def test_a_call_has_its_time_whatever_it_says_of_items(
+async def test_a_call_ignores_the_idle_timeout(
     ticking: OperationRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("operations.calls.jobs.DEFAULT_TIMEOUT", 0.2)

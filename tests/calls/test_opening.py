@@ -56,7 +56,7 @@ async def _entered(service: RemoteService) -> None:
 
 
 @pytest.mark.parametrize("opened", [_entered, RemoteService.open])
-async def test_an_import_that_finds_nobody_leaves_nothing(
+async def test_an_import_without_workers_leaves_nothing_open(
     town: World, opened: Callable[[RemoteService], Awaitable[None]]
 ) -> None:
     async with town.connect() as target:
@@ -145,7 +145,9 @@ class _Slow(MemoryTarget):
         return await super().listen(addresses, receiver)
 
 
-async def test_nothing_is_sent_before_somebody_listens(registry: OperationRegistry) -> None:
+async def test_nothing_is_sent_before_the_subscription_is_active(
+    registry: OperationRegistry,
+) -> None:
     target = _Slow()
     target.may.set()
     async with serve_calls(registry, target):

@@ -149,7 +149,7 @@ def test_r42_what_is_remembered_takes_no_more_than_is_allowed_for_it() -> None:
 
 
 @pytest.mark.requirement("R11")
-def test_r11_the_last_word_is_for_whoever_it_was_said_to() -> None:
+def test_r11_a_cached_reply_goes_only_to_its_caller() -> None:
     recent = Recent()
     recent.add("a")
     recent.finish("a", b"secret", "box.alice")
@@ -183,7 +183,7 @@ class Table:
         self.expired.append(entry.name)
 
 
-async def test_deadlines_expire_in_time_unless_they_are_gone() -> None:
+async def test_deadlines_expire_in_time_unless_removed() -> None:
     table = Table()
     loop = asyncio.get_running_loop()
     now = loop.time()

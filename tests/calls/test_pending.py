@@ -101,7 +101,7 @@ async def test_a_call_that_is_completed_without_an_answer_fails() -> None:
     [math.nan, math.inf, "\ud800", {1.5: 2}, object()],
     ids=["NaN", "Infinity", "lone surrogate", "a float as key", "an object"],
 )
-async def test_r28_what_is_not_json_is_refused_as_it_is_in_process(
+async def test_r28_values_that_are_not_json_are_rejected_as_in_process(
     world: World, registry: OperationRegistry, value: Any
 ) -> None:
     with pytest.raises(CallError) as here:
@@ -148,7 +148,7 @@ CONVERTED: dict[str, tuple[Any, Any]] = {
 
 
 @pytest.mark.requirement("R28")
-async def test_r28_values_are_converted_as_they_are_in_process(
+async def test_r28_values_are_converted_as_in_process(
     world: World, registry: OperationRegistry
 ) -> None:
     async with calling(world, registry) as calls:
@@ -159,7 +159,7 @@ async def test_r28_values_are_converted_as_they_are_in_process(
 
 
 @pytest.mark.requirement("R28")
-async def test_r28_a_decimal_is_no_number_wherever_it_is_validated(
+async def test_r28_a_decimal_is_not_a_number_in_every_validation(
     world: World, registry: OperationRegistry
 ) -> None:
     given = {"a": decimal.Decimal(1), "b": 2}
@@ -174,7 +174,7 @@ async def test_r28_a_decimal_is_no_number_wherever_it_is_validated(
 
 
 @pytest.mark.requirement("R28", "R20")
-async def test_r28_deep_input_is_refused_as_it_is_in_process(
+async def test_r28_deep_input_is_rejected_as_in_process(
     world: World, registry: OperationRegistry
 ) -> None:
     deep: Any = 1
@@ -335,7 +335,7 @@ async def test_r12_an_answer_is_not_kept_waiting_for_the_word_that_its_request_w
 
 
 @pytest.mark.requirement("R12")
-async def test_r12_whoever_is_cancelled_when_its_call_ends_is_cancelled(
+async def test_r12_a_task_cancelled_when_its_call_ends_is_cancelled(
     registry: OperationRegistry,
 ) -> None:
     target = MemoryTarget()

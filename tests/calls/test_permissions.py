@@ -181,7 +181,7 @@ async def test_an_operator_uses_the_account_of_a_worker_and_clients_see_no_dead_
 
 @on_each
 @pytest.mark.parametrize("name", ["any", "bob"])
-async def test_a_caller_with_the_wrong_name_is_told_so_at_once(
+async def test_a_caller_with_the_wrong_name_gets_an_error_at_once(
     scheme: str, name: str, tmp_path: Path
 ) -> None:
     async with (
@@ -196,7 +196,7 @@ async def test_a_caller_with_the_wrong_name_is_told_so_at_once(
 
 
 @on_redis
-async def test_a_client_that_no_worker_was_given_is_told_so(scheme: str, tmp_path: Path) -> None:
+async def test_a_client_that_no_worker_lists_gets_an_error(scheme: str, tmp_path: Path) -> None:
     async with guarded(scheme, tmp_path / "log", {"clients": ["bob"]}) as guard:
         with pytest.raises(CallError, match=r"clients=\['alice'\]"):
             await guard.alice.call("math.add", {"a": 1, "b": 2})

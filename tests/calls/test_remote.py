@@ -192,7 +192,7 @@ async def test_calls_to_a_group_are_limited_and_the_others_wait() -> None:
     assert most == 2
 
 
-async def test_nobody_to_import_from_is_unavailable() -> None:
+async def test_an_import_without_workers_is_unavailable() -> None:
     with pytest.raises(CallError) as caught:
         async with from_calls(MemoryTarget()):
             pass
@@ -309,7 +309,7 @@ async def test_calls_to_a_spoke_that_leaves_fail_at_once() -> None:
 
 
 @pytest.mark.requirement("R09", "R25")
-async def test_a_hostile_spoke_takes_no_name_and_speaks_for_nobody() -> None:
+async def test_a_hostile_spoke_takes_no_name_and_impersonates_no_caller() -> None:
     center = OperationRegistry()
 
     @center.operation("hub.hello", type="query")
@@ -431,7 +431,7 @@ async def test_r08_a_websocket_is_refused_in_its_handshake(
     assert "identify raised PermissionError" in caplog.text
 
 
-async def test_what_is_not_open_is_said_not_to_be(registry: OperationRegistry) -> None:
+async def test_a_closed_service_raises(registry: OperationRegistry) -> None:
     target = MemoryTarget()
     with pytest.raises(RuntimeError, match="async with from_calls"):
         registry.register_all(from_calls(target))
@@ -446,7 +446,7 @@ async def test_what_is_not_open_is_said_not_to_be(registry: OperationRegistry) -
 
 
 @pytest.mark.requirement("F34")
-async def test_f34_a_connection_that_is_closed_or_lives_elsewhere_says_so_at_once(
+async def test_f34_a_closed_connection_or_one_of_another_loop_raises_at_once(
     broker_world: BrokerWorld, registry: OperationRegistry
 ) -> None:
     async with broker_world.connect() as target:
@@ -492,7 +492,7 @@ async def test_a_timeout_that_is_no_number_is_refused(
         (lambda token: Identity(token) if token else None, "", ""),
     ],
 )
-async def test_r08_a_credential_that_nobody_can_judge_is_refused_and_the_worker_told_why(
+async def test_r08_an_unchecked_credential_is_rejected_and_logged_at_the_worker(
     resolve: Any,
     credential: str,
     said: str,

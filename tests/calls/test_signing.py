@@ -84,7 +84,7 @@ async def test_f18_signed_calls_and_subscriptions_work_as_any_others(
 @pytest.mark.parametrize(
     ("worker", "asker"), [(SECRET, None), (None, SECRET), (SECRET, SECRET * 2)]
 )
-async def test_secrets_that_differ_are_told_where_messages_are_dropped(
+async def test_different_secrets_are_logged_where_messages_are_dropped(
     broker_world: World,
     worker: str | None,
     asker: str | None,
@@ -154,7 +154,7 @@ async def test_f18_forged_and_repeated_requests_are_not_run(
     assert len(started(path)) == 1
 
 
-async def test_without_the_secret_nobody_answers(broker_world: World) -> None:
+async def test_without_the_secret_there_is_no_answer(broker_world: World) -> None:
     async with (
         broker_world.serve(build_registry(), target={"secret": SECRET}),
         caller(broker_world, timeout=1.0) as calls,

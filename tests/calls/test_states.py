@@ -47,7 +47,7 @@ EVENTS: dict[str, CallEvent] = {
 
 @pytest.mark.requirement("R50")
 @named(json.loads((PROTOCOL / "states.json").read_text(encoding="utf-8"))["cases"])
-def test_r50_events_do_to_calls_what_the_vectors_say(case: Any) -> None:
+def test_r50_events_change_calls_as_the_vectors_require(case: Any) -> None:
     expects = None if case["expects"] == "none" else Expects(case["expects"])
     verdicts = []
     for name in case["events"]:
@@ -83,7 +83,7 @@ def numbers(arrivals: list[Arrival]) -> list[Any]:
 
 @pytest.mark.requirement("R50", "F12")
 @named(json.loads((PROTOCOL / "sequences.json").read_text(encoding="utf-8"))["cases"])
-def test_r50_items_are_put_in_order_as_the_vectors_say(case: Any) -> None:
+def test_r50_items_are_ordered_as_the_vectors_require(case: Any) -> None:
     sequencer = Sequencer()
     delivered: list[Any] = []
     for arrival in case["arrivals"]:
@@ -104,7 +104,7 @@ def test_an_item_that_does_not_come_is_missed_after_a_window() -> None:
 
 
 @given(st.data())
-def test_whatever_the_order_within_the_window_items_come_out_in_order(data: st.DataObject) -> None:
+def test_items_within_the_window_are_delivered_in_order(data: st.DataObject) -> None:
     total = data.draw(st.integers(0, REORDER_WINDOW))
     arrivals: list[Any] = data.draw(st.permutations([*range(total), "end"]))
     sequencer = Sequencer()

@@ -104,7 +104,7 @@ async def test_a_subscription_is_read_by_one_task_at_a_time() -> None:
 
 
 @pytest.mark.requirement("R31", "F22")
-async def test_f22_requests_without_an_address_hide_no_caller_that_is_gone(
+async def test_f22_requests_without_an_address_hide_no_caller_that_left(
     nats_server: Broker,
 ) -> None:
     world = nats_world(nats_server.url)
@@ -208,7 +208,7 @@ async def test_f25_what_a_draining_worker_is_about_to_finish_is_not_refused_when
 
 
 @pytest.mark.requirement("R13", "R42")
-async def test_r13_nobody_makes_a_worker_remember_long_names() -> None:
+async def test_r13_a_worker_does_not_store_long_names() -> None:
     target = MemoryTarget()
     async with serve_calls(ticking(), target) as worker:
         for number in range(100):
@@ -284,7 +284,7 @@ async def test_f1_an_odd_answer_about_a_lost_call_does_not_end_the_watch() -> No
 
 
 @pytest.mark.requirement("R47")
-async def test_r47_what_a_stranger_says_of_its_operations_stays_on_one_line(
+async def test_r47_descriptions_of_a_stranger_stay_on_one_line(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     registry = OperationRegistry()
@@ -303,7 +303,7 @@ async def test_r47_what_a_stranger_says_of_its_operations_stays_on_one_line(
 
 
 @pytest.mark.requirement("R13", "F15")
-async def test_f15_a_nats_message_that_cannot_be_read_stops_nobody_from_reading(
+async def test_f15_a_malformed_nats_message_stops_no_reader(
     nats_server: Broker,
 ) -> None:
     world = nats_world(nats_server.url)

@@ -35,7 +35,7 @@ def broken(folder: Path) -> Path:
 
 
 @pytest.mark.usefixtures("broken")
-def test_commands_go_on_with_what_is_there_and_say_what_is_not(run: Run) -> None:
+def test_commands_continue_without_missing_sources_and_report_them(run: Run) -> None:
     listed = run("list", "--ids")
 
     assert (listed.code, len(listed.out.split())) == (0, 12)
@@ -73,7 +73,7 @@ def test_who_needs_what_is_not_there_fails(run: Run, arguments: list[str], sourc
 
 
 @pytest.mark.usefixtures("broken")
-def test_doctor_fails_for_whatever_is_not_there(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_fails_for_every_missing_source(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, key in KEYS.items():
         monkeypatch.setenv(name, key)
 
@@ -92,7 +92,9 @@ async def test_serving_goes_on_with_what_is_there(
 
 
 @pytest.mark.parametrize("config", ["operations.toml", "mcp.json"])
-def test_why_a_server_did_not_start_is_told_once(run: Run, folder: Path, config: str) -> None:
+def test_the_reason_why_a_server_did_not_start_is_reported_once(
+    run: Run, folder: Path, config: str
+) -> None:
     code = "import sys; sys.exit('no disk')"
     (folder / "mcp.json").write_text(
         json.dumps({"mcpServers": {"bad": {"command": sys.executable, "args": ["-c", code]}}})
@@ -109,7 +111,7 @@ def test_why_a_server_did_not_start_is_told_once(run: Run, folder: Path, config:
     assert asked.error["code"] == "UNAVAILABLE"
 
 
-def test_another_source_that_is_away_is_told_beside(run: Run, folder: Path) -> None:
+def test_another_missing_source_is_reported_as_well(run: Run, folder: Path) -> None:
     with (folder / "operations.toml").open("a") as file:
         file.write("[brokers.main]\nurl = 'redis://127.0.0.1:9'\nworkers = true\n")
 
@@ -169,7 +171,7 @@ def test_a_document_without_servers_needs_a_base_url(
     assert words not in ran.out + ran.err
 
 
-async def test_serving_a_document_without_servers_says_so(
+async def test_serving_a_document_without_servers_is_reported(
     folder: Path, environment: dict[str, str]
 ) -> None:
     (folder / "shop.json").write_text(json.dumps(SHOP))
@@ -183,7 +185,7 @@ async def test_serving_a_document_without_servers_says_so(
     assert b"Set it in [openapi.shop]" in said
 
 
-async def test_a_wrong_key_to_a_server_says_so_and_what_to_set(
+async def test_a_wrong_key_for_a_server_is_reported_with_advice(
     folder: Path, environment: dict[str, str], tmp_path: Path
 ) -> None:
     """Both sides are ours: the refusal that comes over HTTP is JSON."""

@@ -40,7 +40,7 @@ SHIP = {
         (["to.street=a=b", "size=small", "notes=x"], {"street": "a=b"}),
     ],
 )  # fmt: skip
-def test_input_is_read_as_its_schema_says(
+def test_input_is_read_according_to_its_schema(
     run: Run, folder: Path, arguments: list[str], changes: dict[str, Any]
 ) -> None:
     (folder / "ship.json").write_text('{"to": {"street": "Elm"}, "size": "small", "notes": ["x"]}')
@@ -108,7 +108,7 @@ def test_each_failure_has_its_exit_code(
         (["size=small", "size=large"], "/size", "size is given twice"),
     ],
 )
-def test_what_cannot_be_read_is_told_with_its_place(
+def test_unreadable_input_is_reported_with_its_place(
     run: Run, arguments: list[str], path: str, words: str
 ) -> None:
     ran = run("call", "work.ship", *arguments, "--json")
@@ -119,7 +119,7 @@ def test_what_cannot_be_read_is_told_with_its_place(
     assert run("call", "work.ship", *arguments).err.count("\n") == 1
 
 
-def test_a_value_without_meaning_is_told_with_its_operation(run: Run, folder: Path) -> None:
+def test_an_invalid_value_is_reported_with_its_operation(run: Run, folder: Path) -> None:
     (folder / "ops.py").write_text(
         "from datetime import date\nfrom operations import operation\n"
         "@operation('work.when')\nasync def when(day: date) -> str:\n    return str(day)\n"
@@ -136,7 +136,7 @@ def test_an_unknown_property_comes_with_what_was_meant(run: Run) -> None:
     assert '/siez is not a known property. Did you mean "size"?\n' in ran.err
 
 
-def test_the_envelope_says_where_data_came_from(run: Run) -> None:
+def test_the_envelope_shows_the_source_of_the_data(run: Run) -> None:
     ran = run("call", "work.add", "a=1", "--envelope")
 
     assert ran.json["data"] == 2
@@ -177,7 +177,7 @@ async def flaky() -> int:
 """
 
 
-def test_a_call_is_repeated_as_the_tool_table_says(run: Run, folder: Path) -> None:
+def test_a_call_is_repeated_according_to_the_tools_table(run: Run, folder: Path) -> None:
     with (folder / "ops.py").open("a") as module, (folder / "operations.toml").open("a") as file:
         module.write(FLAKY)
         file.write('\n[tools."work.flaky"]\nretry = { attempts = 3, first_pause = 0.01 }\n')
@@ -202,7 +202,7 @@ def test_progress_is_no_concern_of_scripts_that_want_json(run: Run) -> None:
     assert run("call", "work.slow", "pause=0", "--json").err == ""
 
 
-def test_bytes_go_into_a_pipe_or_a_file_as_they_are(
+def test_bytes_go_into_a_pipe_or_a_file_unchanged(
     folder: Path, environment: dict[str, str], run: Run
 ) -> None:
     done = subprocess.run(
@@ -225,7 +225,7 @@ def test_a_reader_that_leaves_is_no_error(folder: Path, environment: dict[str, s
     assert (done.stdout, done.stderr) == ("1\n", "")
 
 
-def test_a_missing_config_says_what_to_do(run: Run, folder: Path) -> None:
+def test_a_missing_config_is_reported_with_advice(run: Run, folder: Path) -> None:
     (folder / "operations.toml").unlink()
 
     ran = run("call", "work.add")
@@ -234,7 +234,7 @@ def test_a_missing_config_says_what_to_do(run: Run, folder: Path) -> None:
     assert "operations init" in ran.err
 
 
-def test_a_wrong_config_is_told_as_json_too(run: Run, folder: Path) -> None:
+def test_a_wrong_config_is_reported_as_json_too(run: Run, folder: Path) -> None:
     (folder / "operations.toml").write_text("[serve]\nprot = 1\n")
 
     ran = run("call", "work.add", "--json")
@@ -327,7 +327,7 @@ def test_a_file_is_saved_while_it_arrives(
 @pytest.mark.parametrize(
     "upload", ["photo", "=x", "body.photo=missing.png", "body.title.x=cat.png"]
 )
-def test_an_upload_that_cannot_be_read_is_told(
+def test_an_unreadable_upload_is_reported(
     run: Run, folder: Path, file_api: list[tuple[str, str, bytes]], upload: str
 ) -> None:
     (folder / "cat.png").write_bytes(b"")

@@ -12,7 +12,7 @@ from operations.cli import app
 from operations.cli.options import Common, command
 
 
-async def test_a_defect_is_told_without_a_traceback(
+async def test_a_defect_is_reported_without_a_traceback(
     capsys: pytest.CaptureFixture[str], folder: Path
 ) -> None:
     @command
@@ -40,7 +40,7 @@ def test_a_missing_extra_is_named(
     assert "pip install 'alkdev-operations[server]'" in capsys.readouterr().err
 
 
-def test_every_command_of_the_table_is_there_and_tells_about_itself(
+def test_every_command_of_the_table_exists_and_has_help(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "120")

@@ -82,7 +82,7 @@ def test_tools_have_the_shape_of_their_provider(run: Run, provider: str, path: l
     assert ("work.count", "type") in lost
 
 
-def test_losses_are_told_beside_the_result(run: Run) -> None:
+def test_losses_are_reported_beside_the_result(run: Run) -> None:
     ran = run("export", "openai", "work.add", "work.count")
 
     assert ran.json[0]["function"]["name"] == "work__add"

@@ -41,7 +41,7 @@ def test_lists_are_searched_and_filtered(
     assert run("list", *arguments, "--ids").out.split() == expected
 
 
-def test_a_list_that_was_cut_says_so(run: Run) -> None:
+def test_a_truncated_list_is_marked(run: Run) -> None:
     ran = run("list", "--limit", "2", "--ids")
 
     assert len(ran.out.split()) == 2

@@ -56,7 +56,7 @@ def test_init_writes_a_config_that_works_at_once(run: Run, folder: Path) -> None
     assert called.json == "Hello, World!"
 
 
-def test_init_writes_over_nothing_unless_told(run: Run, folder: Path) -> None:
+def test_init_overwrites_nothing_by_default(run: Run, folder: Path) -> None:
     before = (folder / "operations.toml").read_text()
 
     refused = run("init", "--json")
@@ -71,7 +71,7 @@ def test_the_schema_of_the_config_is_printed_for_editors(run: Run) -> None:
     assert run("init", "--schema").json["title"] == "operations.toml"
 
 
-def test_import_tells_what_a_document_would_give(run: Run, folder: Path) -> None:
+def test_import_previews_a_document(run: Run, folder: Path) -> None:
     (folder / "shop.yaml").write_text(DOCUMENT)
 
     report = run("import", "shop.yaml", "--json").json
@@ -110,7 +110,7 @@ def test_import_starts_a_server_or_reads_an_mcp_json(run: Run, folder: Path) -> 
         (["no_such_package"], 8, "neither a file, a folder nor a package"),
     ],
 )
-def test_import_says_why_there_is_nothing(
+def test_import_reports_why_there_is_nothing(
     run: Run, arguments: list[str], code: int, words: str
 ) -> None:
     ran = run("import", *arguments)
@@ -152,7 +152,7 @@ def test_trace_marks_a_tool_whose_result_is_an_error(run: Run, folder: Path) -> 
     assert run("trace", "--failed").out.count("money.convert") == 1
 
 
-def test_nothing_is_kept_where_the_config_says_so(run: Run, folder: Path) -> None:
+def test_nothing_is_stored_if_the_config_disables_it(run: Run, folder: Path) -> None:
     with (folder / "operations.toml").open("a") as config:
         config.write("[trace]\nenabled = false\n")
 

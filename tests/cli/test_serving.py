@@ -183,7 +183,7 @@ async def test_how_mcp_is_served_can_be_set_in_the_file(
     assert {tool.name for tool in few} == {"search", "schema", "call", "batch"}
 
 
-def test_a_port_that_is_taken_is_told(folder: Path, environment: dict[str, str]) -> None:
+def test_a_taken_port_is_reported_by_serve(folder: Path, environment: dict[str, str]) -> None:
     ran = subprocess.run(
         [sys.executable, "-m", "operations", "serve", "--host", "203.0.113.7", "--port", "1"],
         env={**environment, **KEYS}, capture_output=True, text=True, timeout=60, check=False,
@@ -194,9 +194,7 @@ def test_a_port_that_is_taken_is_told(folder: Path, environment: dict[str, str])
 
 
 @pytest.mark.requirement("R22")
-def test_other_machines_are_not_let_in_where_nobody_has_to_sign_in(
-    folder: Path, run: Callable[..., Ran]
-) -> None:
+def test_other_machines_are_rejected_without_sign_in(folder: Path, run: Callable[..., Ran]) -> None:
     (folder / "operations.toml").write_text("modules = ['ops.py']")
 
     ran = run("serve", "--host", "0.0.0.0", "--port", "0")

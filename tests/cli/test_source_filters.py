@@ -93,7 +93,7 @@ def test_what_an_operation_calls_is_started_when_it_calls_it(
     assert [each["operationId"] for each in roots[-1]["calls"]] == ["files.answer"]
 
 
-def test_what_an_operation_calls_and_nobody_has_is_not_found(
+def test_a_nested_call_of_an_unknown_operation_is_not_found(
     run: Callable[..., Ran], started: Callable[[], set[str]]
 ) -> None:
     ran = run("call", "work.ask_nobody")

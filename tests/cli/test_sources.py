@@ -164,7 +164,7 @@ async def test_an_mcp_json_gives_what_can_be_reached(folder: Path) -> None:
         assert caught.value.code == "UNAVAILABLE"
 
 
-def test_what_is_wrong_with_an_mcp_json_is_told_with_what_to_do(
+def test_faults_of_an_mcp_json_are_reported_with_advice(
     folder: Path, run: Callable[..., Ran]
 ) -> None:
     code = f"import sys; sys.exit('no disk {SECRET}')"
@@ -192,7 +192,9 @@ def test_what_is_wrong_with_an_mcp_json_is_told_with_what_to_do(
     assert SECRET not in ran.err
 
 
-def test_an_unknown_key_is_told_beside_what_works(folder: Path, run: Callable[..., Ran]) -> None:
+def test_an_unknown_key_is_reported_and_the_rest_works(
+    folder: Path, run: Callable[..., Ran]
+) -> None:
     tools = Path(__file__).parents[2] / "src/operations/cli/demo/tools.py"
     entry = {"command": sys.executable, "args": [str(tools)], "quries": ["convert"]}
     (folder / "mcp.json").write_text(json.dumps({"mcpServers": {"money": entry}}))

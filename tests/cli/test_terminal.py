@@ -170,7 +170,7 @@ def test_a_subscription_is_followed_until_ctrl_c(start: Start) -> None:
     assert end(child) == 0
 
 
-def test_a_call_that_is_interrupted_says_so_to_scripts(start: Start) -> None:
+def test_an_interrupted_call_has_its_own_exit_code(start: Start) -> None:
     child = start("call", "work.slow", "pause=60")
     see(child, "working hard")
 
@@ -188,7 +188,7 @@ def test_a_terminal_gets_a_table(start: Start) -> None:
     assert end(child) == 0
 
 
-def test_a_cell_that_is_cut_says_so(start: Start, environment: dict[str, str]) -> None:
+def test_a_truncated_cell_is_marked(start: Start, environment: dict[str, str]) -> None:
     environment["COLUMNS"] = "40"
     child = start("list", "add")
 
@@ -196,7 +196,7 @@ def test_a_cell_that_is_cut_says_so(start: Start, environment: dict[str, str]) -
     assert end(child) == 0
 
 
-def test_serve_says_where_it_is_and_leaves_on_ctrl_c(
+def test_serve_prints_its_address_and_ends_on_ctrl_c(
     start: Start, environment: dict[str, str]
 ) -> None:
     environment |= {"ALICE_KEY": "a" * 32, "BOB_KEY": "b" * 32}

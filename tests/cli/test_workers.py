@@ -41,7 +41,7 @@ def letters(folder: Path, broker: Broker) -> list[str]:
     return found
 
 
-def test_without_workers_the_command_says_so(run: Run, letters: list[str]) -> None:
+def test_without_workers_the_command_reports_it(run: Run, letters: list[str]) -> None:
     ran = run("workers")
     assert ran.code == 8
     assert "group shop: 0 workers, 0 running, 0 waiting, 2 dead letters" in ran.err

@@ -13,7 +13,7 @@ from tests.console.hub import KEY
     [(False, None), (True, ["color-contrast"])],
     ids=["light", "dark"],
 )
-def test_no_view_keeps_anybody_out(
+def test_every_view_is_accessible(
     eyes: Eyes, axe: str, dark: bool, rules: list[str] | None
 ) -> None:
     eyes.witness.expect("/call", 422)

@@ -76,7 +76,7 @@ def test_an_address_leads_to_an_operation_and_back_leads_back(eyes: Eyes) -> Non
     expect(page.get_by_role("heading", level=1)).to_have_text("task.get")
 
 
-def test_an_address_of_nothing_says_so(eyes: Eyes) -> None:
+def test_an_unknown_address_shows_a_message(eyes: Eyes) -> None:
     eyes.witness.expect("/schema", 404)
     page = eyes.open("#/task.nothing")
 

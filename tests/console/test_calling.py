@@ -99,7 +99,7 @@ def test_a_missing_part_is_named_where_it_is_missing(eyes: Eyes) -> None:
     ).to_contain_text("must be a string")
 
 
-def test_form_and_json_say_the_same(eyes: Eyes) -> None:
+def test_form_and_json_agree(eyes: Eyes) -> None:
     page = eyes.open("#/shop.deliver")
     given = {
         "size": 3,
@@ -212,7 +212,7 @@ def test_declared_errors_show_code_status_and_details(eyes: Eyes) -> None:
     expect(alert).to_contain_text("article: moon")
 
 
-def test_a_tool_error_is_told_from_success(eyes: Eyes) -> None:
+def test_a_tool_error_is_shown_as_an_error(eyes: Eyes) -> None:
     page = eyes.open("#/weather.broken")
 
     call(page)

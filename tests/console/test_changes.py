@@ -66,7 +66,7 @@ def test_what_appears_and_goes_does_so_in_the_list(garden: Eyes) -> None:
     expect(page.get_by_role("status")).to_have_text("2 operations")
 
 
-def test_whoever_searches_and_types_is_not_disturbed(garden: Eyes) -> None:
+def test_search_and_typed_input_survive_changes(garden: Eyes) -> None:
     page = garden.open("#/garden.plant")
     page.get_by_label("name").first.fill("half wri")
     page.locator("#search").fill("garden")

@@ -62,7 +62,7 @@ def groups() -> list[dict[str, Any]]:
 
 
 @pytest.mark.skipif(not SUITE.exists(), reason="the JSON Schema test suite is not here")
-def test_whatever_is_written_into_a_form_can_be_read_from_it(eyes: Eyes) -> None:
+def test_every_value_written_into_a_form_can_be_read_from_it(eyes: Eyes) -> None:
     page = eyes.open()
 
     assert page.evaluate(ROUND_TRIP, groups()) == []

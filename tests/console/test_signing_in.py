@@ -52,7 +52,7 @@ def test_a_session_that_ends_while_the_page_is_open_is_a_denial_with_a_way_out(e
     expect(page.locator(".chip.good")).to_be_visible()
 
 
-def test_a_cookie_of_a_session_that_is_over_does_not_lock_anybody_out(eyes: Eyes) -> None:
+def test_an_expired_cookie_does_not_prevent_signing_in(eyes: Eyes) -> None:
     eyes.witness.expect("/session", 401)
     page = eyes.open()
     sign_in(page)

@@ -46,7 +46,7 @@ def test_leaving_the_page_of_a_stream_ends_it(eyes: Eyes) -> None:
     until(page, lambda: STATE["open"] == 0)
 
 
-def test_a_stream_that_fails_keeps_its_items_and_says_why(eyes: Eyes) -> None:
+def test_a_stream_that_fails_keeps_its_items_and_shows_the_error(eyes: Eyes) -> None:
     page = eyes.open("#/clock.ticks")
 
     page.get_by_label("fail_after", exact=True).fill("3")

@@ -277,7 +277,7 @@ async def test_a_reload_can_close_the_server_to_anonymous_callers(
     assert "restart" not in caplog.text
 
 
-async def test_the_first_callers_of_a_file_need_a_restart_and_say_so(
+async def test_the_first_callers_of_a_file_need_a_restart_with_a_message(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "key").write_text("first")

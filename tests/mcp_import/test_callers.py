@@ -89,7 +89,7 @@ async def test_a_question_on_stdio_is_declined_while_another_caller_has_a_call_i
 
 
 @pytest.mark.requirement("R11")
-async def test_callers_without_identity_are_told_apart_by_their_sessions() -> None:
+async def test_callers_without_identity_are_distinguished_by_their_sessions() -> None:
     async with callers() as caller:
         one, two = caller("one", session="1"), caller("two", session="2")
         async with two.calling():
@@ -115,7 +115,7 @@ async def test_log_messages_stay_here_while_several_call(caplog: pytest.LogCaptu
     assert "for somebody" in caplog.text
 
 
-async def test_with_a_connection_for_each_caller_everybody_is_asked_their_own_questions() -> None:
+async def test_with_a_connection_per_caller_each_gets_its_own_questions() -> None:
     async with callers(per_caller=True) as caller:
         ann, bob = caller("ann"), caller("bob")
         async with bob.calling(), ann.calling():

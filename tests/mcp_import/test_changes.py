@@ -216,7 +216,7 @@ async def test_a_restarted_server_is_listed_again() -> None:
             await eventually(lambda: "raw.brand_new" not in registry)
 
 
-async def test_what_somebody_else_registered_is_left_alone() -> None:
+async def test_operations_of_others_are_not_changed() -> None:
     registry = OperationRegistry()
     with anyio.fail_after(10):
         async with connect_mcp("raw", raw()) as client:

@@ -94,7 +94,7 @@ def test_remote_servers_are_understood(entry: dict[str, Any], kind: str) -> None
     assert MCPClientConfig.from_entry(entry).kind == kind
 
 
-def test_references_to_the_environment_are_filled_in_wherever_they_stand() -> None:
+def test_references_to_the_environment_are_replaced_at_any_depth() -> None:
     config = MCPClientConfig.from_entry(
         {
             "url": "https://${HOST}/mcp",
@@ -125,7 +125,7 @@ def test_a_wrong_entry_is_explained(entry: dict[str, Any], named: str) -> None:
         MCPClientConfig.from_entry(entry, {})
 
 
-def test_a_key_that_nobody_knows_is_named_and_costs_nothing(
+def test_an_unknown_key_is_reported_and_ignored(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     entry = {"command": "a", "arg": ["b"], "colour": 7, "autoApprove": ["x"], "timeout": 60}
@@ -219,7 +219,7 @@ def test_an_env_file_adds_to_the_environment_and_is_not_shown(tmp_path: Path) ->
         assert "can ary" not in repr(config)
 
 
-def test_an_env_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+def test_an_unreadable_env_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="envFile names no file"):
         MCPClientConfig.from_entry({**ENTRY, "envFile": str(tmp_path / "none")})
     (tmp_path / ".env").write_text("A=1\nnot a variable\n")

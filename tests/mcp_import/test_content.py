@@ -130,7 +130,7 @@ def data_of(text: str, schema: Schema, **result: Any) -> Any:
     return tool_envelope({"content": content, **result}, schema).data
 
 
-def test_text_is_read_as_json_where_the_operation_says_what_it_returns() -> None:
+def test_text_is_read_as_json_if_the_tool_has_an_output_schema() -> None:
     assert data_of('{"n": 3}', SCHEMA) == {"n": 3}
 
 

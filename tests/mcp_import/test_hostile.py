@@ -159,7 +159,7 @@ async def test_a_list_whose_pages_never_end_is_ended() -> None:
             assert client.skipped["tools"] == "the list has more than 1000 pages"
 
 
-async def test_a_server_that_always_says_it_changed_is_listed_ever_more_rarely() -> None:
+async def test_a_server_that_announces_changes_constantly_is_listed_less_often() -> None:
     with anyio.fail_after(20):
         async with connect_mcp("raw", raw("storm")) as client:
             registry = await connected(client)
@@ -373,7 +373,7 @@ MALFORMED = [
 
 
 @pytest.mark.requirement("R13")
-async def test_whatever_is_said_between_answers_the_next_call_works() -> None:
+async def test_unexpected_messages_between_responses_break_no_call() -> None:
     with anyio.fail_after(30):
         async with connect_mcp("raw", raw()) as client:
             registry = await connected(client)
@@ -410,7 +410,7 @@ async def test_progress_beyond_all_numbers_costs_nothing_but_itself() -> None:
             await eventually(lambda: seen == [1, 2, 3])
 
 
-async def test_progress_that_nobody_takes_does_not_pile_up() -> None:
+async def test_unread_progress_does_not_accumulate() -> None:
     told = 0
 
     async def hang(done: float, total: float | None, message: str | None) -> None:

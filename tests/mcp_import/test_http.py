@@ -94,7 +94,7 @@ async def test_a_message_that_the_server_of_2024_refuses_costs_its_call_alone() 
     assert envelope.data == {"result": 3}
 
 
-async def test_nobody_at_the_url_is_unavailable() -> None:
+async def test_a_url_that_does_not_respond_is_unavailable() -> None:
     with anyio.fail_after(20), nothing_left_behind(), pytest.raises(CallError) as caught:
         async with connect_mcp("demo", MCPClientConfig(url=f"http://127.0.0.1:{free_port()}/mcp")):
             pass
@@ -330,7 +330,7 @@ async def test_an_odd_answer_fails_its_call_alone(answer: Answer, code: ErrorCod
     assert (await outcome(answer)).code == code
 
 
-async def test_an_error_status_is_told_with_the_beginning_of_its_body() -> None:
+async def test_an_error_status_is_reported_with_the_beginning_of_its_body() -> None:
     error = await outcome(lambda _, __: Response("teapot" * 1000, status_code=418))
 
     assert error.details["statusCode"] == 418
@@ -461,7 +461,9 @@ async def test_a_token_function_receives_the_context_of_the_call(transport: Any)
 
 
 @pytest.mark.requirement("R16")
-async def test_a_refused_token_is_told_without_the_token(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_rejected_token_is_reported_without_the_token(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     caplog.set_level("DEBUG")
 
     async def refuse(request: Request) -> Response:
@@ -671,7 +673,7 @@ async def test_what_a_server_echoes_of_our_secrets_stays_here(
 
 
 @pytest.mark.requirement("R16")
-async def test_a_refusal_to_connect_tells_no_secret() -> None:
+async def test_a_refused_connection_reveals_no_secret() -> None:
     async def refuse(request: Request) -> Response:
         return Response(str(dict(request.headers)), 401)
 
@@ -686,7 +688,7 @@ async def test_a_refusal_to_connect_tells_no_secret() -> None:
 
 
 @pytest.mark.requirement("R16")
-async def test_nobody_logs_the_query_or_the_login_of_an_address(
+async def test_the_query_and_the_login_of_an_address_are_not_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("DEBUG")

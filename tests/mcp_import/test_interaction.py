@@ -234,7 +234,7 @@ async def test_going_on_needs_what_calling_needs() -> None:
 
 
 @pytest.mark.requirement("R24")
-async def test_nobody_goes_on_with_a_tool_in_quarantine() -> None:
+async def test_a_tool_in_quarantine_cannot_be_continued() -> None:
     said = ["Greet."]
     config = MCPClientConfig(server=asking_server(said), pin="strict")
     async with connect_mcp("asking", config) as client:

@@ -123,7 +123,7 @@ async def test_an_entry_that_cannot_be_used_at_all_is_reported() -> None:
 
 
 @pytest.mark.requirement("R44")
-async def test_an_exception_in_the_body_comes_out_as_it_is() -> None:
+async def test_an_exception_in_the_body_is_raised_unchanged() -> None:
     with nothing_left_behind(), pytest.raises(ZeroDivisionError):
         async with connect_mcp("raw", raw()):
             raise ZeroDivisionError
@@ -155,7 +155,7 @@ async def test_opening_twice_starts_one_server() -> None:
         await client.aclose()
 
 
-async def test_a_closed_server_says_so() -> None:
+async def test_a_closed_server_raises() -> None:
     async with connect_mcp("raw", raw()) as client:
         registry = OperationRegistry(client)
     with pytest.raises(Exception, match="closed") as caught:

@@ -167,7 +167,7 @@ async def test_resources_and_prompts_of_the_everything_server() -> None:
     assert "Oslo" in prompt.data["messages"][0]["content"]["text"]
 
 
-async def test_the_filesystem_server_reads_and_writes_and_says_no(tmp_path: Path) -> None:
+async def test_the_filesystem_server_reads_writes_and_rejects(tmp_path: Path) -> None:
     (tmp_path / "tea.txt").write_text("green")
     with anyio.fail_after(60), nothing_left_behind():
         config = MCPClientConfig(
@@ -195,7 +195,7 @@ async def test_the_filesystem_server_reads_and_writes_and_says_no(tmp_path: Path
     assert writes.type == "mutation"
 
 
-async def test_the_memory_server_keeps_what_it_is_told(tmp_path: Path) -> None:
+async def test_the_memory_server_keeps_its_entries(tmp_path: Path) -> None:
     with anyio.fail_after(60), nothing_left_behind():
         config = MCPClientConfig(
             command=str(BIN / "mcp-server-memory"),

@@ -217,7 +217,7 @@ async def test_a_stream_that_ends_early_is_resumed() -> None:
 
 
 @pytest.mark.requirement("R31")
-async def test_a_cancelled_call_tells_the_server_to_stop() -> None:
+async def test_a_cancelled_call_is_cancelled_at_the_server() -> None:
     upstream = Upstream()
     async with connected(upstream) as registry:
         call = asyncio.ensure_future(registry.execute("raw.wait", {}))

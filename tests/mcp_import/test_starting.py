@@ -30,7 +30,7 @@ def python(code: str, *arguments: str, **options: Any) -> MCPClientConfig:
     return MCPClientConfig(command=sys.executable, args=["-c", code, *arguments], **options)
 
 
-async def test_the_command_the_folder_the_exit_code_and_the_last_words_are_told(
+async def test_the_command_the_folder_the_exit_code_and_the_output_are_reported(
     tmp_path: Path,
 ) -> None:
     code = "import sys; print('Usage: tool'); sys.exit('there is no disk')"
@@ -51,7 +51,7 @@ async def test_last_words_without_a_line_end_are_heard() -> None:
     assert "said:      panic" in await report_of(python("import sys; sys.stderr.write('panic')"))
 
 
-async def test_only_the_last_lines_are_told_and_they_are_escaped() -> None:
+async def test_only_the_last_lines_are_reported_escaped() -> None:
     code = "import sys; [print(n, chr(27), file=sys.stderr) for n in range(1000)]"
     report = await report_of(python(code))
 
@@ -101,7 +101,7 @@ CANARIES = (
 
 
 @pytest.mark.requirement("R16")
-async def test_no_secret_is_told_whoever_says_it(
+async def test_no_secret_is_reported_from_any_source(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -166,7 +166,7 @@ async def test_a_refusal_comes_with_advice(
     assert "canary" not in str(caught.value)
 
 
-async def test_nobody_at_an_address_is_told_with_the_address() -> None:
+async def test_an_unreachable_address_is_reported() -> None:
     url = f"http://127.0.0.1:{free_port()}/mcp"
 
     assert f"address:   {url}" in await report_of(MCPClientConfig(url=url))
@@ -181,7 +181,7 @@ async def test_the_loader_keeps_the_whole_report(caplog: pytest.LogCaptureFixtur
     assert "said:      the configuration is missing" in caplog.text
 
 
-async def test_a_server_that_fails_later_tells_its_callers_nothing_of_that(tmp_path: Path) -> None:
+async def test_a_server_that_fails_later_reveals_nothing_to_callers(tmp_path: Path) -> None:
     config = raw("crash_later", str(tmp_path / "mark"), reconnect_timeout=0.2)
     with anyio.fail_after(20):
         async with connect_mcp("raw", config) as client:
@@ -210,7 +210,7 @@ async def test_a_server_that_fails_later_tells_its_callers_nothing_of_that(tmp_p
         (["postgresql://user:canary%40x@x.org/a"], "postgresql://x.org/a"),
     ],
 )
-async def test_a_secret_in_an_argument_is_not_told(arguments: list[str], shown: str) -> None:
+async def test_a_secret_in_an_argument_is_not_reported(arguments: list[str], shown: str) -> None:
     code = "import sys; sys.exit(str(sys.argv[1:]))"
     report = await report_of(python(code, *arguments))
 

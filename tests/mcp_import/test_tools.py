@@ -39,7 +39,7 @@ async def specs_of(*tools: dict[str, Any], **options: Any) -> dict[str, Operatio
         return {operation.spec.name: operation.spec for operation in client}
 
 
-async def test_a_tool_is_an_operation_with_all_it_said() -> None:
+async def test_a_tool_becomes_an_operation_with_its_whole_listing() -> None:
     spec = (await specs_of(READ))["read"]
 
     assert spec.id == "raw.read"
@@ -52,7 +52,7 @@ async def test_a_tool_is_an_operation_with_all_it_said() -> None:
 
 
 @pytest.mark.requirement("R26")
-async def test_what_a_server_says_of_itself_is_not_believed_unless_trusted() -> None:
+async def test_hints_of_a_server_are_ignored_unless_it_is_trusted() -> None:
     doubted = (await specs_of(READ))["read"]
     trusted = (await specs_of(READ, trust_annotations=True))["read"]
     judged = (await specs_of(READ, queries=["re*"]))["read"]
@@ -91,7 +91,7 @@ def only_tea(spec: OperationSpec) -> AccessControl:
 
 
 @pytest.mark.parametrize("rule", [AccessControl(["tea"]), only_tea], ids=["value", "function"])
-async def test_the_operator_says_who_may_call(rule: Any) -> None:
+async def test_the_operator_sets_the_access(rule: Any) -> None:
     async with connect_mcp("raw", raw(access=rule)) as client:
         registry = OperationRegistry(client)
         with pytest.raises(CallError) as caught:
@@ -145,7 +145,7 @@ async def test_an_error_of_the_protocol_carries_the_servers_code_and_data() -> N
 
 
 @pytest.mark.requirement("R31")
-async def test_cancelling_a_call_tells_the_server() -> None:
+async def test_cancelling_a_call_notifies_the_server() -> None:
     async with connect_mcp("raw", raw()) as client:
         registry = OperationRegistry(client)
         with anyio.move_on_after(0.2):

@@ -63,7 +63,7 @@ async def test_a_resolver_that_hangs_is_cancelled_and_the_request_refused() -> N
 
 
 @pytest.mark.requirement("R12")
-async def test_a_resolver_that_will_not_be_cancelled_keeps_nobody_waiting() -> None:
+async def test_a_resolver_that_ignores_cancellation_blocks_no_caller() -> None:
     release, ended = asyncio.Event(), asyncio.Event()
 
     async def stubborn(request: Request) -> Identity | None:

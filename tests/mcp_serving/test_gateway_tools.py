@@ -80,7 +80,7 @@ async def test_an_operation_is_found_read_and_called(era: str) -> None:
 
 @BOTH
 @pytest.mark.requirement("R07", "R17")
-async def test_a_batch_runs_as_the_caller_and_tells_no_more_than_a_call(era: str) -> None:
+async def test_a_batch_runs_as_the_caller_and_reveals_no_more_than_a_call(era: str) -> None:
     ids = ["math.add", "task.delete", "task.crash", "no.such"]
     calls = [{"operation": operation_id, "input": {"a": 1}} for operation_id in ids[:1]]
     calls += [{"operation": operation_id, "input": {"id": "1"}} for operation_id in ids[1:2]]

@@ -218,7 +218,7 @@ async def test_links_lead_to_what_the_same_server_gives() -> None:
 
 
 @pytest.mark.requirement("R25")
-async def test_prompts_of_the_same_name_are_told_apart() -> None:
+async def test_prompts_of_the_same_name_are_distinguished() -> None:
     async with hub(server("one", prompts=("ask",)), server("two", prompts=("ask",))) as client:
         names = [prompt.name for prompt in (await client.list_prompts()).prompts]
         texts = [(await client.get_prompt(name)).messages[0].content.text for name in names]  # type: ignore[union-attr]
@@ -257,7 +257,7 @@ async def test_instructions_of_sources_follow_those_of_the_hub(era: str) -> None
 
 
 @pytest.mark.requirement("R26")
-async def test_what_a_server_says_of_a_tool_is_passed_on_but_not_believed() -> None:
+async def test_hints_of_a_tool_are_passed_on_but_not_trusted() -> None:
     entry = {
         "annotations": {"readOnlyHint": True, "openWorldHint": False, "title": "T"},
         "icons": [{"src": "https://example.org/i.png"}],

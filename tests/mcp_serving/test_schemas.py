@@ -34,7 +34,7 @@ TREE: dict[str, Any] = {
         {"oneOf": [{"type": "object"}]},
     ],
 )
-def test_a_schema_of_objects_is_seen_and_says_so_at_its_root(document: Any) -> None:
+def test_a_schema_of_objects_gets_its_type_at_the_root(document: Any) -> None:
     assert is_object(document)
     assert as_object(document)["type"] == "object"
 
@@ -87,18 +87,18 @@ def test_a_boxed_schema_admits_what_it_admitted_before(value: Any, wrong: Any) -
     assert not items.check({"items": [wrong], "complete": True})
 
 
-def test_definitions_nobody_uses_are_left_out() -> None:
+def test_unused_definitions_are_left_out() -> None:
     assert set(pruned(TREE, 1000)["$defs"]) == {"leaf"}  # type: ignore[index]
 
 
-def test_beyond_the_budget_definitions_say_nothing_and_never_more() -> None:
+def test_definitions_beyond_the_budget_accept_everything() -> None:
     cut = pruned(TREE, 5)
 
     assert cut["$defs"] == {"leaf": {}}  # type: ignore[index]
     assert Schema(cut).check([{"v": 1}])
 
 
-def test_a_schema_without_definitions_stays_as_it_is() -> None:
+def test_a_schema_without_definitions_is_unchanged() -> None:
     document = {"type": "string"}
 
     assert pruned(document, 1) is document

@@ -44,7 +44,7 @@ async def call(
 
 
 @BOTH
-async def test_a_tool_says_what_its_operation_says(era: str) -> None:
+async def test_a_tool_has_the_contract_of_its_operation(era: str) -> None:
     async with Client(to_mcp(example()), mode=era) as client:
         tools = {tool.name: wire(tool) for tool in (await client.list_tools()).tools}
 
@@ -98,7 +98,7 @@ async def test_outputs_that_are_no_objects_are_wrapped_for_older_clients_only(er
 
 @BOTH
 @pytest.mark.parametrize("name", ["x", ""])
-async def test_a_null_is_told_from_nothing(era: str, name: str) -> None:
+async def test_null_and_no_result_are_distinguished(era: str, name: str) -> None:
     result = await call(example(), era, "task__find", {"name": name})
 
     assert result["structuredContent"] == {"result": name or None}
@@ -133,7 +133,7 @@ async def test_an_unexpected_error_shows_its_code_and_the_request_alone(
     assert error["details"]["requestId"] in caplog.text
 
 
-async def test_unexpected_errors_are_shown_where_the_operator_says_so() -> None:
+async def test_unexpected_errors_are_shown_if_the_operator_allows_it() -> None:
     async with Client(to_mcp(example(), expose_errors=True)) as client:
         result = await client.call_tool("task__crash", {})
 
@@ -333,7 +333,7 @@ async def test_a_cursor_survives_a_change_of_the_registry() -> None:
     assert names == [f"many__n{number}" for number in range(10, 17)]
 
 
-async def test_a_cursor_whose_place_is_gone_is_refused_with_the_reason() -> None:
+async def test_an_outdated_cursor_is_rejected_with_the_reason() -> None:
     registry = numbered(*range(10, 16))
     async with Client(to_mcp(registry, page_size=2)) as client:
         cursor = (await client.list_tools()).next_cursor

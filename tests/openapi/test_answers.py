@@ -58,7 +58,7 @@ SCHEMALESS = document(responses=BARE)
         (b"", "application/json", None),
     ],
 )
-async def test_data_is_what_the_media_type_says(
+async def test_data_has_the_form_of_the_media_type(
     content: bytes, content_type: str | None, data: Any
 ) -> None:
     async with (
@@ -222,7 +222,7 @@ async def test_nothing_in_a_coding_is_nothing() -> None:
 
 
 @pytest.mark.parametrize("charset", ["undefined", "idna", "no-such", "hex", "utf-8"])
-async def test_a_charset_nobody_can_read_costs_characters_not_the_answer(charset: str) -> None:
+async def test_an_unknown_charset_loses_characters_but_not_the_response(charset: str) -> None:
     kind = f"text/plain; charset={charset}"
     async with (
         serving(responding(b"a\xff.b", kind)) as url,
@@ -257,7 +257,7 @@ async def test_a_sequence_is_a_stream_of_its_items(kind: str, content: bytes) ->
         ("image/png", b"1", b"1"),
     ],
 )
-async def test_promised_json_is_read_where_the_content_type_says_nothing(
+async def test_declared_json_is_read_without_a_content_type(
     kind: str, content: bytes, expected: Any
 ) -> None:
     async with (
@@ -386,7 +386,7 @@ async def test_time_that_runs_out_is_a_timeout() -> None:
         released.set()
 
 
-async def test_nobody_there_is_unavailable(unused_port: int) -> None:
+async def test_a_refused_connection_is_unavailable(unused_port: int) -> None:
     async with imported(
         SCHEMALESS, base_url=f"http://127.0.0.1:{unused_port}", retries=0
     ) as registry:
@@ -607,7 +607,7 @@ async def test_what_may_have_arrived_is_not_to_be_repeated_blindly(
     assert caught.value.retryable is retryable
 
 
-async def test_an_error_tells_whether_the_request_may_have_arrived() -> None:
+async def test_an_error_shows_whether_the_request_may_have_arrived() -> None:
     async def redirect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         # The request was carried out; the place of its result cannot be reached.

@@ -124,7 +124,7 @@ def test_no_name_or_type_of_a_file_ends_its_header() -> None:
         written("multipart/form-data", {hostile: file}, schema=schema)
 
 
-def test_a_field_that_is_declared_json_is_json_whatever_it_holds() -> None:
+def test_a_field_declared_as_json_is_json_for_every_value() -> None:
     encoding = {"a": {"contentType": "application/json"}}
     for kind, expected in (
         ("application/x-www-form-urlencoded", b"a=%22x%22&b=x&c="),
@@ -196,7 +196,9 @@ async def _pieces(*chunks: bytes) -> AsyncGenerator[bytes]:
     ("coding", "content"),
     [("br", b"x"), ("gzip", b"no gzip"), ("gzip, gzip, gzip, gzip", b""), ("deflate", b"\xff\xff")],
 )
-async def test_content_codings_nobody_asked_for_are_errors(coding: str, content: bytes) -> None:
+async def test_content_codings_that_were_not_requested_are_errors(
+    coding: str, content: bytes
+) -> None:
     with pytest.raises(CallError) as caught:
         async for _ in decoded(_pieces(content), coding, max_bytes=None):
             pass

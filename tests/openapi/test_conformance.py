@@ -9,7 +9,7 @@ from operations.openapi import HTTPServiceConfig, from_openapi
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: str(case.id))
-async def test_a_call_arrives_as_the_document_says(case: Case, echo: Echo) -> None:
+async def test_a_call_arrives_as_the_document_describes(case: Case, echo: Echo) -> None:
     config = HTTPServiceConfig(
         namespace="api", credentials=case.credentials, allowed_hosts=(echo.url,)
     )

@@ -146,7 +146,7 @@ async def test_the_operator_can_widen_the_folder() -> None:
 @pytest.mark.parametrize(
     "path", sorted((SHARED / "openapi-invalid").glob("*")), ids=lambda path: str(path.name)
 )
-async def test_a_document_that_is_not_what_it_says_imports_with_a_report(path: Path) -> None:
+async def test_a_document_that_contradicts_itself_is_imported_with_a_report(path: Path) -> None:
     service = await from_openapi_file(path, CONFIG)
 
     judge(service, 46)

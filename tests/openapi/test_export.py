@@ -107,7 +107,7 @@ def build() -> OperationRegistry:
     return registry
 
 
-def test_a_registry_becomes_a_valid_document_that_says_what_is_served() -> None:
+def test_a_registry_becomes_a_valid_document_of_its_api() -> None:
     document = to_openapi(build(), title="Trees", version="3.0", description="All of them.")
     validate(document)
 
@@ -255,7 +255,7 @@ def test_a_registry_of_nothing_is_a_document_too() -> None:
     assert document_of()["paths"] == {}
 
 
-def test_an_extension_that_cannot_be_read_says_nothing() -> None:
+def test_an_unreadable_extension_is_ignored() -> None:
     for odd in (
         {},
         {"x-operations": 7},

@@ -230,7 +230,7 @@ async def test_a_request_is_not_repeated_with_half_a_file() -> None:
 
 
 @pytest.mark.parametrize("place", ["missing", "folder"])
-async def test_a_file_that_is_not_there_is_told(place: str, tmp_path: Path) -> None:
+async def test_a_missing_file_is_reported(place: str, tmp_path: Path) -> None:
     value = tmp_path / "missing" if place == "missing" else tmp_path
     async with connected(UPLOAD) as (server, registry):
         with pytest.raises(CallError) as caught:
@@ -240,7 +240,7 @@ async def test_a_file_that_is_not_there_is_told(place: str, tmp_path: Path) -> N
     assert server.requests == []
 
 
-async def test_a_file_that_fails_while_it_is_sent_is_told() -> None:
+async def test_a_file_that_fails_while_it_is_sent_is_reported() -> None:
     class Broken(io.RawIOBase):
         def read(self, size: int = -1) -> bytes:
             raise OSError(5, "Input/output error")

@@ -148,7 +148,7 @@ async def test_no_header_of_a_part_ends_itself(echo: Echo) -> None:
         await refused(doc, echo, body={"file": "x"}, part_headers=given)
 
 
-async def test_a_transfer_encoding_is_applied_as_well_as_said(echo: Echo) -> None:
+async def test_a_transfer_encoding_is_declared_and_applied(echo: Echo) -> None:
     headers = {"Content-Transfer-Encoding": {"required": True, "schema": {"enum": ["base64"]}}}
     (part,) = await parts(upload({"file": FILE}, headers), echo, body={"file": "AAE="})
     assert part["headers"]["content-transfer-encoding"] == "base64"
@@ -189,7 +189,7 @@ async def test_a_style_does_not_make_text_of_files(echo: Echo) -> None:
     assert [part["content"] for part in both] == [b"\0\1", b"\0\2"]
 
 
-async def test_parts_can_be_told_apart_by_their_place(echo: Echo) -> None:
+async def test_parts_can_be_distinguished_by_their_place(echo: Echo) -> None:
     echo.seen.clear()
     media = {
         "schema": {"type": "array", "prefixItems": [{"type": "object"}], "items": FILE},
@@ -210,7 +210,7 @@ async def test_parts_can_be_told_apart_by_their_place(echo: Echo) -> None:
 
 
 @pytest.mark.requirement("R03")
-async def test_a_body_of_several_types_can_say_which_it_is(echo: Echo) -> None:
+async def test_a_body_of_several_types_can_name_its_type(echo: Echo) -> None:
     echo.seen.clear()
     doc = document("/thing", "put", requestBody={"content": {"image/*": {}}})
     async with imported(doc, base_url=echo.url) as registry:

@@ -22,7 +22,7 @@ def test_an_operation_id_is_kept_and_made_safe() -> None:
     assert operation_names(wanted) == ["listPets", "pets_show_one", "get_users_id_posts"]
 
 
-def test_names_that_clash_are_told_apart_by_method_and_path() -> None:
+def test_names_that_clash_get_method_and_path() -> None:
     wanted = [
         ("list", "GET", "/a"),
         ("list", "GET", "/b"),
@@ -59,7 +59,7 @@ def test_names_are_unique_safe_and_stable(
     )
 
 
-def test_arguments_with_one_name_are_told_apart_by_place() -> None:
+def test_arguments_of_one_name_get_their_place() -> None:
     parameters = [("id", "path"), ("id", "query"), ("q", "query"), ("body", "header")]
     assert argument_names(parameters, ["body"]) == ["id_path", "id_query", "q", "body_header"]
     assert argument_names([("a", "path"), ("a", "query"), ("a_path", "query")]) == [

@@ -120,7 +120,7 @@ async def test_a_rule_decides_by_operation() -> None:
         ({}, None),
     ],
 )
-def test_a_document_can_tell_how(more: dict[str, Any], expected: Paging | None) -> None:
+def test_a_document_can_describe_its_paging(more: dict[str, Any], expected: Paging | None) -> None:
     config = HTTPServiceConfig(namespace="api", pagination="document")
     listed = {"description": "", "headers": {"link": {}}}
     doc = listing(components={"responses": {"Listed": listed}}, **more)

@@ -113,7 +113,7 @@ def test_what_is_no_document_is_refused(text: str | bytes) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
-def test_byte_order_marks_tell_the_encoding(encoding: str) -> None:
+def test_byte_order_marks_determine_the_encoding(encoding: str) -> None:
     assert decode_document('{"a": "é"}'.encode(encoding)) == {"a": "é"}
     if encoding != "utf-8":
         assert decode_document("a: é".encode(encoding)) == {"a": "é"}
@@ -172,12 +172,12 @@ def test_any_document_imports_or_is_refused(paths: Any, components: Any, swagger
 
 
 @pytest.mark.parametrize("text", ["petstore.yaml", Path("petstore.yaml"), b"{}"])
-def test_a_document_that_is_not_decoded_says_who_reads_it(text: Any) -> None:
+def test_an_undecoded_document_raises_with_advice(text: Any) -> None:
     with pytest.raises(DocumentError, match="from_openapi_file"):
         from_openapi(text, CONFIG)
 
 
-async def test_a_path_that_is_no_address_says_who_reads_it() -> None:
+async def test_a_path_instead_of_an_address_raises_with_advice() -> None:
     with pytest.raises(DocumentError, match="from_openapi_file"):
         await from_openapi_url("petstore.yaml", CONFIG)
 
@@ -293,7 +293,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("text", "words"), BAD, ids=[text for text, _ in BAD])
-async def test_what_is_wrong_with_a_document_is_told_with_its_name(
+async def test_faults_of_a_document_are_reported_with_its_name(
     tmp_path: Path, text: str, words: str
 ) -> None:
     path = tmp_path / "shop.yaml"
@@ -403,7 +403,7 @@ async def test_an_address_without_a_document_is_a_document_error(
 
 @pytest.mark.requirement("R16")
 @pytest.mark.parametrize("status", [404, 302])
-async def test_the_address_of_a_document_is_told_without_its_secrets(status: int) -> None:
+async def test_the_address_of_a_document_is_reported_without_its_secrets(status: int) -> None:
     async def respond(request: web.Request) -> web.Response:
         return web.Response(status=status, headers={"Location": "/there?key=CANARY"})
 

@@ -151,7 +151,7 @@ def output_of(responses: Any, method: str = "get") -> Any:
     return next(iter(service)).spec.output_schema.document
 
 
-def test_the_output_says_that_it_is_an_object_if_every_response_is() -> None:
+def test_the_output_is_an_object_if_every_response_is() -> None:
     two = {"200": response(objects(a="string")), "201": response(objects(b="string"))}
     assert output_of(two) == {
         "type": "object",

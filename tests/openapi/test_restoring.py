@@ -71,7 +71,7 @@ async def test_what_was_exported_comes_back_the_same_and_runs() -> None:
         assert caught.value.code == ErrorCode.VALIDATION_ERROR
 
 
-def test_an_export_is_believed_only_where_the_operator_says_so() -> None:
+def test_an_export_is_trusted_only_if_the_operator_allows_it() -> None:
     document = to_openapi(original())
     plain = list(from_openapi(document, HTTPServiceConfig(namespace="there")))
     assert {operation.spec.namespace for operation in plain} == {"there"}

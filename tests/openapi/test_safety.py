@@ -534,7 +534,7 @@ async def test_a_key_is_not_in_an_error_in_either_spelling() -> None:
 
 
 @pytest.mark.requirement("R16")
-async def test_only_headers_whose_names_say_so_are_kept_out_of_errors() -> None:
+async def test_only_headers_with_secret_names_are_kept_out_of_errors() -> None:
     async def refuse(request: web.Request) -> web.Response:
         names = ("Accept", "X-Version", "X-Api-Key", "Authorization", "Cookie")
         said = {name: request.headers[name] for name in names}

@@ -177,7 +177,7 @@ def test_a_part_that_requires_what_another_part_hides_does_not_require_it() -> N
     assert build(schema, Direction.RESPONSE, A=base)["allOf"][1] == {"required": ["id", "name"]}
 
 
-def test_a_discriminator_is_told_in_words_and_forgives_members_that_overlap() -> None:
+def test_a_discriminator_is_described_and_permits_overlapping_members() -> None:
     document = {
         "components": {
             "schemas": {

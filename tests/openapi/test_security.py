@@ -399,7 +399,7 @@ async def test_a_refresh_token_gives_tokens_and_its_successor(key: str) -> None:
         ("authorizationCode", "tokenUrl", "responded with HTTP 400"),
     ],
 )
-async def test_a_flow_that_needs_a_person_says_what_to_do_instead(
+async def test_a_flow_that_needs_a_person_is_rejected_with_advice(
     flow: str, key: str, reason: str
 ) -> None:
     async def refuse(request: web.Request) -> web.Response:

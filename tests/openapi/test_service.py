@@ -52,7 +52,7 @@ def many(*entries: tuple[str, str, dict[str, Any]]) -> dict[str, Any]:
     return {"openapi": "3.0.3", "info": {"title": "t", "version": "2.1"}, "paths": paths}
 
 
-def test_a_spec_holds_what_the_document_says() -> None:
+def test_a_spec_has_the_content_of_the_document() -> None:
     doc = document(
         "/pets/{id}", summary="Show", description="Shows a pet.", tags=["pets", 7], deprecated=True
     )
@@ -87,7 +87,7 @@ def test_a_spec_holds_what_the_document_says() -> None:
         ("delete", OperationType.MUTATION, True),
     ],
 )
-def test_a_method_tells_the_type(method: str, kind: OperationType, idempotent: bool) -> None:
+def test_the_method_determines_the_type(method: str, kind: OperationType, idempotent: bool) -> None:
     spec = spec_of(document("/x", method))
     assert (spec.type, spec.idempotent) == (kind, idempotent)
 
@@ -174,7 +174,7 @@ def test_links_are_carried_in_the_meta() -> None:
     assert spec_of(doc).meta["links"] == links
 
 
-def test_the_input_is_closed_and_says_what_is_required() -> None:
+def test_the_input_is_closed_and_has_its_required_names() -> None:
     doc = document(
         "/x/{id}",
         "post",
@@ -256,7 +256,7 @@ def test_rules_choose_and_rename(rules: dict[str, Any], expected: list[str]) -> 
     assert len(service) == len(expected)
 
 
-def test_a_name_nobody_can_have_is_refused() -> None:
+def test_an_invalid_name_is_rejected() -> None:
     with pytest.raises(ValueError, match="cannot be renamed"):
         from_openapi(PETS, HTTPServiceConfig(namespace="api", rename={"me": "é"}))
 
@@ -344,7 +344,7 @@ def test_a_path_item_can_be_a_reference() -> None:
         ),
     ],
 )
-async def test_the_nearest_server_is_called_unless_the_operator_says_another(
+async def test_the_nearest_server_is_called_by_default(
     places: dict[str, list[str]], config: dict[str, Any], expected: str
 ) -> None:
     variables = {"scheme": {"default": "https"}, "v": {"default": "v1"}}
@@ -388,7 +388,7 @@ def test_operations_without_an_address_are_known(
     assert service.unaddressed == expected
 
 
-async def test_without_any_address_a_call_says_what_is_missing() -> None:
+async def test_a_call_without_an_address_raises_with_advice() -> None:
     async with imported(document()) as registry:
         with pytest.raises(CallError, match="base_url"):
             await registry.execute("api.call", {})
@@ -474,7 +474,7 @@ async def test_a_documents_media_types_cannot_add_a_header() -> None:
         ({"headers": {"X Y": "a"}}, "headers"),
     ],
 )
-def test_a_configuration_that_cannot_be_right_says_which_part(
+def test_an_invalid_configuration_is_reported_with_its_part(
     config: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(ValueError, match=said):
@@ -603,7 +603,7 @@ async def test_a_relative_server_is_relative_to_where_the_document_was() -> None
     assert envelope.data["at"] == "/v1/x"
 
 
-async def test_a_document_that_has_moved_says_where_it_is() -> None:
+async def test_a_document_that_has_moved_is_reported_with_its_address() -> None:
     async def respond(request: web.Request) -> web.Response:
         return web.Response(status=301, headers={"Location": "/new.json"})
 
@@ -621,7 +621,7 @@ def test_rules_for_operations_that_are_not_there_are_pointed_out(
     assert "pagination names 'cll'" in caplog.text
 
 
-async def test_a_name_that_nobody_has_is_said_to_be_missing() -> None:
+async def test_an_unknown_name_is_reported_as_missing() -> None:
     async with imported(document(), base_url="http://nobody.invalid", retries=0) as registry:
         with pytest.raises(CallError, match="no such host") as caught:
             await registry.execute("api.call", {})

@@ -220,7 +220,7 @@ async def test_a_required_stream_that_has_one_value_is_set_where_it_fits() -> No
     assert server.bodies == [{"stream": True}]
 
 
-async def test_the_stream_is_asked_for_even_if_the_caller_says_otherwise() -> None:
+async def test_the_stream_is_requested_even_against_the_input() -> None:
     server = Chat()
     async with talking(chat({"type": "boolean"}), server) as registry:
         await items(registry, "api.call.stream", {"body": {"stream": False}})

@@ -310,7 +310,7 @@ async def test_an_error_on_the_way_back_to_a_lost_stream_is_raised() -> None:
     assert caught.value.details["statusCode"] == 401
 
 
-async def test_a_stream_that_is_gone_after_its_end_has_ended() -> None:
+async def test_a_stream_closed_after_its_end_has_ended() -> None:
     count = 0
 
     async def respond(request: web.Request) -> web.StreamResponse:

@@ -207,7 +207,7 @@ async def test_a_client_certificate_is_presented(certificates: Path, files: dict
         ({"proxy": "proxy:3128"}, "proxy"),
     ],
 )
-def test_files_that_cannot_be_used_are_told_at_import(
+def test_unusable_files_are_reported_at_import(
     certificates: Path, options: dict[str, str], told: str
 ) -> None:
     paths = {

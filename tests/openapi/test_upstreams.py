@@ -152,7 +152,7 @@ async def test_calls_fail_at_once_while_the_probe_has_the_last_slot() -> None:
         await asyncio.gather(*held, return_exceptions=True)
 
 
-async def test_a_caller_that_leaves_tells_nothing_about_the_upstream() -> None:
+async def test_a_caller_that_leaves_does_not_count_against_the_upstream() -> None:
     arrived, stopped = asyncio.Event(), asyncio.Event()
 
     async def stall(request: web.Request) -> web.Response:

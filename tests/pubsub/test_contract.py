@@ -111,7 +111,7 @@ async def test_every_message_in_a_queue_goes_to_exactly_one_taker(world: World) 
 
 
 @pytest.mark.requirement("F3")
-async def test_a_queue_without_takers_says_so(world: World) -> None:
+async def test_a_queue_without_workers_raises(world: World) -> None:
     if world.name == "websocket":
         pytest.skip("the peer's recorder answers")
     async with two_ends(world) as (near, _):
@@ -209,7 +209,7 @@ async def test_a_target_that_was_not_used_for_a_while_is_still_there(world: Worl
         await until(lambda: recorder.bodies == [event(1)])
 
 
-async def test_whatever_a_nats_server_complains_of_the_client_comes_back(
+async def test_a_nats_client_reconnects_after_every_server_error(
     nats_server: Broker,
 ) -> None:
     async with connect_nats(nats_server.url) as target:

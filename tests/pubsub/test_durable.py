@@ -212,7 +212,7 @@ async def test_f10_a_durable_request_runs_once_in_the_whole_group(
 
 
 @pytest.mark.requirement("R39", "F21")
-async def test_f21_a_request_that_nobody_waits_for_any_more_is_not_run(
+async def test_f21_a_request_without_a_waiting_caller_does_not_run(
     jetstream: Broker, tmp_path: Path
 ) -> None:
     late, lasting = tmp_path / "late", tmp_path / "lasting"
@@ -238,7 +238,7 @@ async def test_f21_a_request_that_nobody_waits_for_any_more_is_not_run(
 
 
 @pytest.mark.requirement("R39")
-async def test_the_age_of_a_request_is_for_the_servers_clock_to_say(
+async def test_the_age_of_a_request_is_measured_by_the_server(
     jetstream: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("operations.pubsub.nats.queues.time", lambda: time() + 3600)
@@ -317,7 +317,7 @@ def connect_as(user: str, broker: Broker) -> Any:
     return connect_nats(broker.url, durable=True, client=user, user=user, password=password)
 
 
-async def test_with_permissions_durability_needs_what_the_page_says() -> None:
+async def test_with_permissions_durability_needs_the_documented_ones() -> None:
     with running(guarded()) as broker:
         async with (
             connect_as("worker", broker) as there,
@@ -403,7 +403,7 @@ async def test_r61_a_client_cannot_use_up_the_id_of_a_durable_request(
             assert (await calls.call("math.add", {"a": 1, "b": 2}, timeout=3)).data == 3
 
 
-async def test_without_these_permissions_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_missing_permissions_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("operations.pubsub.nats.queues._ANSWER", 0.5)
     broker = NatsServer(config=(DOCS / "recipes" / "nats.conf").read_text("utf-8"))
     with running(broker), pytest.raises(TransportError, match="Permissions in docs"):

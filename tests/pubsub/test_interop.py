@@ -63,7 +63,7 @@ async def test_a_topic_is_subscribed_once_and_released_when_its_last_listener_le
 
 
 @pytest.mark.requirement("R50")
-async def test_a_new_connection_is_told_every_topic_once() -> None:
+async def test_a_new_connection_subscribes_to_every_topic_once() -> None:
     async with (
         peer() as (url, controls, connections),
         connect_websocket(url, interop=True) as target,
@@ -96,7 +96,7 @@ def broker() -> Any:
 
 
 @pytest.mark.requirement("R50", "R32")
-async def test_over_redis_a_caller_is_told_at_once_that_there_is_no_worker(broker: Broker) -> None:
+async def test_over_redis_a_missing_worker_is_reported_at_once(broker: Broker) -> None:
     async with (
         connect_redis_interop(broker.url, prefix="none:") as near,
         connect_redis_interop(broker.url, prefix="none:") as far,

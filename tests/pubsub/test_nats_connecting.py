@@ -75,7 +75,7 @@ async def test_r16_without_tls_at_the_server_nothing_is_sent_to_it(
 
 @pytest.mark.requirement("R16")
 @pytest.mark.parametrize("more", ["", "allow_non_tls: true"])
-async def test_r16_with_tls_what_is_said_is_not_heard(certificate: Path, more: str) -> None:
+async def test_r16_with_tls_messages_are_encrypted(certificate: Path, more: str) -> None:
     with running(secured(certificate, more)) as broker:
         async with proxy(broker.port) as through:
             url = f"tls://user:{SECRET}@127.0.0.1:{through.port}"
@@ -108,7 +108,7 @@ async def test_r16_a_server_that_comes_back_without_tls_is_not_talked_to(
     assert [each.levelno for each in told] == [logging.WARNING]
 
 
-async def test_a_certificate_nobody_trusts_ends_the_attempt(certificate: Path) -> None:
+async def test_an_untrusted_certificate_ends_the_attempt(certificate: Path) -> None:
     with (
         running(secured(certificate)) as broker,
         anyio.fail_after(20),

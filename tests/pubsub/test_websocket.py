@@ -44,7 +44,7 @@ async def reader(**options: Any) -> AsyncGenerator[tuple[WebSocketTarget, Server
 
 
 @pytest.mark.requirement("R48")
-async def test_r48_whoever_is_let_in_and_thrown_out_waits_longer_every_time() -> None:
+async def test_r48_a_client_that_is_disconnected_after_each_connect_backs_off() -> None:
     came: list[float] = []
     enough = asyncio.Event()
 
@@ -103,7 +103,7 @@ async def test_closing_does_not_wait_for_a_peer_that_reads_nothing() -> None:
 
 
 @pytest.mark.requirement("R33", "F8")
-async def test_whoever_sends_without_end_is_slowed_down_by_a_peer_that_reads_nothing() -> None:
+async def test_a_sender_is_slowed_down_by_a_peer_that_does_not_read() -> None:
     sent = 0
 
     async def produce(target: WebSocketTarget) -> None:

@@ -177,7 +177,7 @@ def test_declared_defaults_are_filled(document: Any, value: Any, expected: Any) 
     assert _edited(_cast({"type": "object", **document}, value)) == (expected, [])
 
 
-def test_a_filled_default_is_nobody_elses() -> None:
+def test_a_filled_default_is_a_copy() -> None:
     for document in (
         {
             "type": "object",
@@ -275,7 +275,7 @@ def test_a_scalar_that_fails_is_converted_or_replaced(
         ({}, None),
     ],
 )
-def test_a_valid_scalar_stays_as_it_is(document: Any, value: Any) -> None:
+def test_a_valid_scalar_is_unchanged(document: Any, value: Any) -> None:
     result = _cast(document, value)
 
     assert type(result.value) is type(value)
@@ -460,7 +460,7 @@ def test_containers_are_rebuilt_part_by_part(
     assert _kinds(result) == kinds
 
 
-def test_every_change_says_what_was_done() -> None:
+def test_every_change_has_a_kind() -> None:
     result = _cast(POINT, {"x": "1", "y": None})
 
     assert result.changes == [

@@ -220,7 +220,7 @@ def test_a_lenient_schema_that_cannot_be_compiled_counts_as_unknown(
     assert len(caplog.records) == 1
 
 
-def test_a_strict_schema_that_cannot_be_compiled_says_so_when_used() -> None:
+def test_a_strict_schema_that_cannot_be_compiled_raises_when_used() -> None:
     schema = from_schema({"type": "nonsense"})
 
     for use in (

@@ -34,7 +34,7 @@ from operations.schema.planning.values import conversions, is_whole
         ("", [], []),
     ],
 )
-def test_a_text_becomes_the_number_it_says_exactly(text: str, integer: Any, number: Any) -> None:
+def test_a_text_becomes_exactly_the_number_in_it(text: str, integer: Any, number: Any) -> None:
     assert list(conversions(text, ("integer",))) == integer
     assert list(conversions(text, ("number",))) == number
 

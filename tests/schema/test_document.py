@@ -41,7 +41,7 @@ def test_a_function_is_called_once_and_when_first_needed() -> None:
         {"$defs": {"a": {"type": "string"}}},
     ],
 )
-def test_what_says_nothing_is_unknown(document: Any) -> None:
+def test_a_schema_without_restrictions_is_unknown(document: Any) -> None:
     schema = Schema(document)
 
     assert schema.is_unknown
@@ -52,7 +52,7 @@ def test_what_says_nothing_is_unknown(document: Any) -> None:
 @pytest.mark.parametrize(
     "document", [False, {"type": "string"}, {"not": {}}, {"$ref": "#/$defs/a", "$defs": {"a": {}}}]
 )
-def test_what_says_something_is_not(document: Any) -> None:
+def test_a_schema_with_restrictions_is_not_unknown(document: Any) -> None:
     assert not Schema(document).is_unknown
 
 
@@ -63,7 +63,7 @@ def test_false_accepts_nothing_and_leaves_everything() -> None:
     assert schema.cast(1) == (1, [Change("", "mismatch", 1, "is not allowed here")])
 
 
-def test_schemas_are_equal_by_what_they_say() -> None:
+def test_schemas_are_equal_by_content() -> None:
     first = Schema({"type": "object", "title": "a"})
     second = Schema(lambda: {"title": "a", "type": "object"})
 

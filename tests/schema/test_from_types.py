@@ -899,7 +899,7 @@ def test_a_value_without_meaning_or_that_would_lose_something_is_refused_with_it
     assert "\n" not in str(caught.value)
 
 
-def test_every_place_that_fails_is_told() -> None:
+def test_every_failing_place_is_reported() -> None:
     convert = converter_for(dict[str, list[Task]])
     assert convert is not None
 
@@ -1072,7 +1072,7 @@ def test_an_untyped_named_tuple_holds_anything() -> None:
     assert convert([1, "b"]) == loose(1, "b")
 
 
-def test_dataclasses_tell_what_is_taken_from_what_is_given() -> None:
+def test_dataclasses_distinguish_inputs_and_outputs() -> None:
     taken, given = schema_for(Built), schema_for(Built, mode="serialization")
     convert = converter_for(Built)
     assert convert is not None
@@ -1105,7 +1105,7 @@ def test_type_variables_in_init_variables_are_filled() -> None:
     }
 
 
-def test_pydantic_models_tell_what_is_taken_from_what_is_given() -> None:
+def test_pydantic_models_distinguish_inputs_and_outputs() -> None:
     taken, given = schema_for(Computed), schema_for(Computed, mode="serialization")
 
     assert isinstance(taken.document, dict)
@@ -1195,7 +1195,7 @@ def test_a_model_pydantic_cannot_describe_is_a_schema_error() -> None:
         _ = schema_for(Odd).document
 
 
-def test_a_tag_tells_structs_apart() -> None:
+def test_a_tag_selects_the_struct() -> None:
     schema, convert = schema_for(Cat | Dog), converter_for(Cat | Dog)
     assert convert is not None
 

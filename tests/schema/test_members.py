@@ -127,7 +127,7 @@ def test_a_property_known_to_any_matching_member_is_kept() -> None:
     assert _edited(_cast(document, value)) == ({"a": 1, "in": {"p": 1, "q": 2}, "b": 2}, [])
 
 
-def test_what_stands_beside_a_union_is_known_whatever_matches() -> None:
+def test_keywords_beside_a_union_apply_to_every_member() -> None:
     document = {
         "type": "object",
         "properties": {"id": {"type": "integer"}},
@@ -223,7 +223,7 @@ def test_what_is_stripped_and_then_filled_by_a_default_is_replaced() -> None:
     assert _kinds(result) == [("/b", "replaced")]
 
 
-def test_what_was_changed_and_is_gone_in_the_end_is_not_reported() -> None:
+def test_changes_of_removed_properties_are_not_reported() -> None:
     document = {
         "type": "object",
         "properties": {"a": {"type": "integer"}},
@@ -236,7 +236,7 @@ def test_what_was_changed_and_is_gone_in_the_end_is_not_reported() -> None:
     assert _kinds(result) == [("/a", "converted")]
 
 
-def test_items_that_were_changed_and_are_gone_in_the_end_are_not_reported() -> None:
+def test_changes_of_removed_items_are_not_reported() -> None:
     document = {
         "type": "object",
         "properties": {"a": {"type": "integer"}},

@@ -59,7 +59,7 @@ def test_a_pattern_that_is_too_much_is_refused_with_its_place(pattern: str) -> N
 
 
 @pytest.mark.requirement("R19")
-def test_a_lenient_schema_goes_without_such_a_pattern_and_says_so(
+def test_a_lenient_schema_drops_such_a_pattern_with_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     document = {

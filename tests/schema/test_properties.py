@@ -97,7 +97,7 @@ def test_creating_twice_changes_nothing_more(schema: Any, value: Any) -> None:
 
 @many
 @given(any_schemas, json_values)
-def test_creating_twice_changes_nothing_more_whatever_the_schema(schema: Any, value: Any) -> None:
+def test_creating_is_idempotent_for_every_schema(schema: Any, value: Any) -> None:
     compiled = Schema(schema)
     once = compiled.cast(value, "create")
 
@@ -313,7 +313,7 @@ odd_values = st.recursive(
 @many
 @given(any_schemas, odd_values)
 @example({}, [[[float("nan")]]])
-def test_no_value_whatever_makes_check_errors_or_cast_raise(schema: Any, value: Any) -> None:
+def test_check_errors_and_cast_raise_for_no_value(schema: Any, value: Any) -> None:
     compiled = Schema(schema)
 
     assert bool(compiled.errors(value)) is not compiled.check(value)

@@ -40,7 +40,7 @@ ANCHORED: dict[str, Any] = {
         ({"item": 1}, ["/item"]),
     ],
 )
-def test_every_kind_of_reference_leads_where_it_says(value: Any, places: list[str]) -> None:
+def test_every_kind_of_reference_is_resolved(value: Any, places: list[str]) -> None:
     schema = Schema(ANCHORED)
 
     assert schema.check(value) is not bool(places)

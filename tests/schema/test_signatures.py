@@ -110,7 +110,7 @@ def test_a_function_without_parameters_takes_an_empty_object_or_nothing() -> Non
     assert not read(nothing).input_schema.check({"a": 1})
 
 
-def test_plain_parameters_are_passed_as_they_are() -> None:
+def test_plain_parameters_are_passed_unchanged() -> None:
     def join(words: list[str], mark: str = ",") -> str:
         return mark.join(words)
 
@@ -120,7 +120,7 @@ def test_plain_parameters_are_passed_as_they_are() -> None:
     assert words == ["a", "b"]
 
 
-def test_values_are_converted_to_what_the_parameters_say() -> None:
+def test_values_are_converted_to_the_types_of_parameters() -> None:
     def one(value: float) -> Any:
         return value
 
@@ -137,7 +137,7 @@ def test_values_are_converted_to_what_the_parameters_say() -> None:
     assert call(three, {"a": 1.0, "b": "x", "c": {"title": "t"}}) == (1, "x", Task("t"))
 
 
-def test_a_plain_parameter_beside_a_converted_one_stays_as_it_is() -> None:
+def test_a_plain_parameter_beside_a_converted_one_is_unchanged() -> None:
     def pair(text: str, when: dt.date) -> Any:
         return text, when
 
@@ -203,7 +203,7 @@ def test_positional_only_parameters_work() -> None:
     assert call(with_context, {"a": 2.0}) == (CONTEXT, 2)
 
 
-def test_named_extras_have_the_type_they_say() -> None:
+def test_named_extras_have_their_declared_type() -> None:
     def function(a: str, **more: int) -> Any:
         return a, more
 
@@ -346,7 +346,7 @@ def test_the_result_has_a_schema_unless_it_is_an_envelope(annotation: Any, schem
     assert read(function).output_schema.document == schema
 
 
-def test_the_result_is_described_as_it_is_given() -> None:
+def test_the_result_has_the_schema_of_outputs() -> None:
     class Model(pydantic.BaseModel):
         @pydantic.computed_field  # type: ignore[prop-decorator]
         @property
@@ -522,7 +522,7 @@ def test_a_function_without_a_readable_signature_is_refused() -> None:
         read(function)
 
 
-def test_a_name_that_cannot_be_resolved_is_told_with_its_parameter() -> None:
+def test_an_unresolved_name_is_reported_with_its_parameter() -> None:
     def function(good: int, bad: "Nowhere") -> None: ...  # type: ignore[name-defined] # noqa: F821
 
     def result() -> "Nowhere": ...  # type: ignore[name-defined] # noqa: F821
@@ -537,7 +537,7 @@ def test_a_name_that_cannot_be_resolved_is_told_with_its_parameter() -> None:
         read(result)
 
 
-def test_a_name_inside_a_class_that_cannot_be_resolved_is_told_with_its_parameter() -> None:
+def test_an_unresolved_name_inside_a_class_is_reported_with_its_parameter() -> None:
     @dataclasses.dataclass
     class Lost:
         a: "Nowhere"  # type: ignore[name-defined] # noqa: F821
@@ -550,7 +550,7 @@ def test_a_name_inside_a_class_that_cannot_be_resolved_is_told_with_its_paramete
         read(function)
 
 
-def test_types_without_a_form_in_json_are_told_with_their_parameter() -> None:
+def test_types_without_a_form_in_json_are_reported_with_their_parameter() -> None:
     def parameter(a: int, bad: complex) -> None: ...
 
     def extras(**bad: complex) -> None: ...

@@ -118,7 +118,7 @@ def test_other_shapes_are_left_to_closures(document: Any) -> None:
         {"type": "array", "items": {"$ref": "#/$defs/point"}, "$defs": {"point": POINT}},
     ],
 )
-def test_a_type_that_tells_all_of_its_schema_is_exact(document: Any) -> None:
+def test_a_type_that_expresses_its_whole_schema_is_exact(document: Any) -> None:
     assert _is_exact(document)
 
 
@@ -286,7 +286,7 @@ def test_what_is_too_deep_is_given_up(document: Any, value: Any) -> None:
         _strip(document, value, room=1)
 
 
-def test_names_nobody_declared_are_remembered_up_to_a_number() -> None:
+def test_undeclared_names_are_cached_up_to_a_limit() -> None:
     document = {
         "type": "object",
         "patternProperties": {"^a": {"type": "object", "properties": {"x": {}}}},

@@ -123,7 +123,7 @@ async def test_an_attack_is_answered_with_its_status(status: int, sent: bytes) -
         assert b"Traceback" not in answer
 
 
-async def test_a_request_that_says_two_lengths_is_not_two_requests() -> None:
+async def test_a_request_with_two_lengths_is_not_two_requests() -> None:
     smuggled = b"POST /test/run HTTP/1.1\r\nHost: localhost\r\nX-API-Key: key\r\n\r\n"
     sent = (
         b"POST /healthz HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n"
@@ -164,7 +164,7 @@ async def test_a_slow_body_is_given_up() -> None:
         assert ran == []
 
 
-async def test_idle_and_half_open_connections_keep_nobody_out() -> None:
+async def test_idle_and_half_open_connections_block_no_client() -> None:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     count = min(1000, soft // 4)
 

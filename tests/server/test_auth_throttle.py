@@ -64,7 +64,7 @@ async def test_wrong_credentials_beyond_the_limit_are_delayed_and_rejected_with_
 
 
 @pytest.mark.requirement("R60")
-async def test_a_valid_credential_passes_whatever_others_at_its_address_guessed() -> None:
+async def test_a_valid_credential_passes_after_wrong_guesses_from_its_address() -> None:
     client = attacked()
 
     for number in range(20):

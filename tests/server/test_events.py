@@ -65,7 +65,7 @@ class Watched:
             self.ended.set()
 
 
-async def test_items_come_as_they_happen_and_the_end_is_said() -> None:
+async def test_items_arrive_at_once_and_the_end_is_an_event() -> None:
     step = asyncio.Event()
 
     async def items(input: Any, context: OperationContext) -> AsyncIterator[Any]:
@@ -178,7 +178,7 @@ async def test_the_handler_ends_when_the_client_leaves_a_call() -> None:
     assert app.state.pipeline.front.calls.total == 0
 
 
-async def test_a_handler_that_never_waits_keeps_nobody_else_waiting() -> None:
+async def test_a_handler_that_never_awaits_blocks_no_other_call() -> None:
     ended = asyncio.Event()
 
     async def flood(input: Any, context: OperationContext) -> AsyncIterator[int]:
@@ -227,7 +227,7 @@ async def test_a_slow_client_holds_the_handler_back() -> None:
     assert given < 200
 
 
-async def test_silence_is_filled_so_that_nobody_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_idle_streams_send_comments(monkeypatch: pytest.MonkeyPatch) -> None:
     app = serving(Watched())
     app.state.pipeline.front.heartbeat = 0.02
 

@@ -311,7 +311,7 @@ def test_tokens_need_one_source_of_keys() -> None:
             JWTs(issuer=ISSUER, audience=AUDIENCE, **options)
 
 
-async def test_published_keys_are_fetched_once_whatever_ids_arrive() -> None:
+async def test_published_keys_are_fetched_once_for_unknown_ids() -> None:
     fetched: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):

@@ -61,7 +61,7 @@ async def answer(port: str) -> bytes:
 
 @pytest.mark.slow
 @pytest.mark.requirement("R18", "R39")
-async def test_ten_thousand_idle_connections_keep_nobody_out_and_do_not_last() -> None:
+async def test_ten_thousand_idle_connections_block_no_client_and_are_closed() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most != resource.RLIM_INFINITY and most < COUNT + SPARE:
         pytest.skip(f"a process may open {most} files here, fewer than {COUNT + SPARE}")

@@ -214,7 +214,7 @@ async def test_a_batch_costs_what_its_calls_cost() -> None:
     assert ran == []
 
 
-async def test_a_batch_that_can_never_pass_says_so() -> None:
+async def test_a_batch_over_the_limit_is_rejected_with_the_reason() -> None:
     client, ran = serving(Limits(rate_per_caller=0.001, burst=5))
     several = [{"calls": [{"operation": "test.run"}] * count} for count in (6, 4, 4)]
 

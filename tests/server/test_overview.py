@@ -71,7 +71,7 @@ def test_operations_are_listed_to_those_who_may_call_them() -> None:
     }
 
 
-def test_whoever_has_the_list_asks_whether_it_still_holds() -> None:
+def test_a_cached_list_is_revalidated() -> None:
     registry = build()
     http = client(registry)
     tags = {who: http.get("/operations", headers=headers).headers["etag"] for who, headers in WHO}
@@ -92,7 +92,7 @@ def test_whoever_has_the_list_asks_whether_it_still_holds() -> None:
 
 
 @pytest.mark.requirement("R11")
-def test_calls_are_shown_to_whoever_made_them() -> None:
+def test_calls_are_shown_to_their_callers() -> None:
     http = client(build())
     http.post("/call", json={"operation": "open.outer", "input": {}}, headers=ALICE)
     http.post("/call", json={"operation": "open.hello", "input": {}}, headers=BOB)
@@ -109,7 +109,7 @@ def test_calls_are_shown_to_whoever_made_them() -> None:
     assert http.get("/calls").json()["calls"] == [], "those who did not sign in are not one person"
 
 
-def test_where_nobody_can_sign_in_everybody_is_the_same() -> None:
+def test_without_sign_in_all_callers_are_the_same() -> None:
     http = client(build(), known=False)
     http.post("/call", json={"operation": "open.hello", "input": {}})
 

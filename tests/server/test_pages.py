@@ -147,7 +147,7 @@ async def test_without_other_parts_their_paths_are_empty() -> None:
         assert (await client.get(target)).status == 404
 
 
-async def test_a_console_has_whatever_is_left() -> None:
+async def test_a_console_answers_all_other_paths() -> None:
     async def console(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": scope["path"].encode()})

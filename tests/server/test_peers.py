@@ -76,7 +76,7 @@ async def test_a_flood_of_trailers_ends_the_connection(flood: bytes) -> None:
 
 
 @pytest.mark.requirement("R55", "R18")
-async def test_a_body_that_nobody_reads_has_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unread_body_has_a_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("operations.server.protocol.BODY_SECONDS", 0.2)
     async with serving() as (port, _):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)

@@ -323,7 +323,7 @@ async def test_a_request_sees_no_context_variables_of_the_one_before(size: int) 
 
 
 @pytest.mark.parametrize("status", [204, 304])
-async def test_a_status_without_a_body_has_none_whatever_the_application_sends(status: int) -> None:
+async def test_a_status_without_a_body_drops_the_body_of_the_application(status: int) -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await send(plain((b"content-length", b"5"), status=status))
         await send(part(b"hello" if scope["path"] == "/body" else b""))

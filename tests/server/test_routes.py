@@ -213,7 +213,7 @@ async def test_no_body_is_no_input_and_null_is_a_value() -> None:
         ({"content-type": "application/json", "content-length": "x"}, 400),
     ],
 )
-async def test_a_body_says_that_it_is_json(headers: dict[str, str], status: int) -> None:
+async def test_a_body_must_have_the_type_of_json(headers: dict[str, str], status: int) -> None:
     response = await serving(echo).request("POST", "/test/run", body=b"{}", headers=headers)
 
     assert response.status == status
@@ -412,7 +412,7 @@ async def test_access_goes_by_the_credential(headers: dict[str, str], status: in
 
 
 @pytest.mark.requirement("R09")
-async def test_what_a_request_says_about_its_identity_is_no_identity() -> None:
+async def test_an_identity_in_a_request_is_ignored() -> None:
     options = {"identity": KEYS, "scopes_supported": ["write"]}
     client = serving(echo, access_control=AccessControl(["write"]), app=options)
 

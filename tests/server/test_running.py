@@ -19,7 +19,7 @@ from operations.server.running import InsecureBindError, build_server, is_loopba
 
 
 @pytest.mark.requirement("R22")
-def test_it_listens_to_this_machine_unless_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_it_listens_on_loopback_by_default(caplog: pytest.LogCaptureFixture) -> None:
     app = create_app(OperationRegistry())
 
     assert build_server(app).config.host == "127.0.0.1"
@@ -70,7 +70,7 @@ async def test_resources_live_as_long_as_the_server_and_calls_may_finish() -> No
 
 
 @pytest.mark.requirement("R62")
-async def test_a_server_that_shuts_down_says_so_to_probes_until_its_calls_are_finished() -> None:
+async def test_a_server_that_shuts_down_answers_probes_until_its_calls_are_finished() -> None:
     registry, stop = OperationRegistry(), asyncio.Event()
     began, release = asyncio.Event(), asyncio.Event()
 
@@ -109,7 +109,7 @@ async def test_a_server_that_shuts_down_says_so_to_probes_until_its_calls_are_fi
         await serving
 
 
-async def test_a_taken_port_is_said() -> None:
+async def test_a_taken_port_is_reported() -> None:
     app = create_app(OperationRegistry())
 
     async with running(app) as url:

@@ -38,7 +38,7 @@ async def test_each_request_is_one_line_of_json(
     assert "CANARY" not in caplog.text
 
 
-async def test_nothing_is_made_up_where_nobody_listens(
+async def test_no_record_is_built_without_a_listener(
     registry: OperationRegistry, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "operations.access"):
