@@ -29,8 +29,9 @@ def test_details_that_are_not_json_do_not_stop_the_error() -> None:
     assert "omitted" in wire["details"]
 
 
-def test_only_unavailable_is_retryable_by_itself() -> None:
+def test_unavailable_and_unapproved_calls_are_retryable_by_default() -> None:
     assert CallError(ErrorCode.UNAVAILABLE, "").retryable
+    assert CallError(ErrorCode.APPROVAL_REQUIRED, "").to_wire()["retryable"]
     assert not CallError(ErrorCode.UNAVAILABLE, "", retryable=False).retryable
     assert not CallError(ErrorCode.TIMEOUT, "").retryable
 

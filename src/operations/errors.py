@@ -52,6 +52,8 @@ HTTP_STATUS: dict[str, int] = {
 }
 """The status of each code over HTTP. `ACCESS_DENIED` is 401 without an identity; any other code is 500."""
 
+_RETRYABLE = (ErrorCode.UNAVAILABLE, ErrorCode.APPROVAL_REQUIRED)
+
 
 class OperationsError(Exception):
     """The base class of all exceptions of this package."""
@@ -64,7 +66,7 @@ class CallError(OperationsError):
         code: An `ErrorCode`, or a code that the operation declares.
         message: One sentence for people.
         details: JSON-compatible detail for the caller; never an exception object.
-        retryable: Whether the same call may succeed later. True for `UNAVAILABLE` by default.
+        retryable: Whether the same call may succeed later. True for `UNAVAILABLE` and `APPROVAL_REQUIRED` by default.
         begun: False if the operation certainly was not started, so that any operation may be called again; else None.
         unexpected: Whether this represents an undeclared exception. Entry points then hide the message.
     """
@@ -82,7 +84,7 @@ class CallError(OperationsError):
         self.code = str(code)
         self.message = message
         self.details = details
-        self.retryable = code == ErrorCode.UNAVAILABLE if retryable is None else retryable
+        self.retryable = code in _RETRYABLE if retryable is None else retryable
         self.begun = begun
         self.unexpected = False
 

@@ -3,18 +3,21 @@
 import re
 from typing import Any
 
+import aiohttp
 import pytest
+from starlette.applications import Starlette
 from tests.server.asgi import Client, Response
 
 from operations import AccessControl, Identity, OperationRegistry
 from operations.server import APIKeys, create_app, hash_key
 from operations.server.console import console_app
+from operations.server.running import running
 
 _REQUEST_ID = re.compile(rb"[0-9a-f]{32}")
 KEY = {"x-api-key": "bob"}
 
 
-def serving(**options: Any) -> Client:
+def application(**options: Any) -> Starlette:
     registry = OperationRegistry()
 
     @registry.operation("task.secret", scopes=["admin"])
@@ -30,7 +33,11 @@ def serving(**options: Any) -> Client:
         return "owned"
 
     keys = APIKeys({hash_key("bob"): Identity("bob", ["read"])})
-    return Client(create_app(registry, identity=keys, scopes_supported=["write"], **options))
+    return create_app(registry, identity=keys, scopes_supported=["write"], **options)
+
+
+def serving(**options: Any) -> Client:
+    return Client(application(**options))
 
 
 def seen(response: Response) -> tuple[int, dict[str, str], bytes]:
@@ -81,6 +88,27 @@ async def test_the_gateway_does_not_reveal_hidden_operations(headers: dict[str, 
 
     assert answers[0] == answers[1]
     assert [status for status, _ in answers[0]] == [404, 404, 404, 200]
+
+
+@pytest.mark.requirement("R07", "R54")
+async def test_the_websocket_does_not_reveal_hidden_operations() -> None:
+    variants: list[dict[str, Any]] = [{}, {"attempt": 2}, {"credit": 1}, {"requiredVersion": 9}]
+    replies: dict[str, list[str]] = {"task.secret": [], "task.nothing": []}
+    app = application(websocket=True)
+    async with (
+        running(app) as url,
+        aiohttp.ClientSession() as http,
+        http.ws_connect(f"{url}/ws") as socket,
+    ):
+        for name, received in replies.items():
+            for number, options in enumerate(variants):
+                payload = {"requestId": f"{name}-{number}", "operationId": name, **options}
+                event = {"type": "call.requested", "id": "", "payload": {"input": {}, **payload}}
+                await socket.send_json(event)
+                received.append((await socket.receive_str(timeout=5)).replace(name, ""))
+
+    assert replies["task.secret"] == replies["task.nothing"]
+    assert "OPERATION_NOT_FOUND" in replies["task.secret"][0]
 
 
 @pytest.mark.parametrize(

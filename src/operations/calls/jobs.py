@@ -310,6 +310,12 @@ def enforce_version(request: RequestPayload) -> None:
         )
 
 
+def may_have_run(job: Job) -> CallError:
+    """Return the error of a repeated request that must not run twice: its caller may have an outdated spec."""
+    reason = f"{job.request.operation_id} may have run, and is not replayable"
+    return CallError(ErrorCode.UNAVAILABLE, reason, retryable=False)
+
+
 def aged(request: RequestPayload, age: float) -> RequestPayload:
     """Return a request without the time that it waited at the broker."""
     spent = age * 1000

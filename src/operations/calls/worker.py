@@ -45,6 +45,7 @@ from operations.calls.jobs import (
     enforce_version,
     exhausted,
     job_for,
+    may_have_run,
     principal_of,
     set_after,
 )
@@ -333,10 +334,8 @@ class CallServer:
         if job.expires_at < self._deadlines.next:
             self._deadlines.schedule(job.expires_at)
         if not job.replayable:
-            if request.attempt > 1:
-                # The caller may have an outdated spec, according to which it may run again.
-                reason = f"{request.operation_id} may have run, and is not replayable"
-                self._refuse(job, CallError(ErrorCode.UNAVAILABLE, reason, retryable=False))
+            if request.attempt > 1 and self._shared is None:
+                self._refuse(job, may_have_run(job))
                 return
             job.is_stale = replied is None and self._is_stale(age)
         elif claim is not None and claim.is_fresh and request.attempt == 1:
@@ -475,6 +474,7 @@ class CallServer:
             return
         request = job.request
         try:
+            enforce_version(request)
             identity = claimed_identity(request, self.target)
             if request.credential is not None:
                 identity = await self._identify(job, request.credential)
@@ -504,6 +504,11 @@ class CallServer:
         try:
             if job.spec is not None:
                 front.enforce_visible(job.spec, identity)
+                if job.request.attempt > 1 and not job.replayable:
+                    raise may_have_run(job)
+            elif not job.registry.has_remote:
+                # The same reply as for a hidden operation: no other worker can have it.
+                front.find(job.request.operation_id, identity)
             slot = front.admit(caller, is_stream=job.is_stream)
         except CallError as error:
             raise RefusedError(error) from error
@@ -517,7 +522,6 @@ class CallServer:
         context = job.context(identity, self._loop.time())
         sequence: int | None = None
         try:
-            enforce_version(request)
             job.begun = job.spec is not None or registry.has_remote
             if not job.is_stream:
                 envelope = await registry.execute(request.operation_id, request.input, context)
