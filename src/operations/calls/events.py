@@ -515,7 +515,10 @@ MAX_METADATA = 16 * 1024
 
 
 def check_request(request: RequestPayload) -> str | None:
-    """Return the fault in the ids or metadata of a request from another process; None if they are valid."""
+    """Return the fault in the version, ids or metadata of a request from another process; None if they are valid."""
+    version = request.required_version
+    if version is not None and version > PROTOCOL_VERSION:
+        return f"version {version} is required; this is {PROTOCOL_VERSION}"
     request_id, parent = request.request_id, request.parent_request_id
     if not _is_id(request_id):
         return "requestId must consist of visible ASCII characters"

@@ -9,7 +9,7 @@ import msgspec
 
 from operations._json import JSONLimitError, enforce_bounds
 from operations.access import Identity
-from operations.calls.events import PROTOCOL_VERSION, RequestPayload
+from operations.calls.events import RequestPayload
 from operations.calls.states import NEVER
 from operations.context import NOTHING, CallerChannel, OperationContext
 from operations.errors import CallError, ErrorCode, timed_out, timeout_error
@@ -299,15 +299,6 @@ class RefusedError(Exception):
     def __init__(self, error: CallError) -> None:
         super().__init__(str(error))
         self.error = error
-
-
-def enforce_version(request: RequestPayload) -> None:
-    """Raise `VALIDATION_ERROR` if a request requires a newer version of the protocol."""
-    if request.required_version is not None and request.required_version > PROTOCOL_VERSION:
-        raise CallError(
-            ErrorCode.VALIDATION_ERROR,
-            f"version {request.required_version} is required; this is {PROTOCOL_VERSION}",
-        )
 
 
 def may_have_run(job: Job) -> CallError:

@@ -42,7 +42,6 @@ from operations.calls.jobs import (
     RefusedError,
     aged,
     claimed_identity,
-    enforce_version,
     exhausted,
     job_for,
     may_have_run,
@@ -327,8 +326,7 @@ class CallServer:
         job.replied, job.claim, job.queued_at = replied, claim, now - age
         if self._replies.is_leaving:
             # The queue is closed already; this request arrived in another way.
-            error = CallError(ErrorCode.UNAVAILABLE, "the worker stops", retryable=True)
-            self._refuse(job, error)
+            self._refuse(job, CallError(ErrorCode.UNAVAILABLE, "the worker stops", retryable=True))
             return
         self.jobs[key] = job
         if job.expires_at < self._deadlines.next:
@@ -474,7 +472,6 @@ class CallServer:
             return
         request = job.request
         try:
-            enforce_version(request)
             identity = claimed_identity(request, self.target)
             if request.credential is not None:
                 identity = await self._identify(job, request.credential)
@@ -506,8 +503,7 @@ class CallServer:
                 front.enforce_visible(job.spec, identity)
                 if job.request.attempt > 1 and not job.replayable:
                     raise may_have_run(job)
-            elif not job.registry.has_remote:
-                # The same reply as for a hidden operation: no other worker can have it.
+            elif not job.registry.has_remote:  # It gets the same reply as a hidden operation.
                 front.find(job.request.operation_id, identity)
             slot = front.admit(caller, is_stream=job.is_stream)
         except CallError as error:
