@@ -18,12 +18,14 @@ from tests.calls.worlds import MemoryWorld, WebSocketWorld, World, nats_world, r
 from tests.mcp_serving.support import serving
 from tests.openapi.serving import document, imported
 from tests.openapi.serving import serving as serving_http
+from tests.receivers import SilentReceiver
 from tests.server.asgi import Client
 from tests.servers import NatsServer, RedisServer, running
 
 from operations import CallError, OperationRegistry
 from operations._json import MAX_REQUEST_VALUES
 from operations.mcp import MCPClientConfig, connect_mcp, to_mcp
+from operations.pubsub.base import Delivery
 from operations.server import create_app
 
 REJECTED: Any = object()
@@ -140,19 +142,13 @@ def mcp_serving(*, lean: bool) -> Callable[[], AbstractAsyncContextManager[Send]
     return entry
 
 
-class Recorder:
+class Recorder(SilentReceiver):
     def __init__(self) -> None:
         self.events: dict[str, Any] = {}
 
-    def receive(self, body: bytes, reply_to: str, *more: Any, **named: Any) -> None:
-        event = json.loads(body)
+    def receive(self, delivery: Delivery) -> None:
+        event = json.loads(delivery.body)
         self.events[event["payload"].get("requestId", "")] = event
-
-    def undelivered(self, key: str, misdirected: bool = False) -> None: ...
-
-    def lost(self, reason: str) -> None: ...
-
-    def restored(self) -> None: ...
 
 
 @asynccontextmanager

@@ -24,13 +24,14 @@ from tests.calls.worlds import (
     redis_world,
 )
 from tests.leftovers import resident_kilobytes
+from tests.receivers import SilentReceiver
 from tests.servers import Broker, Proxy, RedisServer, free_port, proxy, running
 
 from operations._resilience import Backoff
 from operations.calls import PendingRequestMap, serve_calls
 from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode, TransportError
-from operations.pubsub.base import EventTarget
+from operations.pubsub.base import Delivery, EventTarget
 from operations.pubsub.memory import MemoryTarget
 from operations.registry import OperationRegistry
 
@@ -109,7 +110,7 @@ async def test_f4_a_subscription_is_taken_up_again_without_the_users_help(
         assert items == list(range(100))
 
 
-class Eager:
+class Eager(SilentReceiver):
     """Sends something to itself as soon as it hears that its connection is back."""
 
     def __init__(self, target: EventTarget) -> None:
@@ -118,15 +119,12 @@ class Eager:
         self.received = 0
         self._target = target
 
-    def receive(self, body: bytes, reply_to: str, *more: Any, **named: Any) -> None:
+    def receive(self, delivery: Delivery) -> None:
         self.received += 1
 
     def restored(self) -> None:
         sending = self._target.send(self.address, b'{"type":"call.responded"}')
         self.sent.append(asyncio.get_running_loop().create_task(sending))
-
-    def undelivered(self, key: str, misdirected: bool = False) -> None: ...
-    def lost(self, reason: str) -> None: ...
 
 
 @pytest.mark.requirement("R34", "F4")

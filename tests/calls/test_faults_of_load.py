@@ -13,12 +13,14 @@ from tests.calls.processes import worker_process
 from tests.calls.waiting import caller, lines, started, until
 from tests.calls.worlds import World, calling, nats_world
 from tests.leftovers import resident_kilobytes
+from tests.receivers import SilentReceiver
 from tests.servers import NatsServer, running
 
 from operations.access import Identity
 from operations.calls import PendingRequestMap, serve_calls
 from operations.calls.events import CallRequested, RequestPayload, encode_event, read_event
 from operations.errors import CallError, ErrorCode
+from operations.pubsub.base import Delivery
 from operations.pubsub.memory import MemoryTarget
 from operations.registry import OperationRegistry
 
@@ -238,18 +240,14 @@ async def test_f21_work_whose_time_passes_while_its_caller_is_identified_is_not_
     assert ran == []
 
 
-class Answers:
+class Answers(SilentReceiver):
     """What comes to a mailbox."""
 
     def __init__(self) -> None:
         self.events: asyncio.Queue[Any] = asyncio.Queue()
 
-    def receive(self, body: Any, reply_to: str, *more: Any, **named: Any) -> None:
-        self.events.put_nowait(read_event(body))
-
-    def undelivered(self, key: str, misdirected: bool = False) -> None: ...
-    def lost(self, reason: str) -> None: ...
-    def restored(self) -> None: ...
+    def receive(self, delivery: Delivery) -> None:
+        self.events.put_nowait(read_event(delivery.body))
 
 
 @pytest.mark.requirement("R39", "F21")

@@ -16,30 +16,28 @@ from tests.calls.operations_under_test import build_registry
 from tests.calls.shim import Shim, as_they_are
 from tests.calls.waiting import caller, started, until
 from tests.calls.worlds import MemoryWorld, World, calling
+from tests.receivers import SilentReceiver
 
 from operations._json import MAX_REQUEST_VALUES
 from operations.calls import CallServer, PendingRequestMap, serve_calls
 from operations.calls.events import CallFailed, encode_error, encode_response, read_event
 from operations.envelopes import local_envelope
 from operations.errors import CallError, ErrorCode
+from operations.pubsub.base import Delivery
 from operations.pubsub.memory import MemoryTarget
 from operations.registry import OperationRegistry
 
 Change = Callable[[bytes], Iterable[bytes]]
 
 
-class Recorder:
+class Recorder(SilentReceiver):
     """Collects what arrives at an address."""
 
     def __init__(self) -> None:
         self.bodies: list[Any] = []
 
-    def receive(self, body: bytes, reply_to: str, *more: Any, **named: Any) -> None:
-        self.bodies.append(msgspec.json.decode(body))
-
-    def undelivered(self, key: str, misdirected: bool = False) -> None: ...
-    def lost(self, reason: str) -> None: ...
-    def restored(self) -> None: ...
+    def receive(self, delivery: Delivery) -> None:
+        self.bodies.append(msgspec.json.decode(delivery.body))
 
 
 async def through(
@@ -315,7 +313,7 @@ async def test_f17_answers_to_unknown_requests_are_ignored(
 ) -> None:
     async with world.serve(registry), caller(world) as calls:
         if world.name == "websocket":
-            calls.receive(encode_response("nope", local_envelope(1, "a.b")), "")
+            calls.receive(Delivery(encode_response("nope", local_envelope(1, "a.b"))))
         else:
             async with world.connect() as stranger:
                 await stranger.send(
@@ -382,9 +380,9 @@ def test_r13_no_bytes_whatsoever_stop_a_worker_or_a_caller(body: bytes) -> None:
             PendingRequestMap(target) as calls,
         ):
             assert isinstance(server, CallServer)
-            server.receive(body, "")
-            server.receive(body, calls.mailbox)
-            calls.receive(body, "")
+            server.receive(Delivery(body))
+            server.receive(Delivery(body, calls.mailbox))
+            calls.receive(Delivery(body))
             assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3
 
     asyncio.run(scenario())

@@ -9,6 +9,7 @@ import anyio
 import pytest
 from tests.calls.waiting import until
 from tests.calls.worlds import BrokerWorld
+from tests.receivers import SilentReceiver
 
 from operations.access import Identity
 from operations.calls import PendingRequestMap, build_call_handler
@@ -21,26 +22,21 @@ from operations.calls.events import (
 )
 from operations.envelopes import local_envelope
 from operations.errors import CallError, ErrorCode
-from operations.pubsub.base import EventTarget
+from operations.pubsub.base import Delivery, EventTarget
 from operations.pubsub.memory import MemoryTarget
 from operations.pubsub.redis.interop import connect_redis_interop
 from operations.pubsub.websocket import AcceptedTarget, connect_websocket, serve_websocket
 from operations.registry import OperationRegistry
 
 
-class Inbox:
+class Inbox(SilentReceiver):
     """Keeps the events that arrive."""
 
     def __init__(self) -> None:
         self.events: list[Any] = []
 
-    def receive(self, body: Any, reply_to: str, *more: Any, **named: Any) -> None:
-        is_request = isinstance(body, RequestPayload)
-        self.events.append(CallRequested(payload=body) if is_request else read_event(body))
-
-    def undelivered(self, key: str, misdirected: bool = False) -> None: ...
-    def lost(self, reason: str) -> None: ...
-    def restored(self) -> None: ...
+    def receive(self, delivery: Delivery) -> None:
+        self.events.append(read_event(delivery.body))
 
 
 class RequestsTo(Inbox):
@@ -51,8 +47,8 @@ class RequestsTo(Inbox):
         self._handle = handle
         self.tasks: list[asyncio.Task[None]] = []
 
-    def receive(self, body: Any, reply_to: str, *more: Any, **named: Any) -> None:
-        super().receive(body, reply_to, *more, **named)
+    def receive(self, delivery: Delivery) -> None:
+        super().receive(delivery)
         self.tasks.append(asyncio.create_task(self._handle(self.events[-1])))
 
 

@@ -8,16 +8,18 @@ import anyio
 import msgspec
 import pytest
 from tests.calls.waiting import until
+from tests.receivers import SilentReceiver
 
 from operations.calls import PendingRequestMap, serve_calls
 from operations.errors import CallError, ErrorCode
+from operations.pubsub.base import Delivery
 from operations.pubsub.memory import MemoryTarget
 from operations.registry import OperationRegistry
 
 ME = "box.me"
 
 
-class Plain:
+class Plain(SilentReceiver):
     """A caller that knows of requests and answers, and of nothing else."""
 
     def __init__(self, target: MemoryTarget) -> None:
@@ -34,12 +36,8 @@ class Plain:
         with anyio.fail_after(20):
             return await self._events.get()
 
-    def receive(self, body: bytes, reply_to: str, *more: Any, **named: Any) -> None:
-        self._events.put_nowait(msgspec.json.decode(body))
-
-    def undelivered(self, key: str, misdirected: bool = False) -> None: ...
-    def lost(self, reason: str) -> None: ...
-    def restored(self) -> None: ...
+    def receive(self, delivery: Delivery) -> None:
+        self._events.put_nowait(msgspec.json.decode(delivery.body))
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind
 from tests.calls.waiting import caller, until
 from tests.calls.worlds import BrokerWorld, World, nats_world, redis_world
+from tests.receivers import SilentReceiver
 from tests.servers import Broker, NatsServer, running
 
 from operations.access import Identity
@@ -141,19 +142,12 @@ async def test_a_worker_that_does_not_answer_is_reported(redis_server: Broker) -
     async with AsyncExitStack() as stack:
         target = await stack.enter_async_context(world.connect())
         monitor = await stack.enter_async_context(monitor_group(target))
-        silent = await target.listen((target.control("operations"),), _Deaf())
+        silent = await target.listen((target.control("operations"),), SilentReceiver())
         stack.push_async_callback(silent.aclose)
         with anyio.fail_after(5):
             report = await monitor.look()
 
     assert (report.workers, report.silent) == ([], 1)
-
-
-class _Deaf:
-    def receive(self, body: bytes, reply_to: str, *more: Any, **named: Any) -> None: ...
-    def undelivered(self, key: str, misdirected: bool = False) -> None: ...
-    def lost(self, reason: str) -> None: ...
-    def restored(self) -> None: ...
 
 
 # ------------------------------------------------------------ dead letters
@@ -221,7 +215,7 @@ async def test_dead_letters_are_listed_inspected_replayed_and_removed(
 async def test_a_dead_letter_has_no_credential() -> None:
     target = MemoryTarget()
     # One takes every request and loses it; the other answers all probes, and has none.
-    taking = await target.consume("operations", _Deaf(), lambda: 1)
+    taking = await target.consume("operations", SilentReceiver(), lambda: 1)
     worker = CallServer(OperationRegistry(), target, WorkerConfig())
     await worker.listen()
     async with PendingRequestMap(target, heartbeat=0.05) as calls:

@@ -17,10 +17,11 @@ import pytest
 from tests.calls.shim import Shim
 from tests.calls.waiting import until
 from tests.calls.worlds import WebSocketWorld, World, calling
+from tests.receivers import SilentReceiver
 
 from operations._pipeline.plan import Call, Next, NextStream
 from operations.calls import PendingRequestMap, serve_calls
-from operations.calls.events import CallRequested, RequestPayload, read_event
+from operations.calls.events import read_event
 from operations.context import OperationContext
 from operations.envelopes import (
     HTTPResponseMeta,
@@ -31,24 +32,19 @@ from operations.envelopes import (
     mcp_envelope,
 )
 from operations.errors import CallError, ErrorCode
+from operations.pubsub.base import Delivery
 from operations.pubsub.memory import MemoryTarget
 from operations.registry import OperationRegistry
 
 
-class Mailbox:
+class Mailbox(SilentReceiver):
     """Reads what arrives."""
 
     def __init__(self) -> None:
         self.events: list[Any] = []
 
-    def receive(self, body: Any, reply_to: str, *more: Any, **named: Any) -> None:
-        self.events.append(
-            CallRequested(payload=body) if isinstance(body, RequestPayload) else read_event(body)
-        )
-
-    def undelivered(self, key: str, misdirected: bool = False) -> None: ...
-    def lost(self, reason: str) -> None: ...
-    def restored(self) -> None: ...
+    def receive(self, delivery: Delivery) -> None:
+        self.events.append(read_event(delivery.body))
 
 
 async def test_only_envelopes_can_be_answers() -> None:

@@ -13,6 +13,7 @@ import pytest
 from tests.calls.operations_under_test import build_registry
 from tests.calls.waiting import caller, until
 from tests.calls.worlds import BrokerWorld, MemoryWorld, World, calling, nats_world
+from tests.receivers import SilentReceiver
 from tests.servers import Broker
 from websockets.asyncio.server import ServerConnection, serve
 
@@ -29,6 +30,7 @@ from operations.calls.events import (
 )
 from operations.context import new_request_id
 from operations.errors import CallError, ErrorCode
+from operations.pubsub.base import Delivery
 from operations.pubsub.memory import MemoryTarget
 from operations.pubsub.websocket import AcceptedTarget, connect_websocket, serve_websocket
 from operations.registry import OperationRegistry
@@ -198,7 +200,8 @@ async def test_f25_what_a_draining_worker_is_about_to_finish_is_not_refused_when
         (job,) = worker.jobs.values()
         closing = asyncio.create_task(worker.aclose())
         await asyncio.sleep(0)
-        worker.receive(encode_event(CallRequested(payload=job.request)), calls.mailbox)
+        request = encode_event(CallRequested(payload=job.request))
+        worker.receive(Delivery(request, calls.mailbox))
         await asyncio.sleep(0)
         draining.set()
         assert (await call).data == "paid"
@@ -229,13 +232,9 @@ async def test_f8_a_probe_that_names_a_call_a_hundred_times_is_answered_once() -
 
     heard: list[bytes] = []
 
-    class Recorder:
-        def receive(self, body: Any, reply_to: str, *more: Any, **named: Any) -> None:
-            heard.append(body)
-
-        def undelivered(self, key: str, misdirected: bool = False) -> None: ...
-        def lost(self, reason: str) -> None: ...
-        def restored(self) -> None: ...
+    class Recorder(SilentReceiver):
+        def receive(self, delivery: Delivery) -> None:
+            heard.append(delivery.body)
 
     target = MemoryTarget()
     box, request_id = target.mailbox(), new_request_id()
@@ -359,19 +358,15 @@ async def test_f15_an_item_nested_beyond_reading_ends_its_subscription_and_nothi
 async def test_f25_the_last_that_is_heard_of_a_worker_that_leaves_is_that_it_does() -> None:
     heard: list[Any] = []
 
-    class Recorder:
-        def receive(self, body: Any, reply_to: str, *more: Any, **named: Any) -> None:
-            heard.append(read_event(body))
-
-        def undelivered(self, key: str, misdirected: bool = False) -> None: ...
-        def lost(self, reason: str) -> None: ...
-        def restored(self) -> None: ...
+    class Recorder(SilentReceiver):
+        def receive(self, delivery: Delivery) -> None:
+            heard.append(read_event(delivery.body))
 
     target = MemoryTarget()
     async with serve_calls(OperationRegistry(), target) as worker:
         await target.listen([target.topic("operations.callers"), "box.me"], Recorder())
         probe = ProbePayload(request_ids=["nobody's"], reply_to="box.me")
-        worker.receive(encode_event(CallProbed(payload=probe)), "")
+        worker.receive(Delivery(encode_event(CallProbed(payload=probe))))
 
     assert [event.payload.leaving for event in heard] == [True, True]
 

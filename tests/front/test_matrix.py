@@ -14,6 +14,7 @@ import anyio
 import msgspec
 import pytest
 from tests.front.outcomes import ACCESS, DEEP, SIZES, VALUES
+from tests.receivers import SilentReceiver
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
@@ -22,6 +23,7 @@ from operations._text import tool_name
 from operations.calls import PendingRequestMap, serve_calls
 from operations.calls.hub import WebSocketHub
 from operations.mcp import to_mcp
+from operations.pubsub.base import Delivery
 from operations.pubsub.memory import MemoryTarget
 from operations.pubsub.websocket import connect_websocket
 from operations.server import APIKeys, Limits, create_app, hash_key
@@ -502,13 +504,9 @@ async def test_a_worker_checks_what_a_caller_did_not(value: Any, outcome: str) -
     target = MemoryTarget(trusted=False)
     heard = asyncio.Queue[bytes]()
 
-    class Receiver:
-        def receive(self, body: Any, reply_to: str, *more: Any, **named: Any) -> None:
-            heard.put_nowait(body)
-
-        def undelivered(self, key: str, misdirected: bool = False) -> None: ...
-        def lost(self, reason: str) -> None: ...
-        def restored(self) -> None: ...
+    class Receiver(SilentReceiver):
+        def receive(self, delivery: Delivery) -> None:
+            heard.put_nowait(delivery.body)
 
     async with worker(target):
         mailbox = target.mailbox()

@@ -10,9 +10,11 @@ import anyio
 import pytest
 from redis.asyncio import Redis
 from tests.calls.waiting import until
+from tests.receivers import SilentReceiver
 from tests.servers import RedisServer, proxy, running
 
 from operations.errors import TransportError
+from operations.pubsub.base import Delivery
 from operations.pubsub.nats import connect_nats
 from operations.pubsub.redis import connect_redis, connect_redis_interop
 from operations.pubsub.websocket import connect_websocket
@@ -54,13 +56,6 @@ async def test_a_port_that_accepts_and_stays_silent_is_an_error_in_time(
             pass
 
 
-class Deaf:
-    def receive(self, body: Any, reply_to: str, *more: Any, **named: Any) -> None: ...
-    def undelivered(self, key: str, misdirected: bool = False) -> None: ...
-    def lost(self, reason: str) -> None: ...
-    def restored(self) -> None: ...
-
-
 @pytest.mark.requirement("R34", "R35")
 async def test_a_client_leaves_a_redis_that_hangs_while_its_address_moves(
     monkeypatch: pytest.MonkeyPatch,
@@ -84,7 +79,7 @@ async def test_a_client_leaves_a_redis_that_hangs_while_its_address_moves(
             through.target = new.port
             await until(lambda: target.is_connected)
             box = target.mailbox()
-            await target.listen((box,), Deaf())
+            await target.listen((box,), SilentReceiver())
             assert await target.is_present(box)
 
 
@@ -99,11 +94,11 @@ async def test_a_client_leaves_a_redis_that_became_read_only() -> None:
         ):
             received = asyncio.Event()
 
-            class Worker(Deaf):
-                def receive(self, body: Any, reply_to: str, *more: Any, **named: Any) -> None:
+            class Worker(SilentReceiver):
+                def receive(self, delivery: Delivery) -> None:
                     received.set()
 
-            await near.consume("work", Deaf(), lambda: 0)
+            await near.consume("work", SilentReceiver(), lambda: 0)
             await far.consume("work", Worker(), lambda: 1)
             # The address leads to the new master, but the connections do not.
             through.target = new.port

@@ -3,39 +3,34 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any
 
 import anyio
 import pytest
 from tests.calls.waiting import until
 from tests.calls.worlds import BrokerWorld, World, cuttable
+from tests.receivers import SilentReceiver
 from tests.servers import Broker
 
 from operations.errors import NoReceiverError, TooLargeError
-from operations.pubsub.base import EventTarget
+from operations.pubsub.base import Delivery, EventTarget
 from operations.pubsub.nats import NatsTarget, connect_nats
 from operations.pubsub.websocket import AcceptedTarget, connect_websocket, serve_websocket
 
 
-class Recorder:
-    """Keeps what it is told."""
+class Recorder(SilentReceiver):
+    """Keeps the messages and undelivered keys."""
 
     def __init__(self) -> None:
         self.bodies: list[bytes] = []
         self.unclaimed: list[str] = []
 
-    def receive(
-        self, body: bytes, reply_to: str, age: float = 0.0, claim: Any = None, sender: str = ""
-    ) -> None:
-        self.bodies.append(body)
-        if claim is not None:
-            claim.remove()
+    def receive(self, delivery: Delivery) -> None:
+        self.bodies.append(delivery.body)
+        if delivery.claim is not None:
+            delivery.claim.remove()
 
     def undelivered(self, key: str, misdirected: bool = False) -> None:
         self.unclaimed.append(key)
-
-    def lost(self, reason: str) -> None: ...
-    def restored(self) -> None: ...
 
 
 @asynccontextmanager
@@ -248,10 +243,10 @@ async def test_messages_next_to_one_that_its_receiver_cannot_process_arrive(
     broker_world: World,
 ) -> None:
     class Picky(Recorder):
-        def receive(self, body: bytes, reply_to: str, *more: Any, **named: Any) -> None:
-            if body == event(3, "call.requested"):
+        def receive(self, delivery: Delivery) -> None:
+            if delivery.body == event(3, "call.requested"):
                 raise ValueError("not this one")
-            super().receive(body, reply_to, *more, **named)
+            super().receive(delivery)
 
     async with two_ends(broker_world) as (near, far):
         picky = Picky()

@@ -68,7 +68,7 @@ from operations.errors import (
     timed_out,
     timeout_error,
 )
-from operations.pubsub.base import Claim, EventTarget, Subscription, usable
+from operations.pubsub.base import Delivery, EventTarget, Subscription, usable
 from operations.pubsub.memory import MemoryTarget
 from operations.types import JSONObject
 
@@ -419,18 +419,11 @@ class PendingRequestMap(ReplyPublisher):
 
     # ---------------------------------------------------------------------------------------- receiving
 
-    def receive(
-        self,
-        body: bytes,
-        reply_to: str,
-        age: float = 0.0,
-        claim: Claim | None = None,
-        sender: str = "",
-    ) -> None:
+    def receive(self, delivery: Delivery) -> None:
         """Process an event that arrived through the target."""
-        event = read_event(body, self.target.max_values)
+        event = read_event(delivery.body, self.target.max_values)
         if isinstance(event, (CallResponded, CallCompleted, CallFailed, CallAborted)):
-            self._apply(event, len(body))
+            self._apply(event, len(delivery.body))
         elif isinstance(event, CallAlive):
             self._detector.heard(event.payload)
         elif isinstance(event, CallOffered):
@@ -438,7 +431,7 @@ class PendingRequestMap(ReplyPublisher):
         elif isinstance(event, MalformedEvent):
             self.malformed += 1
         elif isinstance(event, CallRequested):
-            self._reject(event.payload, reply_to)
+            self._reject(event.payload, delivery.reply_to)
         else:
             self.ignored += 1
 

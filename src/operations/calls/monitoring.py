@@ -32,7 +32,7 @@ from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, TransportError
 from operations.front.limits import AdmissionQueue
 from operations.pubsub.base import (
-    Claim,
+    Delivery,
     EventTarget,
     QueueState,
     Subscription,
@@ -224,16 +224,9 @@ class GroupMonitor:
 
     # ------------------------------------------------------------ as a receiver
 
-    def receive(
-        self,
-        body: bytes,
-        reply_to: str,
-        age: float = 0.0,
-        claim: Claim | None = None,
-        sender: str = "",
-    ) -> None:
+    def receive(self, delivery: Delivery) -> None:
         """Note the report of a worker."""
-        event = read_event(body, self._target.max_values)
+        event = read_event(delivery.body, self._target.max_values)
         if isinstance(event, CallAlive) and event.payload.stats is not None:
             alive, known = event.payload, len(self._heard)
             if known < _MAX_WORKERS:

@@ -43,7 +43,7 @@ from operations.errors import (
     TooLargeError,
     TransportError,
 )
-from operations.pubsub.base import Claim, EventTarget
+from operations.pubsub.base import Delivery, EventTarget
 from operations.types import JSONObject
 
 logger = logging.getLogger("operations")
@@ -388,14 +388,7 @@ class ReplyPublisher(ABC):
         return len(self.pending)
 
     @abstractmethod
-    def receive(
-        self,
-        body: bytes,
-        reply_to: str,
-        age: float = 0.0,
-        claim: Claim | None = None,
-        sender: str = "",
-    ) -> None:
+    def receive(self, delivery: Delivery) -> None:
         """Process an event that arrived through the target."""
 
     def serve(self, request: RequestPayload, reply_to: str) -> None:
@@ -476,7 +469,7 @@ class ReplyPublisher(ABC):
             self._served_streams.discard(request_id)
         if self.target.direct and is_own:
             # The target reaches only the peer, and the caller is on this side.
-            self.receive(body, "")
+            self.receive(Delivery(body))
         await self.target.send(address, body)
 
 

@@ -55,7 +55,7 @@ from operations.calls.states import NEVER, Deadlines
 from operations.errors import CallError, ErrorCode, TransportError
 from operations.front.front import Front, identify_credential
 from operations.front.limits import AdmissionQueue, Limits, caller_key
-from operations.pubsub.base import PUT_TYPE, Claim, EventTarget, Subscription, usable
+from operations.pubsub.base import PUT_TYPE, Claim, Delivery, EventTarget, Subscription, usable
 from operations.pubsub.signing import SignedTarget
 from operations.registry import OperationRegistry
 from operations.types import options_of
@@ -247,21 +247,16 @@ class CallServer:
 
     # ---------------------------------------------------------------------------------------- receiving
 
-    def receive(
-        self,
-        body: bytes,
-        reply_to: str,
-        age: float = 0.0,
-        claim: Claim | None = None,
-        sender: str = "",
-    ) -> None:
+    def receive(self, delivery: Delivery) -> None:
         """Process an event that arrived through the target."""
-        event = read_event(body, self.target.max_values)
+        event = read_event(delivery.body, self.target.max_values)
+        age, claim, sender = delivery.age, delivery.claim, delivery.sender
         if type(event) is CallRequested:
             request = aged(event.payload, age) if age else event.payload
-            address = reply_to or request.reply_to or ""
+            address = delivery.reply_to or request.reply_to or ""
             if self._replies.is_allowed(address, sender):
-                self._admit(request, address, len(body), age=age, claim=claim, sender=sender)
+                size = len(delivery.body)
+                self._admit(request, address, size, age=age, claim=claim, sender=sender)
                 return
         if claim is not None:
             claim.remove()
@@ -276,7 +271,7 @@ class CallServer:
         elif type(event) is CallProbed:
             self._replies.account(event.payload, sender)
         elif type(event) is MalformedEvent:
-            self._reject(event, reply_to, sender)
+            self._reject(event, delivery.reply_to, sender)
         elif type(event) is UnknownEvent:
             self.ignored += 1
 

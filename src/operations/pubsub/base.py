@@ -64,27 +64,30 @@ class Claim(Protocol):
         ...
 
 
+class Delivery(msgspec.Struct, frozen=True):
+    """A message as it arrives at a receiver.
+
+    Attributes:
+        body: The message.
+        reply_to: The mailbox for replies, or empty.
+        age: Seconds it waited at the broker, if the broker keeps messages; 0 if that is a few milliseconds.
+        claim: Removes it from its queue, if the broker keeps it until it begins.
+        sender: The start of every mailbox of the client that sent it, as the broker guarantees. Empty if there is
+            only one client, or if any of them may have sent it.
+    """
+
+    body: bytes
+    reply_to: str = ""
+    age: float = 0.0
+    claim: Claim | None = None
+    sender: str = ""
+
+
 class Receiver(Protocol):
     """Receives messages. Its methods run on the event loop, return at once and never raise."""
 
-    def receive(
-        self,
-        body: bytes,
-        reply_to: str,
-        age: float = 0.0,
-        claim: Claim | None = None,
-        sender: str = "",
-    ) -> None:
-        """Process a message.
-
-        Args:
-            body: The message.
-            reply_to: The mailbox for replies, or empty.
-            age: Seconds it waited at the broker, if the broker keeps messages; 0 if that is a few milliseconds.
-            claim: Removes it from its queue, if the broker keeps it until it begins.
-            sender: The start of every mailbox of the client that sent it, as the broker guarantees. Empty if there is
-                only one client, or if any of them may have sent it.
-        """
+    def receive(self, delivery: Delivery) -> None:
+        """Process a message."""
         ...
 
     def undelivered(self, key: str, misdirected: bool = False) -> None:
@@ -399,21 +402,14 @@ def usable(target: EventTarget) -> EventTarget:
     )
 
 
-def deliver(
-    receiver: Receiver,
-    body: bytes,
-    reply_to: str,
-    age: float = 0.0,
-    claim: Claim | None = None,
-    sender: str = "",
-) -> None:
+def deliver(receiver: Receiver, delivery: Delivery) -> None:
     """Pass a message to its receiver. A failure is logged, so that the next messages arrive."""
     try:
-        receiver.receive(body, reply_to, age, claim, sender)
+        receiver.receive(delivery)
     except Exception:
         logger.log(_broken.level(), "a message could not be processed", exc_info=True)
-        if claim is not None:
-            claim.remove()
+        if delivery.claim is not None:
+            delivery.claim.remove()
 
 
 class Registration:

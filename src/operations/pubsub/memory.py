@@ -8,7 +8,7 @@ from operations._json import MAX_REQUEST_VALUES
 from operations._text import enforce_lists
 from operations.access import Identity
 from operations.errors import NoReceiverError, NotSentError
-from operations.pubsub.base import BoundedSet, Receiver
+from operations.pubsub.base import BoundedSet, Delivery, Receiver
 
 _MAX_SEEN = 40_000
 """Keys that are remembered, so that a request is not delivered twice."""
@@ -81,7 +81,7 @@ class MemoryTarget:
     async def send(self, address: str, body: bytes) -> None:
         """Deliver `body` to the listeners before this returns."""
         for receiver in self._listeners.get(address, ()):
-            receiver.receive(body, "")
+            receiver.receive(Delivery(body))
 
     async def enqueue(
         self, queue: str, body: bytes, *, key: str, reply_to: str, wait: float
@@ -99,7 +99,7 @@ class MemoryTarget:
             raise NoReceiverError(f"no worker serves the group {queue!r}")
         if self._seen.add(key):
             self._turn += 1
-            consumers[self._turn % len(consumers)].receive(body, reply_to)
+            consumers[self._turn % len(consumers)].receive(Delivery(body, reply_to))
         return ""
 
     async def is_present(self, address: str) -> bool:

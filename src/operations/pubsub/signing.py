@@ -17,9 +17,11 @@ from itertools import count
 from secrets import token_hex
 from time import time
 
+import msgspec
+
 from operations.access import Identity
 from operations.pubsub.base import (
-    Claim,
+    Delivery,
     EventTarget,
     LogThrottle,
     QueueAdmin,
@@ -278,22 +280,15 @@ class _Verifying:
         self._senders = Senders()
         self.undelivered = receiver.undelivered
 
-    def receive(
-        self,
-        body: bytes,
-        reply_to: str,
-        age: float = 0.0,
-        claim: Claim | None = None,
-        sender: str = "",
-    ) -> None:
+    def receive(self, delivery: Delivery) -> None:
         """Pass on a message that is signed; remove any other from its queue."""
-        opened = self._target.signer.verify(body, self._address, self._senders)
+        opened = self._target.signer.verify(delivery.body, self._address, self._senders)
         if opened is not None:
-            self._receiver.receive(opened, "", age, claim, sender)
+            self._receiver.receive(msgspec.structs.replace(delivery, body=opened, reply_to=""))
             return
         self._target.refuse()
-        if claim is not None:
-            claim.remove()
+        if delivery.claim is not None:
+            delivery.claim.remove()
 
     def lost(self, reason: str) -> None:
         """Tell the receiver once."""

@@ -30,7 +30,15 @@ from nats.js.errors import (
 )
 
 from operations.errors import NotSentError, TransportError
-from operations.pubsub.base import IDLE, BatchSize, LogThrottle, QueueState, Receiver, deliver
+from operations.pubsub.base import (
+    IDLE,
+    BatchSize,
+    Delivery,
+    LogThrottle,
+    QueueState,
+    Receiver,
+    deliver,
+)
 
 logger = logging.getLogger("operations")
 
@@ -436,7 +444,7 @@ class DurableTaking:
                 age = began + self._ahead - message.metadata.timestamp.timestamp()
                 claim = _MessageClaim(message, self._batch.taking, began)
                 sender = self._sender_of(message.subject)
-                deliver(self._receiver, message.data, "", max(age, 0.0), claim, sender)
+                deliver(self._receiver, Delivery(message.data, "", max(age, 0.0), claim, sender))
             await self._batch.begun(len(messages), began)
 
     async def _recover(self, error: Error) -> None:

@@ -29,6 +29,7 @@ from operations.errors import NotSentError, TooLargeError, TransportError
 from operations.pubsub.base import (
     NOT_PERMITTED,
     NOT_PRIVATE,
+    Delivery,
     EventTarget,
     LogThrottle,
     LoopAffinity,
@@ -290,10 +291,10 @@ class NatsTarget:
         subjects = {self._heard_at(address): address for address in addresses}
 
         def take(body: bytes, _: str, __: str) -> None:
-            receiver.receive(body, "")
+            receiver.receive(Delivery(body))
 
         def take_control(body: bytes, _: str, subject: str) -> None:
-            receiver.receive(body, "", sender=self._sender_of(subject))
+            receiver.receive(Delivery(body, sender=self._sender_of(subject)))
 
         async with AsyncExitStack() as undo:
 
@@ -381,7 +382,7 @@ class NatsTarget:
             elif sender == self._anyone and reply.startswith("_INBOX."):
                 # A plain client, which has no mailboxes.
                 sender = "_INBOX."
-            receiver.receive(body, reply, sender=sender)
+            receiver.receive(Delivery(body, reply, sender=sender))
 
         name = token_hex(16)
         subject, roll_call = self._all_of(queue), self._all_of(queue, "who")

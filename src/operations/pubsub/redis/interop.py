@@ -18,7 +18,7 @@ from operations._json import MAX_REQUEST_VALUES
 from operations._text import enforce_lists
 from operations.access import Identity
 from operations.errors import NoReceiverError, NotSentError, TooLargeError, TransportError
-from operations.pubsub.base import PUT_TYPE, Receiver, Registration, deliver
+from operations.pubsub.base import PUT_TYPE, Delivery, Receiver, Registration, deliver
 from operations.pubsub.redis.connection import PipelinedConnection, PubSubConnection
 from operations.pubsub.redis.servers import SILENCE, Connector
 
@@ -219,7 +219,7 @@ class RedisInteropTarget:
         elif message[0] == b"pmessage":
             is_request = message[2].startswith(f"{self._prefix}{PUT_TYPE}:".encode())
             for receiver in tuple(self._takers if is_request else self._listeners):
-                deliver(receiver, message[3], "")
+                deliver(receiver, Delivery(message[3]))
 
     def _lost(self, reason: str) -> None:
         for receiver in (*self._listeners, *self._takers):

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 from redis.exceptions import NoScriptError, ResponseError
 
 from operations.errors import TransportError
-from operations.pubsub.base import IDLE, BatchSize, Receiver, deliver
+from operations.pubsub.base import IDLE, BatchSize, Delivery, Receiver, deliver
 from operations.pubsub.redis.connection import (
     PipelinedConnection,
     PubSubConnection,
@@ -162,7 +162,7 @@ class MailboxReader(_Reader):
         for entry_id, fields in entries:
             self._positions[box] = entry_id
             if fields and fields[1]:
-                deliver(self._receiver, fields[1], "")
+                deliver(self._receiver, Delivery(fields[1]))
                 # Limit the memory of large messages.
                 self._since_trim += 1 + len(fields[1]) // 4096
 
@@ -385,7 +385,7 @@ class QueueReader(_Reader):
             if fields:
                 age = (now - int(entry_id.partition(b"-")[0])) / 1000
                 age = age if age > _SHORT_AGE else 0.0
-                deliver(self._receiver, fields[1], "", age, claim, self._senders[queue])
+                deliver(self._receiver, Delivery(fields[1], "", age, claim, self._senders[queue]))
             else:
                 claim.remove()
         removed, self._removed = self._removed, {}
@@ -513,7 +513,7 @@ class Channels:
         if kind == b"message":
             for receiver in tuple(self._receivers.get(channel, ())):
                 if receiver is not None:
-                    deliver(receiver, message[2], "", sender=self._sender_of(channel))
+                    deliver(receiver, Delivery(message[2], sender=self._sender_of(channel)))
         elif kind == b"subscribe":
             confirmed = self._confirmed.get(channel)
             if confirmed is not None:

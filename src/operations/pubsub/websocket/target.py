@@ -21,7 +21,7 @@ from operations._json import enforce_bounds
 from operations._text import enforce_lists
 from operations.access import Identity
 from operations.errors import NotSentError, TooLargeError, TransportError
-from operations.pubsub.base import PUT_TYPE, LogThrottle, Receiver, Registration
+from operations.pubsub.base import PUT_TYPE, Delivery, LogThrottle, Receiver, Registration
 from operations.types import JSONObject
 
 MAX_BYTES = 16 * 1024 * 1024
@@ -416,7 +416,7 @@ class WebSocketTarget:
         # Without a consumer, a listener rejects the request.
         receivers = (self._takers or self._listeners)[:1] if is_request else self._listeners
         for receiver in tuple(receivers):
-            receiver.receive(body, _PEER)
+            receiver.receive(Delivery(body, _PEER))
 
     # ---------------------------------------------------------------------------------------- interop
 
