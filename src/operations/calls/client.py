@@ -440,8 +440,7 @@ class PendingRequestMap(ReplyPublisher):
     ) -> None:
         request_id = event.payload.request_id
         call = self.pending.get(request_id)
-        verdict = judge(call.expects if call is not None else None, event)
-        if call is None or verdict is Verdict.IGNORE:
+        if call is None or judge(call.expects, event) is Verdict.IGNORE:
             self.ignored += 1
             return
         if isinstance(event, CallFailed) and self._send_elsewhere(call, event.payload):

@@ -55,7 +55,7 @@ from operations.calls.states import NEVER, Deadlines
 from operations.errors import CallError, ErrorCode, TransportError
 from operations.front.front import Front, identify_credential
 from operations.front.limits import AdmissionQueue, Limits, caller_key
-from operations.pubsub.base import PUT_TYPE, Claim, Delivery, EventTarget, Subscription, usable
+from operations.pubsub.base import PUT_TYPE, Delivery, EventTarget, Subscription, usable
 from operations.pubsub.signing import SignedTarget
 from operations.registry import OperationRegistry
 from operations.types import options_of
@@ -250,14 +250,13 @@ class CallServer:
     def receive(self, delivery: Delivery) -> None:
         """Process an event that arrived through the target."""
         event = read_event(delivery.body, self.target.max_values)
-        age, claim, sender = delivery.age, delivery.claim, delivery.sender
         if type(event) is CallRequested:
-            request = aged(event.payload, age) if age else event.payload
+            request = event.payload
             address = delivery.reply_to or request.reply_to or ""
-            if self._replies.is_allowed(address, sender):
-                size = len(delivery.body)
-                self._admit(request, address, size, age=age, claim=claim, sender=sender)
+            if self._replies.is_allowed(address, delivery.sender):
+                self._admit(request, address, delivery)
                 return
+        sender, claim = delivery.sender, delivery.claim
         if claim is not None:
             claim.remove()
         if type(event) is CallConfirmed:
@@ -281,7 +280,7 @@ class CallServer:
         Cancelling this aborts the request.
         """
         replied = asyncio.Event()
-        self._admit(request, reply_to, 0, replied)
+        self._admit(request, reply_to, Delivery(b""), replied)
         try:
             await replied.wait()
         except asyncio.CancelledError:
@@ -292,14 +291,14 @@ class CallServer:
         self,
         request: RequestPayload,
         reply_to: str,
-        size: int,
+        delivery: Delivery,
         replied: asyncio.Event | None = None,
-        age: float = 0.0,
-        claim: Claim | None = None,
-        sender: str = "",
     ) -> None:
-        request_id = request.request_id
+        request_id, age = request.request_id, delivery.age
+        claim, sender = delivery.claim, delivery.sender
         key = sender + request_id
+        if age:
+            request = aged(request, age)
         problem = check_request(request)
         if problem is not None:
             if claim is not None:
@@ -317,6 +316,7 @@ class CallServer:
             return
         registry = self._registry_of(request.operation_id)
         now = self._loop.time()
+        size = len(delivery.body)
         job = job_for(registry, self.target, request, reply_to, key, size, now, self._shared)
         job.replied, job.claim, job.queued_at = replied, claim, now - age
         if self._replies.is_leaving:

@@ -101,9 +101,13 @@ class Consumers:
     """The consumers of a plain queue, among which a caller spreads its requests evenly.
 
     The server would pick one at random for every request: of 64 requests for 8 workers, some worker gets about 14.
+
+    Args:
+        subject: The subject on which the server picks one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, subject: str) -> None:
+        self.subject = subject
         self._heard_at: dict[str, float] = {}
         self._round: list[str] = []
         self._is_one_silent = False

@@ -343,7 +343,7 @@ class NatsTarget:
 
     async def _publish(self, subject: str, body: bytes, reply: str) -> None:
         try:
-            await self._nats.publish(subject, body, reply)
+            await self._nats.publish_now(subject, body, reply)
         except MaxPayloadError as error:
             raise TooLargeError(f"{len(body)} bytes are more than {self.max_bytes}") from error
         except _NATS_ERRORS as error:
@@ -424,13 +424,12 @@ class NatsTarget:
             # With the secret part of the mailbox: ids of messages are shared by all clients of a stream.
             key = f"{key}.{reply_to.rpartition('.')[2]}"
             return await self._durable.enqueue(subject, body, key)
-        subject = f"{self._queue(queue)}.{self._client}"
         consumers = self._consumers.get(queue)
         if consumers is None:
-            consumers = self._consumers[queue] = Consumers()
+            consumers = self._consumers[queue] = Consumers(f"{self._queue(queue)}.{self._client}")
         if consumers.is_due():
             await self._ask_for(queue, consumers)
-        consumer = consumers.next()
+        subject, consumer = consumers.subject, consumers.next()
         if consumer:
             subject, key = f"{self._prefix}.to.{consumer}.{self._client}", f"{key}={consumer}"
         await self._publish(subject, body, f"{reply_to}.{key}" if reply_to else "")
@@ -487,21 +486,21 @@ class NatsTarget:
             subscription = await self._nats.subscribe(subject, queue=queue, cb=deliver)  # pyright: ignore[reportUnknownMemberType]
         except _NATS_ERRORS as error:
             raise TransportError(f"NATS: {error}") from error
-        self._nats.take_at_once(subscription, take)
-        undo.push_async_callback(self._unsubscribe, subscription)
+        ended = self._nats.take_at_once(subscription, take)
+        undo.push_async_callback(self._unsubscribe, subscription, ended)
 
-    async def _unsubscribe(self, subscription: Any) -> None:
+    async def _unsubscribe(self, subscription: Any, ended: Callable[[], object]) -> None:
         """Unsubscribe, and deliver the messages that have arrived."""
         # Never cancelled: when the answer to a cancelled flush comes, the client gives up its connection.
-        draining = asyncio.ensure_future(self._drained(subscription))
+        draining = asyncio.ensure_future(self._drained(subscription, ended))
         self._draining.add(draining)
         draining.add_done_callback(self._draining.discard)
         await asyncio.wait({draining}, timeout=2)
 
-    async def _drained(self, subscription: Any) -> None:
+    async def _drained(self, subscription: Any, ended: Callable[[], object]) -> None:
         with suppress(*_NATS_ERRORS):
             await subscription.drain()
-        self._nats.take_no_more(subscription)
+        ended()
 
     async def _arrive(self, subjects: Iterable[str], act: Callable[[], Awaitable[Any]]) -> None:
         """Do something to `subjects` and wait until the server has seen it.
