@@ -15,8 +15,7 @@ from operations.errors import CallError
 from operations.pubsub.config import NatsConfig
 from operations.pubsub.nats import connect_nats
 from operations.pubsub.nats.queues import _ASK_EVERY
-from operations.pubsub.redis.connection import KEEPALIVE
-from operations.pubsub.redis.servers import SILENCE
+from operations.pubsub.redis.connection import KEEPALIVE, SILENCE
 
 RECIPE = Path(__file__).resolve().parents[2] / "docs" / "recipes" / "nats.conf"
 

@@ -8,7 +8,7 @@ if find_spec("redis") is None:
     raise MissingExtraError("operations.pubsub.redis", extra="redis")
 
 from operations.pubsub.config import RedisConfig
-from operations.pubsub.redis.interop import RedisInteropTarget, connect_redis_interop
+from operations.pubsub.redis.channels import RedisInteropTarget, connect_redis_interop
 from operations.pubsub.redis.target import RedisTarget, connect_redis
 
 __all__ = [

@@ -1,34 +1,327 @@
-"""Reconnecting connections to Redis: one for the commands of many tasks, and one for Pub/Sub.
+"""Connections to Redis: to one server, the master that Sentinel names, or a shard of a cluster.
 
-Rule 1: commands are written together, once per turn of the event loop; replies arrive in order.
-Rule 2: when a connection breaks, its pending commands fail, and it reconnects with jitter.
-Rule 3: a connection without a reply to a pending command is broken (half-open connections).
+Rule 1: every connect, with its handshake and the lookup of the server, has a time limit.
+Rule 2: in a cluster, all keys of a prefix carry one hash tag. They are on one shard, and so is the presence of clients.
+Rule 3: the commands of many tasks are written together, once per turn of the event loop; replies arrive in order.
+Rule 4: when a connection breaks, its pending commands fail, and it reconnects with jitter. A connection without a reply
+        to a pending command is broken (half-open connections).
 """
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple, cast
+from urllib.parse import parse_qs, urlsplit, urlunsplit
 
-from redis.exceptions import BusyLoadingError, NoPermissionError, ResponseError
+import hiredis
+from redis.asyncio import ConnectionPool
+from redis.crc import key_slot
+from redis.exceptions import (
+    AskError,
+    BusyLoadingError,
+    ClusterError,
+    NoPermissionError,
+    RedisError,
+    ResponseError,
+)
 
 from operations._resilience import Backoff
 from operations.errors import NotSentError, TransportError
 from operations.pubsub.base import NOT_PERMITTED, LogThrottle
-from operations.pubsub.redis.servers import (
-    CONNECTION_ERRORS,
-    SILENCE,
-    Connector,
-    WrongServerError,
-    ask,
-    is_wrong_server,
-    pack_command,
-    shown,
-)
+from operations.pubsub.config import enforce_address
 
 logger = logging.getLogger("operations")
+
+SILENCE = 12.0
+"""Seconds without a reply after which a connection is closed."""
+
+_READ_TIMEOUT = SILENCE
+"""The same for one command on a connection that is not shared; blocking reads are shorter."""
+
+CONNECTION_ERRORS = (RedisError, OSError, EOFError, asyncio.IncompleteReadError)
+
+pack_command: Callable[[tuple[Any, ...]], bytes] = cast("Any", hiredis).pack_command
+"""Return the bytes of a command. redis-py packs it in Python, which takes ten times as long."""
+
+_MAX_HOPS = 3
+"""Number of cluster nodes that are asked for the owner of a slot."""
+
+_DEFAULT_PORTS = {"sentinel": 26379, "cluster": 6379}
+
+
+class _Address(NamedTuple):
+    """An address in its parts.
+
+    Attributes:
+        kind: `sentinel`, `cluster`, or empty for one server.
+        url: The address of one server, for redis-py: the first one, with login and options.
+        servers: Host and port of each Sentinel, or of each known node of the cluster.
+        service: The name of the master, for Sentinel.
+        sentinel_login: The user and password of the Sentinels, if they have one.
+    """
+
+    kind: str
+    url: str
+    servers: list[tuple[str, int]]
+    service: str
+    sentinel_login: dict[str, str]
+
+
+def _read(url: str) -> _Address:
+    scheme, _, kind = url.partition("://")[0].partition("+")
+    if kind not in _DEFAULT_PORTS:
+        enforce_address(url, ("redis", "rediss", "unix"), needs_host=False)
+        return _Address("", url, [], "", {})
+    rest = url.partition("://")[2]
+    # Only the hosts are a list: a login may contain a comma, in its encoded form.
+    netloc, slash, path = rest.partition("/")
+    login, at, hosts = netloc.rpartition("@")
+    servers: list[tuple[str, int]] = []
+    for host in hosts.split(","):
+        one = f"{scheme}://{login}{at}{host}{slash}{path}"
+        enforce_address(one, ("redis", "rediss"))
+        parts = urlsplit(one)
+        servers.append((parts.hostname or "", parts.port or _DEFAULT_PORTS[kind]))
+    parts = urlsplit(f"{scheme}://{login}{at}{hosts.partition(',')[0]}{slash}{path}")
+    service, _, database = parts.path.strip("/").partition("/")
+    if kind == "cluster":
+        return _Address(kind, urlunsplit(parts), servers, "", {})
+    if not service:
+        raise TransportError(
+            "the address cannot be read: it names no master: redis+sentinel://host:26379/mymaster"
+        )
+    given = parse_qs(parts.query)
+    names = {"sentinel_username": "username", "sentinel_password": "password"}
+    sentinel_login = {names[key]: values[0] for key, values in given.items() if key in names}
+    query = "&".join(part for part in parts.query.split("&") if part.partition("=")[0] not in names)
+    one = urlunsplit(parts._replace(path=f"/{database}" if database else "", query=query))
+    return _Address(kind, one, servers, service, sentinel_login)
+
+
+class Connector:
+    """Opens connections to the current address of a Redis server.
+
+    Args:
+        url: The address: `redis://`, `rediss://`, `unix://`, or with several hosts `redis+sentinel://` and
+            `redis+cluster://` (and `rediss+...`).
+        timeout: Seconds for a connection, with its handshake.
+        name: The name of the connections, which the server lists.
+        prefix: The prefix of every key.
+        tls: Files of certificates, as redis-py takes them.
+
+    Attributes:
+        prefix: The prefix of every key; in a cluster with a hash tag, which decides on the shard.
+        followers: Called when a connection leads to another server than the last one.
+
+    Raises:
+        TransportError: If the address cannot be read.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        timeout: float,
+        name: str = "operations",
+        *,
+        prefix: str = "",
+        tls: dict[str, str] | None = None,
+    ) -> None:
+        self.timeout = timeout
+        self.followers: set[Callable[[], None]] = set()
+        self._server = ("", 0)
+        self._address = _read(url)
+        is_tagged = "{" in prefix or self._address.kind != "cluster"
+        self.prefix = prefix if is_tagged else f"{{{prefix.rstrip(':')}}}:"
+        # RESP2, because replies are not converted to maps. No retries, because only
+        # we know which commands may be sent twice.
+        with suppress(TypeError, ValueError, RedisError):
+            pool: Any = ConnectionPool.from_url(  # pyright: ignore[reportUnknownMemberType]
+                self._address.url,
+                protocol=2,
+                client_name=name,
+                socket_timeout=None,
+                socket_connect_timeout=timeout,
+                **(tls or {}),
+            )
+            # Only now are its options read.
+            pool.make_connection()
+            self._pool = pool
+            return
+        raise TransportError(
+            "the address cannot be read: it has an option that redis-py does not take"
+        )
+
+    async def connect(self) -> Any:
+        """Open a connection.
+
+        Raises:
+            TransportError: If Redis cannot be reached, rejects us, or does not answer in time.
+        """
+        try:
+            # The library limits the connect, but not the handshake.
+            async with asyncio.timeout(self.timeout):
+                connection = await self._find()
+        except (*CONNECTION_ERRORS, TimeoutError) as error:
+            reason = str(error) or f"no answer for {self.timeout:g} seconds"
+            raise TransportError(f"Redis cannot be reached: {reason}") from error
+        server = str(getattr(connection, "host", "")), int(getattr(connection, "port", 0))
+        if server != self._server:
+            self._server = server
+            for follow in tuple(self.followers):
+                follow()
+        return connection
+
+    async def _find(self) -> Any:
+        address = self._address
+        if not address.kind:
+            return await self._open({})
+        failure: Exception | None = None
+        for host, port in address.servers:
+            try:
+                async with asyncio.timeout(self.timeout / len(address.servers)):
+                    if address.kind == "sentinel":
+                        return await self._open_master(host, port)
+                    return await self._open_shard(host, port)
+            except (TransportError, *CONNECTION_ERRORS, TimeoutError) as error:
+                failure = error
+        raise TransportError(str(failure) or "no answer") from failure
+
+    async def _open_master(self, host: str, port: int) -> Any:
+        login = {"username": None, "password": None, **self._address.sentinel_login}
+        sentinel = await self._open({"host": host, "port": port, "db": 0, **login})
+        try:
+            service = self._address.service
+            answer = await ask(sentinel, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", service)
+        finally:
+            await sentinel.disconnect(nowait=True)
+        if not answer:
+            raise TransportError(f"Sentinel knows no master {self._address.service!r}")
+        connection = await self._open({"host": answer[0].decode(), "port": int(answer[1])})
+        try:
+            # Sentinel may not have noticed yet that it is a replica now.
+            role = await ask(connection, "ROLE")
+        except TransportError as error:
+            # Clients with few permissions find out when they write.
+            if not isinstance(error.__cause__, NoPermissionError):
+                await connection.disconnect(nowait=True)
+                raise
+        else:
+            if role[0] != b"master":
+                await connection.disconnect(nowait=True)
+                raise TransportError("the master is being replaced")
+        return connection
+
+    async def _open_shard(self, host: str, port: int) -> Any:
+        """Open a connection to the node that itself claims the slot of the prefix: others may not know it yet."""
+        slot = key_slot(self.prefix.encode())
+        for _ in range(_MAX_HOPS):
+            node = await self._open({"host": host, "port": port})
+            owner = ("", 0)
+            try:
+                await _enforce_version(node)
+                shards = await ask(node, "CLUSTER", "SLOTS")
+                masters = [master for first, last, master, *_ in shards if first <= slot <= last]
+                if not masters:
+                    raise TransportError("no node of the cluster has the slot of the prefix")
+                # A node that does not know its own address leaves it out.
+                owner = (masters[0][0].decode() or host, masters[0][1])
+                if owner == (host, port):
+                    return node
+            finally:
+                if owner != (host, port):
+                    await node.disconnect(nowait=True)
+            host, port = owner
+        raise TransportError("the nodes of the cluster do not agree on the slot of the prefix")
+
+    async def _open(self, changed: dict[str, Any]) -> Any:
+        pool = self._pool
+        connection = pool.connection_class(**{**pool.connection_kwargs, **changed})
+        connection.retry.update_retries(0)
+        try:
+            await connection.connect()
+        except BaseException:
+            await connection.disconnect(nowait=True)
+            raise
+        return connection
+
+
+async def _enforce_version(node: Any) -> None:
+    """Raise an error if a node of a cluster is older than Redis 7.
+
+    Raises:
+        TransportError: If it is.
+    """
+    try:
+        answer: list[Any] = await ask(node, "HELLO")
+    except ResponseError:
+        answer = []
+    except TransportError as error:
+        if isinstance(error.__cause__, NoPermissionError):
+            # Its version cannot be known.
+            return
+        raise
+    known = dict(zip(answer[::2], answer[1::2], strict=False))
+    version = known.get(b"version", b"5 or older").decode()
+    if int(version.partition(".")[0].partition(" ")[0]) < 7:
+        raise TransportError(
+            f"a Redis Cluster needs version 7 or newer, and this one has {version}"
+        )
+
+
+class WrongServerError(NotSentError):
+    """The server cannot carry out a command now: it is a replica, loads its data, or has lost the shard."""
+
+
+def is_wrong_server(error: Exception) -> bool:
+    """Return whether a server rejects commands that another server, or the same one later, carries out."""
+    return isinstance(error, (BusyLoadingError, AskError, ClusterError)) or any(
+        word in str(error) for word in ("READONLY", "LOADING", "MASTERDOWN")
+    )
+
+
+async def ask(connection: Any, *command: Any) -> Any:
+    """Send one command on an unshared connection, and read its reply.
+
+    Raises:
+        TransportError: If the connection breaks or stays silent, or Redis does not permit it.
+        redis.ResponseError: As Redis gave it.
+    """
+    try:
+        await connection.send_command(*command)
+    except CONNECTION_ERRORS as error:
+        raise TransportError(f"Redis: {error}") from error
+    return await read_answer(connection, command)
+
+
+async def read_answer(connection: Any, command: tuple[Any, ...]) -> Any:
+    """Read the reply to a command.
+
+    Raises:
+        TransportError: As `ask`.
+        redis.ResponseError: As Redis gave it.
+    """
+    try:
+        # The library's own timeout returns None, and the late reply would be taken for that of the next command.
+        async with asyncio.timeout(_READ_TIMEOUT):
+            return await connection.read_response()
+    except NoPermissionError as error:
+        raise TransportError(f"Redis refused {shown(command)}: {NOT_PERMITTED}") from error
+    except ResponseError as error:
+        if is_wrong_server(error):
+            raise TransportError(f"Redis: {error}") from error
+        raise
+    except (*CONNECTION_ERRORS, TimeoutError) as error:
+        reason = str(error) or f"no answer for {_READ_TIMEOUT:g} seconds"
+        raise TransportError(f"Redis: {reason}") from error
+
+
+def shown(command: tuple[Any, ...]) -> str:
+    """The command and its key, or the first two words of it: never a message."""
+    return " ".join(str(word) for word in command[:2])
+
 
 KEEPALIVE = 5.0
 """Seconds between heartbeats."""
@@ -40,61 +333,75 @@ MAX_BUFFERED = 8 * 1024 * 1024
 """Unwritten bytes above which senders wait."""
 
 
-class ReconnectingTask:
-    """A task that runs on a connection, and again on the next one when that breaks.
+class ReconnectingConnection(ABC):
+    """Works on a connection, and on the next one when that breaks.
 
     Args:
-        work: The coroutine function to run.
-        lost: Called when the connection breaks.
         connector: Opens the connections.
-        link: If given, wait for it before connecting again: of the connections of a client that lost them all, one
+        lost: Called when a connection breaks.
+        restored: Called when the next one is there.
+        after: If given, wait for it before connecting again: of the connections of a client that lost them all, one
             tries, and the others follow.
     """
 
     def __init__(
         self,
-        work: Callable[[], Awaitable[None]],
-        lost: Callable[[str], None],
         connector: Connector,
-        link: "PipelinedConnection | None" = None,
+        lost: Callable[[str], None],
+        restored: Callable[[], None],
+        after: "PipelinedConnection | None" = None,
     ) -> None:
-        self._opening = connector.timeout
-        self._work = work
+        self._connector = connector
         self._lost = lost
-        self._failure: BaseException | None = None
-        self._link = link
-        self.backoff = Backoff()
+        self._restored = restored
+        self._after = after
+        self._up = asyncio.Event()
+        self._backoff = Backoff()
+        self._loop = asyncio.get_running_loop()
+        self._opened: asyncio.Future[None] = self._loop.create_future()
         self._task: asyncio.Task[None] | None = None
 
-    async def start(self, ready: asyncio.Event) -> None:
-        """Run in the background until `stop`; returns when it is `ready`.
+    @property
+    def is_up(self) -> bool:
+        """Whether it is connected now."""
+        return self._up.is_set()
+
+    async def open(self) -> None:
+        """Connect, and stay connected until it is closed.
 
         Raises:
-            TransportError: If that takes too long; then nothing runs in the background.
+            TransportError: If that fails; then nothing goes on in the background.
         """
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._task = self._loop.create_task(self._run())
+        seconds = self._connector.timeout
         try:
-            async with asyncio.timeout(self._opening):
-                await ready.wait()
+            async with asyncio.timeout(seconds):
+                await self._opened
         except TimeoutError:
             await self.stop()
-            failure = self._failure
-            if isinstance(failure, TransportError):
-                raise failure from None
-            reason = failure or f"no answer for {self._opening:g} seconds"
-            raise TransportError(f"Redis cannot be reached: {reason}") from None
+            reason = f"Redis cannot be reached: no answer for {seconds:g} seconds"
+            raise TransportError(reason) from None
         except BaseException:
             await self.stop()
             raise
 
+    async def stop(self) -> None:
+        """Disconnect."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait({task})
+
     async def _run(self) -> None:
         while True:
             try:
-                await self._work()
+                await self._live()
             except (TransportError, *CONNECTION_ERRORS) as error:
-                if self.backoff.attempt == 0:
+                if not self._opened.done():
+                    self._opened.set_exception(TransportError(str(error)))
+                    return
+                if self._backoff.attempt == 0:
                     logger.warning("the connection to Redis was lost: %s", error)
-                self._failure = error
                 self._lost(f"the connection to Redis was lost: {error}")
             except Exception as error:
                 # Reconnect after any error: no other task would notice it.
@@ -102,34 +409,46 @@ class ReconnectingTask:
                 self._lost(f"reading from Redis failed: {error}")
             else:
                 return
-            await asyncio.sleep(self.backoff.pause())
-            if self._link is not None:
-                await self._link.wait()
+            await asyncio.sleep(self._backoff.pause())
+            if self._after is not None:
+                await self._after.ready(None)
 
-    async def stop(self) -> None:
-        """Stop and wait until it has."""
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.wait({task})
+    async def _live(self) -> None:
+        connection = await self._connector.connect()
+        try:
+            await self._prepare(connection)
+            self._up.set()
+            self._backoff.reset()
+            if self._opened.done():
+                self._restored()
+            else:
+                self._opened.set_result(None)
+            await self._work(connection)
+        finally:
+            self._up.clear()
+            # Before the first await, because closing may cancel this.
+            self._broken()
+            await connection.disconnect(nowait=True)
 
-    async def ended(self) -> None:
-        """Wait until the work ends by itself."""
-        if self._task is not None:
-            await asyncio.wait({self._task})
+    @abstractmethod
+    async def _prepare(self, connection: Any) -> None:
+        """Do what a new connection needs before it counts as one."""
+
+    @abstractmethod
+    async def _work(self, connection: Any) -> None:
+        """Use the connection until it breaks, or until there is no more to do."""
+
+    def _broken(self) -> None:
+        """Clean up after a connection."""
 
 
-class PipelinedConnection:
+class PipelinedConnection(ReconnectingConnection):
     """Commands of many tasks over one connection."""
 
     def __init__(
-        self,
-        connector: Connector,
-        lost: Callable[[str], None],
-        restored: Callable[[], None],
+        self, connector: Connector, lost: Callable[[str], None], restored: Callable[[], None]
     ) -> None:
-        self._connector = connector
-        self._restored = restored
+        super().__init__(connector, lost, restored)
         self._outbox: list[tuple[tuple[Any, ...], asyncio.Future[Any] | None, int]] = []
         self._outbox_bytes = 0
         self._waiting: deque[asyncio.Future[Any] | tuple[Any, ...]] = deque()
@@ -138,40 +457,15 @@ class PipelinedConnection:
         self._wake = asyncio.Event()
         self._drained = asyncio.Event()
         self._drained.set()
-        self._up = asyncio.Event()
-        self._supervised = ReconnectingTask(self._live, lost, connector)
-
-    @property
-    def is_up(self) -> bool:
-        """Whether commands can be sent now."""
-        return self._up.is_set()
-
-    async def open(self) -> None:
-        """Connect for the first time, and stay connected.
-
-        Raises:
-            TransportError: If that fails; then nothing goes on in the background.
-        """
-        connection = await self._connector.connect()
-        try:
-            # A server that loads its data accepts connections, but no commands.
-            await ask(connection, "PING")
-        finally:
-            await connection.disconnect()
-        await self._supervised.start(self._up)
 
     async def aclose(self) -> None:
         """Write pending commands, and disconnect."""
         if self._up.is_set() and self._outbox:
             self._wake.set()
             await asyncio.wait({asyncio.ensure_future(self._drained.wait())}, timeout=1)
-        await self._supervised.stop()
+        await self.stop()
 
-    async def wait(self) -> None:
-        """Wait until commands can be sent, however long that takes."""
-        await self._up.wait()
-
-    async def ready(self, wait: float) -> None:
+    async def ready(self, wait: float | None) -> None:
         """Wait until commands can be sent.
 
         Raises:
@@ -212,38 +506,23 @@ class PipelinedConnection:
         self._drained.clear()
         self._wake.set()
 
-    async def _live(self) -> None:
-        """Keep the connection until it breaks."""
-        connection = await self._connector.connect()
-        tasks: list[asyncio.Task[None]] = []
+    async def _prepare(self, connection: Any) -> None:
+        # A server that loads its data accepts connections, but no commands.
+        await ask(connection, "PING")
+        self._heard_at = self._loop.time()
+
+    async def _work(self, connection: Any) -> None:
+        works = (self._write, self._read, self._keep_alive)
+        tasks = [self._loop.create_task(work(connection)) for work in works]
         try:
-            await ask(connection, "PING")
-            loop = asyncio.get_running_loop()
-            self._heard_at = loop.time()
-            backoff = self._supervised.backoff
-            is_first = backoff.attempt == 0
-            backoff.reset()
-            self._up.set()
-            if not is_first:
-                self._restored()
-            tasks = [
-                loop.create_task(work(connection))
-                for work in (self._write, self._read, self._keep_alive)
-            ]
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             done.pop().result()
         finally:
-            self._up.clear()
             for task in tasks:
                 task.cancel()
-            # Before the first await, because closing may cancel this.
-            self._fail_all()
-            # Once broken, the next connection is a restored one.
-            self._supervised.backoff.attempt = max(self._supervised.backoff.attempt, 1)
-            try:
-                await asyncio.gather(*tasks, return_exceptions=True)
-            finally:
-                await connection.disconnect(nowait=True)
+            self._up.clear()
+            self._broken()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _write(self, connection: Any) -> None:
         while True:
@@ -272,7 +551,6 @@ class PipelinedConnection:
                 await connection.send_packed_command(b"".join(packed))
 
     async def _read(self, connection: Any) -> None:
-        loop = asyncio.get_running_loop()
         while True:
             try:
                 answer = await connection.read_response()
@@ -282,7 +560,7 @@ class PipelinedConnection:
                     raise TransportError(str(error)) from error
             else:
                 self._settle(answer)
-            self._heard_at = loop.time()
+            self._heard_at = self._loop.time()
 
     def _settle(self, answer: Any) -> None:
         waiting = self._waiting.popleft()
@@ -300,14 +578,14 @@ class PipelinedConnection:
                 waiting.set_result(answer)
 
     async def _keep_alive(self, connection: Any) -> None:
-        loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(KEEPALIVE)
-            if loop.time() - self._heard_at > SILENCE:
+            if self._loop.time() - self._heard_at > SILENCE:
                 raise TransportError(f"no answer for {SILENCE:g} seconds")
             await self.tell("PING")
 
-    def _fail_all(self) -> None:
+    def _broken(self) -> None:
+        """Fail all pending commands."""
         unsent, self._outbox = self._outbox, []
         self._outbox_bytes = 0
         self._drained.set()
@@ -318,106 +596,3 @@ class PipelinedConnection:
         for _, future, _ in unsent:
             if future is not None and not future.done():
                 future.set_exception(NotSentError("the connection to Redis was lost"))
-
-
-class PubSubConnection:
-    """A reconnecting connection that only subscribes.
-
-    Args:
-        connector: Opens the connections.
-        link: The connection of the same client for commands.
-        wanted: Returns the command that subscribes a new connection to all channels; empty if there are none.
-        deliver: Called with every message.
-        lost: Called when the connection breaks.
-        restored: Called when it is restored.
-    """
-
-    def __init__(
-        self,
-        connector: Connector,
-        link: PipelinedConnection,
-        *,
-        wanted: Callable[[], Iterable[str]],
-        deliver: Callable[[Any], None],
-        lost: Callable[[str], None],
-        restored: Callable[[], None],
-    ) -> None:
-        self._connector = connector
-        self._wanted = wanted
-        self._deliver = deliver
-        self._restored = restored
-        self._connection: Any = None
-        self._leaving: asyncio.Future[None] | None = None
-        self._heard_at = 0.0
-        self._supervised = ReconnectingTask(self._live, lost, connector, link)
-        self._ready = asyncio.Event()
-
-    @property
-    def is_up(self) -> bool:
-        """Whether it is connected."""
-        return self._connection is not None
-
-    async def open(self) -> None:
-        """Connect, and stay connected.
-
-        Raises:
-            TransportError: If that fails; then nothing goes on in the background.
-        """
-        await self._supervised.start(self._ready)
-
-    async def aclose(self) -> None:
-        """Disconnect."""
-        await self._supervised.stop()
-
-    def _follow(self) -> None:
-        """Leave a server that another one has replaced: it keeps the connections of subscribers."""
-        connection = self._connection
-        if connection is not None:
-            # Wakes the reader with an error.
-            self._leaving = asyncio.ensure_future(connection.disconnect(nowait=True))
-
-    async def tell(self, *command: str) -> None:
-        """Send a command; do nothing while disconnected, because the next connection subscribes to all channels."""
-        if self._connection is not None:
-            # If it breaks now, the reader notices and reconnects.
-            with suppress(*CONNECTION_ERRORS):
-                await self._connection.send_command(*command)
-
-    async def _live(self) -> None:
-        connection = await self._connector.connect()
-        self._connector.followers.add(self._follow)
-        loop = asyncio.get_running_loop()
-        keep_alive: asyncio.Task[None] | None = None
-        try:
-            command = tuple(self._wanted())
-            if command:
-                await connection.send_command(*command)
-            self._connection = connection
-            self._heard_at = loop.time()
-            keep_alive = loop.create_task(self._keep_alive(connection))
-            if self._ready.is_set():
-                self._restored()
-            self._ready.set()
-            self._supervised.backoff.reset()
-            while True:
-                message = await connection.read_response()
-                self._heard_at = loop.time()
-                # Without a subscription, the reply to PING is not a message.
-                if isinstance(message, list):
-                    self._deliver(message)
-        finally:
-            self._connection = None
-            self._connector.followers.discard(self._follow)
-            if keep_alive is not None:
-                keep_alive.cancel()
-            await connection.disconnect(nowait=True)
-
-    async def _keep_alive(self, connection: Any) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            await asyncio.sleep(KEEPALIVE)
-            if loop.time() - self._heard_at > SILENCE:
-                # Wakes the reader with an error.
-                await connection.disconnect(nowait=True)
-                return
-            await connection.send_command("PING")

@@ -1,13 +1,12 @@
-"""Readers of a Redis client: mailboxes, queues and Pub/Sub channels.
+"""Readers of the streams of a Redis client: mailboxes and queues.
 
 Each has its own connection, because a blocking read delays every later command.
 """
 
 import asyncio
 import logging
-from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from hashlib import sha1
 from secrets import token_hex
@@ -18,11 +17,13 @@ from redis.exceptions import NoScriptError, ResponseError
 from operations.errors import TransportError
 from operations.pubsub.base import IDLE, BatchSize, Delivery, Receiver, deliver
 from operations.pubsub.redis.connection import (
+    Connector,
     PipelinedConnection,
-    PubSubConnection,
-    ReconnectingTask,
+    ReconnectingConnection,
+    ask,
+    pack_command,
+    read_answer,
 )
-from operations.pubsub.redis.servers import SILENCE, Connector, ask, pack_command, read_answer
 
 logger = logging.getLogger("operations")
 
@@ -63,87 +64,31 @@ _TRIM_EVERY = 256
 """Messages read between clean-ups of a mailbox."""
 
 
-class _Reader(ABC):
-    """Reads on its own connection, and on the next one when that breaks.
-
-    Attributes:
-        is_up: Whether it reads now.
-    """
-
-    def __init__(
-        self,
-        connector: Connector,
-        link: PipelinedConnection,
-        lost: Callable[[str], None],
-        restored: Callable[[], None],
-    ) -> None:
-        self._connector = connector
-        self._link = link
-        self._restored = restored
-        self._supervised = ReconnectingTask(self._live, lost, connector, link)
-        self._ready = asyncio.Event()
-        self.is_up = False
-
-    async def open(self) -> None:
-        """Create the streams and start to read; messages sent from now on arrive.
-
-        Raises:
-            TransportError: If Redis cannot be reached.
-        """
-        connection = await self._connector.connect()
-        try:
-            await self._create(connection)
-        finally:
-            await connection.disconnect()
-        await self._supervised.start(self._ready)
-
-    async def _live(self) -> None:
-        connection = await self._connector.connect()
-        try:
-            await self._create(connection)
-            self.is_up = True
-            if self._ready.is_set():
-                self._restored()
-            self._ready.set()
-            self._supervised.backoff.reset()
-            await self._read(connection)
-        finally:
-            self.is_up = False
-            await connection.disconnect(nowait=True)
-
-    @abstractmethod
-    async def _create(self, connection: Any) -> None:
-        """Create the streams if they do not exist."""
-
-    @abstractmethod
-    async def _read(self, connection: Any) -> None:
-        """Read until the connection breaks."""
-
-
-class MailboxReader(_Reader):
+class MailboxReader(ReconnectingConnection):
     """Reads mailboxes."""
 
     def __init__(self, *wiring: Any, boxes: list[str], receiver: Receiver) -> None:
         super().__init__(*wiring)
+        self._link: PipelinedConnection = wiring[-1]
         self._receiver = receiver
         self._positions: dict[str, bytes] = dict.fromkeys(boxes, b"")
         self._since_trim = 0
 
     async def aclose(self) -> None:
         """Stop reading, and delete the streams."""
-        await self._supervised.stop()
+        await self.stop()
         if self._link.is_up:
             for box in self._positions:
                 await self._link.tell("DEL", box)
 
-    async def _create(self, connection: Any) -> None:
+    async def _prepare(self, connection: Any) -> None:
         """Extend the lifetime of the streams, or create them; the empty entry is not a message."""
         for box in self._positions:
             if not await ask(connection, "EXPIRE", box, _MAILBOX_SECONDS):
                 self._positions[box] = await ask(connection, "XADD", box, "*", "e", b"")
                 await ask(connection, "EXPIRE", box, _MAILBOX_SECONDS)
 
-    async def _read(self, connection: Any) -> None:
+    async def _work(self, connection: Any) -> None:
         renewed_at = asyncio.get_running_loop().time()
         while True:
             command = ("XREAD", "COUNT", _MAILBOX_BATCH, "BLOCK", _MAILBOX_BLOCK, "STREAMS")
@@ -154,7 +99,7 @@ class MailboxReader(_Reader):
             # A flushed or evicted mailbox receives nothing, so check that it exists after a silent period.
             if not answer or now - renewed_at > _MAILBOX_SECONDS / 4:
                 renewed_at = now
-                await self._create(connection)
+                await self._prepare(connection)
             elif self._since_trim >= _TRIM_EVERY:
                 await self._trim()
 
@@ -251,7 +196,7 @@ class EntryClaim:
         return await self._reader.take(self._queue, self._entry_id, alone=alone)
 
 
-class QueueReader(_Reader):
+class QueueReader(ReconnectingConnection):
     """Takes from the queues of one or more clients, in rotation.
 
     An entry stays in the queue until the worker begins it. Until then another worker may take it over, for example if
@@ -267,6 +212,7 @@ class QueueReader(_Reader):
         capacity: Callable[[], int],
     ) -> None:
         super().__init__(*wiring)
+        self._link: PipelinedConnection = wiring[-1]
         self._names = deque(queues)
         self._senders = {name.encode(): sender for name, sender in queues.items()}
         self._put = put
@@ -279,7 +225,6 @@ class QueueReader(_Reader):
         self._is_full = False
         self._removed: dict[bytes, list[bytes]] = {}
         self._clock_ahead = 0.0
-        self._loop = asyncio.get_running_loop()
 
     async def aclose(self) -> None:
         """Stop between two reads, so that no entry is taken and then dropped."""
@@ -287,14 +232,14 @@ class QueueReader(_Reader):
         if self._link.is_up and self._client_id is not None and not self._is_full:
             with suppress(TransportError, TimeoutError):
                 await self._link.tell("CLIENT", "UNBLOCK", self._client_id)
-                async with asyncio.timeout(_BLOCK / 1000 + 1):
-                    await self._supervised.ended()
-        await self._supervised.stop()
+                if self._task is not None:
+                    await asyncio.wait({self._task}, timeout=_BLOCK / 1000 + 1)
+        await self.stop()
         if self._link.is_up:
             # Entries that have not begun go to other workers first.
             await self._link.tell("EVAL", _LEAVE, *self._keys(), self._consumer)
 
-    async def _create(self, connection: Any) -> None:
+    async def _prepare(self, connection: Any) -> None:
         await self._load_scripts(connection)
         for name in self._names:
             try:
@@ -312,7 +257,7 @@ class QueueReader(_Reader):
         """The names of the queues, as arguments of a script."""
         return (len(self._names), *self._names)
 
-    async def _read(self, connection: Any) -> None:
+    async def _work(self, connection: Any) -> None:
         self._client_id = await ask(connection, "CLIENT", "ID")
         # Before the first request: this worker's clock may be wrong, and another server has another clock.
         await self._compare_clocks(connection)
@@ -339,7 +284,7 @@ class QueueReader(_Reader):
             except ResponseError as error:
                 if "NOGROUP" not in str(error) and not isinstance(error, NoScriptError):
                     raise TransportError(f"Redis: {error}") from error
-                await self._create(connection)
+                await self._prepare(connection)
 
     async def _next(self, connection: Any, count: int) -> "list[_Entry]":
         """Take up to `count` entries; wait for the first one, but only a moment while requests keep coming.
@@ -441,80 +386,3 @@ def _entries(answer: Any) -> list[_Entry]:
 def _removal(queue: bytes, *ids: bytes) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     # In this order: an entry that is acknowledged but still in the stream would never be read again.
     return ("XDEL", queue, *ids), ("XACK", queue, "workers", *ids)
-
-
-class Channels:
-    """The channels of a client: topics, and the presence of everything that listens here."""
-
-    def __init__(
-        self,
-        connector: Connector,
-        link: PipelinedConnection,
-        lost: Callable[[str], None],
-        restored: Callable[[], None],
-        *,
-        sender_of: Callable[[str], str],
-    ) -> None:
-        self._sender_of = sender_of
-        self._receivers: dict[str, list[Receiver | None]] = {}
-        self._confirmed: dict[str, asyncio.Event] = {}
-        self._connection = PubSubConnection(
-            connector,
-            link,
-            wanted=self._wanted,
-            deliver=self._deliver,
-            lost=lost,
-            restored=restored,
-        )
-        self.open = self._connection.open
-        self.aclose = self._connection.aclose
-
-    @property
-    def is_up(self) -> bool:
-        """Whether it is connected."""
-        return self._connection.is_up
-
-    async def subscribe(self, channel: str, receiver: Receiver | None) -> None:
-        """Subscribe, and return when the server has confirmed it.
-
-        Raises:
-            TransportError: If it does not.
-        """
-        first = channel not in self._receivers
-        self._receivers.setdefault(channel, []).append(receiver)
-        confirmed = self._confirmed.setdefault(channel, asyncio.Event())
-        try:
-            if first:
-                await self._connection.tell("SUBSCRIBE", channel)
-            async with asyncio.timeout(SILENCE):
-                await confirmed.wait()
-        except BaseException as error:
-            await self.unsubscribe(channel, receiver)
-            if not isinstance(error, TimeoutError):
-                raise
-            raise TransportError(
-                f"Redis does not confirm a subscription to {channel!r}: may this user subscribe to it?"
-            ) from None
-
-    async def unsubscribe(self, channel: str, receiver: Receiver | None) -> None:
-        """Undo one `subscribe`."""
-        receivers = self._receivers.get(channel, [])
-        if receiver in receivers:
-            receivers.remove(receiver)
-        if not receivers and self._receivers.pop(channel, None) is not None:
-            self._confirmed.pop(channel, None)
-            await self._connection.tell("UNSUBSCRIBE", channel)
-
-    def _wanted(self) -> Iterable[str]:
-        return ("SUBSCRIBE", *self._receivers) if self._receivers else ()
-
-    def _deliver(self, message: Any) -> None:
-        kind, channel = message[0], message[1].decode() if message[1] else ""
-        if kind == b"message":
-            for receiver in tuple(self._receivers.get(channel, ())):
-                if receiver is not None:
-                    deliver(receiver, Delivery(message[2], sender=self._sender_of(channel)))
-        elif kind == b"subscribe":
-            confirmed = self._confirmed.get(channel)
-            if confirmed is not None:
-                confirmed.set()

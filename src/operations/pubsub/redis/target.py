@@ -41,9 +41,9 @@ from operations.pubsub.base import (
     WorkerStats,
 )
 from operations.pubsub.config import ANY_CLIENT, RedisConfig, enforce_client
-from operations.pubsub.redis.connection import PipelinedConnection
-from operations.pubsub.redis.readers import Channels, MailboxReader, QueueReader
-from operations.pubsub.redis.servers import Connector, WrongServerError
+from operations.pubsub.redis.channels import Channels
+from operations.pubsub.redis.connection import Connector, PipelinedConnection, WrongServerError
+from operations.pubsub.redis.readers import MailboxReader, QueueReader
 from operations.pubsub.signing import signed
 from operations.types import options_of
 
@@ -119,9 +119,8 @@ class RedisTarget:
         for name in (client, *self._clients):
             enforce_client(name)
         self._max_backlog = max_backlog
-        self._connector = connector
-        self._link = PipelinedConnection(self._connector, self._lost, self._restored)
-        self._wiring = (self._connector, self._link, self._lost, self._restored)
+        self._link = PipelinedConnection(connector, self._lost, self._restored)
+        self._wiring = (connector, self._lost, self._restored, self._link)
         self._channels = Channels(*self._wiring, sender_of=self._sender_of)
         self._receivers: list[Receiver] = []
         self._batches: dict[str, _Batch] = {}
@@ -143,9 +142,8 @@ class RedisTarget:
         self._affinity.is_closed = True
         for reader in tuple(self._readers):
             await reader.aclose()
-        await self._channels.aclose()
+        await self._channels.stop()
         await self._link.aclose()
-        await self._connector.aclose()
 
     async def check_privacy(self) -> None:
         """Make sure that Redis keeps this client from the mailboxes and requests of others.
@@ -266,12 +264,8 @@ class RedisTarget:
         undo.push_async_callback(self._channels.unsubscribe, channel, receiver)
 
     async def _start(self, reader: MailboxReader | QueueReader, undo: AsyncExitStack) -> None:
-        async def stop() -> None:
-            self._readers.discard(reader)
-            await reader.aclose()
-
         self._readers.add(reader)
-        undo.push_async_callback(stop)
+        undo.push_async_callback(self._stop, reader)
         await reader.open()
 
     def _is_mailbox(self, address: str) -> bool:

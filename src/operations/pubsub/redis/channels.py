@@ -1,15 +1,16 @@
-"""The original protocol on Redis Pub/Sub: one channel for each type of event, read by everyone.
+"""Pub/Sub on Redis: the channels of a client, and the original protocol, which uses nothing else.
 
-The channel of an event is `prefix + type + ":" + id`; we send an empty id and accept any. All subscribers get all
-replies, so nothing is private, and every worker gets every request, so run only one.
+In the original protocol the channel of an event is `prefix + type + ":" + id`; we send an empty id and accept any. All
+subscribers get all replies, so nothing is private, and every worker gets every request, so run only one.
 
-Rule: a client subscribes only to channels it needs. Redis counts subscribers of a request, so a caller learns at once
-      that there is no worker.
+Rule 1: subscriptions have a connection of their own, which is restored with all its channels.
+Rule 2: a client subscribes only to channels it needs. Redis counts subscribers of a request, so a caller learns at once
+        that there is no worker.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import msgspec
@@ -19,8 +20,146 @@ from operations._text import enforce_lists
 from operations.access import Identity
 from operations.errors import NoReceiverError, NotSentError, TooLargeError, TransportError
 from operations.pubsub.base import PUT_TYPE, Delivery, Receiver, Registration, deliver
-from operations.pubsub.redis.connection import PipelinedConnection, PubSubConnection
-from operations.pubsub.redis.servers import SILENCE, Connector
+from operations.pubsub.redis.connection import (
+    CONNECTION_ERRORS,
+    KEEPALIVE,
+    SILENCE,
+    Connector,
+    PipelinedConnection,
+    ReconnectingConnection,
+)
+
+class PubSubConnection(ReconnectingConnection):
+    """A reconnecting connection that only subscribes.
+
+    Args:
+        connector: Opens the connections.
+        lost: Called when the connection breaks.
+        restored: Called when it is restored.
+        link: The connection of the same client for commands.
+        wanted: Returns the command that subscribes a new connection to all channels; empty if there are none.
+        deliver: Called with every message.
+    """
+
+    def __init__(
+        self,
+        connector: Connector,
+        lost: Callable[[str], None],
+        restored: Callable[[], None],
+        link: PipelinedConnection,
+        *,
+        wanted: Callable[[], Iterable[str]],
+        deliver: Callable[[Any], None],
+    ) -> None:
+        super().__init__(connector, lost, restored, link)
+        self._wanted = wanted
+        self._deliver = deliver
+        self._connection: Any = None
+        self._leaving: asyncio.Future[None] | None = None
+        self._heard_at = 0.0
+
+    def _follow(self) -> None:
+        """Leave a server that another one has replaced: it keeps the connections of subscribers."""
+        connection = self._connection
+        if connection is not None:
+            # Wakes the reader with an error.
+            self._leaving = asyncio.ensure_future(connection.disconnect(nowait=True))
+
+    async def tell(self, *command: str) -> None:
+        """Send a command; do nothing while disconnected, because the next connection subscribes to all channels."""
+        if self._connection is not None:
+            # If it breaks now, the reader notices and reconnects.
+            with suppress(*CONNECTION_ERRORS):
+                await self._connection.send_command(*command)
+
+    async def _prepare(self, connection: Any) -> None:
+        self._connector.followers.add(self._follow)
+        command = tuple(self._wanted())
+        self._connection = connection
+        if command:
+            await connection.send_command(*command)
+        self._heard_at = self._loop.time()
+
+    async def _work(self, connection: Any) -> None:
+        keeping_alive = self._loop.create_task(self._keep_alive(connection))
+        try:
+            while True:
+                message = await connection.read_response()
+                self._heard_at = self._loop.time()
+                # Without a subscription, the reply to PING is not a message.
+                if isinstance(message, list):
+                    self._deliver(message)
+        finally:
+            keeping_alive.cancel()
+
+    def _broken(self) -> None:
+        self._connection = None
+        self._connector.followers.discard(self._follow)
+
+    async def _keep_alive(self, connection: Any) -> None:
+        while True:
+            await asyncio.sleep(KEEPALIVE)
+            if self._loop.time() - self._heard_at > SILENCE:
+                # Wakes the reader with an error.
+                await connection.disconnect(nowait=True)
+                return
+            await connection.send_command("PING")
+
+
+class Channels(PubSubConnection):
+    """The channels of a client: topics, and the presence of everything that listens here."""
+
+    def __init__(self, *wiring: Any, sender_of: Callable[[str], str]) -> None:
+        super().__init__(*wiring, wanted=self._wanted_channels, deliver=self._deliver_message)
+        self._sender_of = sender_of
+        self._receivers: dict[str, list[Receiver | None]] = {}
+        self._confirmed: dict[str, asyncio.Event] = {}
+
+    async def subscribe(self, channel: str, receiver: Receiver | None) -> None:
+        """Subscribe, and return when the server has confirmed it.
+
+        Raises:
+            TransportError: If it does not.
+        """
+        first = channel not in self._receivers
+        self._receivers.setdefault(channel, []).append(receiver)
+        confirmed = self._confirmed.setdefault(channel, asyncio.Event())
+        try:
+            if first:
+                await self.tell("SUBSCRIBE", channel)
+            async with asyncio.timeout(SILENCE):
+                await confirmed.wait()
+        except BaseException as error:
+            await self.unsubscribe(channel, receiver)
+            if not isinstance(error, TimeoutError):
+                raise
+            raise TransportError(
+                f"Redis does not confirm a subscription to {channel!r}: may this user subscribe to it?"
+            ) from None
+
+    async def unsubscribe(self, channel: str, receiver: Receiver | None) -> None:
+        """Undo one `subscribe`."""
+        receivers = self._receivers.get(channel, [])
+        if receiver in receivers:
+            receivers.remove(receiver)
+        if not receivers and self._receivers.pop(channel, None) is not None:
+            self._confirmed.pop(channel, None)
+            await self.tell("UNSUBSCRIBE", channel)
+
+    def _wanted_channels(self) -> Iterable[str]:
+        return ("SUBSCRIBE", *self._receivers) if self._receivers else ()
+
+    def _deliver_message(self, message: Any) -> None:
+        kind, channel = message[0], message[1].decode() if message[1] else ""
+        if kind == b"message":
+            for receiver in tuple(self._receivers.get(channel, ())):
+                if receiver is not None:
+                    deliver(receiver, Delivery(message[2], sender=self._sender_of(channel)))
+        elif kind == b"subscribe":
+            confirmed = self._confirmed.get(channel)
+            if confirmed is not None:
+                confirmed.set()
+
 
 _SEND_WAIT = 3.0
 """Seconds that a reply waits for a connection that is being restored."""
@@ -61,18 +200,15 @@ class RedisInteropTarget:
         self.broadcasts_replies = True
         self.durable = False
         self._prefix = prefix
-        connector = self._connector = Connector(url, connect_timeout)
+        connector = Connector(url, connect_timeout)
         self._link = PipelinedConnection(connector, self._lost, self._restored)
         self._listeners: list[Receiver] = []
         self._takers: list[Receiver] = []
         self._confirmed: dict[str, asyncio.Event] = {}
         self._connection = PubSubConnection(
-            connector,
-            self._link,
+            *(connector, self._lost, self._restored, self._link),
             wanted=self._wanted,
             deliver=self._deliver,
-            lost=self._lost,
-            restored=self._restored,
         )
 
     async def open(self) -> None:
@@ -86,9 +222,8 @@ class RedisInteropTarget:
 
     async def aclose(self) -> None:
         """Disconnect."""
-        await self._connection.aclose()
+        await self._connection.stop()
         await self._link.aclose()
-        await self._connector.aclose()
 
     @property
     def is_connected(self) -> bool:
