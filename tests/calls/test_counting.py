@@ -11,6 +11,7 @@ from operations._pipeline.plan import Call, NextStream
 from operations.calls import PendingRequestMap, serve_calls
 from operations.envelopes import ResponseEnvelope, TextContent, local_envelope, mcp_envelope
 from operations.errors import CallError, ErrorCode
+from operations.pubsub.base import Delivery
 from operations.pubsub.memory import MemoryTarget
 from operations.registry import OperationRegistry
 
@@ -80,8 +81,8 @@ async def test_f9_a_producer_that_ignores_its_bounds_is_cut_off_with_an_error(
     ):
         original = server.receive
 
-        def without_credit(body: Any, reply_to: str, *more: Any, **named: Any) -> None:
-            original(body, reply_to)
+        def without_credit(delivery: Delivery) -> None:
+            original(delivery)
             for job in server.jobs.values():
                 job.pace = None
 

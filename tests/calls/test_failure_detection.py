@@ -6,7 +6,6 @@ import time
 from collections import Counter
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
 
 import anyio
 import pytest
@@ -17,6 +16,7 @@ from tests.calls.waiting import caller, lines, started, until
 from tests.calls.worlds import World
 
 from operations.calls import PendingRequestMap
+from operations.pubsub.base import Delivery
 from operations.registry import OperationRegistry
 
 
@@ -113,9 +113,9 @@ async def test_only_the_worker_that_has_a_call_is_probed(
         calls = await stack.enter_async_context(PendingRequestMap(Counting(target), heartbeat=0.1))
         receive = calls.receive
 
-        def count(body: bytes, reply_to: str, *more: Any, **named: Any) -> None:
-            answers[json.loads(body)["type"]] += 1
-            receive(body, reply_to, *more, **named)
+        def count(delivery: Delivery) -> None:
+            answers[json.loads(delivery.body)["type"]] += 1
+            receive(delivery)
 
         calls.receive = count  # type: ignore[method-assign]
         assert len(workers) == 4

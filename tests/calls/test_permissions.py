@@ -37,7 +37,7 @@ from operations.calls.events import (
 from operations.calls.monitoring import monitor_group
 from operations.envelopes import local_envelope
 from operations.errors import CallError, TransportError
-from operations.pubsub.base import EventTarget, admin_of
+from operations.pubsub.base import Delivery, EventTarget, admin_of
 from operations.pubsub.nats import connect_nats
 from operations.pubsub.redis import connect_redis
 from operations.pubsub.redis.readers import _READ_SHA
@@ -246,9 +246,9 @@ def heard_by(calls: PendingRequestMap) -> list[bytes]:
     """Return a list to which every message that a caller receives is added."""
     receive, heard = calls.receive, list[bytes]()
 
-    def overhear(body: bytes, *more: Any, **named: Any) -> None:
-        heard.append(body)
-        receive(body, *more, **named)
+    def overhear(delivery: Delivery) -> None:
+        heard.append(delivery.body)
+        receive(delivery)
 
     calls.receive = overhear  # type: ignore[method-assign]
     return heard

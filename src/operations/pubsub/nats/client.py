@@ -44,7 +44,7 @@ class _MessageParser(Parser):
     """Delivers whole messages without headers, and leaves everything else to the library."""
 
     def __init__(self, client: "ReconnectingClient") -> None:
-        super().__init__(client)
+        super().__init__(client)  # pyright: ignore[reportUnknownMemberType]
         self._client = client
 
     async def parse(self, data: bytes = b"") -> None:
@@ -103,7 +103,7 @@ class ReconnectingClient(Client):
             return False
         try:
             take(body, reply.decode(), subject.decode())
-        except Exception:
+        except Exception:  # noqa: BLE001 - no message may stop the reader
             self._log_broken()
         return True
 
@@ -113,11 +113,11 @@ class ReconnectingClient(Client):
         if headers or not self.take(b"%d" % sid, subject, reply, data):
             try:
                 await super()._process_msg(sid, subject, reply, data, headers)
-            except Exception:
+            except Exception:  # noqa: BLE001 - no message may stop the reader
                 self._log_broken()
 
     def _log_broken(self) -> None:
-        """Log a message that failed: none may stop the reader of the connection."""
+        """Log a message that failed."""
         level = self._broken.level()
         logger.log(level, "a message from NATS could not be taken", exc_info=True)
 
@@ -132,7 +132,7 @@ class ReconnectingClient(Client):
             return
         line = f"PUB {subject} {reply} {len(body)}\r\n"
         await self._send_command(b"%b%b\r\n" % (line.encode(), body))
-        if self._flush_queue.empty():
+        if self._flush_queue is not None and self._flush_queue.empty():
             await self._flush_pending()
 
     def next_server(self, servers: list[Any], info: dict[str, Any]) -> tuple[Any, float]:

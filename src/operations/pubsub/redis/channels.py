@@ -29,6 +29,7 @@ from operations.pubsub.redis.connection import (
     ReconnectingConnection,
 )
 
+
 class PubSubConnection(ReconnectingConnection):
     """A reconnecting connection that only subscribes.
 

@@ -438,7 +438,7 @@ class ReconnectingConnection(ABC):
     async def _work(self, connection: Any) -> None:
         """Use the connection until it breaks, or until there is no more to do."""
 
-    def _broken(self) -> None:
+    def _broken(self) -> None:  # noqa: B027 - few have anything to clean up
         """Clean up after a connection."""
 
 

@@ -17,7 +17,6 @@ from redis.exceptions import NoScriptError, ResponseError
 from operations.errors import TransportError
 from operations.pubsub.base import IDLE, BatchSize, Delivery, Receiver, deliver
 from operations.pubsub.redis.connection import (
-    Connector,
     PipelinedConnection,
     ReconnectingConnection,
     ask,
