@@ -17,6 +17,7 @@ Rule 1: a peer needs only the first five. The others are optional and may be ign
 Rule 2: unknown fields and types are skipped; malformed events are returned by `read_event`, never raised.
 """
 
+from collections.abc import Callable
 from typing import Annotated, Any, TypeAlias, cast
 
 import msgspec
@@ -299,7 +300,7 @@ CallEvent: TypeAlias = (
     | CallConfirmed
 )
 
-_decode = msgspec.json.Decoder(CallEvent).decode
+_decode: Callable[[bytes], CallEvent] = msgspec.json.Decoder(CallEvent).decode
 
 
 class _UnreadPayload(ResponsePayload, frozen=True, kw_only=True):
@@ -341,7 +342,7 @@ def read_event(
     except JSONLimitError as error:
         return _over_limit(body, error)
     try:
-        return cast("CallEvent", _decode(body) if len(body) < LARGE else build_from(_decode, body))
+        return _decode(body) if len(body) < LARGE else build_from(_decode, body)
     except (ValueError, RecursionError) as error:
         reason = str(error)
     try:
@@ -430,9 +431,7 @@ def _text_in(raw: msgspec.Raw) -> str | None:
         return None
 
 
-def _read_meta(meta: LocalResponseMeta | HTTPResponseMeta | UnreadMCPMeta) -> ResponseMeta:
-    if type(meta) is not UnreadMCPMeta:
-        return cast("ResponseMeta", meta)
+def _read_blocks(meta: UnreadMCPMeta) -> MCPResponseMeta:
     fields: dict[str, Any] = {
         name: getattr(meta, name) for name in MCPResponseMeta.__struct_fields__
     }
@@ -448,7 +447,9 @@ def read_output(output: Output | msgspec.Raw) -> ResponseEnvelope[Any]:
     """
     if type(output) is Output:
         if output.encoding is None:
-            return ResponseEnvelope(output.data, _read_meta(output.meta))
+            meta = output.meta
+            known: ResponseMeta = _read_blocks(meta) if type(meta) is UnreadMCPMeta else meta
+            return ResponseEnvelope(output.data, known)
         try:
             return ResponseEnvelope.from_wire(msgspec.to_builtins(output))
         except RecursionError:

@@ -1,6 +1,12 @@
-"""One request in a worker, as data: its times, its caller and how far it may run ahead of its reader. No I/O."""
+"""The requests in a worker, as data: their times, their callers, how far they may run ahead, and counts.
+
+Rule 1: nothing here does I/O.
+Rule 2: the counts name no operation, caller or input.
+"""
 
 import asyncio
+import logging
+from bisect import bisect_left
 from collections import deque
 from time import time
 from typing import Any
@@ -8,16 +14,21 @@ from typing import Any
 import msgspec
 
 from operations._json import JSONLimitError, enforce_bounds
+from operations._pipeline.outcome import BUCKETS
 from operations.access import Identity
+from operations.calls.config import WorkerConfig
 from operations.calls.events import RequestPayload
+from operations.calls.services import SERVICES
 from operations.calls.states import NEVER
 from operations.context import NOTHING, CallerChannel, OperationContext
 from operations.errors import CallError, ErrorCode, timed_out, timeout_error
 from operations.front.front import Front
-from operations.front.limits import call_seconds
-from operations.pubsub.base import Claim, EventTarget
+from operations.front.limits import AdmissionQueue, call_seconds
+from operations.pubsub.base import Claim, EventTarget, WorkerStats
 from operations.registry import OperationRegistry
 from operations.specs import OperationSpec, OperationType
+
+access_log = logging.getLogger("operations.access")
 
 MAX_UNREAD_BYTES = 4 * 1024 * 1024
 """The limit for unread items of one subscription."""
@@ -102,8 +113,8 @@ class Job(msgspec.Struct, eq=False):
     expires_at: float
     """The earlier one of the deadline and the end of the idle time."""
 
-    principal: str
-    """The caller, if it is known when the request arrives."""
+    identity: Identity | None
+    """The caller, if the request has no credential: that of the connection or, on a trusted target, of the request."""
 
     pace: Pace | None = None
 
@@ -150,6 +161,13 @@ class Job(msgspec.Struct, eq=False):
 
     identity_id: str | None = None
     """The caller, once it is known."""
+
+    @property
+    def principal(self) -> str:
+        """The caller, if it is known when the request arrives."""
+        if self.request.credential is not None:
+            return f"by:{self.request.credential}"
+        return f"at:{self.reply_to}" if self.identity is None else principal_of(self.identity)
 
     @property
     def is_offered(self) -> bool:
@@ -243,6 +261,9 @@ def job_for(
         limit = DEFAULT_TIMEOUT
         if front is not None and spec is not None:
             limit = call_seconds(registry.get(request.operation_id), front.timeout)
+    identity = target.identity
+    if target.trusted and request.identity is not None:
+        identity = request.identity
     return Job(
         request,
         reply_to,
@@ -255,16 +276,9 @@ def job_for(
         now + limit,
         idle,
         now + min(limit, idle),
-        _principal(request, reply_to, target),
+        identity,
         None if credit is None else Pace(credit),
     )
-
-
-def _principal(request: RequestPayload, reply_to: str, target: EventTarget) -> str:
-    if request.credential is not None:
-        return f"by:{request.credential}"
-    identity = claimed_identity(request, target)
-    return f"at:{reply_to}" if identity is None else principal_of(identity)
 
 
 def principal_of(identity: Identity) -> str:
@@ -284,13 +298,6 @@ def refusal_of(body: bytes, target: EventTarget) -> CallError | None:
         except JSONLimitError as error:
             return CallError(ErrorCode.RESOURCE_EXHAUSTED, f"the result {error.reason}")
     return None
-
-
-def claimed_identity(request: RequestPayload, target: EventTarget) -> Identity | None:
-    """Return the identity behind a request without a credential: the connection's, or its own on a trusted target."""
-    if target.trusted and request.identity is not None:
-        return request.identity
-    return target.identity
 
 
 class RefusedError(Exception):
@@ -331,3 +338,75 @@ def set_after(sending: "asyncio.Task[Any] | None", replied: asyncio.Event | None
 def exhausted(reason: str) -> CallError:
     """Return the error of a request beyond the limits of a worker."""
     return CallError(ErrorCode.RESOURCE_EXHAUSTED, reason, retryable=True)
+
+
+class WorkerCounters:
+    """Counts the calls of one worker, and logs each to `operations.access` if that logger is enabled.
+
+    Attributes:
+        queue_buckets: Calls by the time that they waited before they began; see `BUCKETS`.
+    """
+
+    def __init__(self, config: WorkerConfig, admission: AdmissionQueue[Job]) -> None:
+        self._config = config
+        self._admission = admission
+        self._clock = asyncio.get_running_loop().time
+        self._started_at = int(time() * 1000)
+        self.finished = self.failed = self.refused = 0
+        self.seconds = self.queue_seconds = 0.0
+        self.queue_buckets = [0] * (len(BUCKETS) + 1)
+
+    def begin(self, job: Job) -> None:
+        """Count a call that gets a slot."""
+        job.began_at = self._clock()
+        waited = job.began_at - job.queued_at
+        self.queue_seconds += waited
+        self.queue_buckets[bisect_left(BUCKETS, waited)] += 1
+
+    def end(self, job: Job) -> None:
+        """Count a call that has its last reply."""
+        if job.request.operation_id in SERVICES:
+            # Callers that connect ask for the operations; that is no work of the group.
+            return
+        ran = self._clock() - job.began_at if job.began_at else 0.0
+        self.finished += 1
+        self.failed += bool(job.code)
+        self.seconds += ran
+        if access_log.isEnabledFor(logging.INFO):
+            self._log(job, ran)
+
+    def refuse(self, job: Job) -> None:
+        """Count a call that is rejected."""
+        self.refused += 1
+        if access_log.isEnabledFor(logging.INFO):
+            self._log(job, 0.0)
+
+    def _log(self, job: Job, ran: float) -> None:
+        waited = (job.began_at or self._clock()) - job.queued_at
+        record = {
+            "group": self._config.group,
+            "operation": job.request.operation_id,
+            "code": job.code or None,
+            "ms": round(ran * 1000, 3),
+            "queuedMs": round(waited * 1000, 3),
+            "caller": job.identity_id,
+            "requestId": job.request.request_id,
+        }
+        access_log.info("%s", msgspec.json.encode(record).decode())
+
+    def stats(self, *, leaving: bool = False) -> WorkerStats:
+        """Return the counters as operators see them."""
+        return WorkerStats(
+            name=self._config.name,
+            version=self._config.version,
+            started_at=self._started_at,
+            concurrency=self._config.concurrency,
+            running=self._admission.running,
+            waiting=self._admission.waiting,
+            finished=self.finished,
+            failed=self.failed,
+            refused=self.refused,
+            seconds=round(self.seconds, 6),
+            queue_seconds=round(self.queue_seconds, 6),
+            leaving=leaving,
+        )

@@ -1,4 +1,4 @@
-"""Monitor workers: the counters of each, the state of a group, and its dead letters.
+"""Monitor workers: the state of a group, and its dead letters.
 
 Rule 1: workers report counts to every client that probes them. The counts name no operation, caller or input.
 Rule 2: a dead letter is stored without its credential. Replayed, it is a new call of the operator.
@@ -6,17 +6,13 @@ Rule 2: a dead letter is stored without its credential. Replayed, it is a new ca
 
 import asyncio
 import logging
-from bisect import bisect_left
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
-from time import time
 from typing import Any
 
 import msgspec
 
-from operations._pipeline.outcome import BUCKETS
 from operations.calls.client import PendingRequestMap
-from operations.calls.config import WorkerConfig
 from operations.calls.events import (
     CallAlive,
     CallProbed,
@@ -26,11 +22,8 @@ from operations.calls.events import (
     encode_event,
     read_event,
 )
-from operations.calls.jobs import Job
-from operations.calls.services import SERVICES
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, TransportError
-from operations.front.limits import AdmissionQueue
 from operations.pubsub.base import (
     Delivery,
     EventTarget,
@@ -43,7 +36,6 @@ from operations.pubsub.base import (
 from operations.types import JSONObject
 
 logger = logging.getLogger("operations")
-access_log = logging.getLogger("operations.access")
 
 MAX_LETTERS = 100
 """Dead letters in one list."""
@@ -56,96 +48,6 @@ _ANSWER_UNCOUNTED = 0.4
 
 _MAX_WORKERS = 10_000
 """Workers in one report."""
-
-
-class WorkerCounters:
-    """Counts the calls of one worker, and logs each to `operations.access` if that logger is enabled.
-
-    Attributes:
-        queue_buckets: Calls by the time that they waited before they began; see `BUCKETS`.
-    """
-
-    def __init__(self, config: WorkerConfig, admission: AdmissionQueue[Job]) -> None:
-        self._config = config
-        self._admission = admission
-        self._clock = asyncio.get_running_loop().time
-        self._started_at = int(time() * 1000)
-        self.finished = self.failed = self.refused = 0
-        self.seconds = self.queue_seconds = 0.0
-        self.queue_buckets = [0] * (len(BUCKETS) + 1)
-        self._advertised: Subscription | None = None
-
-    async def advertise(self, target: EventTarget) -> None:
-        """Answer the service discovery of the broker, if it has one.
-
-        Raises:
-            TransportError: If the broker cannot be reached.
-        """
-        admin = admin_of(target)
-        if admin is not None:
-            self._advertised = await admin.advertise(self._config.group, self.stats)
-
-    async def aclose(self) -> None:
-        """Stop answering."""
-        advertised, self._advertised = self._advertised, None
-        if advertised is not None:
-            with suppress(TransportError):
-                await advertised.aclose()
-
-    def begin(self, job: Job) -> None:
-        """Count a call that gets a slot."""
-        job.began_at = self._clock()
-        waited = job.began_at - job.queued_at
-        self.queue_seconds += waited
-        self.queue_buckets[bisect_left(BUCKETS, waited)] += 1
-
-    def end(self, job: Job) -> None:
-        """Count a call that has its last reply."""
-        if job.request.operation_id in SERVICES:
-            # Callers that connect ask for the operations; that is no work of the group.
-            return
-        ran = self._clock() - job.began_at if job.began_at else 0.0
-        self.finished += 1
-        self.failed += bool(job.code)
-        self.seconds += ran
-        if access_log.isEnabledFor(logging.INFO):
-            self._log(job, ran)
-
-    def refuse(self, job: Job) -> None:
-        """Count a call that is rejected."""
-        self.refused += 1
-        if access_log.isEnabledFor(logging.INFO):
-            self._log(job, 0.0)
-
-    def _log(self, job: Job, ran: float) -> None:
-        waited = (job.began_at or self._clock()) - job.queued_at
-        record = {
-            "group": self._config.group,
-            "operation": job.request.operation_id,
-            "code": job.code or None,
-            "ms": round(ran * 1000, 3),
-            "queuedMs": round(waited * 1000, 3),
-            "caller": job.identity_id,
-            "requestId": job.request.request_id,
-        }
-        access_log.info("%s", msgspec.json.encode(record).decode())
-
-    def stats(self, *, leaving: bool = False) -> WorkerStats:
-        """Return the counters as operators see them."""
-        return WorkerStats(
-            name=self._config.name,
-            version=self._config.version,
-            started_at=self._started_at,
-            concurrency=self._config.concurrency,
-            running=self._admission.running,
-            waiting=self._admission.waiting,
-            finished=self.finished,
-            failed=self.failed,
-            refused=self.refused,
-            seconds=round(self.seconds, 6),
-            queue_seconds=round(self.queue_seconds, 6),
-            leaving=leaving,
-        )
 
 
 class WorkerReport(WorkerStats, frozen=True, kw_only=True, omit_defaults=False):

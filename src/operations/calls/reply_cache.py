@@ -24,8 +24,7 @@ from operations.calls.events import (
     encode_item,
     encode_response,
 )
-from operations.calls.jobs import Job, refusal_of
-from operations.calls.monitoring import WorkerCounters
+from operations.calls.jobs import Job, WorkerCounters, refusal_of
 from operations.calls.states import NEVER, Deadlines
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, TransportError

@@ -13,7 +13,7 @@ Rule 5: one timer serves all deadlines of a table, because most calls end long b
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from enum import Enum
+from enum import Enum, StrEnum
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 import msgspec
@@ -38,7 +38,7 @@ REORDER_WINDOW = 64
 """Items that may arrive ahead of a missing one before it counts as lost."""
 
 
-class Expects(Enum):
+class Expects(StrEnum):
     """The result that a caller waits for."""
 
     ONE = "one"

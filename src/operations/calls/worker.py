@@ -40,22 +40,21 @@ from operations.calls.failure_detector import SETTLING, abandoned_jobs, watch_lo
 from operations.calls.jobs import (
     Job,
     RefusedError,
+    WorkerCounters,
     aged,
-    claimed_identity,
     exhausted,
     job_for,
     may_have_run,
     principal_of,
     set_after,
 )
-from operations.calls.monitoring import WorkerCounters
 from operations.calls.reply_cache import Replies, quietly
 from operations.calls.services import SERVICES, digest_of, serves_itself, service_operations
 from operations.calls.states import NEVER, Deadlines
 from operations.errors import CallError, ErrorCode, TransportError
 from operations.front.front import Front, identify_credential
 from operations.front.limits import AdmissionQueue, Limits, caller_key
-from operations.pubsub.base import PUT_TYPE, Delivery, EventTarget, Subscription, usable
+from operations.pubsub.base import PUT_TYPE, Delivery, EventTarget, Subscription, admin_of, usable
 from operations.pubsub.signing import SignedTarget
 from operations.registry import OperationRegistry
 from operations.types import options_of
@@ -120,6 +119,7 @@ class CallServer:
         self._watching: list[asyncio.Task[Any]] = []
         self._consuming: Subscription | None = None
         self._listening: Subscription | None = None
+        self._advertised: Subscription | None = None
         self.is_serving = False
         self._loop = asyncio.get_running_loop()
         # Handlers do not see the context variables of the code that delivers a request.
@@ -145,7 +145,9 @@ class CallServer:
         """
         await self.listen()
         self._consuming = await self.target.consume(self.group, self, self._capacity, self._backlog)
-        await self.counters.advertise(self.target)
+        admin = admin_of(self.target)
+        if admin is not None:
+            self._advertised = await admin.advertise(self.group, self.counters.stats)
 
     def _capacity(self) -> int:
         """Return how many more requests can begin now."""
@@ -195,11 +197,12 @@ class CallServer:
         rejected at once, because their callers send them to other workers.
         """
         was_serving, self.is_serving = self.is_serving, False
-        consuming, self._consuming = self._consuming, None
-        if consuming is not None:
-            with suppress(TransportError):
-                await consuming.aclose()
-        await self.counters.aclose()
+        offers = (self._consuming, self._advertised)
+        self._consuming = self._advertised = None
+        for subscription in offers:
+            if subscription is not None:
+                with suppress(TransportError):
+                    await subscription.aclose()
         self._replies.is_leaving = True
         if was_serving and not self.target.direct:
             await self._replies.announce()
@@ -334,7 +337,9 @@ class CallServer:
         elif claim is not None and claim.is_fresh and request.attempt == 1:
             claim.remove()
             job.claim = None
-        self._queue(job)
+        reason = self._admission.offer(job)
+        if reason is not None:
+            self._refuse(job, exhausted(reason))
 
     def _is_stale(self, age: float) -> bool:
         """Return whether a request that waited for `age` seconds may be one that has run already."""
@@ -347,12 +352,6 @@ class CallServer:
         job = self._replies.find(request_id, sender)
         if job is not None and job.confirmed is not None and not job.confirmed.done():
             job.confirmed.set_result(None)
-
-    def _queue(self, job: Job) -> None:
-        """Start a job, or let it wait for a slot."""
-        reason = self._admission.offer(job)
-        if reason is not None:
-            self._refuse(job, exhausted(reason))
 
     def _refuse(self, job: Job, error: CallError) -> None:
         """Reply to a job that does not run."""
@@ -467,7 +466,7 @@ class CallServer:
             return
         request = job.request
         try:
-            identity = claimed_identity(request, self.target)
+            identity = job.identity
             if request.credential is not None:
                 identity = await self._identify(job, request.credential)
             if self._shared is None:
