@@ -78,8 +78,8 @@ MODULES = {
         "operations.testing.upstream": "FakeUpstream",
     },
     "operations.telemetry": {
-        "operations.telemetry": "Audit AuditConfig AuditFile AuditRecord LogConfig TelemetryConfig logging_to_stderr",
-        "operations.telemetry.metrics": "CallMetrics",
+        "operations.telemetry": "Audit AuditConfig AuditFile AuditRecord CallMetrics LogConfig TelemetryConfig "
+        "logging_to_stderr",
         "operations.telemetry.otel": "exporting instrument Spans",
     },
 }

@@ -18,7 +18,7 @@ from operations.openapi import HTTPServiceConfig, from_openapi
 from operations.pubsub.memory import MemoryTarget
 from operations.server import create_app
 from operations.specs import Operation, OperationType, OutputPolicy
-from operations.telemetry.metrics import CallMetrics
+from operations.telemetry import CallMetrics
 from operations.types import JSONObject
 
 pytestmark = pytest.mark.requirement("R52")

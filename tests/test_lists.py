@@ -53,7 +53,7 @@ from operations.pubsub.websocket import AcceptedTarget, WebSocketTarget, serve_w
 from operations.server import JWTConfig, ListenConfig, ServerConfig, create_app
 from operations.server.running import build_server, running
 from operations.server.tokens import JWTs
-from operations.telemetry.metrics import CallMetrics
+from operations.telemetry import CallMetrics
 from operations.tools import ToolConfig
 
 MODULES = [
@@ -61,7 +61,7 @@ MODULES = [
     "operations.openapi", "operations.pubsub", "operations.pubsub.memory", "operations.pubsub.nats",
     "operations.pubsub.redis", "operations.pubsub.websocket", "operations.server", "operations.server.running",
     "operations.server.tokens", "operations.server.console", "operations.telemetry",
-    "operations.tools", "operations.telemetry", "operations.telemetry.metrics", "operations.telemetry.otel",
+    "operations.tools", "operations.telemetry", "operations.telemetry", "operations.telemetry.otel",
 ]  # fmt: skip
 
 LISTS = (Collection, Container, Sequence, Iterable, Set, list, set, frozenset, tuple)
@@ -140,10 +140,10 @@ CALLS: dict[str, Callable[..., Any]] = {
     "operations.server.running.running": partial(running, create_app(REGISTRY)),
     "operations.server.tokens.JWTs": partial(JWTs, issuer="a", audience="b", public_key="c"),
     "operations.tools.ToolConfig": ToolConfig,
-    "operations.telemetry.metrics.CallMetrics.collect": lambda **options: asyncio.run(
+    "operations.telemetry.CallMetrics.collect": lambda **options: asyncio.run(
         CallMetrics(REGISTRY).collect(**options)
     ),
-    "operations.telemetry.metrics.CallMetrics.render": CallMetrics(REGISTRY).render,
+    "operations.telemetry.CallMetrics.render": CallMetrics(REGISTRY).render,
 }  # fmt: skip
 """How to call everything that has a list of strings, with all other arguments in place."""
 

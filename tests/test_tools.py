@@ -29,7 +29,7 @@ from operations.errors import RegistrationError
 from operations.mcp import connect_mcp
 from operations.server import create_app
 from operations.server.running import running
-from operations.telemetry.metrics import CallMetrics
+from operations.telemetry import CallMetrics
 from operations.tools import RetryPolicy, ToolConfig, configure_tools
 
 pytestmark = pytest.mark.anyio

@@ -28,7 +28,7 @@ from operations.errors import CallError, ErrorCode, TransportError
 from operations.pubsub.base import EventTarget
 from operations.pubsub.memory import MemoryTarget
 from operations.registry import OperationRegistry
-from operations.telemetry.metrics import group_metrics, worker_metrics
+from operations.telemetry import group_metrics, worker_metrics
 from operations.telemetry.otel import current_trace, instrument
 
 

@@ -10,7 +10,7 @@ from operations import OperationContext, OperationRegistry
 from operations._pipeline.outcome import BUCKETS
 from operations.envelopes import mcp_envelope
 from operations.errors import CallError
-from operations.telemetry.metrics import CallMetrics
+from operations.telemetry import CallMetrics
 
 
 async def test_calls_items_and_failures_are_counted(registry: OperationRegistry) -> None:

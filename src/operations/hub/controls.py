@@ -18,7 +18,7 @@ from operations.functions import operation
 from operations.hub.hub import Hub, reload
 from operations.hub.source import Source, Supervisor
 from operations.result_pages import NEXT
-from operations.telemetry.metrics import group_metrics
+from operations.telemetry import group_metrics
 from operations.types import JSONObject
 
 SCOPE = "hub:operate"

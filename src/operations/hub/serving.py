@@ -39,7 +39,7 @@ from operations.hub.hub import Hub
 from operations.hub.source import FIRST_PAUSE, LONGEST_PAUSE
 from operations.server import APIKeys, IdentityResolver, create_app, credential_resolver
 from operations.server.app import create_probe_app
-from operations.telemetry.metrics import group_metrics, worker_metrics
+from operations.telemetry import group_metrics, worker_metrics
 from operations.types import JSONObject
 
 

@@ -34,8 +34,7 @@ from operations.mcp.interaction import (
     callbacks,
     is_known,
 )
-from operations.mcp.listing import ServerInfo, list_everything, pages
-from operations.mcp.resources import ResourceWatches
+from operations.mcp.listing import ResourceWatches, ServerInfo, list_everything, pages
 from operations.mcp.session import OnProgress, RelaySession
 from operations.registry import OperationRegistry
 from operations.specs import Operation

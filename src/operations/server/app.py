@@ -23,7 +23,7 @@ from operations.server.console import console_app
 from operations.server.identity import SessionResolver, Sessions, any_of
 from operations.server.routes import HTTPMount, NotFound, OperationPaths, RouteTable, SocketMount
 from operations.server.system import GatewayRoutes, Overview, Pages, Readiness
-from operations.telemetry.metrics import CallMetrics
+from operations.telemetry import CallMetrics
 from operations.types import options_of
 
 _REMEMBERED = 2_000

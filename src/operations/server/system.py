@@ -34,7 +34,7 @@ from operations.openapi.exporting import to_openapi
 from operations.server.identity import BY_COOKIE, Sessions
 from operations.server.routes import Route, serve_events
 from operations.specs import OperationSpec, OperationType
-from operations.telemetry.metrics import CONTENT_TYPE, CallMetrics
+from operations.telemetry import CONTENT_TYPE, CallMetrics
 from operations.types import JSONObject
 
 T = TypeVar("T")

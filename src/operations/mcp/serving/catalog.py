@@ -37,6 +37,7 @@ from mcp.shared.uri_template import InvalidUriTemplate, UriTemplate
 
 from operations._json import list_of, object_of
 from operations._text import TOOL_NAME, NameStyle, tool_name
+from operations.mcp.catalog import LISTED, READ
 from operations.mcp.codec import (
     EXACT_OUTPUT,
     INPUT,
@@ -55,7 +56,6 @@ from operations.mcp.codec import (
     with_alternative,
     with_passed,
 )
-from operations.mcp.resources import LISTED, READ
 from operations.registry import OperationRegistry
 from operations.schema import Schema
 from operations.specs import OperationSpec, OperationType
