@@ -18,7 +18,7 @@ from operations.front.front import RECHECK_SECONDS
 from operations.mcp import to_mcp
 from operations.pubsub.websocket import connect_websocket
 from operations.server import CredentialError, create_app
-from operations.server.call_sockets import WebSocketEntry
+from operations.server.app import WebSocketEntry
 from operations.server.running import running
 
 KEY = {"x-api-key": "key"}

@@ -27,7 +27,7 @@ from operations.pubsub.base import Delivery
 from operations.pubsub.memory import MemoryTarget
 from operations.pubsub.websocket import connect_websocket
 from operations.server import APIKeys, Limits, create_app, hash_key
-from operations.server.call_sockets import WebSocketEntry
+from operations.server.app import WebSocketEntry
 from operations.server.running import running
 
 CALLERS = {"ann": Identity("ann", ["run"]), "bob": Identity("bob", ["other"])}

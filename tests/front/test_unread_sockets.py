@@ -14,7 +14,7 @@ from operations import OperationRegistry
 from operations.calls.hub import WebSocketHub
 from operations.front.front import Front
 from operations.server import Limits, create_app
-from operations.server.call_sockets import WebSocketEntry
+from operations.server.app import WebSocketEntry
 from operations.server.running import running
 
 

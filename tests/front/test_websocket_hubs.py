@@ -17,7 +17,7 @@ from operations.calls.hub import WebSocketHub
 from operations.errors import TransportError
 from operations.pubsub.websocket import connect_websocket, serve_websocket
 from operations.server import APIKeys, Limits, create_app
-from operations.server.call_sockets import WebSocketEntry
+from operations.server.app import WebSocketEntry
 from operations.server.running import running
 
 SERVERS = pytest.mark.parametrize("kind", ["hub", "app"])

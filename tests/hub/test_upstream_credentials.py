@@ -25,7 +25,7 @@ from operations.calls import from_calls
 from operations.config import ConfigError, load_config
 from operations.context import NO_CALL
 from operations.hub import open_hub
-from operations.hub.sources.mcp import client_config
+from operations.hub.sources import client_config
 from operations.openapi import to_openapi
 from operations.pubsub.websocket import connect_websocket
 from operations.server import APIKeys, create_app, hash_key

@@ -14,7 +14,7 @@ from operations.front.limits import client_address
 from operations.mcp import to_mcp
 from operations.pubsub.websocket import connect_websocket
 from operations.server import APIKeys, Limits, create_app, hash_key
-from operations.server.call_sockets import WebSocketEntry
+from operations.server.app import WebSocketEntry
 from operations.server.identity import IdentityResolver
 from operations.server.running import running
 

@@ -15,7 +15,7 @@ from operations.front.limits import ConcurrencyLimiter, RateLimiter
 from operations.front.messages import read_body
 from operations.pubsub.websocket import connect_websocket
 from operations.server import APIKeys, Limits, create_app, hash_key
-from operations.server.call_sockets import WebSocketEntry
+from operations.server.app import WebSocketEntry
 from operations.server.running import running
 
 

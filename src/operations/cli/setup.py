@@ -33,6 +33,7 @@ from operations.config.model import BrokerEntry, MCPEntry, OpenAPIEntry, TraceEn
 from operations.config.reading import FILE_NAME
 from operations.errors import OperationsError
 from operations.hub import Hub, Source, open_hub
+from operations.hub.sources import client_config
 from operations.specs import OperationSpec
 from operations.types import JSONObject
 
@@ -372,7 +373,6 @@ async def login(server: str, /, *, common: Common = DEFAULTS) -> None:
         server: Its name in [mcp].
         common: Options of every command.
     """
-    from operations.hub.sources.mcp import client_config  # noqa: PLC0415 - needs an extra
     from operations.mcp import sign_in  # noqa: PLC0415 - needs an extra
 
     screen = common.screen()

@@ -1,24 +1,35 @@
-"""The sources of a config, and how they are opened. Brokers are opened here.
+"""The sources of a config, and how they are opened.
 
-Kinds whose packages take long to import, or may not be installed, are imported when a config has one of them.
+MCP servers and brokers are opened here, Python modules by `source`, and HTTP APIs by `openapi`. Packages that take long to
+import, or may not be installed, are imported when a config needs them.
 """
 
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
-from operations._mcp_config import read_servers, unknown_keys
+from operations._mcp_config import MCPClientConfig, read_servers, unknown_keys
 from operations._text import safe_namespace
+from operations.access import AccessControl
 from operations.authority import Grants
 from operations.calls import from_calls
 from operations.calls.config import RemoteConfig, WorkerConfig
 from operations.calls.monitoring import monitor_group
 from operations.config import ConfigError, ConfigFile
-from operations.config.model import BrokerEntry
-from operations.hub.source import ListedServer, Opened, Source, open_modules, per_source
+from operations.config.model import BrokerEntry, MCPEntry
+from operations.hub.source import (
+    ListedServer,
+    Opened,
+    Source,
+    load_tokens,
+    open_modules,
+    per_source,
+)
 from operations.pubsub.base import EventTarget
 from operations.pubsub.config import NatsConfig, RedisConfig
 from operations.scanner import Skipped
+from operations.types import JSONObject
 
 
 def sources_of(file: ConfigFile) -> Iterator[Source]:
@@ -64,15 +75,84 @@ async def open_source(source: Source, file: ConfigFile) -> Opened:
         case "local":
             return open_modules(source.entry, file)
         case "openapi":
-            from operations.hub.sources.openapi import open_service  # noqa: PLC0415
+            from operations.hub.openapi import open_service  # noqa: PLC0415 - takes long to import
 
             return await open_service(source.name, source.entry, file)
         case "mcp":
-            from operations.hub.sources.mcp import open_server  # noqa: PLC0415 - needs an extra
-
             return await open_server(source.name, source.entry, file)
         case "broker":
             return await open_workers(source.name, source.entry, file)
+
+
+async def open_server(name: str, entry: MCPEntry | ListedServer, file: ConfigFile) -> Opened:
+    """Connect to a server.
+
+    Raises:
+        ConfigError: If a secret or an `mcp.json` cannot be read.
+        CallError: `UNAVAILABLE`, if the server cannot be reached.
+        ValueError: If an `mcp.json` is wrong.
+    """
+    from operations.mcp import MCPClient  # noqa: PLC0415 - needs an extra
+
+    if isinstance(entry, ListedServer):
+        title, listed = _read_listed(entry, file)
+        config = MCPClientConfig.from_entry(listed)
+        origin = entry.path
+    else:
+        title, config = name, client_config(name, entry, file)
+        load_tokens(file, [config.auth])
+        origin = config.target
+    client = MCPClient(title, config)
+    await client.open()
+    info = client.server_info
+    return Opened(
+        operations=client,
+        close=client.aclose,
+        calls=lambda: client.calls,
+        origin=origin,
+        skipped=[Skipped(what, reason) for what, reason in client.skipped.items()],
+        title=info.title or info.name if info is not None else "",
+        problem=lambda: client.problem,
+        next_attempt=lambda: client.next_attempt,
+    )
+
+
+def _read_listed(server: ListedServer, file: ConfigFile) -> tuple[str, JSONObject]:
+    """Return the name and the entry of a server in an `mcp.json`; relative paths start at that file."""
+    listing = file.existing(server.path, "mcp_json")
+    if server.entry is None:
+        read_servers(listing)
+        raise ValueError(f"{server.path} cannot be read")
+    entry = dict(server.entry)
+    name = entry.pop("name")
+    if "command" in entry:
+        entry["cwd"] = str(listing.parent / entry.get("cwd", ""))
+    return name, entry
+
+
+def client_config(name: str, entry: MCPEntry, file: ConfigFile) -> MCPClientConfig:
+    """Return the config of the client, with its secrets.
+
+    Raises:
+        ConfigError: If a secret cannot be read.
+    """
+    short: dict[str, Any] = {}
+    if "cwd" not in entry.options:
+        short["cwd"] = file.folder
+    if entry.token is not None:
+        short["auth"] = file.secret(entry.token)
+    if "concurrency" not in entry.options:
+        short["concurrency"] = per_source(file)
+    if entry.scopes:
+        short["access"] = AccessControl(entry.scopes)
+    config = MCPClientConfig(**file.options(MCPClientConfig, entry), **short)
+    if config.login is None:
+        return config
+    from operations.mcp.oauth import token_path  # noqa: PLC0415 - needs an extra
+
+    # Two tables may sign in two people to one server.
+    store = token_path(config, config.login, name)
+    return replace(config, login=replace(config.login, store=store))
 
 
 async def open_workers(name: str, entry: BrokerEntry, file: ConfigFile) -> Opened:
