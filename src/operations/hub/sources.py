@@ -1,7 +1,7 @@
 """The sources of a config, and how they are opened.
 
-MCP servers and brokers are opened here, Python modules by `source`, and HTTP APIs by `openapi`. Packages that take long to
-import, or may not be installed, are imported when a config needs them.
+MCP servers and brokers are opened here, Python modules by `source`, and HTTP APIs by `openapi`. Packages that take long
+to import, or may not be installed, are imported when a config needs them.
 """
 
 from collections.abc import AsyncGenerator, Iterator
