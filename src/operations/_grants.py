@@ -1,39 +1,24 @@
-"""A grant: an identity narrowed for an agent, as a chain of blocks.
-
-    opg1.<subject>.<block>...<signature>
+"""What a grant allows: an identity narrowed for an agent, as a chain of blocks. `authority.grants` has the tokens.
 
 Rule 1: a call is allowed only if every block allows it, so adding a block can only narrow.
-Rule 2: each block is signed with the signature before it. Any holder can add a block without the key, and no holder can
-        remove or change one.
-Rule 3: a grant gives nothing: the access of its subject is checked first.
-Rule 4: fail closed: a token or schema that cannot be read, and a broken clock, reject the call.
+Rule 2: a grant gives nothing: the access of its subject is checked first.
+Rule 3: fail closed: a schema that cannot be read and a broken clock reject the call.
 """
 
-import hmac
 import re
-from base64 import b64decode, urlsafe_b64encode
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from fnmatch import translate
 from functools import cached_property, lru_cache
-from hashlib import sha256
 from math import inf
-from secrets import token_hex
 from time import time
-from typing import Annotated, Any, Final, TypeAlias, TypedDict, Unpack
+from typing import Annotated, Any, Final, TypeAlias
 
-import msgspec
-from msgspec import Meta
+from msgspec import Meta, Struct
 
-from operations.errors import OperationsError
 from operations.schema import from_schema
 from operations.types import JSONObject
 
-PREFIX: Final = "opg1."
-"""The beginning of every token."""
-
 _MIN_KEY = 32
-MAX_TOKEN: Final = 8 * 1024
-MAX_BLOCKS: Final = 16
 _MAX_RULES = 1_000
 """Operations whose rules one grant remembers."""
 
@@ -42,10 +27,6 @@ APPROVALS: Final = "approvals."
 
 Pattern: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
 Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
-
-
-class GrantError(OperationsError, ValueError):
-    """A grant cannot be read, or is not valid. The text never contains the token."""
 
 
 @lru_cache(maxsize=1024)
@@ -68,9 +49,23 @@ def clock() -> int:
     return _latest
 
 
-class Block(
-    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
-):
+def secret_key(key: str | bytes, purpose: str) -> bytes:
+    """Return a key as bytes.
+
+    Raises:
+        ValueError: If it is too short.
+    """
+    found = key.encode() if isinstance(key, str) else key
+    if len(found) < _MIN_KEY:
+        raise ValueError(f"the key of {purpose} needs at least {_MIN_KEY} bytes")
+    return found
+
+
+class _Part(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A part of a token."""
+
+
+class Block(_Part, frozen=True, kw_only=True):
     """One step of a delegation: the most that its holder may do."""
 
     id: Name
@@ -95,9 +90,7 @@ class Block(
     """Patterns of the operations whose calls a person must approve."""
 
 
-class Origin(
-    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
-):
+class Origin(_Part, frozen=True, kw_only=True):
     """The caller's own grant, as presented to the hub that minted a grant for one of its calls."""
 
     operation: str
@@ -113,9 +106,7 @@ class Origin(
     """Counters, the pattern of the operations that each counts, and the number of calls that it allows."""
 
 
-class Subject(
-    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
-):
+class Subject(_Part, frozen=True, kw_only=True):
     """Whose authority a grant narrows."""
 
     id: Name
@@ -130,7 +121,7 @@ class Subject(
     """Set if a hub minted the grant for a call."""
 
 
-class Rules(msgspec.Struct, frozen=True):
+class Rules(Struct, frozen=True):
     """The requirements of a grant for calls to one operation."""
 
     is_covered: bool
@@ -146,7 +137,7 @@ class Rules(msgspec.Struct, frozen=True):
     """Whether a person must approve the call."""
 
 
-class Grant(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+class Grant(Struct, frozen=True, kw_only=True, dict=True):
     """A chain of blocks that was verified."""
 
     blocks: tuple[Block, ...]
@@ -184,10 +175,6 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return bool(self.approve or self.budgets)
 
     @cached_property
-    def _rules(self) -> dict[str, Rules]:
-        return {}
-
-    @cached_property
     def schemas(self) -> tuple[tuple[str, Callable[[Any], bool]], ...]:
         """Checks of inputs, by pattern; a schema that cannot be used raises a `ValueError`."""
         return tuple(
@@ -216,18 +203,10 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         except Exception:  # noqa: BLE001 - fail closed
             return False
 
-    def rules(self, operation_id: str) -> Rules:
-        """Return the requirements of this grant for a call; limits also apply to operations that it need not cover.
-
-        Raises:
-            SchemaError: If a schema cannot be used.
-        """
-        found = self._rules.get(operation_id)
-        if found is None:
-            found = self._find(operation_id)
-            if len(self._rules) < _MAX_RULES:
-                self._rules[operation_id] = found
-        return found
+    @cached_property
+    def rules(self) -> Callable[[str], Rules]:
+        """Returns the requirements of this grant for a call; limits also apply to operations that it need not cover."""
+        return lru_cache(_MAX_RULES)(self._find)
 
     def _find(self, operation_id: str) -> Rules:
         def matches(pattern: str) -> bool:
@@ -247,144 +226,3 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             tuple((counter, most) for counter, pattern, most in budgets if matches(pattern)),
             any(map(matches, approve)),
         )
-
-
-# ------------------------------------------------------------ tokens
-
-
-class BlockOptions(TypedDict, total=False):
-    """The restrictions of a block; see `Block`."""
-
-    operations: Collection[str]
-    input: Mapping[str, JSONObject | bool]
-    calls: Mapping[str, int]
-    approve: Collection[str]
-
-    seconds: float | None
-    """How long it is valid."""
-
-
-def new_block(holder: str, **options: Unpack[BlockOptions]) -> Block:
-    """Return a block with a new id; without `operations` it covers all.
-
-    Raises:
-        GrantError: Naming the field that is wrong.
-    """
-    seconds = options.pop("seconds", None)
-    until = None if seconds is None else clock() + int(seconds * 1000)
-    fields = {"id": token_hex(8), "holder": holder, "until": until, "operations": ["*"], **options}
-    try:
-        block = msgspec.convert(fields, Block)
-        _ = Grant(blocks=(block,), keys=("",)).schemas
-    except ValueError as error:
-        raise GrantError(f"this grant cannot work: {error}") from error
-    return block
-
-
-def mint(key: bytes, subject: Subject, block: Block) -> str:
-    """Return the token of a new grant."""
-    text = PREFIX + _encode(subject)
-    return _extended(text, hmac.digest(key, text.encode(), "sha256"), block)
-
-
-def narrow(token: str, block: Block) -> str:
-    """Return the token of a narrower grant: no key is needed.
-
-    Raises:
-        GrantError: If the token cannot be read.
-    """
-    _, blocks, signature = _split(token)
-    if len(blocks) >= MAX_BLOCKS:
-        raise GrantError(f"a grant has at most {MAX_BLOCKS} blocks")
-    narrowed = _extended(token.rpartition(".")[0], signature, block)
-    if len(narrowed) > MAX_TOKEN:
-        raise GrantError(f"a grant has at most {MAX_TOKEN} characters")
-    return narrowed
-
-
-def read_token(token: str) -> tuple[Subject, tuple[Block, ...]]:
-    """Return the content of a token, without verifying it.
-
-    Raises:
-        GrantError: If it cannot be read.
-    """
-    subject, blocks, _ = _split(token)
-    return _decode(subject, Subject), tuple(_decode(each, Block) for each in blocks)
-
-
-def verify(token: str, key: bytes) -> tuple[Subject, Grant]:
-    """Return the subject and the blocks of a token that was minted with `key`.
-
-    Raises:
-        GrantError: If it is not valid.
-    """
-    subject, blocks, given = _split(token)
-    signature = hmac.digest(key, (PREFIX + subject).encode(), "sha256")
-    keys: list[str] = []
-    for block in blocks:
-        signature = hmac.digest(signature, block.encode(), "sha256")
-        # A name, not the signature itself: with that, the chain could be extended.
-        keys.append(sha256(b"key" + signature).hexdigest()[:32])
-    if not hmac.compare_digest(signature, given):
-        raise GrantError("a grant whose signature is wrong")
-    whose, chain = read_token(token)
-    grant = Grant(blocks=chain, keys=tuple(keys), origin=whose.origin)
-    try:
-        _ = grant.schemas
-    except (ValueError, RecursionError) as error:
-        raise GrantError(f"a grant that cannot be used: {type(error).__name__}") from error
-    return whose, grant
-
-
-def secret_key(key: str | bytes, purpose: str) -> bytes:
-    """Return a key as bytes.
-
-    Raises:
-        ValueError: If it is too short.
-    """
-    found = key.encode() if isinstance(key, str) else key
-    if len(found) < _MIN_KEY:
-        raise ValueError(f"the key of {purpose} needs at least {_MIN_KEY} bytes")
-    return found
-
-
-def derived_key(key: bytes, name: str) -> bytes:
-    """Return the key under which a group of workers or a spoke verifies grants. It never holds the root key."""
-    return hmac.digest(key, b"opg1 key of " + name.encode(), "sha256")
-
-
-def _extended(text: str, signature: bytes, block: Block) -> str:
-    segment = _encode(block)
-    signature = hmac.digest(signature, segment.encode(), "sha256")
-    return f"{text}.{segment}.{_base64(signature)}"
-
-
-def _split(token: str) -> tuple[str, list[str], bytes]:
-    if not token.startswith(PREFIX) or len(token) > MAX_TOKEN or not token.isascii():
-        raise GrantError("a grant that cannot be read")
-    parts = token.removeprefix(PREFIX).split(".")
-    if not 3 <= len(parts) <= MAX_BLOCKS + 2:
-        raise GrantError("a grant that cannot be read")
-    return parts[0], parts[1:-1], _unbase64(parts[-1])
-
-
-def _encode(value: Any) -> str:
-    return _base64(msgspec.json.encode(value))
-
-
-def _decode(segment: str, cls: type[Any]) -> Any:
-    try:
-        return msgspec.json.decode(_unbase64(segment), type=cls)
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise GrantError("a grant that cannot be read") from error
-
-
-def _base64(data: bytes) -> str:
-    return urlsafe_b64encode(data).rstrip(b"=").decode()
-
-
-def _unbase64(text: str) -> bytes:
-    try:
-        return b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
-    except ValueError as error:
-        raise GrantError("a grant that cannot be read") from error

@@ -24,14 +24,14 @@ from operations.authority import (
     ApprovalRule,
     Authority,
     Grants,
-    MemoryStore,
-    SQLiteStore,
-    approval_operations,
+    SQLiteValues,
+    Store,
     narrow,
     new_block,
 )
 from operations.authority import approvals as module
 from operations.authority.ledger import Ledger, LedgerError, verify
+from operations.authority.store import MemoryValues
 from operations.context import CallerChannel
 from operations.front.limits import ConcurrencyLimiter
 from operations.tools import ToolConfig, configure_tools
@@ -69,7 +69,7 @@ class Office:
         configure_tools(
             self.registry, {"task.*": ToolConfig(approve=ApprovalRule(**rule), retry=2, timeout=30)}
         )
-        self.registry.register_all(approval_operations(self.registry.authority.approvals))
+        self.registry.register_object(self.registry.authority.approvals)
 
     async def call(
         self, name: str = "task.delete", who: Identity | None = ALICE, id: int = 1, **context: Any
@@ -270,7 +270,7 @@ async def test_a_waiting_call_ends_before_its_deadline_and_at_most_a_thousand_wa
 
 
 async def test_answers_survive_a_restart_and_cross_hubs(tmp_path: Path) -> None:
-    stores = [SQLiteStore(tmp_path / "a.db"), SQLiteStore(tmp_path / "a.db")]
+    stores = [Store(SQLiteValues(tmp_path / "a.db")), Store(SQLiteValues(tmp_path / "a.db"))]
     here, there = (Office(store, hold=10) for store in stores)
     waiting = asyncio.create_task(here.call())
     while not await there.pending():
@@ -281,14 +281,13 @@ async def test_answers_survive_a_restart_and_cross_hubs(tmp_path: Path) -> None:
 
     await Office(stores[0]).call()
     await Office(stores[1]).answer()
-    stores[0].close()
-    again = Office(SQLiteStore(tmp_path / "a.db"))
+    again = Office(Store(SQLiteValues(tmp_path / "a.db")))
     assert await again.call() == "deleted"
     assert await again.call() == REQUIRED
 
 
-class BrokenStore(MemoryStore):
-    async def get(self, key: str) -> tuple[bytes | None, int]:
+class BrokenValues(MemoryValues):
+    async def get(self, key: str) -> bytes | None:
         raise OSError("away")
 
     async def items(self, table: str) -> dict[str, bytes]:
@@ -296,7 +295,7 @@ class BrokenStore(MemoryStore):
 
 
 async def test_a_store_that_does_not_work_rejects_the_call() -> None:
-    office = Office(BrokenStore())
+    office = Office(Store(BrokenValues()))
 
     assert await office.call() == ErrorCode.UNAVAILABLE
     assert office.ran == []
@@ -330,12 +329,11 @@ async def test_the_queue_can_be_followed() -> None:
 
 
 async def test_following_the_queue_does_not_delay_a_shutdown() -> None:
-    office, up = Office(), [True]
-    context = OperationContext(trusted=True)
-    queue = office.registry.authority.approvals.watch(context, lambda: up[0])
+    approvals = Office().registry.authority.approvals
+    queue = approvals.watch(OperationContext(trusted=True))
     assert await anext(queue) == []
 
-    up[0] = False
+    approvals.is_up = lambda: False
 
     with pytest.raises(StopAsyncIteration):
         await anext(queue)

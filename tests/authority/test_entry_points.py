@@ -36,23 +36,20 @@ from operations.authority import (
     ApprovalRule,
     Authority,
     Grants,
-    MemoryStore,
-    SQLiteStore,
-    approval_operations,
+    SQLiteValues,
+    Store,
     narrow,
     new_block,
     read_token,
 )
 from operations.authority import grants as resolving
+from operations.authority.store import open_broker_store
 from operations.calls import PendingRequestMap, from_calls, serve_calls
 from operations.calls.hub import WebSocketHub
 from operations.config import ConfigError, load_config
 from operations.mcp import to_mcp
-from operations.pubsub.config import NatsConfig, RedisConfig
 from operations.pubsub.nats import connect_nats
-from operations.pubsub.nats.store import open_nats_store
 from operations.pubsub.redis import connect_redis
-from operations.pubsub.redis.store import open_redis_store
 from operations.pubsub.websocket import AcceptedTarget, connect_websocket, serve_websocket
 from operations.server import APIKeys, create_app, credential_resolver, hash_key
 from operations.server.running import running
@@ -94,7 +91,7 @@ Call = Callable[[World, str, Any, str], Coroutine[Any, Any, Any]]
 
 
 def build(store: Any = None) -> World:
-    store = store or MemoryStore()
+    store = store or Store()
     registry = OperationRegistry(authority=Authority(store))
     world = World(registry, Grants(KEY, store=store, subjects=CALLERS.get))
 
@@ -132,7 +129,7 @@ def build(store: Any = None) -> World:
         return (await context.env.call(tool, {"id": 9} if tool == "task.delete" else {})).data
 
     configure_tools(registry, {"task.delete": ToolConfig(approve=ApprovalRule())})
-    registry.register_all(approval_operations(registry.authority.approvals))
+    registry.register_object(registry.authority.approvals)
     return world
 
 
@@ -306,16 +303,15 @@ async def opened(name: str) -> AsyncGenerator[World]:
         client: Any = None
         if name == "redis":
             broker = stack.enter_context(broker_running(RedisServer()))
-            config = RedisConfig(broker.url)
-            store = await stack.enter_async_context(open_redis_store(config))
             target = await stack.enter_async_context(connect_redis(broker.url))
+            store = await stack.enter_async_context(open_broker_store(target))
             client = await stack.enter_async_context(connect_redis(broker.url))
         elif name == "nats":
             broker = NatsServer("-js")
             broker.options = (*broker.options, "-sd", broker.folder)
             stack.enter_context(broker_running(broker))
-            store = await stack.enter_async_context(open_nats_store(NatsConfig(broker.url)))
             target = await stack.enter_async_context(connect_nats(broker.url))
+            store = await stack.enter_async_context(open_broker_store(target))
             client = await stack.enter_async_context(connect_nats(broker.url))
         world = build(store)
         if target is not None:
@@ -560,52 +556,49 @@ def test_grants_approvals_and_the_ledger_at_the_command_line(
 # ------------------------------------------------------------ stores
 
 
-@pytest.mark.parametrize("kind", ["memory", "sqlite", "redis", "nats"])
+@pytest.mark.parametrize("kind", ["memory", "sqlite", "redis", "signed redis", "nats"])
 async def test_every_store_changes_values_by_compare_and_set(kind: str, tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
-        if kind == "redis":
-            broker = stack.enter_context(broker_running(RedisServer()))
-            stores: list[Any] = [
-                await stack.enter_async_context(open_redis_store(RedisConfig(broker.url)))
-                for _ in range(2)
-            ]
+
+        async def opened_at(connect: Any, url: str, **options: Any) -> Any:
+            target = await stack.enter_async_context(connect(url, **options))
+            return await stack.enter_async_context(open_broker_store(target))
+
+        if "redis" in kind:
+            url = stack.enter_context(broker_running(RedisServer())).url
+            secret = {"secret": "s" * 16} if kind == "signed redis" else {}
+            stores: list[Any] = [await opened_at(connect_redis, url, **secret) for _ in range(2)]
         elif kind == "nats":
             server = NatsServer("-js", "-sd", str(tmp_path))
-            stack.enter_context(broker_running(server))
-            stores = [
-                await stack.enter_async_context(open_nats_store(NatsConfig(server.url)))
-                for _ in range(2)
-            ]
+            url = stack.enter_context(broker_running(server)).url
+            stores = [await opened_at(connect_nats, url) for _ in range(2)]
         elif kind == "sqlite":
-            stores = [SQLiteStore(tmp_path / "a.db"), SQLiteStore(tmp_path / "a.db")]
-            for store in stores:
-                stack.callback(store.close)
+            stores = [Store(SQLiteValues(tmp_path / "a.db")) for _ in range(2)]
         else:
-            stores = [MemoryStore()] * 2
+            stores = [Store()] * 2
         one, other = stores
-        heard = anyio.Event()
-        other.listeners.append(heard.set)
-        while kind != "sqlite" and not heard.is_set():
-            # The first ones may come before the subscription is active.
-            await one.announce()
-            with anyio.move_on_after(0.1):
-                await heard.wait()
+        changed = other.changed
+        await one.announce()
+        if kind != "sqlite":
+            with anyio.fail_after(5):
+                await changed.wait()
 
-        assert await one.get("a/x") == (None, 0)
+        assert await one.get("a.x") is None
         assert await one.items("a") == {}
-        assert await one.put("a/x", b"1:2", 0)
-        assert not await other.put("a/x", b"2", 0)
-        value, revision = await other.get("a/x")
-        assert value == b"1:2"
-        assert await other.put("a/x", b"\x00\xff", revision)
-        assert not await one.put("a/x", b"4", revision)
-        assert await one.put("a/y", b"5", 0)
-        assert await one.put("ab/x", b"6", 0)
-        assert await one.items("a") == {"x": b"\x00\xff", "y": b"5"}
-        await one.delete("a/x")
-        await one.delete("a/never")
-        assert await other.get("a/x") == (None, 0)
-        assert await other.put("a/x", b"7", 0)
+        assert await one.swap("a.x", None, b"1:2")
+        assert not await other.swap("a.x", None, b"2")
+        assert await other.get("a.x") == b"1:2"
+        assert await other.swap("a.x", b"1:2", b"\x00\xff")
+        assert not await one.swap("a.x", b"1:2", b"4")
+        assert await one.swap("a.y", None, b"5")
+        assert await one.swap("ab.x", None, b"6")
+        assert await one.items("a") == {"a.x": b"\x00\xff", "a.y": b"5"}
+        assert not await one.swap("a.x", b"1:2", None)
+        assert not await one.swap("a.never", b"1", b"2")
+        assert await one.swap("a.x", b"\x00\xff", None)
+        assert await other.get("a.x") is None
+        assert await other.items("a") == {"a.y": b"5"}
+        assert await other.swap("a.x", None, b"7")
 
 
 @pytest.mark.parametrize(
@@ -701,9 +694,7 @@ async def test_a_worker_behind_a_hub_knows_on_whose_behalf_it_acts() -> None:
             assert await outcome("far.open", "alice") == "ACCESS_DENIED", "only what was called"
             assert await outcome("far.other", token) == "APPROVAL_REQUIRED"
             (record,) = await hub.authority.approvals.pending(OperationContext(trusted=True))
-            await hub.authority.approvals.answer(
-                record.id, OperationContext(trusted=True), approve=True, reason=None
-            )
+            await hub.authority.approvals.answer(record.id, True, OperationContext(trusted=True))
             assert await outcome("far.other", token) == "other", "one approval is enough"
 
 

@@ -18,7 +18,7 @@ from tests.servers import REDIS_7, Broker, NatsServer, RedisServer
 from tests.servers import running as broker_running
 
 from operations import CallError, ErrorCode, Identity, OperationContext, OperationRegistry
-from operations.authority import MemoryStore
+from operations.authority import Store
 from operations.calls import serve_calls
 from operations.cli.demo import build_api
 from operations.cli.options import ExitCode
@@ -225,7 +225,7 @@ async def test_workers_on_a_broker_are_a_source(
         return context.identity.id
 
     with broker_running(RedisServer()) as broker, anyio.fail_after(60):
-        resolve = Access(config_file(folder, text.format(url=broker.url)), MemoryStore()).resolve
+        resolve = Access(config_file(folder, text.format(url=broker.url)), Store()).resolve
         async with (
             connect_redis(broker.url, secret=SECRET) as target,
             serve_calls(registry, target, resolve=resolve),

@@ -4,30 +4,25 @@ Rule 1: everything fails closed: a call is rejected if the store, the ledger or 
 Rule 2: every change in the store is one compare-and-set, so several hubs can share it.
 """
 
-from operations._grants import Block, Grant, GrantError, derived_key, narrow, new_block, read_token
+from operations._grants import Block, Grant
 from operations.access import ApprovalRule
-from operations.authority.approvals import Approval, Approvals, approval_operations
-from operations.authority.grants import Grants
-from operations.authority.guard import Authority
+from operations.authority.approvals import Approval, Authority
+from operations.authority.grants import GrantError, Grants, narrow, new_block, read_token
 from operations.authority.ledger import Ledger
-from operations.authority.store import MemoryStore, SQLiteStore, Store, StoreError
+from operations.authority.store import SQLiteValues, Store, StoreError
 
 __all__ = [
     "Approval",
     "ApprovalRule",
-    "Approvals",
     "Authority",
     "Block",
     "Grant",
     "GrantError",
     "Grants",
     "Ledger",
-    "MemoryStore",
-    "SQLiteStore",
+    "SQLiteValues",
     "Store",
     "StoreError",
-    "approval_operations",
-    "derived_key",
     "narrow",
     "new_block",
     "read_token",

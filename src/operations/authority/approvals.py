@@ -16,20 +16,23 @@ from hashlib import sha256
 from math import inf
 from secrets import token_hex
 from time import monotonic, time
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
+from msgspec import Meta
 from msgspec.structs import replace
 
-from operations._grants import clock
+from operations._grants import Rules, clock
 from operations._json import canonical
 from operations._time_limits import lent_slot
 from operations.access import ApprovalRule, access_denied
-from operations.authority.store import Store, StoreError, change, checked
+from operations.authority.grants import enforce_valid
+from operations.authority.ledger import Ledger
+from operations.authority.store import Store
 from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode
 from operations.functions import operation
-from operations.specs import OperationSpec
+from operations.specs import Operation, OperationSpec
 from operations.types import JSONObject
 
 SCOPE: Final = "approvals:answer"
@@ -49,6 +52,14 @@ _BEFORE_DEADLINE = 1.0
 
 _KEPT = 24 * 3600 * 1000
 """Milliseconds for which a record that has ended stays in the store."""
+
+_NEXT = {"pending": ("approved", "denied", "used"), "approved": ("used",)}
+"""The states that may follow each state. A caller that confirms its own call uses it at once."""
+
+_MAX_COUNTERS = 1_000
+"""Counters of all grants that were narrowed from one."""
+
+_DEFAULT_RULE = ApprovalRule()
 
 _QUESTION: JSONObject = {"type": "object", "properties": {}}
 
@@ -91,71 +102,62 @@ class Approval(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 _decode = msgspec.json.Decoder(Approval).decode
+Id: TypeAlias = Annotated[str, Meta(pattern="^[0-9a-f]{32}-[0-9a-f]{8}$")]
+"""The digest of a call, and a part that is new for each request: an old answer does not fit a new one."""
 
 
 class Approvals:
-    """The requests for approval in a store, and the calls that wait for them.
+    """The requests for approval in a store, the calls that wait for them, and the operations that answer them.
+
+    Register these with `registry.register_object`.
 
     Args:
         store: Where they are kept.
+
+    Attributes:
+        is_up: Returns whether the server is not shutting down: those who follow the queue must not delay that.
     """
 
     def __init__(self, store: Store) -> None:
+        self.is_up: Callable[[], bool] = lambda: True
         self._store = store
         self._waiting = 0
-        self._changed = asyncio.Event()
-        store.listeners.append(self._wake)
-
-    def _wake(self) -> None:
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
 
     async def obtain(
-        self,
-        spec: OperationSpec,
-        digest: str,
-        value: Any,
-        context: OperationContext,
-        rule: ApprovalRule,
-        *,
-        by_grant: bool,
+        self, asked: Approval, rule: ApprovalRule, context: OperationContext, *, by_grant: bool
     ) -> Approval:
         """Return the approval that a call has just used.
 
         Args:
-            spec: The operation.
-            digest: The digest of its contract.
-            value: The input.
-            context: Who calls.
+            asked: The request of this call, if there is none yet.
             rule: Who may approve, and how long that takes.
+            context: Who calls.
             by_grant: Whether the caller's grant requires it: then the caller cannot confirm it itself.
 
         Raises:
             CallError: `APPROVAL_REQUIRED` if there is none yet; `ACCESS_DENIED` if it was denied; `UNAVAILABLE` if the
                 store does not work.
         """
-        asked = _request(spec, digest, value, context, rule)
         ends = monotonic() + rule.hold
         if context.deadline is not None and context.limit is None:
             ends = min(ends, monotonic() + context.deadline / 1000 - time() - _BEFORE_DEADLINE)
         may_ask = rule.ask_caller and not by_grant and context.channel.elicit is not None
         while True:
-            changed, record = self._changed, await self._attach(asked)
+            changed, record = self._store.changed, await self._attach(asked)
             if record.state == "denied":
                 raise _refused(record, "approved")
             if record.state == "pending" and may_ask:
-                is_accepted = await _ask(record, context)
-                state: Literal["used", "denied"] = "used" if is_accepted else "denied"
-                fields = {"state": state, "confirmed": True, "answered_by": record.caller}
-                if await self._replace(record, fields) and is_accepted:
+                state = "used" if await _ask(record, context) else "denied"
+                fields = {"confirmed": True, "answered_by": record.caller}
+                if await self._replace(record, state, **fields) and state == "used":
                     return record
                 raise _refused(record, "confirmed")
-            if record.state == "approved" and await self._replace(record, {"state": "used"}):
+            if record.state == "approved" and await self._replace(record, "used"):
                 return record
             if record.state == "pending" and not await self._wait(ends, changed, context):
                 raise CallError(
                     ErrorCode.APPROVAL_REQUIRED,
-                    f"{spec.id} must be approved by a person: repeat the same call afterwards",
+                    f"{record.operation} must be approved by a person: repeat the same call afterwards",
                     {"approval": record.id, "until": record.until},
                     retryable=True,
                 )
@@ -175,81 +177,69 @@ class Approvals:
 
     async def _attach(self, asked: Approval) -> Approval:
         """Return the record of a call; a new one if there is none, or the last one has ended."""
+        is_new = False
 
-        def update(held: bytes | None) -> tuple[bytes | None, Approval]:
-            record = None if held is None else _decode(held)
-            if record is not None and not record.has_ended:
-                return None, record
-            return msgspec.json.encode(asked), asked
+        def update(held: bytes | None) -> bytes:
+            nonlocal is_new
+            is_new = held is None or _decode(held).has_ended
+            return msgspec.json.encode(asked) if held is None or is_new else held
 
-        known = await change(self._store, _key(asked.id), update)
-        if known is asked:
-            await self._announce()
-        return known
+        record = _decode(await self._store.change(_key(asked.id), update))
+        if is_new:
+            await self._store.announce()
+        return record
 
-    async def _replace(self, record: Approval, fields: JSONObject) -> bool:
-        """Change a record, unless it was changed since or has ended; return whether it was changed."""
+    async def _replace(self, record: Approval, state: str, **fields: Any) -> Approval | None:
+        """Change the state of a record and return it; None if that changed since, or the record has ended."""
+        new: Approval = replace(record, state=state, **fields)
+        old, encoded = msgspec.json.encode(record), msgspec.json.encode(new)
+        may_change = state in _NEXT.get(record.state, ()) and not record.has_ended
+        is_changed = may_change and await self._store.swap(_key(record.id), old, encoded)
+        await self._store.announce()
+        return new if is_changed else None
 
-        def update(held: bytes | None) -> tuple[bytes | None, bool]:
-            if held is None or record.has_ended or _decode(held) != record:
-                return None, False
-            return msgspec.json.encode(replace(record, **fields)), True
-
-        is_changed = await change(self._store, _key(record.id), update)
-        await self._announce()
-        return is_changed
-
-    async def _announce(self) -> None:
-        # The change is stored: others find it later, when they look by themselves.
-        with suppress(StoreError):
-            await checked(self._store.announce())
-
+    @operation("approvals.answer", scopes=[SCOPE])
     async def answer(
-        self, approval_id: str, context: OperationContext, *, approve: bool, reason: str | None
+        self, id: Id, approve: bool, context: OperationContext, reason: str | None = None
     ) -> Approval:
-        """Approve or deny a call.
+        """Approve or deny one call. An approval is used once, by the same caller with the same input.
 
-        Raises:
-            CallError: `VALIDATION_ERROR` if there is no such request for this caller, or it was answered or has
-                expired; `ACCESS_DENIED` for a call of its own; `UNAVAILABLE` if the store does not work.
+        Args:
+            id: The id of the request.
+            approve: Whether the call may run.
+            context: Who answers.
+            reason: Why, for the record.
         """
-        who, (held, _) = context.identity, await checked(self._store.get(_key(approval_id)))
+        who, held = context.identity, await self._store.get(_key(id))
         record = None if held is None else _decode(held)
-        if record is None or record.id != approval_id or not _may_see(record, context):
-            raise _unknown(approval_id)
+        if record is None or record.id != id or not _may_see(record, context):
+            raise CallError(ErrorCode.VALIDATION_ERROR, f"There is no approval {id!r}")
         if _is_own(record, context):
             raise access_denied("approvals.answer")
-        fields: JSONObject = {
-            "state": "approved" if approve else "denied",
-            "answered_by": "operator" if who is None else who.id,
-            "reason": reason,
-        }
-        if record.state != "pending" or not await self._replace(record, fields):
+        state, by = "approved" if approve else "denied", "operator" if who is None else who.id
+        done = await self._replace(record, state, answered_by=by, reason=reason)
+        if done is None:
             raise CallError(ErrorCode.VALIDATION_ERROR, "It was answered already, or has expired")
-        return replace(record, **fields)
+        return done
 
+    @operation("approvals.list", type="query", scopes=[SCOPE])
     async def pending(self, context: OperationContext) -> list[Approval]:
-        """Return the requests that a caller may see and that wait for an answer, oldest first.
-
-        Raises:
-            StoreError: If the store does not work.
-        """
+        """List the calls that wait for approval: the operation, the exact input, the caller and who it acts for."""
         found: list[Approval] = []
-        for name, held in (await checked(self._store.items("approval"))).items():
+        for key, held in (await self._store.items("approval")).items():
             record = _decode(held)
             if record.until + _KEPT < clock():
-                await checked(self._store.delete(f"approval/{name}"))
+                await self._store.swap(key, held, None)
             elif record.state == "pending" and not record.has_ended and _may_see(record, context):
                 found.append(record)
         return sorted(found, key=lambda record: record.created)
 
-    async def watch(
-        self, context: OperationContext, is_up: Callable[[], bool] = lambda: True
-    ) -> AsyncGenerator[list[Approval]]:
-        """Yield the requests that wait for an answer, now and whenever they change, while `is_up`."""
+    @operation("approvals.watch", scopes=[SCOPE])
+    async def watch(self, context: OperationContext) -> AsyncGenerator[list[Approval]]:
+        """Follow the calls that wait for approval: all of them, now and whenever they change."""
         before: list[Approval] | None = None
-        while is_up():
-            changed, found = self._changed, await self.pending(context)
+        while self.is_up():
+            changed, found = self._store.changed, await self.pending(context)
             if found != before:
                 yield found
                 before = found
@@ -257,7 +247,7 @@ class Approvals:
             # Requests also end by themselves.
             seconds = max(0.0, (soonest - clock()) / 1000) + 0.001
             ends = monotonic() + min(seconds, self._store.poll_seconds)
-            while is_up() and not changed.is_set() and monotonic() < ends:
+            while self.is_up() and not changed.is_set() and monotonic() < ends:
                 await _within(min(ends - monotonic(), _LOOK_SECONDS), changed)
 
 
@@ -280,13 +270,13 @@ def _request(
     spec: OperationSpec, digest: str, value: Any, context: OperationContext, rule: ApprovalRule
 ) -> Approval:
     identity, now = context.identity, clock()
-    acting, keys = ((), ()) if identity is None else identity.presented
-    caller = None if identity is None else identity.id
-    is_operator = identity is None and context.trusted
+    whose: JSONObject = {"is_operator": identity is None and context.trusted}
+    if identity is not None:
+        whose["caller"] = identity.id
+        whose["acting"], whose["grants"] = identity.presented
     session = context.channel.session if identity is None else ""
-    whose = [caller, is_operator, session, acting, keys]
     try:
-        text = canonical([whose, spec.id, digest, value])
+        text = canonical([whose, session, spec.id, digest, value])
         copied = msgspec.json.decode(canonical(value))
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise CallError(
@@ -295,35 +285,24 @@ def _request(
     if len(text) > _MAX_INPUT:
         raise CallError(ErrorCode.RESOURCE_EXHAUSTED, "The input is too large to be approved")
     return Approval(
-        # Each request of the same call has an id of its own: an old answer does not fit a new one.
         id=f"{sha256(text).hexdigest()[:32]}-{token_hex(4)}",
         state="pending",
         operation=spec.id,
         input=copied,
-        caller=caller,
-        is_operator=is_operator,
-        acting=acting,
-        grants=keys,
         scope=rule.scope,
         created=now,
         until=now + int(rule.seconds * 1000),
+        **whose,
     )
 
 
 def _key(approval_id: str) -> str:
-    digest = approval_id.partition("-")[0]
-    if not digest.isalnum() or not digest.isascii():
-        raise _unknown(approval_id)
-    return f"approval/{digest}"
+    return f"approval.{approval_id.partition('-')[0]}"
 
 
 def _refused(record: Approval, what: str) -> CallError:
     message, details = f"{record.operation} was not {what}", {"approval": record.id}
     return CallError(ErrorCode.ACCESS_DENIED, message, details)
-
-
-def _unknown(approval_id: str) -> CallError:
-    return CallError(ErrorCode.VALIDATION_ERROR, f"There is no approval {approval_id!r}")
 
 
 def _may_see(record: Approval, context: OperationContext) -> bool:
@@ -344,39 +323,66 @@ def _is_own(record: Approval, context: OperationContext) -> bool:
     return not (set(acting).isdisjoint(record.acting) and set(keys).isdisjoint(record.grants))
 
 
-def approval_operations(
-    approvals: Approvals, is_up: Callable[[], bool] = lambda: True
-) -> list[Any]:
-    """Return the operations through which people answer requests for approval.
+# ------------------------------------------------------------ the call
+
+
+class Authority:
+    """The store and the ledger that the calls of a registry share.
 
     Args:
-        approvals: The requests.
-        is_up: Returns whether the server is not shutting down: those who follow the queue must not delay that.
+        store: Where budgets and approvals are kept; by default in this process.
+        ledger: Records every call.
     """
 
-    @operation("approvals.list", type="query", scopes=[SCOPE])
-    async def pending(context: OperationContext) -> list[Approval]:
-        """List the calls that wait for approval: the operation, the exact input, the caller and who it acts for."""
-        return await approvals.pending(context)
+    def __init__(self, store: Store | None = None, *, ledger: Ledger | None = None) -> None:
+        self.store = store or Store()
+        self.approvals = Approvals(self.store)
+        self.ledger = ledger
 
-    @operation("approvals.answer", scopes=[SCOPE])
-    async def answer(
-        id: str, approve: bool, context: OperationContext, reason: str | None = None
-    ) -> Approval:
-        """Approve or deny one call. An approval is used once, by the same caller with the same input.
+    async def admit(
+        self, operation: Operation, digest: str, value: Any, context: OperationContext
+    ) -> Any:
+        """Let a call begin whose access and input were checked: approval, budget, ledger, in this order.
 
         Args:
-            id: The id of the request.
-            approve: Whether the call may run.
-            context: Who answers.
-            reason: Why, for the record.
+            operation: The operation.
+            digest: The digest of its contract.
+            value: The input.
+            context: Who calls.
+
+        Returns:
+            The input; after an approval, exactly the approved input, even if `value` changed since.
+
+        Raises:
+            CallError: If it may not begin.
         """
-        return await approvals.answer(id, context, approve=approve, reason=reason)
+        operation_id, identity, approval = operation.spec.id, context.identity, None
+        grant = None if identity is None else identity.grant
+        rules = None if grant is None else grant.rules(operation_id)
+        rule, by_grant = operation.approve, rules is not None and rules.approve
+        if by_grant or (rule is not None and rule.applies(value)):
+            rule = rule or _DEFAULT_RULE
+            asked = _request(operation.spec, digest, value, context, rule)
+            approval = await self.approvals.obtain(asked, rule, context, by_grant=by_grant)
+            value = approval.input
+            if identity is not None:
+                await enforce_valid(identity, self.store)
+        if grant is not None and rules is not None and rules.budgets:
+            # All blocks of a chain count in one value: all budgets are counted, or none.
+            root = (grant.presented or grant.keys)[0]
+            await self.store.change(f"budget.{root}", lambda held: _spent(held, rules))
+        if self.ledger is not None:
+            used = None if approval is None else approval.id
+            self.ledger.begin(operation_id, value, context, used)
+        return value
 
-    @operation("approvals.watch", scopes=[SCOPE])
-    async def watch(context: OperationContext) -> AsyncGenerator[list[Approval]]:
-        """Follow the calls that wait for approval: all of them, now and whenever they change."""
-        async for found in approvals.watch(context, is_up):
-            yield found
 
-    return [pending, answer, watch]
+def _spent(held: bytes | None, rules: Rules) -> bytes:
+    counts = {} if held is None else msgspec.json.decode(held, type=dict[str, int])
+    for name, most in rules.budgets:
+        counts[name] = counts.get(name, 0) + 1
+        if counts[name] > most:
+            raise CallError(ErrorCode.RESOURCE_EXHAUSTED, "The budget of the grant is exhausted")
+    if len(counts) > _MAX_COUNTERS:
+        raise CallError(ErrorCode.RESOURCE_EXHAUSTED, "The grant was narrowed too often")
+    return msgspec.json.encode(counts)

@@ -1,41 +1,39 @@
-"""Mint, resolve and revoke grants.
+"""Grants as tokens: mint, narrow, resolve and revoke them.
 
-Rule 1: resolving is cheap after the first time: a token is verified once, and revocations are read every few seconds.
-Rule 2: a store that does not work rejects every grant: a revocation may be in it.
+    opg1.<subject>.<block>...<signature>
+
+Rule 1: each block is signed with the signature before it. Any holder can add a block without the key, and no holder can
+        remove or change one.
+Rule 2: resolving is cheap after the first time: a token is verified once, and revocations are read every few seconds.
+Rule 3: fail closed: a token that cannot be read is rejected, and so is every grant if the store does not work, because
+        a revocation may be in it.
 """
 
 import asyncio
-from collections.abc import Callable
+import hmac
+from base64 import b64decode, urlsafe_b64encode
+from collections.abc import Callable, Collection, Mapping
 from hashlib import sha256
 from math import inf
 from secrets import token_hex
 from time import monotonic
-from typing import Any, TypeAlias, Unpack
+from typing import Any, Final, TypeAlias, TypedDict, Unpack
 
 import msgspec
 from msgspec.structs import replace
 
-from operations._grants import (
-    PREFIX,
-    Block,
-    BlockOptions,
-    Grant,
-    GrantError,
-    Origin,
-    Subject,
-    clock,
-    derived_key,
-    mint,
-    new_block,
-    secret_key,
-    verify,
-)
+from operations._grants import Block, Grant, Origin, Subject, clock, secret_key
 from operations.access import Identity
-from operations.authority.store import MemoryStore, Store, change, checked
+from operations.authority.store import Store
 from operations.context import OperationContext
-from operations.errors import CallError, ErrorCode
+from operations.errors import CallError, ErrorCode, OperationsError
 from operations.types import JSONObject
 
+PREFIX: Final = "opg1."
+"""The beginning of every token."""
+
+_MAX_TOKEN = 8 * 1024
+_MAX_BLOCKS = 16
 _MAX_RESOLVED = 1_000
 _DELEGATED_MS = 60_000
 """Milliseconds for which a grant that a hub mints for one call is valid, unless the call may take longer."""
@@ -48,30 +46,132 @@ Delegate: TypeAlias = Callable[[str, OperationContext | None], str | None]
 """Returns the credential for a call of an operation on a caller's behalf; None for an unknown caller."""
 
 
-class _Resolved:
-    """A verified token and its content.
+class GrantError(OperationsError, ValueError):
+    """A grant cannot be read, or is not valid. The text never contains the token."""
 
-    Args:
-        subject: Its subject.
-        grant: Its blocks.
-        base: What the subject was known as, if its scopes are not in the token.
+
+# ------------------------------------------------------------ tokens
+
+
+class BlockOptions(TypedDict, total=False):
+    """The restrictions of a block; see `Block`."""
+
+    operations: Collection[str]
+    input: Mapping[str, JSONObject | bool]
+    calls: Mapping[str, int]
+    approve: Collection[str]
+
+    seconds: float | None
+    """How long it is valid."""
+
+
+def new_block(holder: str, **options: Unpack[BlockOptions]) -> Block:
+    """Return a block with a new id; without `operations` it covers all.
+
+    Raises:
+        GrantError: Naming the field that is wrong.
     """
+    seconds = options.pop("seconds", None)
+    until = None if seconds is None else clock() + int(seconds * 1000)
+    fields = {"id": token_hex(8), "holder": holder, "until": until, "operations": ["*"], **options}
+    try:
+        block = msgspec.convert(fields, Block)
+        _ = Grant(blocks=(block,), keys=("",)).schemas
+    except ValueError as error:
+        raise GrantError(f"this grant cannot work: {error}") from error
+    return block
 
-    __slots__ = ("base", "ends", "grant", "identity", "revoked", "subject")
 
-    def __init__(self, subject: Subject, grant: Grant, base: Identity | None) -> None:
-        self.subject, self.grant, self.base = subject, grant, base
-        self.revoked: frozenset[str] | None = None
-        """The revocations that it was checked against."""
+def mint(key: bytes, subject: Subject, block: Block) -> str:
+    """Return the token of a new grant."""
+    text = PREFIX + _encode(msgspec.json.encode(subject))
+    return _extended(text, _sign(key, text), block)
 
-        whose = base or Identity(subject.id, subject.scopes or (), subject.resources)
-        self.ends = grant.until if whose.expires_at is None else min(grant.until, whose.expires_at)
-        self.identity = replace(
-            whose,
-            expires_at=None if self.ends == inf else self.ends,
-            acting=(*subject.acting, *whose.acting, *(each.holder for each in grant.blocks)),
-            grant=grant,
-        )
+
+def narrow(token: str, block: Block) -> str:
+    """Return the token of a narrower grant: no key is needed.
+
+    Raises:
+        GrantError: If the token cannot be read, or is too long.
+    """
+    _, blocks, signature = _split(token)
+    narrowed = _extended(token.rpartition(".")[0], signature, block)
+    if len(blocks) >= _MAX_BLOCKS or len(narrowed) > _MAX_TOKEN:
+        most = f"{_MAX_BLOCKS} blocks and {_MAX_TOKEN} characters"
+        raise GrantError(f"a grant has at most {most}")
+    return narrowed
+
+
+def read_token(token: str) -> tuple[Subject, tuple[Block, ...]]:
+    """Return the content of a token, without verifying it.
+
+    Raises:
+        GrantError: If it cannot be read.
+    """
+    subject, blocks, _ = _split(token)
+    return _decode(subject, Subject), tuple(_decode(each, Block) for each in blocks)
+
+
+def verify(token: str, key: bytes) -> tuple[Subject, Grant]:
+    """Return the subject and the blocks of a token that was minted with `key`.
+
+    Raises:
+        GrantError: If it is not valid.
+    """
+    subject, blocks, given = _split(token)
+    signature, keys = _sign(key, PREFIX + subject), list[str]()
+    for block in blocks:
+        signature = _sign(signature, block)
+        # A name, not the signature itself: with that, the chain could be extended.
+        keys.append(sha256(b"key" + signature).hexdigest()[:32])
+    if not hmac.compare_digest(signature, given):
+        raise GrantError("a grant whose signature is wrong")
+    whose, chain = read_token(token)
+    grant = Grant(blocks=chain, keys=tuple(keys), origin=whose.origin)
+    try:
+        _ = grant.schemas
+    except (ValueError, RecursionError) as error:
+        raise GrantError(f"a grant that cannot be used: {type(error).__name__}") from error
+    return whose, grant
+
+
+def _sign(key: bytes, text: str) -> bytes:
+    return hmac.digest(key, text.encode(), "sha256")
+
+
+def _extended(text: str, signature: bytes, block: Block) -> str:
+    segment = _encode(msgspec.json.encode(block))
+    return f"{text}.{segment}.{_encode(_sign(signature, segment))}"
+
+
+def _split(token: str) -> tuple[str, list[str], bytes]:
+    """Return the subject, the blocks and the signature of a token."""
+    is_token = token.startswith(PREFIX) and len(token) <= _MAX_TOKEN and token.isascii()
+    parts = token.removeprefix(PREFIX).split(".")
+    if not is_token or not 3 <= len(parts) <= _MAX_BLOCKS + 2:
+        raise GrantError("a grant that cannot be read")
+    return parts[0], parts[1:-1], _decode(parts[-1], None)
+
+
+def _encode(data: bytes) -> str:
+    return urlsafe_b64encode(data).rstrip(b"=").decode()
+
+
+def _decode(segment: str, cls: type[Any] | None) -> Any:
+    """Return a part of a token; its bytes without a class."""
+    try:
+        data = b64decode(segment + "=" * (-len(segment) % 4), altchars=b"-_", validate=True)
+        return data if cls is None else msgspec.json.decode(data, type=cls)
+    except (ValueError, RecursionError) as error:
+        raise GrantError("a grant that cannot be read") from error
+
+
+# ------------------------------------------------------------ identities
+
+
+_Resolved: TypeAlias = tuple[Subject, Grant, Identity | None, Identity]
+"""A token that was verified: its subject, its blocks, what the subject was known as if its scopes are not in the token,
+and the identity that it stands for."""
 
 
 class Grants:
@@ -96,10 +196,10 @@ class Grants:
         subjects: Callable[[str], Identity | None] | None = None,
     ) -> None:
         self._key = secret_key(key, "grants")
-        self.store: Store = store or MemoryStore()
+        self.store = store or Store()
         self._subjects = subjects
         self._resolved: dict[str, _Resolved] = {}
-        self._revoked: frozenset[str] = frozenset()
+        self._revoked = set[str]()
         self._read_at = -inf
         self._reading = asyncio.Lock()
 
@@ -127,7 +227,7 @@ class Grants:
 
     def for_name(self, name: str) -> str:
         """Return the key for a group of workers or a spoke, in hexadecimal: its `Grants` take it, and nothing else."""
-        return derived_key(self._key, name).hex()
+        return _sign(self._key, f"opg1 key of {name}").hex()
 
     def delegate(self, name: str, holder: str = "hub") -> Delegate:
         """Return a function that mints a grant for each call to a group of workers or a spoke.
@@ -145,14 +245,10 @@ class Grants:
             until = max(clock() + _DELEGATED_MS, int(context.deadline or 0))
             if identity.expires_at is not None:
                 until = min(until, int(identity.expires_at))
-            acting, keys = identity.presented
-            grant = identity.grant
+            (acting, keys), grant = identity.presented, identity.grant
+            approve, budgets = ((), ()) if grant is None else (grant.approve, grant.budgets)
             origin = Origin(
-                operation=operation_id,
-                acting=acting,
-                keys=keys,
-                approve=() if grant is None else grant.approve,
-                budgets=() if grant is None else grant.budgets,
+                operation=operation_id, acting=acting, keys=keys, approve=approve, budgets=budgets
             )
             block = Block(id=token_hex(8), holder=holder, operations=(operation_id,), until=until)
             return mint(key, _subject(identity, origin), block)
@@ -166,26 +262,35 @@ class Grants:
             GrantError: If the grant is not valid.
             StoreError: If revocations cannot be read.
         """
+        if not credential.startswith(PREFIX):
+            return None
         found = self._resolved.get(credential)
         if found is None:
-            if not credential.startswith(PREFIX):
-                return None
             found = self._remember(credential, *verify(credential, self._key))
-        elif found.base is not None and self._base(found.subject) is not found.base:
+        subject, grant, base, identity = found
+        if base is not None and self._base(subject) is not base:
             # Its subject has changed.
-            found = self._remember(credential, found.subject, found.grant)
-        if clock() >= found.ends:
+            identity = self._remember(credential, subject, grant)[-1]
+        if has_expired(identity):
             raise GrantError("a grant that has expired")
         if monotonic() - self._read_at > _FRESH_SECONDS:
             await self._read_revocations()
-        if found.revoked is not self._revoked:
-            if not self._revoked.isdisjoint(each.id for each in found.grant.blocks):
-                raise GrantError("a grant that was revoked")
-            found.revoked = self._revoked
-        return found.identity
+        if self._revoked and not self._revoked.isdisjoint(each.id for each in grant.blocks):
+            raise GrantError("a grant that was revoked")
+        return identity
 
     def _remember(self, credential: str, subject: Subject, grant: Grant) -> _Resolved:
-        found = self._resolved[credential] = _Resolved(subject, grant, self._base(subject))
+        base = self._base(subject)
+        whose = base or Identity(subject.id, subject.scopes or (), subject.resources)
+        ends = min(grant.until, inf if whose.expires_at is None else whose.expires_at)
+        holders = (each.holder for each in grant.blocks)
+        identity = replace(
+            whose,
+            expires_at=None if ends == inf else ends,
+            acting=(*subject.acting, *whose.acting, *holders),
+            grant=grant,
+        )
+        found = self._resolved[credential] = (subject, grant, base, identity)
         if len(self._resolved) > _MAX_RESOLVED:
             del self._resolved[next(iter(self._resolved))]
         return found
@@ -211,13 +316,13 @@ class Grants:
             StoreError: If the store does not work.
         """
 
-        def update(held: bytes | None) -> tuple[bytes, None]:
+        def update(held: bytes | None) -> bytes:
             known: Any = until if held is None else msgspec.json.decode(held)["until"]
             # Holders choose the ids of their blocks: no later revocation shortens this one.
             ends = None if until is None or known is None else max(until, known)
-            return msgspec.json.encode({"id": block_id, "until": ends}), None
+            return msgspec.json.encode({"id": block_id, "until": ends})
 
-        await change(self.store, _revocation(block_id), update)
+        await self.store.change(_revocation(block_id), update)
         self._read_at = -inf
 
     async def _read_revocations(self) -> None:
@@ -225,16 +330,17 @@ class Grants:
             if monotonic() - self._read_at <= _FRESH_SECONDS:
                 return
             began, revoked = monotonic(), set[str]()
-            for value in (await checked(self.store.items("revoked"))).values():
+            for key, value in (await self.store.items("revoked")).items():
                 held: JSONObject = msgspec.json.decode(value)
-                until: Any = held["until"]
-                if until is not None and until < clock():
-                    await checked(self.store.delete(_revocation(held["id"])))
-                else:
+                is_over = held["until"] is not None and held["until"] < clock()
+                if not is_over or not await self.store.swap(key, value, None):
                     revoked.add(held["id"])
-            if revoked ^ self._revoked:
-                self._revoked = frozenset(revoked)
-            self._read_at = began
+            self._revoked, self._read_at = revoked, began
+
+
+def has_expired(identity: Identity) -> bool:
+    """Return whether an identity, or its grant, is not valid any more."""
+    return identity.expires_at is not None and identity.expires_at <= clock()
 
 
 async def enforce_valid(identity: Identity, store: Store) -> None:
@@ -243,9 +349,9 @@ async def enforce_valid(identity: Identity, store: Store) -> None:
     Raises:
         CallError: `ACCESS_DENIED`, or `UNAVAILABLE` if the store does not work.
     """
-    is_over = identity.expires_at is not None and identity.expires_at <= clock()
+    is_over = has_expired(identity)
     for block in () if identity.grant is None else identity.grant.blocks:
-        is_over = is_over or (await checked(store.get(_revocation(block.id))))[0] is not None
+        is_over = is_over or await store.get(_revocation(block.id)) is not None
     if is_over:
         raise CallError(ErrorCode.ACCESS_DENIED, "The credential is not valid any more")
 
@@ -280,4 +386,4 @@ def _subject(identity: Identity, origin: Origin | None = None) -> Subject:
 
 def _revocation(block_id: str) -> str:
     # Holders choose the ids of their blocks; a store allows only some characters.
-    return "revoked/" + sha256(block_id.encode()).hexdigest()
+    return "revoked." + sha256(block_id.encode()).hexdigest()

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -32,6 +32,10 @@ logger = logging.getLogger("operations")
 
 _TAIL = 64 * 1024
 """Bytes at the end of a file in which the last line is."""
+
+_MAC = b',"mac":"'
+_End: TypeAlias = tuple[int, str]
+"""The number and the HMAC of a line."""
 
 
 class LedgerError(OperationsError):
@@ -66,7 +70,7 @@ class Ledger:
         self._head = None if head is None else Path(head)
         self._strict, self._sync = strict, sync
         self._file, self._inode = -1, 0
-        self._number, self._mac = 0, ""
+        self._end: _End = 0, ""
 
     def open(self) -> None:
         """Open the file now, so that problems are found before the first call.
@@ -78,29 +82,15 @@ class Ledger:
             return
         try:
             self._open()
-            last = self._last()
+            last, head = self._last(), _read_head(self._head)
+            # Log rotation may have moved the whole file while nothing was running.
+            before, self._end = _read(self._key, last) if last else (head, head)
+            if head[0] and head not in (before, self._end):
+                raise ValueError(f"it ends at line {self._end[0]}, but its head is {head[0]}")
+            self._write_head()
         except (OSError, ValueError) as error:
             self.close()
             raise LedgerError(f"cannot use the ledger {self._path}: {error}") from error
-        self._number, self._mac = (0, "") if last is None else (last["n"], last["mac"])
-        head = (0, "") if self._head is None else _read_head(self._head)
-        if last is None:
-            # Log rotation may have moved the whole file while nothing was running.
-            self._number, self._mac = head
-        elif head[0] and head != (self._number, self._mac) and not self._follows(last, head):
-            self.close()
-            ends = f"ends at line {last['n']}, but its head is {head[0]}"
-            raise LedgerError(f"{self._path} {ends}")
-        try:
-            self._write_head()
-        except OSError as error:
-            self.close()
-            raise LedgerError(f"cannot write the head {self._head}: {error}") from error
-
-    def _follows(self, last: JSONObject, head: tuple[int, str]) -> bool:
-        """Return whether a line was written, but not its head: the process ended in between."""
-        line = {key: value for key, value in last.items() if key != "mac"}
-        return bool(last["n"] == head[0] + 1) and _mac(self._key, head[1], line) == last["mac"]
 
     def begin(
         self, operation_id: str, value: Any, context: OperationContext, approval: str | None
@@ -115,9 +105,7 @@ class Ledger:
         except (TypeError, ValueError, OverflowError, RecursionError):
             text = b"not JSON"
         digest = hmac.digest(self._key, b"input" + text, "sha256").hex()[:32]
-        line: JSONObject = {"event": "begun", "operation": operation_id, "input": digest}
-        if approval is not None:
-            line["approval"] = approval
+        line = {"event": "begun", "operation": operation_id, "input": digest, "approval": approval}
         self._record(line, context)
 
     def end(
@@ -125,22 +113,17 @@ class Ledger:
     ) -> None:
         """Record how a call ended, or that it was rejected before it began. Failures are logged."""
         event = "rejected" if rejected else "ended"
-        line: JSONObject = {"event": event, "operation": operation_id, "outcome": outcome}
         with suppress(CallError):
-            self._record(line, context)
+            self._record({"event": event, "operation": operation_id, "outcome": outcome}, context)
 
     def _record(self, line: JSONObject, context: OperationContext) -> None:
         identity = context.identity
-        line["request"] = context.request_id
         if identity is not None:
-            line["identity"] = identity.id
-            if identity.acting:
-                line["acting"] = list(identity.acting)
-        if context.authority is not None:
-            line["authority"] = context.authority[0]
+            line |= {"identity": identity.id, "acting": identity.acting or None}
+        line |= {"request": context.request_id, "authority": context.authority_id}
         try:
             self.open()
-            self._write(line)
+            self._write({key: value for key, value in line.items() if value is not None})
         except (OSError, LedgerError) as error:
             logger.error("a line of the ledger cannot be written: %s", error)  # noqa: TRY400
             if self._strict:
@@ -149,17 +132,14 @@ class Ledger:
                 ) from error
 
     def _write(self, line: JSONObject) -> None:
-        number = self._number + 1
-        whole: JSONObject = {"n": number, "time": clock(), **line}
-        try:
-            moved = self._path.stat().st_ino != self._inode
-        except FileNotFoundError:
-            moved = True
-        if moved:
+        inode = 0
+        with suppress(FileNotFoundError):
+            inode = self._path.stat().st_ino
+        if inode != self._inode:
             self._open()
-            whole["previous"] = self._mac
-        mac = _mac(self._key, self._mac, whole)
-        text = msgspec.json.encode({**whole, "mac": mac}) + b"\n"
+        number, previous = self._end
+        whole = {"n": number + 1, "time": clock(), **line, "previous": previous}
+        text, mac = _signed(self._key, msgspec.json.encode(whole))
         start = os.fstat(self._file).st_size
         try:
             if os.write(self._file, text) != len(text):
@@ -171,14 +151,14 @@ class Ledger:
             with suppress(OSError):
                 os.ftruncate(self._file, start)
             raise
-        self._number, self._mac = number, mac
+        self._end = number + 1, mac
         self._write_head()
 
     def _write_head(self) -> None:
         if self._head is not None:
             file = os.open(self._head, os.O_WRONLY | os.O_CREAT, 0o600)
             try:
-                os.pwrite(file, f"{self._number:020d} {self._mac}\n".encode(), 0)
+                os.pwrite(file, "{:020d} {}\n".format(*self._end).encode(), 0)
             finally:
                 os.close(file)
 
@@ -193,7 +173,7 @@ class Ledger:
         self.close()
         self._file, self._inode = file, os.fstat(file).st_ino
 
-    def _last(self) -> JSONObject | None:
+    def _last(self) -> bytes:
         """Return the last line; remove an incomplete line that a crash left."""
         size = os.fstat(self._file).st_size
         tail = os.pread(self._file, _TAIL, max(0, size - _TAIL))
@@ -201,7 +181,7 @@ class Ledger:
         if len(whole) < len(tail):
             logger.warning("%s ends in half a line, which is removed", self._path)
             os.ftruncate(self._file, size - len(tail) + len(whole))
-        return msgspec.json.decode(whole.splitlines()[-1]) if whole else None
+        return whole[whole.rfind(b"\n", 0, -1) + 1 :]
 
     def close(self) -> None:
         """Close the file."""
@@ -210,20 +190,34 @@ class Ledger:
             self._file = -1
 
 
-def _mac(key: bytes, previous: str, line: JSONObject) -> str:
-    """Return the HMAC of a line, which follows on another."""
-    return hmac.digest(key, previous.encode() + canonical(line), "sha256").hex()
+def _signed(key: bytes, body: bytes) -> tuple[bytes, str]:
+    """Return a line, which is a JSON object with the HMAC of exactly this text added, and the HMAC."""
+    mac = hmac.digest(key, body, "sha256").hex()
+    return body[:-1] + _MAC + mac.encode() + b'"}\n', mac
 
 
-def _read_head(path: Path) -> tuple[int, str]:
+def _read(key: bytes, text: bytes) -> tuple[_End, _End]:
+    """Return the end of the chain before a line and after it.
+
+    Raises:
+        ValueError: If it is not a line that was signed with the key.
+    """
+    body = text.rpartition(_MAC)[0] + b"}"
+    expected, mac = _signed(key, body)
+    if not hmac.compare_digest(expected, text):
+        raise ValueError("not a line of this ledger, or changed")
+    line: JSONObject = msgspec.json.decode(body)
+    return (line["n"] - 1, line["previous"]), (line["n"], mac)
+
+
+def _read_head(path: Path | None) -> _End:
     """Return the last number and HMAC; 0 if there is none yet."""
     try:
-        number, _, mac = path.read_text(encoding="ascii").strip().partition(" ")
-        return int(number), mac
+        text = "0" if path is None else path.read_text(encoding="ascii")
     except FileNotFoundError:
-        return 0, ""
-    except (OSError, ValueError) as error:
-        raise LedgerError(f"cannot read the head {path}: {error}") from error
+        text = "0"
+    number, _, mac = text.strip().partition(" ")
+    return int(number), mac
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,39 +241,29 @@ def verify(paths: Iterable[Path], key: str | bytes, head: Path | None = None) ->
     Raises:
         LedgerError: If a file or the head cannot be read.
     """
-    secret, count, first, number, mac = secret_key(key, "a ledger"), 0, 0, 0, ""
-    known, before = (0, "") if head is None else _read_head(head), (0, "")
-
-    def result(problem: str | None = None) -> Verified:
-        return Verified(count, first, number, head is not None, problem)
-
-    for place, text in _lines(paths):
-        try:
-            line: JSONObject = msgspec.json.decode(text)
-            given, found = str(line.pop("mac")), int(line["n"])
-        except (msgspec.DecodeError, KeyError, TypeError, ValueError):
-            return result(f"{place}: not a line of a ledger")
-        if count == 0:
-            first, number, mac = found, found - 1, str(line.get("previous", ""))
-        if found != number + 1:
-            return result(f"{place}: number {found} follows {number}")
-        if not hmac.compare_digest(_mac(secret, mac, line), given):
-            return result(f"{place}: number {found} was changed, or the line before it")
-        before, count, number, mac = (number, mac), count + 1, found, given
+    secret, first, count = secret_key(key, "a ledger"), 0, 0
+    known: _End = (0, "")
+    before, end, place, problem = known, known, "the head", None
+    try:
+        known = _read_head(head)
+        for place, text in _lines(paths):  # noqa: B007 - a problem names it
+            before, found = _read(secret, text)
+            if count and before != end:
+                raise ValueError(f"number {found[0]} follows {end[0]}")
+            first, end, count = first or found[0], found, count + 1
+    except ValueError as error:
+        problem = f"{place}: {error}"
+    except OSError as error:
+        raise LedgerError(f"cannot read the ledger: {error}") from error
     # One line may follow the head: the process ended before it wrote the head.
-    is_end = known in (before, (number, mac)) and (known[0] > 0 or count == 0)
-    if head is not None and not is_end:
-        return result(
-            f"the head is number {known[0]}: lines at the end are missing, or the head is"
-        )
-    return result()
+    is_end = known in (before, end) and (known[0] > 0 or count == 0)
+    if problem is None and head is not None and not is_end:
+        problem = f"the head is number {known[0]}: lines at the end are missing, or the head is"
+    return Verified(count, first, end[0], head is not None, problem)
 
 
 def _lines(paths: Iterable[Path]) -> Iterator[tuple[str, bytes]]:
     for path in paths:
-        try:
-            with path.open("rb") as file:
-                for number, line in enumerate(file, 1):
-                    yield f"{path.name}, line {number}", line
-        except OSError as error:
-            raise LedgerError(f"cannot read {path}: {error}") from error
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                yield f"{path.name}, line {number}", line

@@ -6,17 +6,23 @@ Rule: a store that does not work raises `StoreError`, and the call that needed i
 import asyncio
 import logging
 import sqlite3
-from collections.abc import Awaitable, Callable
+from asyncio import to_thread
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager, closing, suppress
+from functools import partial
 from math import inf
 from pathlib import Path
-from threading import Lock
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 from operations.errors import CallError, ErrorCode
+from operations.pubsub.base import EventTarget
 
 logger = logging.getLogger("operations")
 
 T = TypeVar("T")
+
+_LOCKS = 16
+"""Values that callers in this process change at a time."""
 
 
 class StoreError(CallError):
@@ -26,90 +32,52 @@ class StoreError(CallError):
         super().__init__(ErrorCode.UNAVAILABLE, message)
 
 
-class Store(Protocol):
-    """Values by key, `table/name`."""
+class Values(Protocol):
+    """Where the values of a store are, by key, `table.name`. Methods raise any exception if it does not work."""
 
-    @property
-    def is_shared(self) -> bool:
-        """Whether several processes see the same values."""
+    poll_seconds: float
+    """Time after which a change may have happened that was not announced here; infinite within one process."""
+
+    async def get(self, key: str) -> bytes | None:
+        """Return a value; None if there is none."""
         ...
 
-    @property
-    def poll_seconds(self) -> float:
-        """Time after which a change may have happened that was not announced here."""
-        ...
-
-    @property
-    def listeners(self) -> list[Callable[[], None]]:
-        """Called when a change is announced."""
-        ...
-
-    async def announce(self) -> None:
-        """Call the listeners, if possible those of other processes as well."""
-        ...
-
-    async def get(self, key: str) -> tuple[bytes | None, int]:
-        """Return a value and its revision; None and 0 if there is none.
-
-        Raises:
-            Exception: If the store does not work.
-        """
-        ...
-
-    async def put(self, key: str, value: bytes, revision: int) -> bool:
-        """Set a value if its revision is still this one, 0 for none; return whether it was set."""
-        ...
-
-    async def delete(self, key: str) -> None:
-        """Remove a value, if there is one."""
+    async def swap(self, key: str, old: bytes | None, new: bytes | None) -> bool:
+        """Set or remove (None) a value if it is still `old`, None for none; return whether it was."""
         ...
 
     async def items(self, table: str) -> dict[str, bytes]:
-        """Return all values of a table, by name."""
+        """Return all values of a table, by key."""
         ...
 
 
-class MemoryStore:
+class MemoryValues:
     """Values of this process, which end with it."""
 
-    is_shared = False
     poll_seconds = inf
 
     def __init__(self) -> None:
-        self.listeners: list[Callable[[], None]] = []
-        self._values: dict[str, tuple[bytes, int]] = {}
+        self._values: dict[str, bytes] = {}
 
-    async def announce(self) -> None:
-        """Call the listeners."""
-        for each in self.listeners:
-            each()
+    async def get(self, key: str) -> bytes | None:
+        """Return a value."""
+        return self._values.get(key)
 
-    async def get(self, key: str) -> tuple[bytes | None, int]:
-        """Return a value and its revision."""
-        return self._values.get(key, (None, 0))
-
-    async def put(self, key: str, value: bytes, revision: int) -> bool:
-        """Set a value if its revision is still this one."""
-        if self._values.get(key, (None, 0))[1] != revision:
+    async def swap(self, key: str, old: bytes | None, new: bytes | None) -> bool:
+        """Replace a value."""
+        if self._values.get(key) != old:
             return False
-        self._values[key] = (value, revision + 1)
+        self._values.pop(key, None)
+        if new is not None:
+            self._values[key] = new
         return True
 
-    async def delete(self, key: str) -> None:
-        """Remove a value."""
-        self._values.pop(key, None)
-
     async def items(self, table: str) -> dict[str, bytes]:
-        """Return all values of a table, by name."""
-        prefix = table + "/"
-        return {
-            key.removeprefix(prefix): value
-            for key, (value, _) in self._values.items()
-            if key.startswith(prefix)
-        }
+        """Return all values of a table."""
+        return {key: self._values[key] for key in self._values if key.startswith(f"{table}.")}
 
 
-class SQLiteStore:
+class SQLiteValues:
     """Values in a file, which survive restarts; the processes of one machine may share it.
 
     Args:
@@ -119,98 +87,127 @@ class SQLiteStore:
         StoreError: If the file cannot be used.
     """
 
-    is_shared = True
     poll_seconds = 0.25
 
     def __init__(self, path: str | Path) -> None:
-        self.listeners: list[Callable[[], None]] = []
-        self._lock = Lock()
+        self._path = Path(path)
         try:
-            Path(path).touch(mode=0o600)
-            self._connection = sqlite3.connect(
-                path, timeout=5, isolation_level=None, check_same_thread=False
-            )
-            self._connection.execute("PRAGMA synchronous=FULL")
-            self._connection.execute(
-                "CREATE TABLE IF NOT EXISTS held (key TEXT PRIMARY KEY, value BLOB, revision INT)"
-            )
+            self._path.touch(mode=0o600)
+            self._run("CREATE TABLE IF NOT EXISTS held (key TEXT PRIMARY KEY, value BLOB)")
         except (OSError, sqlite3.Error) as error:
             raise StoreError(f"cannot use {path}: {error}") from error
 
-    async def announce(self) -> None:
-        """Call the listeners of this process; others see a change within `poll_seconds`."""
-        for each in self.listeners:
-            each()
+    def _run(self, sql: str, *values: Any) -> list[Any]:
+        # A connection of its own each time: a file that was removed meanwhile is an error, not an empty store.
+        with closing(sqlite3.connect(self._path, timeout=5, isolation_level=None)) as connection:
+            return connection.execute(sql, values).fetchall()
 
-    async def get(self, key: str) -> tuple[bytes | None, int]:
-        """Return a value and its revision."""
-        rows = await self._run("SELECT value, revision FROM held WHERE key = ?", key)
-        return rows[0] if rows else (None, 0)
+    async def get(self, key: str) -> bytes | None:
+        """Return a value."""
+        rows = await to_thread(self._run, "SELECT value FROM held WHERE key = ?", key)
+        return rows[0][0] if rows else None
 
-    async def put(self, key: str, value: bytes, revision: int) -> bool:
-        """Set a value if its revision is still this one."""
-        if revision:
-            sql = "UPDATE held SET value = ?2, revision = revision + 1 WHERE key = ?1 AND revision = ?3 RETURNING 1"
-            return bool(await self._run(sql, key, value, revision))
-        sql = "INSERT INTO held VALUES (?1, ?2, 1) ON CONFLICT DO NOTHING RETURNING 1"
-        return bool(await self._run(sql, key, value))
-
-    async def delete(self, key: str) -> None:
-        """Remove a value."""
-        await self._run("DELETE FROM held WHERE key = ?", key)
+    async def swap(self, key: str, old: bytes | None, new: bytes | None) -> bool:
+        """Replace a value."""
+        sql = "REPLACE INTO held SELECT ?1, ?3 WHERE (SELECT value FROM held WHERE key = ?1) IS ?2 RETURNING 1"
+        if new is None:
+            sql = "DELETE FROM held WHERE key = ?1 AND value = ?2 AND ?3 IS NULL RETURNING 1"
+        return bool(await to_thread(self._run, sql, key, old, new))
 
     async def items(self, table: str) -> dict[str, bytes]:
-        """Return all values of a table, by name."""
-        prefix = table + "/"
-        sql = "SELECT substr(key, ?2), value FROM held WHERE substr(key, 1, ?2 - 1) = ?1"
-        return dict(await self._run(sql, prefix, len(prefix) + 1))
-
-    def close(self) -> None:
-        """Close the file."""
-        with self._lock:
-            self._connection.close()
-
-    async def _run(self, sql: str, *values: Any) -> list[Any]:
-        def run() -> list[Any]:
-            with self._lock:
-                return self._connection.execute(sql, values).fetchall()
-
-        return await asyncio.to_thread(run)
+        """Return all values of a table."""
+        sql = "SELECT key, value FROM held WHERE key GLOB ?"
+        return dict(await to_thread(self._run, sql, f"{table}.*"))
 
 
-async def checked(work: Awaitable[T]) -> T:
-    """Return the result of a store, awaited if necessary.
+class Store:
+    """Values, and the announcement of their changes. It can be the receiver of announcements at a broker.
+
+    Args:
+        values: Where the values are; by default in this process.
+        publish: Announces a change to other processes.
+
+    Attributes:
+        poll_seconds: Time after which a change may have happened that was not announced here.
+        changed: Set, and replaced by another event, when a change is announced.
+    """
+
+    def __init__(
+        self, values: Values | None = None, publish: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
+        self._values = values or MemoryValues()
+        self._publish = publish
+        self.poll_seconds = self._values.poll_seconds
+        self.changed = asyncio.Event()
+        self._locks = [asyncio.Lock() for _ in range(_LOCKS)]
+
+    def wake(self, *_: Any, **__: Any) -> None:
+        """Wake those in this process who wait for a change."""
+        changed, self.changed = self.changed, asyncio.Event()
+        changed.set()
+
+    def lost(self, *_: Any, **__: Any) -> None:
+        """Let those who wait do so until the connection to the broker is restored."""
+
+    receive, restored, undelivered = wake, wake, lost
+
+    async def announce(self) -> None:
+        """Wake those who wait for a change, if possible in other processes as well."""
+        self.wake()
+        if self._publish is not None:
+            # The change is stored: others find it later, when they look by themselves.
+            with suppress(StoreError):
+                await _checked(self._publish())
+
+    async def get(self, key: str) -> bytes | None:
+        """Return a value; None if there is none."""
+        return await _checked(self._values.get(key))
+
+    async def swap(self, key: str, old: bytes | None, new: bytes | None) -> bool:
+        """Set or remove (None) a value if it is still `old`, None for none; return whether it was."""
+        return await _checked(self._values.swap(key, old, new))
+
+    async def items(self, table: str) -> dict[str, bytes]:
+        """Return all values of a table, by key."""
+        return await _checked(self._values.items(table))
+
+    async def change(self, key: str, update: Callable[[bytes | None], bytes]) -> bytes:
+        """Replace a value by what `update` makes of it, which runs again if the value changes meanwhile; return that.
+
+        Raises:
+            StoreError: If the store does not work, or the value changes all the time.
+            Exception: Any error that `update` raises.
+        """
+        # One at a time: callers in this process do not compete for the value.
+        async with self._locks[hash(key) % _LOCKS]:
+            for attempt in range(100):
+                held = await self.get(key)
+                new = update(held)
+                if new == held or await self.swap(key, held, new):
+                    return new
+                await asyncio.sleep(0.001 * min(attempt, 20))
+        raise StoreError
+
+
+@asynccontextmanager
+async def open_broker_store(target: EventTarget) -> AsyncGenerator[Store]:
+    """Yield a store at the broker of a target, which several hubs share.
 
     Raises:
-        StoreError: If the store does not work.
+        TransportError: If the broker cannot be reached.
     """
+    topic, values = target.topic("authority"), cast("Any", target).values
+    store = Store(values, partial(target.send, topic, b'{"type":"changed"}'))
+    listening = await target.listen((topic,), store)
+    try:
+        yield store
+    finally:
+        await listening.aclose()
+
+
+async def _checked(work: Awaitable[T]) -> T:
     try:
         return await work
     except Exception as error:
         logger.warning("the store of grants and approvals does not work: %r", error)
         raise StoreError from error
-
-
-async def change(
-    store: Store, key: str, update: Callable[[bytes | None], tuple[bytes | None, T]]
-) -> T:
-    """Change a value by compare-and-set, again if it changed meanwhile; return what `update` made of it.
-
-    Args:
-        store: Where it is.
-        key: Its key.
-        update: Takes the value and returns the new one, None to leave it, and the result. It may run more than once.
-
-    Raises:
-        StoreError: If the store does not work, or the value changes all the time.
-        Exception: Any error that `update` raises.
-    """
-    for attempt in range(100):
-        value, revision = await checked(store.get(key))
-        new, result = update(value)
-        if new is None:
-            return result
-        if await checked(store.put(key, new, revision)):
-            return result
-        await asyncio.sleep(0.001 * min(attempt, 20))
-    raise StoreError

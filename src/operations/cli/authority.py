@@ -3,9 +3,10 @@
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from math import isinf
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,16 +14,16 @@ import msgspec
 from cyclopts import App, Parameter
 from msgspec import to_builtins
 
-from operations._grants import BlockOptions
 from operations._text import counted
 from operations.access import Identity
-from operations.authority import Approval, Authority, Grants, Store, new_block, read_token
+from operations.authority import Approval, Authority, Grants, new_block, read_token
 from operations.authority import narrow as narrowed
+from operations.authority.grants import PREFIX, BlockOptions
 from operations.authority.ledger import verify as verified
 from operations.cli.options import DEFAULTS, Common, ExitCode, Screen, command, plain
 from operations.context import OperationContext
 from operations.errors import OperationsError
-from operations.hub.access import ledgers_of, opened_authority
+from operations.hub.access import grants_of, ledgers_of, opened_authority
 
 grant_app = App(
     name="grant", help="Create, narrow, show and revoke grants: identities narrowed for agents."
@@ -38,19 +39,21 @@ Patterns = Annotated[tuple[str, ...], Parameter(negative="")]
 @asynccontextmanager
 async def _opened(common: Common) -> AsyncGenerator[Authority]:
     async with opened_authority(common.load(), records=False) as authority:
-        if not authority.store.is_shared:
+        if isinf(authority.store.poll_seconds):
             raise OperationsError("this needs [authority] file or broker in the config")
         yield authority
 
 
-def _grants(common: Common, store: Store | None = None) -> Grants:
+def _grants(common: Common, **options: Any) -> Grants:
     file = common.load()
-    if file.config.access.grants is None:
+    grants = grants_of(file, **options)
+    if grants is None:
         raise file.fault("needs a key.", "access.grants")
-    try:
-        return Grants(file.secret(file.config.access.grants.key), store=store)
-    except ValueError as error:
-        raise file.fault(str(error), "access.grants.key") from error
+    return grants
+
+
+def _time(milliseconds: int) -> str:
+    return datetime.fromtimestamp(milliseconds // 1000, UTC).astimezone().isoformat()
 
 
 # ------------------------------------------------------------ grants
@@ -145,18 +148,12 @@ async def show(token: str, /, *, common: Common = DEFAULTS) -> None:
         token: The grant.
         common: What every command takes.
     """
-    screen = common.screen()
     subject, blocks = read_token(token)
-    if screen.json:
-        screen.value({"subject": to_builtins(subject), "blocks": to_builtins(blocks)})
-        return
-    screen.write(plain(f"for {subject.id}"))
-    for block in blocks:
-        shown: Any = to_builtins(block)
-        if block.until is not None:
-            shown["until"] = datetime.fromtimestamp(block.until / 1000, UTC).isoformat()
-        name, holder = shown.pop("id"), shown.pop("holder")
-        screen.write(plain(f"{name} held by {holder}: {json.dumps(shown)}"))
+    shown: Any = to_builtins(blocks)
+    for block in shown:
+        if "until" in block:
+            block["until"] = _time(block["until"])
+    common.screen().value({"subject": to_builtins(subject), "blocks": shown})
 
 
 @grant_app.command
@@ -183,11 +180,11 @@ async def revoke(block: str, /, *, common: Common = DEFAULTS) -> None:
         common: What every command takes.
     """
     until = None
-    if block.startswith("opg1."):
+    if block.startswith(PREFIX):
         last = read_token(block)[1][-1]
         block, until = last.id, last.until
     async with _opened(common) as authority:
-        await _grants(common, authority.store).revoke(block, until)
+        await _grants(common, store=authority.store).revoke(block, until)
     common.screen().note(plain(f"revoked {block}"))
 
 
@@ -208,20 +205,16 @@ async def list_pending(*, common: Common = DEFAULTS) -> None:
 
 @approvals_app.command
 @command
-async def watch(*, common: Common = DEFAULTS) -> int:
+async def watch(*, common: Common = DEFAULTS) -> None:
     """Show the calls that wait for approval whenever they change, until Ctrl-C.
 
     Args:
         common: What every command takes.
     """
-    screen = common.screen()
     async with _opened(common) as authority:
-        try:
+        with suppress(asyncio.CancelledError):
             async for found in authority.approvals.watch(_OPERATOR):
-                _show(found, screen)
-        except asyncio.CancelledError:
-            return ExitCode.DONE
-    return ExitCode.DONE
+                _show(found, common.screen())
 
 
 @approvals_app.command
@@ -254,13 +247,8 @@ async def deny(approval: str, /, *, reason: str | None = None, common: Common = 
 
 async def _answer(approval: str, reason: str | None, common: Common, *, approve: bool) -> None:
     async with _opened(common) as authority:
-        known = authority.approvals
-        done = await known.answer(approval, _OPERATOR, approve=approve, reason=reason)
-    screen = common.screen()
-    if screen.json:
-        screen.value(to_builtins(done))
-    else:
-        screen.note(f"{done.state}: {done.operation}")
+        done = await authority.approvals.answer(approval, approve, _OPERATOR, reason)
+    common.screen().value(to_builtins(done))
 
 
 def _show(found: list[Approval], screen: Screen) -> None:
@@ -270,9 +258,8 @@ def _show(found: list[Approval], screen: Screen) -> None:
     for each in found:
         who = "the operator" if each.is_operator else each.caller or "an unknown caller"
         through = f", through {' and '.join(each.acting)}" if each.acting else ""
-        until = datetime.fromtimestamp(each.until / 1000, UTC).astimezone()
         screen.write(plain(f"{each.id}  {each.operation}  {json.dumps(each.input)}"))
-        screen.note(plain(f"  asked by {who}{through}; until {until:%H:%M}"))
+        screen.note(plain(f"  asked by {who}{through}; until {_time(each.until)}"))
     if not found:
         screen.note("no calls wait for approval")
 

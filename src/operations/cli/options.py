@@ -34,8 +34,8 @@ from operations.errors import CallError, ErrorCode, OperationsError, TransportEr
 from operations.front.config import ServerConfig
 from operations.front.front import Front
 from operations.hub import ALL, Hub, SourceFilter, open_hub
-from operations.hub.access import limits_of
 from operations.hub.journal import recall_ids, remember_ids
+from operations.hub.source import limits_of
 from operations.types import JSONObject
 
 

@@ -1,32 +1,24 @@
-"""Build the access of a config: limits, the keys and tokens of `[access]`, authority and the ledger."""
+"""Build the access of a config: the keys and tokens of `[access]`, authority and the ledger."""
 
 import os
 from collections.abc import AsyncGenerator, Awaitable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from operations._grants import PREFIX
 from operations.access import Identity
-from operations.authority import Authority, Grants, Ledger, SQLiteStore, Store, StoreError
+from operations.authority import Authority, Grants, Ledger, SQLiteValues, Store
+from operations.authority.grants import PREFIX
+from operations.authority.store import open_broker_store
 from operations.config import ConfigFile
 from operations.config.model import LedgerEntry
+from operations.errors import OperationsError
 from operations.front.config import JWTConfig
-from operations.front.limits import Limits
-from operations.pubsub.config import NatsConfig, RedisConfig
+from operations.hub.sources import connect_broker
 
 _PROCESS = "{pid}"
 """Stands for the number of the process in the names of a ledger's files."""
-
-
-def limits_of(file: ConfigFile) -> Limits:
-    """Return the limits of a config, which are the same at every entry point.
-
-    Raises:
-        ConfigError: If a value is wrong.
-    """
-    return Limits(**file.options(Limits, file.config.limits))
 
 
 def callers_by_hash(file: ConfigFile) -> dict[str, Identity]:
@@ -69,15 +61,10 @@ class Access:
     """
 
     def __init__(self, file: ConfigFile, store: Store) -> None:
-        entry, grants = file.config.access.jwt, file.config.access.grants
+        entry = file.config.access.jwt
         self.keys = callers_by_hash(file)
         self.by_id = {identity.id: identity for identity in self.keys.values()}
-        self.grants: Grants | None = None
-        if grants is not None:
-            try:
-                self.grants = Grants(file.secret(grants.key), store=store, subjects=self.by_id.get)
-            except ValueError as error:
-                raise file.fault(str(error), "access.grants.key") from error
+        self.grants = grants_of(file, store=store, subjects=self.by_id.get)
         self.tokens: Any = None
         if entry is not None:
             from operations.server.tokens import JWTs  # noqa: PLC0415 - needs an extra
@@ -118,6 +105,21 @@ class Access:
 # ------------------------------------------------------------ authority
 
 
+def grants_of(file: ConfigFile, **options: Any) -> Grants | None:
+    """Return the grants of a config; None if it has none.
+
+    Raises:
+        ConfigError: If their key cannot be read, or is too short.
+    """
+    entry = file.config.access.grants
+    if entry is None:
+        return None
+    try:
+        return Grants(file.secret(entry.key), **options)
+    except ValueError as error:
+        raise file.fault(str(error), "access.grants.key") from error
+
+
 @asynccontextmanager
 async def opened_authority(file: ConfigFile, *, records: bool = True) -> AsyncGenerator[Authority]:
     """Yield the authority of a config, with its store open, and its ledger if it `records`.
@@ -139,34 +141,23 @@ async def opened_authority(file: ConfigFile, *, records: bool = True) -> AsyncGe
         yield Authority(store, ledger=ledger)
 
 
-async def _open_store(file: ConfigFile, stack: AsyncExitStack) -> Store | None:
+async def _open_store(file: ConfigFile, stack: AsyncExitStack) -> Store:
     entry = file.config.authority
-    if entry.broker is not None:
-        broker = file.config.brokers[entry.broker]
-        opened: AbstractAsyncContextManager[Store]
-        if broker.is_nats:
-            from operations.pubsub.nats.store import open_nats_store  # noqa: PLC0415 - needs an extra
-
-            options = file.options(NatsConfig, broker)
-            opened = open_nats_store(NatsConfig(url=broker.url, **options))
-        else:
-            from operations.pubsub.redis.store import open_redis_store  # noqa: PLC0415 - needs an extra
-
-            options = file.options(RedisConfig, broker)
-            opened = open_redis_store(RedisConfig(url=broker.url, **options))
-        try:
-            return await stack.enter_async_context(opened)
-        except Exception as error:
-            reason = f"the broker {entry.broker} cannot be used: {error}"
-            raise file.fault(reason, "authority.broker") from error
-    if entry.file is None:
-        return None
     try:
-        kept = SQLiteStore(file.resolve(entry.file))
-    except StoreError as error:
-        raise file.fault(error.message, "authority.file") from error
-    stack.callback(kept.close)
-    return kept
+        if entry.broker is not None:
+            connection = connect_broker(file.config.brokers[entry.broker], file)
+            target = await stack.enter_async_context(connection)
+            store = await stack.enter_async_context(open_broker_store(target))
+        elif entry.file is not None:
+            store = Store(SQLiteValues(file.resolve(entry.file)))
+        else:
+            return Store()
+        # A store that cannot be written is noticed before the first call.
+        await store.swap("store.opened", None, b"1")
+    except OperationsError as error:
+        key = "authority.file" if entry.broker is None else "authority.broker"
+        raise file.fault(f"cannot be used: {error.__cause__ or error}", key) from error
+    return store
 
 
 def ledgers_of(file: ConfigFile) -> tuple[str, list[tuple[Path, Path | None]]]:
@@ -178,11 +169,11 @@ def ledgers_of(file: ConfigFile) -> tuple[str, list[tuple[Path, Path | None]]]:
     entry = file.config.ledger
     if entry is None:
         raise file.fault("There is no [ledger].")
-    start, _, end = file.resolve(entry.file).name.partition(_PROCESS)
-    names = (each.name for each in file.resolve(entry.file).parent.glob(f"{start}*{end}"))
-    processes = sorted(each.removeprefix(start).removesuffix(end) for each in names)
-    if _PROCESS not in entry.file:
-        processes = [""]
+    path, processes = file.resolve(entry.file), [""]
+    start, is_many, end = path.name.partition(_PROCESS)
+    if is_many:
+        names = (each.name for each in path.parent.glob(f"{start}*{end}"))
+        processes = sorted(each.removeprefix(start).removesuffix(end) for each in names)
     return file.secret(entry.key), [_place(file, entry, each) for each in processes]
 
 

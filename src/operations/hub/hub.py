@@ -19,16 +19,23 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from operations._grants import PREFIX
 from operations._text import suggestion
 from operations.access import Identity
-from operations.authority import approval_operations
+from operations.authority.grants import PREFIX
 from operations.config import ConfigError, ConfigFault, ConfigFile, load_config
 from operations.errors import CallError, ErrorCode, OperationsError, operation_not_found
 from operations.front.front import Front
-from operations.hub.access import Access, can_sign_in, limits_of, serves_anonymous
+from operations.hub.access import Access, can_sign_in, serves_anonymous
 from operations.hub.journal import recall_ids
-from operations.hub.source import ListedServer, Opened, Source, Supervisor, file_times, fingerprint
+from operations.hub.source import (
+    ListedServer,
+    Opened,
+    Source,
+    Supervisor,
+    file_times,
+    fingerprint,
+    limits_of,
+)
 from operations.hub.sources import open_source, sources_of
 from operations.registry import OperationRegistry
 from operations.specs import OperationSpec
@@ -141,8 +148,8 @@ class Hub:
         authority = self.registry.authority
         if authority.ledger is not None:
             authority.ledger.open()
-        for each in approval_operations(authority.approvals, is_up):
-            self.registry.register(each, replace=True)
+        authority.approvals.is_up = is_up
+        self.registry.register_object(authority.approvals, replace=True)
 
     # ------------------------------------------------------------ opening
 

@@ -25,7 +25,7 @@ from operations.caller_tokens import CallerToken
 from operations.calls.monitoring import GroupMonitor
 from operations.config import ConfigError, ConfigFile
 from operations.errors import OperationsError, RegistrationError
-from operations.hub.access import limits_of
+from operations.front.limits import Limits
 from operations.registry import OperationRegistry
 from operations.scanner import Skipped, scan_operations
 from operations.types import JSONObject
@@ -191,6 +191,15 @@ class Source:
             [self.name, self.entry.path] if isinstance(self.entry, ListedServer) else [self.name]
         )
         return wanted == self.kind or any(wanted in (each, f"{self.kind}:{each}") for each in names)
+
+
+def limits_of(file: ConfigFile) -> Limits:
+    """Return the limits of a config, which are the same at every entry point.
+
+    Raises:
+        ConfigError: If a value is wrong.
+    """
+    return Limits(**file.options(Limits, file.config.limits))
 
 
 def per_source(file: ConfigFile) -> int:

@@ -16,6 +16,7 @@ from heapq import nlargest
 from itertools import count
 from secrets import token_hex
 from time import time
+from typing import Any, cast
 
 import msgspec
 
@@ -244,6 +245,11 @@ class SignedTarget:
     def admin(self) -> QueueAdmin | None:
         """Return the operator's view of the broker."""
         return admin_of(self._target)
+
+    @property
+    def values(self) -> Any:
+        """Return the values that the broker keeps for several processes, which are not signed."""
+        return cast("Any", self._target).values
 
     async def dead_letter(self, queue: str, body: bytes) -> None:
         """Keep a message without its signature: operators inspect it, workers do not read it again."""

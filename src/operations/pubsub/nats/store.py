@@ -1,106 +1,74 @@
 """Values in a NATS key-value bucket, shared by several hubs and changed by compare-and-set."""
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
-from functools import partial
-from typing import Any, cast
+from typing import Any
 
-import nats
 from nats.js.api import KeyValueConfig
-from nats.js.errors import (
-    BucketNotFoundError,
-    KeyNotFoundError,
-    KeyWrongLastSequenceError,
-    NoKeysError,
-)
+from nats.js.errors import BadRequestError, BucketNotFoundError, KeyNotFoundError
 
-from operations.pubsub.config import NatsConfig
+_IDLE_SECONDS = 5.0
+"""Seconds after which the server forgets a reader of values that has stopped."""
 
 
-class NatsStore:
-    """Values in a bucket of JetStream.
+class NatsValues:
+    """The values of a prefix, in a bucket of JetStream that is created when it is first used.
 
     Args:
-        bucket: The bucket.
-        publish: Announces a change to all processes.
+        client: The connection.
+        prefix: The prefix of all subjects.
+        replicas: How many servers keep the bucket.
     """
 
-    is_shared = True
     poll_seconds = 5.0
 
-    def __init__(self, bucket: Any, publish: Callable[[], Awaitable[None]]) -> None:
-        self.listeners: list[Callable[[], None]] = []
-        self._bucket = bucket
-        self._publish = publish
+    def __init__(self, client: Any, prefix: str, replicas: int) -> None:
+        name = f"{prefix}_authority".replace(".", "_")
+        self._client = client
+        self._settings = KeyValueConfig(bucket=name, history=1, replicas=replicas)
+        self._bucket: Any = None
 
-    async def announce(self) -> None:
-        """Call the listeners of all processes."""
-        await self._publish()
+    async def _open(self) -> Any:
+        if self._bucket is None:
+            stream = self._client.jetstream()
+            try:
+                self._bucket = await stream.key_value(self._settings.bucket)
+            except BucketNotFoundError:
+                self._bucket = await stream.create_key_value(self._settings)
+        return self._bucket
 
-    async def get(self, key: str) -> tuple[bytes | None, int]:
-        """Return a value and its revision."""
+    async def get(self, key: str) -> bytes | None:
+        """Return a value."""
         try:
-            entry = await self._bucket.get(key)
+            value: bytes = (await (await self._open()).get(key)).value
         except KeyNotFoundError:
-            return None, 0
-        return entry.value or b"", entry.revision
+            return None
+        return value
 
-    async def put(self, key: str, value: bytes, revision: int) -> bool:
-        """Set a value if its revision is still this one."""
+    async def swap(self, key: str, old: bytes | None, new: bytes | None) -> bool:
+        """Replace a value."""
+        bucket = await self._open()
         try:
-            if revision:
-                await self._bucket.update(key, value, last=revision)
+            if old is None:
+                await bucket.create(key, new)
+                return True
+            held = await bucket.get(key)
+            if held.value != old:
+                return False
+            if new is None:
+                await bucket.delete(key, last=held.revision)
             else:
-                await self._bucket.create(key, value)
-        except KeyWrongLastSequenceError:
+                await bucket.update(key, new, last=held.revision)
+        except (KeyNotFoundError, BadRequestError):
+            # It was removed, or changed meanwhile.
             return False
         return True
 
-    async def delete(self, key: str) -> None:
-        """Remove a value."""
-        with suppress(KeyNotFoundError):
-            await self._bucket.delete(key)
-
     async def items(self, table: str) -> dict[str, bytes]:
-        """Return all values of a table, by name."""
-        prefix, found = f"{table}/", dict[str, bytes]()
-        try:
-            keys: list[str] = await self._bucket.keys()
-        except NoKeysError:
-            return found
-        for key in keys:
-            if key.startswith(prefix):
-                value, revision = await self.get(key)
-                if value is not None and revision:
-                    found[key.removeprefix(prefix)] = value
+        """Return all values of a table."""
+        bucket, found = await self._open(), dict[str, bytes]()
+        options = {"ignore_deletes": True, "inactive_threshold": _IDLE_SECONDS}
+        watcher = await bucket.watch(f"{table}.*", **options)
+        # The watcher goes on with later changes: None comes after the present values.
+        while (entry := await watcher.updates()) is not None:
+            found[entry.key] = entry.value
+        await watcher.stop()
         return found
-
-
-@asynccontextmanager
-async def open_nats_store(config: NatsConfig) -> AsyncGenerator[NatsStore]:
-    """Yield a store in the NATS server of a config; JetStream must be enabled.
-
-    Raises:
-        nats.errors.Error: If the server cannot be reached.
-    """
-    client = await cast("Any", nats).connect(
-        config.url.split(","), connect_timeout=int(config.connect_timeout) or 1, **config.login
-    )
-    try:
-        stream, name = client.jetstream(), f"{config.prefix}_authority".replace(".", "_")
-        try:
-            bucket = await stream.key_value(name)
-        except BucketNotFoundError:
-            settings = KeyValueConfig(bucket=name, history=1, replicas=config.replicas)
-            bucket = await stream.create_key_value(settings)
-        store = NatsStore(bucket, partial(client.publish, f"{name}.news"))
-
-        async def announced(_: Any) -> None:
-            for each in store.listeners:
-                each()
-
-        await client.subscribe(f"{name}.news", cb=announced)
-        await client.flush()
-        yield store
-    finally:
-        await client.close()

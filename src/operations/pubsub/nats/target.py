@@ -40,6 +40,7 @@ from operations.pubsub.config import ANY_CLIENT, NatsConfig, enforce_address, en
 from operations.pubsub.nats.admin import NatsAdmin
 from operations.pubsub.nats.client import ReconnectingClient, Take
 from operations.pubsub.nats.queues import Consumers, DurableQueues
+from operations.pubsub.nats.store import NatsValues
 from operations.pubsub.signing import signed
 from operations.types import options_of
 
@@ -109,6 +110,7 @@ class NatsTarget:
         self._arriving: dict[str, asyncio.Future[str]] = {}
         self._connected = asyncio.Event()
         self.admin = NatsAdmin(self._nats, prefix, self._all_of, self._refusal)
+        self.values = NatsValues(self._nats, prefix, replicas)
 
     async def open(self, url: str, options: dict[str, Any], connect_timeout: float) -> None:
         """Connect.

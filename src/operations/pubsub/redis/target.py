@@ -44,6 +44,7 @@ from operations.pubsub.config import ANY_CLIENT, RedisConfig, enforce_client
 from operations.pubsub.redis.channels import Channels
 from operations.pubsub.redis.connection import Connector, PipelinedConnection, WrongServerError
 from operations.pubsub.redis.readers import MailboxReader, QueueReader
+from operations.pubsub.redis.store import RedisValues
 from operations.pubsub.signing import signed
 from operations.types import options_of
 
@@ -127,6 +128,7 @@ class RedisTarget:
         self._readers: set[MailboxReader | QueueReader] = set()
         self._mended = asyncio.Event()
         self.admin = RedisAdmin(self._link, self._clients, self._queue, self._dead_letters)
+        self.values = RedisValues(self._link, self._prefix)
 
     async def open(self) -> None:
         """Connect.
