@@ -41,7 +41,7 @@ from operations.mcp import MCPApp, MCPClientConfig, MCPServerSettings, to_mcp
 from operations.openapi import (
     ClientCredentials,
     HTTPServiceConfig,
-    Outline,
+    OperationOutline,
     PasswordCredentials,
     RefreshToken,
     Select,
@@ -119,7 +119,9 @@ CALLS: dict[str, Callable[..., Any]] = {
     "operations.mcp.RegistryServer.asgi_app": to_mcp(REGISTRY).asgi_app,
     "operations.openapi.ClientCredentials": partial(ClientCredentials, client_id="a", client_secret="b"),
     "operations.openapi.HTTPServiceConfig": partial(HTTPServiceConfig, "a"),
-    "operations.openapi.Outline": partial(Outline, method="GET", path="/", name="a", deprecated=False),
+    "operations.openapi.OperationOutline": partial(
+        OperationOutline, method="GET", path="/", name="a", deprecated=False
+    ),
     "operations.openapi.PasswordCredentials": partial(PasswordCredentials, username="a", password="b"),
     "operations.openapi.RefreshToken": partial(RefreshToken, refresh_token="a"),
     "operations.openapi.Select": Select,

@@ -302,7 +302,7 @@ def test_a_name_with_as_many_meanings_as_operations_takes_no_longer_than_others(
         return canonical(value)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("operations.schema.scopes.canonical", counted)
+        patch.setattr("operations._references.canonical", counted)
         listener = heard(told(specs))
 
     assert [spec.digest for spec in listener.specs] == [spec.digest for spec in specs]

@@ -21,11 +21,11 @@ from operations._json import object_of
 from operations.errors import DocumentError
 from operations.openapi import HTTPServiceConfig, from_openapi
 from operations.openapi.diagnosis import Example, differences, examples_of
+from operations.openapi.parameters import template_names
 from operations.openapi.reading.document import Description
 from operations.openapi.reading.files import decode_document
 from operations.openapi.reading.media import is_json
 from operations.openapi.reading.schemas import Direction
-from operations.openapi.requests.parameters import template_names
 
 HARMLESS = frozenset({"stripped", "filled"})
 """What may happen to a value that is valid under its own schema."""

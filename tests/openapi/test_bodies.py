@@ -7,17 +7,17 @@ from typing import Any
 import pytest
 
 from operations import CallError, ErrorCode
-from operations.openapi.exchange.responses import decoded
-from operations.openapi.reading.model import Media, Parameter
-from operations.openapi.reading.references import References
-from operations.openapi.reading.schemas import SchemaConverter
-from operations.openapi.requests.bodies import Payload, write_body
-from operations.openapi.requests.parameters import (
+from operations.openapi.bodies import Payload, write_body
+from operations.openapi.parameters import (
     header_value,
     path_value,
     percent_reserved,
     query_pairs,
 )
+from operations.openapi.reading.model import Media, Parameter
+from operations.openapi.reading.references import References
+from operations.openapi.reading.schemas import SchemaConverter
+from operations.openapi.responses import decoded
 
 SCHEMAS = SchemaConverter(References({}), ref_siblings=True)
 

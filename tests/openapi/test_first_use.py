@@ -21,8 +21,8 @@ from operations import (
 )
 from operations.openapi import HTTPServiceConfig, from_openapi
 from operations.schema import Schema, SharedDefinitions
-from operations.schema.reading import shared as shared_module
-from operations.schema.reading.patterns import compile_schema
+from operations.schema import shared as shared_module
+from operations.schema.patterns import compile_schema
 
 STRIPE = Path(__file__).parents[3] / "shared" / "openapi" / "stripe__spec3-2021-06-07.json"
 

@@ -19,12 +19,12 @@ from tests.openapi.serving import document, imported, serving
 from operations import CallError, ErrorCode, Identity, OperationContext, OperationRegistry
 from operations._hosts import TrustedHosts, enforce_public, is_public, origin_of
 from operations.openapi import HTTPServiceConfig, from_openapi
-from operations.openapi.exchange.aiohttp_transport import AiohttpTransport
+from operations.openapi.aiohttp_transport import AiohttpTransport
+from operations.openapi.parameters import query_pairs
 from operations.openapi.reading.model import Model, Parameter
 from operations.openapi.reading.references import References
 from operations.openapi.reading.schemas import SchemaConverter
-from operations.openapi.requests.parameters import query_pairs
-from operations.openapi.requests.plan import RequestPlan
+from operations.openapi.request_plan import RequestPlan
 from operations.openapi.transport import HTTPRequest
 
 STRING = {"type": "string"}

@@ -194,7 +194,7 @@ def test_a_discriminator_is_described_and_permits_overlapping_members() -> None:
     built: Any = converter.build({"$ref": "#/components/schemas/Pet"}, Direction.REQUEST)
     assert built["$defs"]["Pet"] == {
         "anyOf": [{"$ref": "#/$defs/Cat"}, {"$ref": "#/$defs/Dog"}],
-        "description": "The property 'kind' tells which: cat, dog.",
+        "description": "The property 'kind' names the variant: cat, dog.",
     }
     assert Schema(built).check({"kind": "cat"})
 

@@ -30,7 +30,7 @@ from operations.openapi import (
     HTTPRequest,
     HTTPServiceConfig,
     LinkPaging,
-    Outline,
+    OperationOutline,
     Select,
     from_openapi,
     from_openapi_url,
@@ -262,7 +262,7 @@ def test_an_invalid_name_is_rejected() -> None:
 
 
 async def test_access_is_one_rule_or_one_for_each(echo: Echo) -> None:
-    def rule(outline: Outline) -> AccessControl:
+    def rule(outline: OperationOutline) -> AccessControl:
         return AccessControl(["pets:write"]) if outline.method == "POST" else AccessControl()
 
     async with imported(PETS, base_url=echo.url, access=rule) as registry:

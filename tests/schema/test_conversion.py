@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from operations.schema.planning.values import conversions, is_whole
+from operations.schema.values import conversions, is_whole
 
 
 @pytest.mark.parametrize(

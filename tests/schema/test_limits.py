@@ -10,8 +10,8 @@ from tests.schema.material import Canary
 
 from operations.errors import SchemaError
 from operations.schema import Schema, assert_is_schema
-from operations.schema.reading.patterns import MAX_SCHEMA_DEPTH, MAX_SCHEMA_VALUES
-from operations.schema.reading.references import MAX_SUBSCHEMAS
+from operations.schema.patterns import MAX_SCHEMA_DEPTH, MAX_SCHEMA_VALUES
+from operations.schema.references import MAX_SUBSCHEMAS
 
 QUICKLY = 2.0
 """Seconds of processor time. The promise is 0.2 on a quiet machine; what it guards against takes minutes."""

@@ -7,8 +7,8 @@ import pytest
 
 from operations.schema import Schema
 from operations.schema.casting import CastPolicy, Normaliser, caches_of
-from operations.schema.planning.plans import Planner
-from operations.schema.reading.checking import Checker
+from operations.schema.checking import Checker
+from operations.schema.plans import Planner
 
 
 def test_schemas_that_only_refer_to_the_same_place_have_the_same_plan() -> None:

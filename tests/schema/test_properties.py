@@ -15,12 +15,11 @@ from tests.schema.strategies import any_schemas, json_values, plain_schemas
 
 from operations._json import MAX_DEPTH, to_json
 from operations.schema import CastPolicy, CompiledSchema, Schema
-from operations.schema.casting.creation import CreatingPass
 from operations.schema.casting.stripping import NeedsRepair, Stripper
-from operations.schema.casting.thorough import Caster, Pass
-from operations.schema.planning.members import Places
-from operations.schema.planning.plans import Planner
-from operations.schema.reading.checking import Checker
+from operations.schema.casting.thorough import Caster, CreatingPass, Pass
+from operations.schema.checking import Checker
+from operations.schema.members import Places
+from operations.schema.plans import Planner
 
 many = settings(
     max_examples=30,

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from operations.schema import Schema
-from operations.schema.reading.references import Document
+from operations.schema.references import Document
 
 ANCHORED: dict[str, Any] = {
     "$id": "https://example.com/root",

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tests.schema.strategies import any_schemas, json_values, plain_schemas
 
 from operations.schema import CastResult, Schema, SharedDefinitions
-from operations.schema.reading import shared as shared_module
-from operations.schema.reading.patterns import compile_schema
+from operations.schema import shared as shared_module
+from operations.schema.patterns import compile_schema
 
 NAMES = ("node", "one", "two", "a/b")
 

@@ -12,9 +12,9 @@ from operations._json import MAX_DEPTH, TOO_LONG, to_json
 from operations.schema.casting.stripping import NeedsRepair, Stripper, TypedStrip
 from operations.schema.casting.structs import Shape, Shaper
 from operations.schema.casting.thorough import Caster, Pass
-from operations.schema.planning.members import Places
-from operations.schema.planning.plans import Planner
-from operations.schema.reading.checking import Checker
+from operations.schema.checking import Checker
+from operations.schema.members import Places
+from operations.schema.plans import Planner
 
 POINT = {
     "type": "object",

@@ -35,13 +35,13 @@ from operations._json import (
     decode_json,
     is_object,
 )
+from operations._references import DefinitionReferences, Placed, Scopes
 from operations.access import check_access
 from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode, operation_not_found
 from operations.pubsub.base import EventTarget
 from operations.registry import OperationRegistry
 from operations.schema import Schema, from_schema
-from operations.schema.scopes import Placed, References, Scopes
 from operations.specs import Operation, OperationSpec, OperationType
 from operations.types import JSONObject, JSONSchema
 
@@ -230,7 +230,7 @@ class _Definitions(Mapping[str, JSONSchema]):
     def __init__(self) -> None:
         self._texts: dict[str, str] = {}
         self._read: dict[str, JSONSchema] = {}
-        self._references = References()
+        self._references = DefinitionReferences()
 
     def add(self, definitions: dict[str, str]) -> None:
         """Add definitions; those that are known stay."""

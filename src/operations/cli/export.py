@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from cyclopts import Parameter
 
 from operations._json import object_of
+from operations._references import Scopes
 from operations._text import suggestion, tool_name
 from operations.agents.providers import Loss, provider_tools
 from operations.cli import client_runtime as runtime_module
@@ -38,7 +39,6 @@ from operations.mcp.serving.catalog import Tool
 from operations.openapi import to_openapi
 from operations.schema import Schema
 from operations.schema.outline import Outline
-from operations.schema.scopes import Scopes
 from operations.specs import OperationSpec, OperationType
 from operations.types import JSONObject
 

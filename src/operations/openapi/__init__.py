@@ -11,12 +11,11 @@ from operations.openapi.config import (
     ClientCredentials,
     HTTPAuth,
     HTTPServiceConfig,
-    Outline,
+    OperationOutline,
     PasswordCredentials,
     RefreshToken,
     Select,
 )
-from operations.openapi.exchange.responses import EventStreamDecoder, ServerSentEvent
 from operations.openapi.exporting import to_openapi
 from operations.openapi.paging import (
     CursorPaging,
@@ -26,6 +25,7 @@ from operations.openapi.paging import (
     URLPaging,
 )
 from operations.openapi.reading.document import Problem
+from operations.openapi.responses import EventStreamDecoder, ServerSentEvent
 from operations.openapi.service import (
     OpenAPIService,
     from_openapi,
@@ -47,7 +47,7 @@ __all__ = [
     "LinkPaging",
     "OffsetPaging",
     "OpenAPIService",
-    "Outline",
+    "OperationOutline",
     "PagePaging",
     "PasswordCredentials",
     "Problem",

@@ -157,7 +157,7 @@ A mapping, as configuration files have it, names the fields of one of these, or 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outline:
+class OperationOutline:
     """The properties of an operation that rules can use."""
 
     method: str
@@ -194,7 +194,7 @@ class Select:
         if not all(path.startswith(("/", "*")) for path in self.paths):
             raise ValueError("paths must begin with '/' or '*'")
 
-    def __call__(self, outline: Outline) -> bool:
+    def __call__(self, outline: OperationOutline) -> bool:
         """Return whether this operation is one of those."""
         return (
             (not self.tags or not set(self.tags).isdisjoint(outline.tags))
@@ -203,11 +203,11 @@ class Select:
         )
 
 
-Rule: TypeAlias = Callable[[Outline], bool]
-Rename: TypeAlias = Mapping[str, str] | Callable[[Outline], str]
-Access: TypeAlias = AccessControl | Callable[[Outline], AccessControl]
+Rule: TypeAlias = Callable[[OperationOutline], bool]
+Rename: TypeAlias = Mapping[str, str] | Callable[[OperationOutline], str]
+Access: TypeAlias = AccessControl | Callable[[OperationOutline], AccessControl]
 PagingRule: TypeAlias = (
-    Literal["document"] | Callable[[Outline], Paging | None] | Mapping[str, Paging]
+    Literal["document"] | Callable[[OperationOutline], Paging | None] | Mapping[str, Paging]
 )
 
 

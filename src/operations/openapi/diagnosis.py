@@ -15,9 +15,9 @@ from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, DocumentError, SchemaError
 from operations.openapi.endpoint import Endpoint
-from operations.openapi.exchange.responses import http_error
 from operations.openapi.reading.document import Description, Entry, Problem
 from operations.openapi.reading.media import is_json, is_range, is_stream, is_text
+from operations.openapi.responses import http_error
 from operations.openapi.service import OpenAPIService
 from operations.openapi.transport import header_key, is_owned
 from operations.registry import OperationRegistry
@@ -169,7 +169,7 @@ class Diagnosis:
     """The statuses of operations that can succeed in several ways."""
 
     unresolved: list[Problem] = field(default_factory=list[Problem])
-    """References that lead nowhere."""
+    """Unresolved references."""
 
     problems: list[Problem] = field(default_factory=list[Problem])
     """Everything else that could not be used, or was read as something else."""

@@ -12,24 +12,24 @@ from operations._json import canonical, object_of
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, DocumentError, ErrorCode
+from operations.openapi.bodies import HeldFiles, hold_files
+from operations.openapi.client import Client
 from operations.openapi.config import HTTPServiceConfig
-from operations.openapi.exchange.client import Client
-from operations.openapi.exchange.responses import (
+from operations.openapi.files import FileTarget, PathTarget, StreamedBody, Target, refused
+from operations.openapi.paging import NextArguments, NextURL, Page, Paging
+from operations.openapi.parameters import template_names
+from operations.openapi.reading.document import Description, Entry
+from operations.openapi.reading.expected import Described, Expected
+from operations.openapi.request_plan import RequestPlan
+from operations.openapi.responses import (
     WholeResponse,
     described_envelope,
     read_data,
     shown_headers,
     with_response,
 )
-from operations.openapi.exchange.security import Security
-from operations.openapi.exchange.streaming import EventStream
-from operations.openapi.files import FileTarget, PathTarget, StreamedBody, Target, refused
-from operations.openapi.paging import NextArguments, NextURL, Page, Paging
-from operations.openapi.reading.document import Description, Entry
-from operations.openapi.reading.expected import Described, Expected
-from operations.openapi.requests.bodies import HeldFiles, hold_files
-from operations.openapi.requests.parameters import template_names
-from operations.openapi.requests.plan import RequestPlan
+from operations.openapi.security import Security
+from operations.openapi.streaming import EventStream
 from operations.openapi.transport import Draft
 from operations.schema import Schema
 from operations.types import JSONObject, JSONSchema

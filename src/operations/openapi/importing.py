@@ -20,10 +20,9 @@ from operations.access import OPEN, AccessControl
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError
-from operations.openapi.config import HTTPServiceConfig, Outline
+from operations.openapi.client import Client
+from operations.openapi.config import HTTPServiceConfig, OperationOutline
 from operations.openapi.endpoint import Endpoint, Shared
-from operations.openapi.exchange.client import Client
-from operations.openapi.exchange.security import Security, TokenSources
 from operations.openapi.exporting.components import (
     Exported,
     item_schema,
@@ -32,6 +31,7 @@ from operations.openapi.exporting.components import (
 )
 from operations.openapi.files import FilesRoot
 from operations.openapi.paging import Paging, declared_paging
+from operations.openapi.parameters import unused_name
 from operations.openapi.reading.document import (
     Declared,
     DeclaredRequests,
@@ -41,8 +41,10 @@ from operations.openapi.reading.document import (
     Problem,
 )
 from operations.openapi.reading.files import Bundle
-from operations.openapi.reading.model import EVENT_STREAM, operation_names, safe_name, unused_name
-from operations.openapi.requests.plan import BODY
+from operations.openapi.reading.media import EVENT_STREAM
+from operations.openapi.reading.model import operation_names, safe_name
+from operations.openapi.request_plan import BODY
+from operations.openapi.security import Security, TokenSources
 from operations.openapi.transport import Draft
 from operations.specs import Operation, OperationSpec, OperationType
 from operations.types import JSONObject, JSONSchema
@@ -81,7 +83,7 @@ class ExportedEndpoint(Endpoint):
         try:
             return await super().call(input, context)
         except CallError as error:
-            raise told(error) from error
+            raise original_error(error) from error
 
     async def subscribe(
         self, input: Any, context: OperationContext
@@ -96,7 +98,7 @@ class ExportedEndpoint(Endpoint):
                 async for item in items:
                     yield item
         except CallError as error:
-            raise told(error) from error
+            raise original_error(error) from error
 
     def _draft(self, input: Any) -> Draft:
         draft = super()._draft({BODY: input})
@@ -122,7 +124,7 @@ def _schema_in(holder: JSONObject, media_type: str) -> JSONSchema:
     return schema if is_object(schema) or isinstance(schema, bool) else True
 
 
-def told(error: CallError) -> CallError:
+def original_error(error: CallError) -> CallError:
     """Return the error that an exported operation raised, which its response reports; any other error unchanged."""
     body = object_of(object_of(error.details).get("body"))
     if text_of(body.get("code")) and isinstance(body.get("message"), str):
@@ -310,7 +312,7 @@ class Importer:
         rules = (config.include, config.exclude, config.rename, config.pagination, config.access)
         return any(rule is not None for rule in rules)
 
-    def _ruled(self, draft: "_Draft", outline: Outline) -> Iterator[Operation]:
+    def _ruled(self, draft: "_Draft", outline: OperationOutline) -> Iterator[Operation]:
         """Yield the selected variants of one operation: itself, its stream and its pages, or none."""
         if self._is_wanted(outline):
             name, access = self._renamed(outline), self._access(outline)
@@ -409,13 +411,13 @@ class Importer:
             forwards=True,
         )
 
-    def _is_wanted(self, outline: Outline) -> bool:
+    def _is_wanted(self, outline: OperationOutline) -> bool:
         include, exclude = self._config.include, self._config.exclude
         if include is not None and not include(outline):
             return False
         return exclude is None or not exclude(outline)
 
-    def _renamed(self, outline: Outline) -> str:
+    def _renamed(self, outline: OperationOutline) -> str:
         rename = self._config.rename
         if rename is None:
             return outline.name
@@ -425,13 +427,15 @@ class Importer:
             raise ValueError(f"{outline.name} cannot be renamed to {wanted!r}")
         return name
 
-    def _access(self, outline: Outline) -> AccessControl:
+    def _access(self, outline: OperationOutline) -> AccessControl:
         access = self._config.access
         if access is None:
             return OPEN
         return access if isinstance(access, AccessControl) else access(outline)
 
-    def _pages(self, entry: Entry, listed: Operation, outline: Outline) -> Iterator[Operation]:
+    def _pages(
+        self, entry: Entry, listed: Operation, outline: OperationOutline
+    ) -> Iterator[Operation]:
         """Yield the subscription to all pages, if they can be requested."""
         paging = self._paging(entry, outline)
         spec = listed.spec
@@ -458,7 +462,7 @@ class Importer:
             blocking=False,
         )
 
-    def _paging(self, entry: Entry, outline: Outline) -> Paging | None:
+    def _paging(self, entry: Entry, outline: OperationOutline) -> Paging | None:
         rule = self._config.pagination
         if rule is None:
             return None
@@ -469,8 +473,8 @@ class Importer:
         return rule(outline) if callable(rule) else rule.get(outline.name)
 
 
-def _outline(draft: _Draft, name: str) -> Outline:
-    return Outline(
+def _outline(draft: _Draft, name: str) -> OperationOutline:
+    return OperationOutline(
         method=draft.entry.method,
         path=draft.entry.path,
         name=name,

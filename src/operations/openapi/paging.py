@@ -1,4 +1,4 @@
-"""How the pages of a list follow one another, where a document or a rule tells.
+"""How the pages of a list follow one another, if a document or a rule describes it.
 
 Each kind returns the changes of the next request, given the last response; None ends the list. One that `counts`
 goes on until a page is empty, so it depends on the server to have an end.

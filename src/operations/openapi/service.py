@@ -17,13 +17,13 @@ from operations._json import text_of
 from operations._text import counted, without_secrets
 from operations.context import NO_CALL
 from operations.errors import CallError, DocumentError
+from operations.openapi.client import Client
 from operations.openapi.config import HTTPServiceConfig
 from operations.openapi.endpoint import Endpoint
-from operations.openapi.exchange.client import Client
-from operations.openapi.exchange.security import Security, TokenSources
 from operations.openapi.importing import Importer
 from operations.openapi.reading.document import Description, Problem
 from operations.openapi.reading.files import Bundle, Limits, bundle_files, bundle_urls, shown
+from operations.openapi.security import Security, TokenSources
 from operations.specs import Operation
 
 Read: TypeAlias = Callable[[str], "bytes | str | Awaitable[bytes | str]"]
@@ -39,7 +39,7 @@ class OpenAPIService:
     Attributes:
         operations: Everything imported.
         title: What the document calls itself.
-        version: The API's version, as the document tells it.
+        version: The API's version, as the document states it.
         description: The document.
     """
 
@@ -114,12 +114,12 @@ class OpenAPIService:
 def from_openapi(document: Any, config: HTTPServiceConfig | Mapping[str, Any]) -> OpenAPIService:
     """Turn every path and method of a decoded document into an operation.
 
-    Nothing is read but the document: references to other files or addresses lead nowhere.
+    Reads only the document: references to other files or addresses stay unresolved.
 
     Args:
         document: OpenAPI 3.0 to 3.2, or Swagger 2.0, decoded. It must not be altered afterwards.
-        config: The address, credentials and selection of operations; a mapping with the fields of
-            `HTTPServiceConfig` will do.
+        config: The address, credentials and selection of operations; or a mapping with the fields of
+            `HTTPServiceConfig`.
 
     Raises:
         DocumentError: If it is no object.

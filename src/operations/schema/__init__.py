@@ -13,7 +13,6 @@ from operations.schema.document import (
 from operations.schema.python.from_types import converter_for, schema_for
 from operations.schema.python.shapes import ConversionError
 from operations.schema.python.signatures import Signature, signature_of
-from operations.schema.reading.shared import SharedDefinitions
 from operations.schema.results import (
     MAX_MESSAGE,
     MAX_PATH,
@@ -23,6 +22,7 @@ from operations.schema.results import (
     ValidationIssue,
     misfit,
 )
+from operations.schema.shared import SharedDefinitions
 
 __all__ = [
     "MAX_MESSAGE",

@@ -22,11 +22,11 @@ from operations.schema.casting import (
     certain_types,
     mismatches,
 )
+from operations.schema.checking import Checker
 from operations.schema.explain import explain
-from operations.schema.reading.checking import Checker
-from operations.schema.reading.references import is_annotation
-from operations.schema.reading.shared import SharedDefinitions
+from operations.schema.references import is_annotation
 from operations.schema.results import CastResult, Change, ValidationIssue, misfit
+from operations.schema.shared import SharedDefinitions
 from operations.types import JSONSchema
 
 _logger = logging.getLogger("operations")

@@ -9,12 +9,12 @@ from typing import Any
 
 from operations._json import escape, is_list, is_object
 from operations._text import suggestion
-from operations.schema.planning.members import nearest
-from operations.schema.planning.plans import Planner
-from operations.schema.planning.values import flat_failures, listed, type_of
-from operations.schema.reading.patterns import matcher
-from operations.schema.reading.references import Site, item_keywords
+from operations.schema.members import nearest
+from operations.schema.patterns import matcher
+from operations.schema.plans import Planner
+from operations.schema.references import Site, item_keywords
 from operations.schema.results import ValidationIssue
+from operations.schema.values import flat_failures, listed, type_of
 from operations.types import JSONObject
 
 

@@ -28,19 +28,19 @@ from operations.openapi.exporting.query_arguments import (
     Shape,
     may_be_empty,
 )
+from operations.openapi.reading.media import EVENT_STREAM
 from operations.schema import Schema
 from operations.specs import OperationSpec, OperationType
 from operations.types import JSONObject, JSONSchema
 
 _LOGGER = logging.getLogger("operations")
-EVENT_STREAM: Final = "text/event-stream"
 JSON: Final = "application/json"
 BINARY: Final = "application/octet-stream"
 
 BEARER: Final[Mapping[str, JSONObject]] = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "An API key or a token."}
 }
-"""How callers say who they are, unless said otherwise."""
+"""How callers authenticate, by default."""
 
 _ERROR: JSONObject = {
     "type": "object",

@@ -22,8 +22,8 @@ import msgspec
 from operations._json import canonical, is_list, is_object, unescape
 from operations._references import objects_in, target_of
 from operations.schema import Schema
-from operations.schema.planning.values import has_type
-from operations.schema.reading.references import DRAFT_2020_12, named_dialect, rewritten, schemas_in
+from operations.schema.references import DRAFT_2020_12, named_dialect, rewritten, schemas_in
+from operations.schema.values import has_type
 from operations.specs import ErrorDefinition, OperationType
 from operations.types import JSONObject, JSONSchema
 
@@ -196,7 +196,7 @@ class _Source:
         }
         self._look = piece
         self.is_holdable = self._is_holdable()
-        """Whether an OpenAPI 3.1 document can hold it as it is."""
+        """Whether an OpenAPI 3.1 document can hold it unchanged."""
         self.used = sorted(self._reach(self.piece("#").parts)) if self.is_holdable else []
         """The parts that some reference leads to."""
 
@@ -320,7 +320,7 @@ class Exported(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_d
     id: str
 
     same_as: str | None = None
-    """The method of the same path that is the operation itself; then nothing else is said here."""
+    """The method of the same path that is the operation itself; then the other fields are empty."""
 
     type: OperationType | None = None
     version: str = "1.0.0"
@@ -334,7 +334,7 @@ class Exported(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_d
 
     input_schema: JSONSchema | None = None
     output_schema: JSONSchema | None = None
-    """A schema that the document could not hold as it is."""
+    """A schema that the document could not hold unchanged."""
 
     def error_schemas(self, components: JSONObject) -> tuple[ErrorDefinition, ...]:
         """Return the declared errors.
@@ -406,7 +406,7 @@ def restore_schema(
     """Return the schema that `Components.place` was given, but for definitions that nothing refers to.
 
     Args:
-        schema: As it stands in the document.
+        schema: As in the document.
         components: The document's `components/schemas`.
         came_from: The extension's `components`.
     """

@@ -62,7 +62,7 @@ class QueryParameter:
     required: bool
 
     schema: JSONSchema
-    """As it stands in the input's schema; its references start at that schema's root."""
+    """As in the input's schema; its references start at that schema's root."""
 
     convert: Callable[[str], Any]
     """The value of one text."""
@@ -211,21 +211,21 @@ def _types(schema: JSONSchema, root: JSONObject, hops: int = _HOPS) -> frozenset
     """Return the JSON types that values of a schema can have; all of them if it has no `type`."""
     if hops == 0:
         return _ALL
-    said = _followed(schema, root)
+    resolved = _followed(schema, root)
     types = _ALL
-    kind = said.get("type")
+    kind = resolved.get("type")
     if isinstance(kind, str):
         types &= {kind}
     elif isinstance(kind, list):
         types &= frozenset(cast("list[str]", kind))
-    if "const" in said:
-        types &= {kind_of(said["const"])}
-    if isinstance(said.get("enum"), list):
-        types &= {kind_of(value) for value in said["enum"]}
+    if "const" in resolved:
+        types &= {kind_of(resolved["const"])}
+    if isinstance(resolved.get("enum"), list):
+        types &= {kind_of(value) for value in resolved["enum"]}
     for keyword in ("anyOf", "oneOf"):
-        if isinstance(said.get(keyword), list):
-            types &= frozenset[str]().union(*(_types(m, root, hops - 1) for m in said[keyword]))
-    for member in said.get("allOf", ()):
+        if isinstance(resolved.get(keyword), list):
+            types &= frozenset[str]().union(*(_types(m, root, hops - 1) for m in resolved[keyword]))
+    for member in resolved.get("allOf", ()):
         types &= _types(member, root, hops - 1)
     return types
 

@@ -462,7 +462,7 @@ class Definitions:
     def definition(
         self, ref: str, direction: Direction, bases: Iterable[str] = ()
     ) -> Definition | None:
-        """Return the definition that `ref` leads to; None if it leads nowhere.
+        """Return the definition that `ref` leads to; None if it does not exist.
 
         Args:
             ref: The reference.

@@ -6,7 +6,7 @@ Rule 3: each response is visited once, and the target of a reference is read onc
         every operation.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -16,9 +16,9 @@ import msgspec
 from operations._json import is_list, is_object, list_of, object_of, text_of
 from operations._text import counted
 from operations.errors import DocumentError
-from operations.openapi.reading import media, openapi3, swagger2
+from operations.openapi.reading import media
 from operations.openapi.reading.media import intended, is_stream
-from operations.openapi.reading.model import METHODS, Model
+from operations.openapi.reading.model import METHODS, Model, OpenAPI3Reader, Swagger2Reader, best
 from operations.openapi.reading.references import References
 from operations.openapi.reading.schemas import Direction, SchemaConverter
 from operations.openapi.transport import is_header
@@ -77,9 +77,8 @@ class Description:
             self.references, ref_siblings=not self.version.startswith(("2", "3.0"))
         )
         self.info = self.references.object_at(self.document.get("info"))
-        self._check: Callable[[JSONObject], str | None] = (
-            swagger2.check_parameter if self.is_swagger else openapi3.check_parameter
-        )
+        kind = Swagger2Reader if self.is_swagger else OpenAPI3Reader
+        self.reader: OpenAPI3Reader | Swagger2Reader = kind(self.references, self.document)
         self._places = frozenset({"path", "query", "header"})
         self._good: set[str] = set()
         self.authorized: dict[int, JSONObject] = {}
@@ -94,10 +93,10 @@ class Description:
             {"definitions", "basePath", "host", "securityDefinitions"}
         )
         version = "2.0" if is_swagger else "3.0"
-        said = f"it names no version; read as {version}"
+        reason = f"it names no version; read as {version}"
         if "paths" not in self.document:
-            said = "it names no version and has no paths: is it an OpenAPI document?"
-        self.problems.append(Problem("document", said, is_skipped=False))
+            reason = "it names no version and has no paths: is it an OpenAPI document?"
+        self.problems.append(Problem("document", reason, is_skipped=False))
         return version
 
     def all_problems(self) -> list[Problem]:
@@ -256,13 +255,13 @@ class Description:
                     if place == "header" and _is_authorization(node):
                         self.authorized[id(holder)] = holder
                     continue
-                problem = self._check(node)
+                problem = self.reader.check_parameter(node)
             elif ref in good:
                 continue
             else:
                 try:
                     found = self.references.follow(node)
-                    problem = self._check(found)
+                    problem = self.reader.check_parameter(found)
                 except DocumentError as error:
                     return f"a parameter cannot be read: {error}"
                 if _is_authorization(found):
@@ -279,33 +278,15 @@ class Description:
         Raises:
             DocumentError: If a part of it cannot be understood.
         """
-        if self.is_swagger:
-            return swagger2.read_model(self.references, self.document, entry.item, entry.operation)
-        return openapi3.read_model(self.references, entry.item, entry.operation)
+        return self.reader.read_model(entry.item, entry.operation)
 
     def security_schemes(self) -> JSONObject:
         """Return the security schemes by name, as 3.x spells them."""
-        if self.is_swagger:
-            return swagger2.security_schemes(self.document)
-        components = self.references.object_at(self.document.get("components"))
-        schemes = self.references.object_at(components.get("securitySchemes"))
-        found: JSONObject = {}
-        for name, node in schemes.items():
-            try:
-                found[name] = self.references.follow(node)
-            except DocumentError:
-                continue
-        return found
+        return self.reader.security_schemes()
 
     def servers(self, entry: Entry, variables: Mapping[str, str]) -> list[str]:
         """Return the addresses the operation may be called at; relative ones unchanged."""
-        if self.is_swagger:
-            return swagger2.server_urls(self.document, entry.operation)
-        for holder in (entry.operation, entry.item, self.document):
-            urls = openapi3.server_urls(self.references, holder.get("servers"), variables)
-            if urls:
-                return urls
-        return ["/"]
+        return self.reader.server_urls(entry.item, entry.operation, variables)
 
     @property
     def title(self) -> str:
@@ -446,16 +427,10 @@ class DeclaredResponses:
     def _schema(self, entry: Entry, status: str) -> JSONSchema:
         """Return the schema of an error's details, whose `body` has the schema of the document."""
         description = self._description
-        if description.is_swagger:
-            responses = swagger2.read_responses(
-                description.references, description.document, entry.operation
-            )
-        else:
-            responses = openapi3.read_responses(description.references, entry.operation)
         body: Any = True
-        for response in responses:
+        for response in description.reader.read_responses(entry.operation):
             if response.status == status:
-                chosen = media.best(response.media)
+                chosen = best(response.media)
                 if chosen is not None and media.is_json(chosen.media_type):
                     body = chosen.schema
         draft = description.schemas.draft(Direction.RESPONSE)

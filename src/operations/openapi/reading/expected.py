@@ -15,7 +15,8 @@ import msgspec
 from operations._json import list_of, object_of
 from operations.openapi.reading import media
 from operations.openapi.reading.keywords import as_object
-from operations.openapi.reading.model import EVENT_STREAM, Media, Model, Response
+from operations.openapi.reading.media import EVENT_STREAM
+from operations.openapi.reading.model import Media, Model, Response, best
 from operations.openapi.reading.schemas import Direction, SchemaConverter, SchemaDraft
 from operations.schema import Schema
 from operations.types import JSONObject, JSONSchema
@@ -172,7 +173,7 @@ class Expected:
         for status, response in sorted(self._responses.items()):
             if status[:1] == "2":
                 has_body = self._has_body(response) and status not in {"204", "205"}
-                member = media.best(self._offered(response)) if has_body else None
+                member = best(self._offered(response)) if has_body else None
                 # A stream of no items has no data.
                 if member is not None or not self._is_stream:
                     members.append(member)

@@ -12,7 +12,6 @@ import posixpath
 import re
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urljoin, urlsplit
@@ -31,9 +30,19 @@ from operations._json import (
 )
 from operations._references import objects_in, reference_of
 from operations._text import without_secrets
-from operations.errors import DocumentError
+from operations.errors import DocumentError, MissingExtraError
 from operations.openapi.reading.references import BUNDLED
 from operations.types import JSONObject
+
+try:
+    from operations.openapi.reading.yaml import decode_yaml
+except MissingExtraError as error:
+    _missing = error
+
+    def decode_yaml(text: str) -> Any:
+        """Raise the error that says what to install: only a document in YAML needs it."""
+        raise _missing
+
 
 PARALLEL = 16
 """How many files are read, or fetched, at the same time."""
@@ -315,8 +324,6 @@ def decode_document(content: bytes | str, *, max_bytes: int = MAX_DOCUMENT_BYTES
             raise DocumentError(error.reason) from None
         except JSONValueError:
             pass  # YAML's flow style begins with the same characters
-    # Only now is a YAML reader needed, and a missing extra worth a complaint.
-    decode_yaml: Callable[[str], Any] = import_module("operations.openapi.reading.yaml").decode_yaml
     try:
         with gc_paused():
             return decode_yaml(raw.decode())

@@ -162,8 +162,8 @@ def discriminated(schema: JSONObject, description: str) -> str | None:
     names = node.get("mapping") if is_object(node) else None
     if not is_object(node) or not is_object(names) or not names:
         return description or None
-    told = f"The property {node.get('propertyName')!r} tells which: {', '.join(map(str, names))}."
-    return f"{description} {told}".strip()
+    hint = f"The property {node.get('propertyName')!r} names the variant: {', '.join(map(str, names))}."
+    return f"{description} {hint}".strip()
 
 
 def number_of(value: Any) -> int | float | None:

@@ -1,13 +1,12 @@
-"""Media types: their kinds, and the choice among several.
+"""Media types: what kind each is.
 
 Every call asks about the same few media types, so the results are kept.
 """
 
 import re
-from collections.abc import Iterable
 from functools import lru_cache
 
-from operations.openapi.reading.model import EVENT_STREAM, Media
+EVENT_STREAM = "text/event-stream"
 
 _TEXTUAL = re.compile(
     r"text/.*|application/(.*\+)?(xml|yaml|x-yaml|javascript|graphql|x-ndjson|ndjson|jsonl|x-jsonlines|json-seq|sql|toml|jwt|csv)"
@@ -134,27 +133,3 @@ def intended(media_type: str) -> str:
     if "urlencode" in letters:
         return "application/x-www-form-urlencoded"
     return _MISSPELT.get(letters, media_type) if kind not in _MISSPELT.values() else media_type
-
-
-def _rank(media: Media) -> int:
-    kind = media.media_type
-    if is_json(kind):
-        if essence(kind) == "application/json" and ";" not in kind:
-            return 0
-        if essence(kind) == "application/merge-patch+json":
-            return 1
-        return 3 if is_json_patch(kind) else 2
-    for rank, test in ((4, is_multipart), (5, is_form), (7, is_text), (8, is_range)):
-        if test(kind):
-            return rank
-    return 6
-
-
-def ranked(media: Iterable[Media]) -> list[Media]:
-    """Return the representations in order of preference: JSON first, then forms, then the rest."""
-    return sorted(media, key=_rank)
-
-
-def best(media: Iterable[Media]) -> Media | None:
-    """Return the representation to prefer; of equals the first."""
-    return min(media, key=_rank, default=None)

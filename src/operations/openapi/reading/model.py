@@ -1,28 +1,31 @@
-"""Describe one operation in the same way for every version of OpenAPI, and name operations and arguments.
+"""Describe one operation in the same way for every version of OpenAPI, and name operations.
 
-`openapi3.py` and `swagger2.py` fill in the model; all other modules know only this. Its values hold JSON and each
-other, so they are in no cycle and the garbage collector need not visit them.
+`OpenAPI3Reader` and `Swagger2Reader` fill in the model; all other modules know only `Model`. Its values hold JSON and
+each other, so they are in no cycle and the garbage collector need not visit them.
 
 Rule 1: a name consists of `[A-Za-z0-9_.-]`.
-Rule 2: no name depends on the order of paths, methods or parameters.
+Rule 2: no name depends on the order of paths or methods.
 """
 
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Container, Iterable, Sequence
-from typing import Any, Literal
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Literal, cast
 
 import msgspec
 
+from operations._json import is_object, list_of, object_of, text_of
+from operations.errors import DocumentError
+from operations.openapi.reading import media
+from operations.openapi.reading.references import References
+from operations.openapi.transport import is_header_value
 from operations.types import JSONObject
 
 Place = Literal["path", "query", "header", "cookie"]
 
 METHODS = ("get", "put", "post", "patch", "delete", "head", "options", "trace", "query")
 """The methods that make an operation, as documents spell them."""
-
-EVENT_STREAM = "text/event-stream"
 
 
 class Parameter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -94,6 +97,424 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     responses: tuple[Response, ...] = ()
 
 
+def _rank(offered: Media) -> int:
+    kind = offered.media_type
+    if media.is_json(kind):
+        if media.essence(kind) == "application/json" and ";" not in kind:
+            return 0
+        if media.essence(kind) == "application/merge-patch+json":
+            return 1
+        return 3 if media.is_json_patch(kind) else 2
+    for rank, test in (
+        (4, media.is_multipart),
+        (5, media.is_form),
+        (7, media.is_text),
+        (8, media.is_range),
+    ):
+        if test(kind):
+            return rank
+    return 6
+
+
+def ranked(offered: Iterable[Media]) -> list[Media]:
+    """Return the representations in order of preference: JSON first, then forms, then the rest."""
+    return sorted(offered, key=_rank)
+
+
+def best(offered: Iterable[Media]) -> Media | None:
+    """Return the representation to prefer; of equals the first."""
+    return min(offered, key=_rank, default=None)
+
+
+_PLACES = frozenset({"path", "query", "header", "cookie"})
+_STYLES: dict[str, frozenset[str]] = {
+    "path": frozenset({"simple", "label", "matrix"}),
+    "query": frozenset({"form", "spaceDelimited", "pipeDelimited", "deepObject"}),
+    "header": frozenset({"simple"}),
+    "cookie": frozenset({"form", "cookie"}),
+}
+_DEFAULT_STYLE = {"path": "simple", "query": "form", "header": "simple", "cookie": "form"}
+
+
+class _Reader:
+    """Reads operations of one document."""
+
+    def __init__(self, references: References, document: JSONObject) -> None:
+        self._references = references
+        self._document = document
+
+    def _parameter_nodes(self, item: JSONObject, operation: JSONObject) -> Iterator[JSONObject]:
+        """Yield the parameters of a path item and of its operation, which come last and replace those of the item."""
+        yield from list_of(item.get("parameters"))
+        yield from list_of(operation.get("parameters"))
+
+
+class OpenAPI3Reader(_Reader):
+    """Reads OpenAPI 3.0, 3.1 and 3.2."""
+
+    def read_model(self, item: JSONObject, operation: JSONObject) -> Model:
+        """Return the model of `operation` of the path `item`.
+
+        Raises:
+            DocumentError: If a part of it cannot be understood.
+        """
+        merged: dict[tuple[str, str], Parameter] = {}
+        for node in self._parameter_nodes(item, operation):
+            found = self._references.follow(node)
+            if "$ref" in node and type(node.get("description")) is str:
+                # From 3.1 on, the description beside a reference takes precedence.
+                found = {**found, "description": node["description"]}
+            parameter = self._parameter(found)
+            # Header names are the same in any case.
+            name = parameter.name.lower() if parameter.place == "header" else parameter.name
+            merged[parameter.place, name] = parameter
+        body = operation.get("requestBody")
+        return Model(
+            parameters=tuple(merged.values()),
+            body=self._body(self._references.follow(body)) if body is not None else None,
+            responses=self.read_responses(operation),
+        )
+
+    @staticmethod
+    def check_parameter(node: JSONObject) -> str | None:
+        """Return the problem of a parameter; None if it has none."""
+        if type(node.get("name")) is not str:
+            return "a parameter has no name"
+        # 3.2 adds `querystring`, which stands for the whole query.
+        if node.get("in") not in _PLACES and node.get("in") != "querystring":
+            return f"the parameter {node['name']!r} is in no known place: {node.get('in')!r}"
+        return None
+
+    def _parameter(self, node: JSONObject) -> Parameter:
+        problem = self.check_parameter(node)
+        if problem:
+            raise DocumentError(problem)
+        whole_query = node["in"] == "querystring"
+        place = cast("Place", "query" if whole_query else node["in"])
+        style = text_of(node.get("style"))
+        if style not in _STYLES[place]:
+            style = _DEFAULT_STYLE[place]
+        explode = node.get("explode")
+        media_type: str | None = None
+        schema = node.get("schema", True)
+        for media_type, entry in self._references.object_at(node.get("content")).items():  # noqa: B007 - the first one is kept
+            schema = self._references.object_at(entry).get("schema", True)
+            break
+        return Parameter(
+            name=node["name"],
+            place=place,
+            required=node.get("required") is True or place == "path",
+            description=text_of(node.get("description")),
+            deprecated=node.get("deprecated") is True,
+            schema=schema,
+            style="querystring" if whole_query else style,
+            explode=explode
+            if isinstance(explode, bool)
+            else style in {"form", "cookie", "deepObject"},
+            allow_reserved=node.get("allowReserved") is True,
+            media_type=media_type,
+        )
+
+    def _body(self, node: JSONObject) -> Body:
+        return Body(
+            required=node.get("required") is True,
+            description=text_of(node.get("description")),
+            media=self._media(node),
+        )
+
+    def _media(self, node: JSONObject) -> tuple[Media, ...]:
+        result: list[Media] = []
+        for media_type, entry in self._references.object_at(node.get("content")).items():
+            if not is_header_value(media_type):
+                continue
+            # 3.2 lets a media type be a reference, and streams describe one item.
+            try:
+                content = self._references.follow(entry) if isinstance(entry, dict) else {}
+            except DocumentError:
+                continue
+            encoding = self._references.object_at(content.get("encoding"))
+            result.append(
+                Media(
+                    media_type=media.intended(media_type),
+                    schema=content.get("schema", True),
+                    item_schema=content.get("itemSchema"),
+                    encoding=encoding,
+                    prefix_encoding=tuple(list_of(content.get("prefixEncoding"))),
+                    item_encoding=object_of(content.get("itemEncoding")),
+                    part_headers={
+                        name: headers
+                        for name, node in encoding.items()
+                        if (headers := tuple(self._part_headers(self._references.object_at(node))))
+                    },
+                )
+            )
+        return tuple(result)
+
+    def _part_headers(self, encoding: JSONObject) -> Iterator[Parameter]:
+        """Yield the headers of one part; one that cannot be read costs only itself."""
+        for name, node in self._references.object_at(encoding.get("headers")).items():
+            # The type has a field of its own, and the disposition holds the part's name.
+            if name.lower() in {"content-type", "content-disposition"}:
+                continue
+            try:
+                yield self._parameter(
+                    {**self._references.follow(node), "name": name, "in": "header"}
+                )
+            except DocumentError:
+                continue
+
+    def read_responses(self, operation: JSONObject) -> tuple[Response, ...]:
+        """Return the declared responses; those that cannot be read are left out."""
+        result: list[Response] = []
+        for key, entry in object_of(operation.get("responses")).items():
+            status = str(key)
+            if status.startswith("x-"):
+                continue
+            try:
+                result.append(self._response(status, self._references.follow(entry)))
+            except DocumentError:
+                continue
+        return tuple(result)
+
+    def _response(self, status: str, node: JSONObject) -> Response:
+        return Response(
+            status=status,
+            description=text_of(node.get("description")),
+            media=self._media(node),
+            links=self._references.object_at(node.get("links")),
+        )
+
+    def security_schemes(self) -> JSONObject:
+        """Return the security schemes by name."""
+        references = self._references
+        components = references.object_at(self._document.get("components"))
+        found: JSONObject = {}
+        for name, node in references.object_at(components.get("securitySchemes")).items():
+            try:
+                found[name] = references.follow(node)
+            except DocumentError:
+                continue
+        return found
+
+    def server_urls(
+        self, item: JSONObject, operation: JSONObject, variables: Mapping[str, str]
+    ) -> list[str]:
+        """Return the addresses of an operation; variables without a value are left in place."""
+        for holder in (operation, item, self._document):
+            urls = self._urls(holder.get("servers"), variables)
+            if urls:
+                return urls
+        return ["/"]
+
+    def _urls(self, nodes: Any, variables: Mapping[str, str]) -> list[str]:
+        urls: list[str] = []
+        for node in self._references.list_at(nodes):
+            server = self._references.object_at(node)
+            defaults = {
+                name: str(variable["default"])
+                for name, variable in self._references.object_at(server.get("variables")).items()
+                if is_object(variable) and "default" in variable
+            }
+            url = text_of(server.get("url"))
+            for name, chosen in {**defaults, **variables}.items():
+                url = url.replace("{" + name + "}", str(chosen))
+            if url:
+                urls.append(url)
+        return urls
+
+
+_SWAGGER_PLACES = frozenset({"path", "query", "header", "body", "formData"})
+_FORM = "application/x-www-form-urlencoded"
+_MULTIPART = "multipart/form-data"
+
+_SEPARATORS = {
+    "csv": ("form", False),
+    "ssv": ("spaceDelimited", False),
+    "tsv": ("tabDelimited", False),
+    "pipes": ("pipeDelimited", False),
+    "multi": ("form", True),
+}
+"""Each `collectionFormat` as a style and whether it explodes."""
+
+_NOT_SCHEMA = frozenset(
+    {"name", "in", "required", "description", "collectionFormat", "allowEmptyValue"}
+)
+
+
+class Swagger2Reader(_Reader):
+    """Reads Swagger 2.0 into the same model."""
+
+    def read_model(self, item: JSONObject, operation: JSONObject) -> Model:
+        """Return the model of `operation` of the path `item`.
+
+        Raises:
+            DocumentError: If a part of it cannot be understood.
+        """
+        merged: dict[tuple[str, str], JSONObject] = {}
+        for node in self._parameter_nodes(item, operation):
+            found = self._references.follow(node)
+            problem = self.check_parameter(found)
+            if problem:
+                raise DocumentError(problem)
+            # There is one body, whatever it is called, and header names are the same in any case.
+            name = "" if found["in"] == "body" else found["name"]
+            merged[found["in"], name.lower() if found["in"] == "header" else name] = found
+        nodes = list(merged.values())
+        consumes = self._media_types(operation, "consumes")
+        return Model(
+            parameters=tuple(
+                _swagger_parameter(n) for n in nodes if n["in"] not in {"body", "formData"}
+            ),
+            body=_swagger_body(nodes, consumes),
+            responses=self.read_responses(operation),
+        )
+
+    @staticmethod
+    def check_parameter(node: JSONObject) -> str | None:
+        """Return the problem of a parameter; None if it has none."""
+        if type(node.get("name")) is not str and node.get("in") != "body":
+            return "a parameter has no name"
+        if node.get("in") not in _SWAGGER_PLACES:
+            return f"the parameter {node.get('name')!r} is in no known place: {node.get('in')!r}"
+        return None
+
+    def read_responses(self, operation: JSONObject) -> tuple[Response, ...]:
+        """Return the declared responses; those that cannot be read are left out."""
+        produces = self._media_types(operation, "produces")
+        result: list[Response] = []
+        for key, entry in object_of(operation.get("responses")).items():
+            status = str(key)
+            if status.startswith("x-"):
+                continue
+            try:
+                node = self._references.follow(entry)
+            except DocumentError:
+                continue
+            offered: tuple[Media, ...] = ()
+            if "schema" in node:
+                types = produces or ["application/json"]
+                offered = tuple(Media(media_type=kind, schema=node["schema"]) for kind in types)
+            result.append(
+                Response(status=status, description=text_of(node.get("description")), media=offered)
+            )
+        return tuple(result)
+
+    def server_urls(
+        self, _item: JSONObject, operation: JSONObject, _variables: Mapping[str, str]
+    ) -> list[str]:
+        """Return the addresses that `host`, `basePath` and `schemes` make; without a host they are relative."""
+        host = text_of(self._document.get("host")).strip("/")
+        base = text_of(self._document.get("basePath")) or "/"
+        if not base.startswith("/"):
+            base = "/" + base
+        if not host:
+            return [base]
+        if "://" in host:
+            return [host + base]
+        schemes = [
+            text_of(s).lower()
+            for s in list_of(operation.get("schemes") or self._document.get("schemes"))
+        ]
+        usable = [scheme for scheme in schemes if scheme in {"https", "http"}]
+        return [f"{scheme}://{host}{base}" for scheme in sorted(usable or ["https"], reverse=True)]
+
+    def security_schemes(self) -> JSONObject:
+        """Return `securityDefinitions` as 3.x spells them."""
+        result: JSONObject = {}
+        for name, node in object_of(self._document.get("securityDefinitions")).items():
+            scheme = object_of(node)
+            if scheme.get("type") == "basic":
+                scheme = {"type": "http", "scheme": "basic"}
+            elif scheme.get("type") == "oauth2":
+                flow = {
+                    "application": "clientCredentials",
+                    "accessCode": "authorizationCode",
+                }.get(text_of(scheme.get("flow")), text_of(scheme.get("flow")))
+                scheme = {"type": "oauth2", "flows": {flow: scheme}}
+            result[name] = scheme
+        return result
+
+    def _media_types(self, operation: JSONObject, key: str) -> list[str]:
+        own = operation.get(key)
+        return [
+            media.intended(text)
+            for item in list_of(own if own is not None else self._document.get(key))
+            if (text := text_of(item)) and is_header_value(text)
+        ]
+
+
+def _schema(node: JSONObject) -> Any:
+    """Return the schema of a parameter that is itself written as a schema."""
+    if isinstance(node.get("schema"), dict):
+        return node["schema"]
+    return {key: value for key, value in node.items() if key not in _NOT_SCHEMA}
+
+
+def _swagger_parameter(node: JSONObject) -> Parameter:
+    place = cast("Place", node["in"])
+    style, explode = _SEPARATORS.get(text_of(node.get("collectionFormat")), ("form", False))
+    if place != "query":
+        explode = False
+        style = "simple" if style == "form" else style
+    return Parameter(
+        name=node["name"],
+        place=place,
+        required=node.get("required") is True or place == "path",
+        description=text_of(node.get("description")),
+        schema=_schema(node),
+        style=style,
+        explode=explode,
+    )
+
+
+def _swagger_body(nodes: list[JSONObject], consumes: list[str]) -> Body | None:
+    bodies = [node for node in nodes if node["in"] == "body"]
+    if bodies:
+        node = bodies[-1]
+        types = [kind for kind in consumes if kind not in {_FORM, _MULTIPART}] or [
+            "application/json"
+        ]
+        schema = node.get("schema", True)
+        return Body(
+            required=node.get("required") is True,
+            description=text_of(node.get("description")),
+            media=tuple(Media(media_type=kind, schema=schema) for kind in types),
+        )
+    fields = [node for node in nodes if node["in"] == "formData"]
+    if not fields:
+        return None
+    required = [node["name"] for node in fields if node.get("required") is True]
+    has_files = any(node.get("type") == "file" for node in fields)
+    kinds = [kind for kind in (_FORM, _MULTIPART) if kind in consumes] or [_FORM]
+    form: JSONObject = {
+        "type": "object",
+        "properties": {node["name"]: _field(node) for node in fields},
+        "required": required,
+        "additionalProperties": False,
+    }
+    encoding: JSONObject = {node["name"]: _encoding(node) for node in fields}
+    return Body(
+        required=bool(required),
+        media=tuple(
+            Media(media_type=kind, schema=form, encoding=encoding)
+            for kind in ([_MULTIPART] if has_files else kinds)
+        ),
+    )
+
+
+def _field(node: JSONObject) -> JSONObject:
+    schema = object_of(_schema(node))
+    description = text_of(node.get("description"))
+    return {**schema, "description": description} if description else schema
+
+
+def _encoding(node: JSONObject) -> JSONObject:
+    if node.get("type") != "array":
+        return {}
+    style, explode = _SEPARATORS.get(text_of(node.get("collectionFormat")), ("form", False))
+    return {"style": style, "explode": explode}
+
+
 MAX_NAME = 240
 """How long an operation's name may be; longer ones end in a digest."""
 
@@ -149,31 +570,3 @@ def path_name(method: str, path: str) -> str:
 def _with_digest(name: str, text: str) -> str:
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:10]
     return f"{name[: MAX_NAME - 11]}_{digest}"
-
-
-def argument_names(
-    parameters: Sequence[tuple[str, str]], reserved: Iterable[str] = ()
-) -> list[str]:
-    """Return the argument each parameter `(name, place)` is given by, in the order given.
-
-    That is its own name. A name used in two places, or reserved, gets the place added: `id_path`, `id_query`.
-    """
-    counts = Counter(name for name, _ in parameters)
-    counts.update(reserved)
-    taken = {name for name, count in counts.items() if count == 1}
-    taken.update(reserved)
-    result: list[str] = []
-    for name, place in parameters:
-        argument = name
-        if counts[name] > 1:
-            argument = unused_name(f"{name}_{place}", taken)
-            taken.add(argument)
-        result.append(argument)
-    return result
-
-
-def unused_name(wanted: str, taken: Container[str]) -> str:
-    """Return `wanted`, with underscores appended until it is not among `taken`."""
-    while wanted in taken:
-        wanted += "_"
-    return wanted

@@ -135,7 +135,7 @@ class References:
         """Return what `locate` does for the last of the references that follow one another from `ref`.
 
         Raises:
-            DocumentError: If one leads nowhere, or they lead back to the first.
+            DocumentError: If one does not exist, or they form a circle.
         """
         for _ in range(MAX_HOPS):
             pointer, target = self.locate(ref)

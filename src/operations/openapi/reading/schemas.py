@@ -215,9 +215,13 @@ class Conversion:
                     ]
             elif key in _SCHEMA_LISTS:
                 if is_list(value) and value:
-                    # If a property selects the member, it is not an error that several members match.
-                    told = key == "oneOf" and "discriminator" in schema and "anyOf" not in schema
-                    out["anyOf" if told else key] = [self._convert(item, below) for item in value]
+                    # A property identifies the member, so several that match are not an error.
+                    is_named = (
+                        key == "oneOf" and "discriminator" in schema and "anyOf" not in schema
+                    )
+                    out["anyOf" if is_named else key] = [
+                        self._convert(item, below) for item in value
+                    ]
             elif key in _SCHEMA_MAPS:
                 if is_object(value):
                     out[key] = {name: self._convert(item, below) for name, item in value.items()}

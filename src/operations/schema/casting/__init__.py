@@ -11,17 +11,16 @@ from typing import Any, Literal, TypeAlias
 from operations._json import MAX_DEPTH, JSONValueError, as_json, canonical, to_json
 from operations._json_objects import without_objects
 from operations.schema.casting.changes import Changes, Uniform, is_unchanged
-from operations.schema.casting.creation import CreatingPass
 from operations.schema.casting.stripping import REFUSALS, NeedsRepair, Stripper, TypedStrip, pack
 from operations.schema.casting.structs import Shaper
-from operations.schema.casting.thorough import Caster, Pass
+from operations.schema.casting.thorough import Caster, CreatingPass, Pass
+from operations.schema.checking import Checker
 from operations.schema.explain import explain
-from operations.schema.planning.members import Places
-from operations.schema.planning.plans import Plan, Planner, Scope, scalar_types
-from operations.schema.reading.checking import Checker
-from operations.schema.reading.references import Site
-from operations.schema.reading.shared import SharedDefinitions
+from operations.schema.members import Places
+from operations.schema.plans import Plan, Planner, Scope, scalar_types
+from operations.schema.references import Site
 from operations.schema.results import Change
+from operations.schema.shared import SharedDefinitions
 
 CastPolicy: TypeAlias = Literal["cast", "keep", "create"]
 """Strip, fill and convert; the same without stripping; or force the value to fit."""
@@ -48,7 +47,7 @@ _MAX_ROUNDS = 8
 
 _CONTAINERS: dict[type, str] = {dict: "object", list: "array"}
 
-_VALID_AS_THEY_ARE: frozenset[type] = frozenset({int, bool, type(None)})
+_ALWAYS_JSON: frozenset[type] = frozenset({int, bool, type(None)})
 """Types that have no value outside JSON."""
 
 
@@ -79,7 +78,7 @@ def certain_types(root: Plan) -> frozenset[type]:
     """Return the types whose every value is valid unchanged."""
     if not root.is_bare:
         return frozenset()
-    return scalar_types(root.types or ()) & _VALID_AS_THEY_ARE
+    return scalar_types(root.types or ()) & _ALWAYS_JSON
 
 
 def mismatches(caches: Caches, root: Site, value: Any) -> list[Change]:

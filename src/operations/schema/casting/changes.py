@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 
 from operations._json import is_list, is_object, kind_of, lift, pointer, to_json, unescape
 from operations._text import counted
-from operations.schema.planning.members import Place
-from operations.schema.planning.values import conversions, same, shown
+from operations.schema.members import Place
 from operations.schema.results import MAX_MESSAGE, MAX_PATH, Change, ChangeKind, ValidationIssue
+from operations.schema.values import conversions, same, shown
 
 _MAX_NAMES = 100
 """How many undeclared names of one location have an entry each; the others share one."""

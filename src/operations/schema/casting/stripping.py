@@ -20,7 +20,7 @@ from operations._json_objects import dumped_models, holds_objects, pack_objects,
 from operations.schema.casting.changes import is_unchanged
 from operations.schema.casting.structs import Shape, Shaper
 from operations.schema.casting.thorough import Caster, applied
-from operations.schema.planning.plans import (
+from operations.schema.plans import (
     MISSING,
     Choice,
     Plan,
@@ -29,7 +29,7 @@ from operations.schema.planning.plans import (
     leaf_types,
     scalar_types,
 )
-from operations.schema.reading.references import Site
+from operations.schema.references import Site
 
 Strip: TypeAlias = Callable[[Any, int], Any]
 """Takes a value and how deep it may nest; gives the stripped copy."""
@@ -185,7 +185,7 @@ class Stripper:
         objects = [self._candidates(plan, choice, "object") for choice in plan.choices]
         arrays = [self._candidates(plan, choice, "array") for choice in plan.choices]
         planner, undecided = self._planner, int(plan.is_unstable)
-        settle = _settled if planner.scope.recursive else _as_it_is
+        settle = _settled if planner.scope.recursive else _unchecked
         scalars = known_scalars(plan)
         plain = scalars or frozenset()
         picked: dict[tuple[str, ...], _Stage] = {}
@@ -237,7 +237,7 @@ def _give_up(_value: Any, _room: int) -> Any:
     raise NeedsRepair
 
 
-def _as_it_is(_value: Any, _room: int) -> None:
+def _unchecked(_value: Any, _room: int) -> None:
     pass
 
 

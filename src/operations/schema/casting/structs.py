@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, NotRequired, TypeAlias, TypedDict, U
 import msgspec
 
 from operations._json import to_json
-from operations.schema.planning.plans import MISSING, Plan, leaf_types, scalar_types
+from operations.schema.plans import MISSING, Plan, leaf_types, scalar_types
 
 Finish: TypeAlias = Callable[[list[Any], list[Any]], bool]
 """Takes values and what a type has read of them, and fills declared defaults in the latter; returns whether any two
@@ -29,8 +29,8 @@ are not dicts with these names."""
 _MAX_LEVELS = 32
 """How deep types nest. No data nests deeper than `MAX_DEPTH`, and few do half as deep."""
 
-_TOLD = frozenset({"type", "properties", "required", "additionalProperties", "items", "anyOf"})
-"""Keywords that a msgspec type expresses completely."""
+_EXPRESSED = frozenset({"type", "properties", "required", "additionalProperties", "items", "anyOf"})
+"""Keywords that a type expresses completely."""
 
 _OBJECT = frozenset({dict})
 _CONSTANTS = frozenset({"const", "enum"})
@@ -60,7 +60,7 @@ class Shape(msgspec.Struct, frozen=True, gc=False):
     """For an object that holds no others: with so many properties, it lacks no default."""
 
     finish_items: Finish | None = None
-    """For a list of such objects: the remaining steps for each."""
+    """For a list of such objects: the work left for those."""
 
 
 class Shaper:
@@ -109,17 +109,23 @@ class Shaper:
                 if made is None:
                     return None
                 shapes.append(made)
-        return _union(shapes, exact=plan.said <= _TOLD)
+        return _union(shapes, exact=plan.assertions <= _EXPRESSED)
 
     def _leaf(self, plan: Plan, leaves: frozenset[type]) -> Shape | None:
         if plan.choices:
             members = [m for c in plan.choices for m in map(plan.member, c.members)]
-            told = len(plan.choices) == 1 and plan.said <= _TOLD and not plan.types
-            exact = told and all(not m.choices and m.said <= _TOLD for m in members)
+            is_expressed = (
+                len(plan.choices) == 1 and plan.assertions <= _EXPRESSED and not plan.types
+            )
+            exact = is_expressed and all(
+                not m.choices and m.assertions <= _EXPRESSED for m in members
+            )
             return _union(map(_scalar, leaves), exact=exact)
         if plan.constants is not None:
-            return _constants(plan.constants, leaves, exact=plan.said <= _TOLD | _CONSTANTS)
-        return _union(map(_scalar, leaves), exact=plan.said <= _TOLD)
+            return _constants(
+                plan.constants, leaves, exact=plan.assertions <= _EXPRESSED | _CONSTANTS
+            )
+        return _union(map(_scalar, leaves), exact=plan.assertions <= _EXPRESSED)
 
     def _object(self, plan: Plan) -> Shape | None:
         if plan.keeps_unnamed:
@@ -182,7 +188,7 @@ class Shaper:
         known = [shape for shape in shapes if shape is not None]
         if len(known) < len(shapes) or sum(shape.depth > 0 for shape in known) != 1:
             return None
-        return _union(known, exact=plan.said <= _TOLD)
+        return _union(known, exact=plan.assertions <= _EXPRESSED)
 
     def _member(self, plan: Plan) -> Shape | None:
         leaves = leaf_types(plan)

@@ -130,7 +130,7 @@ class Table(msgspec.Struct, frozen=True, eq=False):
     """The bare mapping, with its constraints."""
 
     key: Shape | None
-    """Of strings; `None` where any will do."""
+    """Of strings; `None` if any is allowed."""
 
     value: Shape
     build: Callable[[dict[Any, Any]], Any] | None = None

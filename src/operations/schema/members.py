@@ -12,9 +12,9 @@ from functools import cached_property
 from typing import Any, TypeAlias
 
 from operations._json import is_object
-from operations.schema.planning.plans import MISSING, Plan, Planner
-from operations.schema.planning.values import conversions, same, type_of
-from operations.schema.reading.references import Site
+from operations.schema.plans import MISSING, Plan, Planner
+from operations.schema.references import Site
+from operations.schema.values import conversions, same, type_of
 
 _LITERAL, _VALID, _PRESENT = 100, 10, 1
 
@@ -30,7 +30,7 @@ def matching(planner: Planner, members: Iterable[Site], value: Any, attempt: Att
     plans = [(member, planner.plan((member,))) for member in members]
     fitting = [member for member, plan in plans if plan.accepts(value)]
     if isinstance(value, float):
-        # 3.0 is an integer too, but where a number will do it may stay a float.
+        # 3.0 is an integer too, but it may stay a float if a number is allowed.
         numbers = [member for member, plan in plans if member in fitting and plan.allows("number")]
         fitting = numbers or fitting
     converted: list[Site] = []

@@ -11,9 +11,8 @@ from urllib.request import getproxies
 
 from operations._hosts import enforce_public, is_public, not_public, origin_of
 from operations.errors import CallError, ErrorCode, MissingExtraError, timed_out
-from operations.openapi.exchange.attempts import REPEATABLE
 from operations.openapi.files import StreamedBody
-from operations.openapi.transport import HTTPRequest, HTTPResponse, TLSFiles
+from operations.openapi.transport import REPEATABLE, HTTPRequest, HTTPResponse, TLSFiles
 
 try:
     import aiohttp

@@ -15,9 +15,9 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from operations._json import is_list
-from operations.schema.planning.values import has_type, identity, type_of
-from operations.schema.reading.patterns import ANY_TEXT, matcher
-from operations.schema.reading.references import Document, Site, is_annotation, item_keywords
+from operations.schema.patterns import ANY_TEXT, matcher
+from operations.schema.references import Document, Site, is_annotation, item_keywords
+from operations.schema.values import has_type, identity, type_of
 from operations.types import JSONObject
 
 _EVERY_TYPE = ("string", "integer", "number", "boolean", "null", "object", "array")
@@ -174,7 +174,7 @@ class Planner:
         self._plans: dict[tuple[str, ...], Plan] = {}
 
     def plan(self, sites: tuple[Site, ...]) -> "Plan":
-        """Return the plan for a value that meets all of `sites`; without sites, every value is valid."""
+        """Return the plan for a value that meets all of `sites`; without any, everything is valid."""
         direct = tuple(map(self._direct, sites))
         return self._kept(tuple(site.pointer for site in direct), direct, direct)
 
@@ -284,18 +284,36 @@ class Plan:
         facets: The merged schemas.
         choices: What depends on the value.
         asked: Properties that a condition asks about, here or where this plan was picked from.
-        opaque: Whether a keyword cannot be planned for; everything is then kept.
+        opaque: Whether it has keywords that cannot be planned for; everything is then kept.
         types: The JSON types that are allowed, in the order a schema names them; None: any.
         constants: The only values that are allowed; None: any.
         default: The declared default, or `MISSING`. Of several the last counts.
         required: The properties that have to be there.
-        leaves, leaves_known: Kept here for `leaves.leaf_types`.
+        leaves, leaves_known: Kept here for `leaf_types`.
     """
 
     __slots__ = (
-        "_accepts", "_by_name", "_fields", "_identities", "_patterned", "_planner", "_said", "_sweeping", "_unstable",
-        "asked", "choices", "constants", "default", "facets", "is_map", "leaves", "leaves_known", "opaque",
-        "required", "sites", "types",
+        "_accepts",
+        "_assertions",
+        "_by_name",
+        "_fields",
+        "_identities",
+        "_patterned",
+        "_planner",
+        "_sweeping",
+        "_unstable",
+        "asked",
+        "choices",
+        "constants",
+        "default",
+        "facets",
+        "is_map",
+        "leaves",
+        "leaves_known",
+        "opaque",
+        "required",
+        "sites",
+        "types",
     )  # fmt: skip
 
     def __init__(
@@ -310,7 +328,7 @@ class Plan:
     ) -> None:
         self._planner = planner
         self._accepts: Callable[[Any], bool] | None = None
-        self._said: frozenset[str] | None = None
+        self._assertions: frozenset[str] | None = None
         self._identities: frozenset[Any] | None = None
         self._unstable: bool | None = None
         self.leaves: frozenset[type] | None = None
@@ -346,28 +364,30 @@ class Plan:
 
     @property
     def is_unknown(self) -> bool:
-        """Whether no keyword affects a cast."""
+        """Whether it has no keywords that a cast could use."""
         if self.opaque or self.choices:
             return self.opaque
         return not any(_USED.intersection(facet.keywords) for facet in self.facets)
 
     @property
     def is_bare(self) -> bool:
-        """Whether the only restriction is a type: every value of it is valid."""
-        return bool(self.facets) and not self.choices and not self.opaque and self.said <= _TYPE
+        """Whether it consists of a type only: every value of that type is valid."""
+        return (
+            bool(self.facets) and not self.choices and not self.opaque and self.assertions <= _TYPE
+        )
 
     @property
-    def said(self) -> frozenset[str]:
+    def assertions(self) -> frozenset[str]:
         """The keywords that decide which values are valid."""
-        if self._said is None:
-            said = frozenset(
+        if self._assertions is None:
+            found = frozenset(
                 name
                 for facet in self.facets
                 for name, held in facet.keywords.items()
                 if not is_annotation(name) and (name != "pattern" or held != ANY_TEXT)
             )
-            self._said = _interned(said)
-        return self._said
+            self._assertions = _interned(found)
+        return self._assertions
 
     def is_constant(self, value: Any) -> bool:
         """Return whether a JSON value is one of `constants`."""
@@ -544,16 +564,16 @@ def leaf_types(plan: Plan) -> frozenset[type] | None:
 
 def known_scalars(plan: Plan) -> frozenset[type] | None:
     """Return the exact types of the scalars `plan` takes beside containers; None if that is not known."""
-    said = [] if plan.types is None else [scalar_types(plan.types)]
+    known_types = [] if plan.types is None else [scalar_types(plan.types)]
     for choice in plan.choices:
         members = [known_scalars(plan.member(member)) for member in choice.members]
         known = [member for member in members if member is not None]
         if known and len(known) == len(members):
-            said.append(frozenset[type]().union(*known))
-    if len(said) < 2:
+            known_types.append(frozenset[type]().union(*known))
+    if len(known_types) < 2:
         # Not an intersection with nothing, which would be a copy for every plan.
-        return said[0] if said else None
-    return said[0].intersection(*said[1:])
+        return known_types[0] if known_types else None
+    return known_types[0].intersection(*known_types[1:])
 
 
 def _takes_no_container(plan: Plan) -> bool:

@@ -13,21 +13,7 @@ import msgspec
 
 from operations._json import is_list, is_object, object_of, pointer
 from operations.errors import CallError, ErrorCode
-from operations.openapi.files import is_file_value
-from operations.openapi.reading import media
-from operations.openapi.reading.expected import is_sequence, whole_schema
-from operations.openapi.reading.keywords import as_object, closed_object, is_file, with_null
-from operations.openapi.reading.model import (
-    Body,
-    Media,
-    Model,
-    Parameter,
-    Response,
-    argument_names,
-    unused_name,
-)
-from operations.openapi.reading.schemas import Direction, SchemaConverter, SchemaDraft
-from operations.openapi.requests.bodies import (
+from operations.openapi.bodies import (
     NO_VALUE,
     PART_HEADERS,
     Payload,
@@ -36,7 +22,9 @@ from operations.openapi.requests.bodies import (
     without_files,
     write_body,
 )
-from operations.openapi.requests.parameters import (
+from operations.openapi.files import is_file_value
+from operations.openapi.parameters import (
+    argument_names,
     completed_parameters,
     cookie_text,
     enforce_argument,
@@ -47,7 +35,20 @@ from operations.openapi.requests.parameters import (
     query_pairs,
     refusal,
     split_template,
+    unused_name,
 )
+from operations.openapi.reading import media
+from operations.openapi.reading.expected import is_sequence, whole_schema
+from operations.openapi.reading.keywords import as_object, closed_object, is_file, with_null
+from operations.openapi.reading.model import (
+    Body,
+    Media,
+    Model,
+    Parameter,
+    Response,
+    ranked,
+)
+from operations.openapi.reading.schemas import Direction, SchemaConverter, SchemaDraft
 from operations.openapi.transport import Draft, enforce_header, enforce_unowned, is_owned, name_key
 from operations.schema import Schema, validate_or_raise
 from operations.types import JSONObject, JSONSchema
@@ -92,7 +93,7 @@ class BodyPlan:
         self._schemas = schemas
         self._streams = streams
         offered = [m for m in body.media if "/" in m.media_type] or list(body.media)
-        self._media = media.ranked(offered) or [Media(media_type="application/json")]
+        self._media = ranked(offered) or [Media(media_type="application/json")]
         self._requires_stream = False
         self._stream_schemas: dict[str, list[Any]] = {}
         """By media type: the schemas of the property `stream` that allow the wanted value."""

@@ -44,7 +44,7 @@ RENEW_BEFORE = 30.0
 """Seconds before a token expires at which it is renewed; at most a tenth of its life."""
 
 DEFAULT_LIFETIME = 300.0
-"""Seconds a token is used for whose life the provider does not tell."""
+"""Seconds to use a token if the provider does not state its lifetime."""
 
 MAX_SOURCES = 1000
 """How many clients and users have their tokens kept at once."""
@@ -84,7 +84,7 @@ class TokenSource:
         self,
         credentials: OAuthClient,
         scopes: tuple[str, ...],
-        endpoint: "Endpoint",
+        endpoint: "TokenEndpoint",
         fetch: Fetch,
     ) -> None:
         self._credentials = credentials
@@ -192,7 +192,7 @@ def _seconds(value: Any) -> float:
     return min(max(seconds, 0.0), 86400.0) if isfinite(seconds) else DEFAULT_LIFETIME
 
 
-class Endpoint:
+class TokenEndpoint:
     """Finds the token endpoint: from the operator, the document, or OpenID discovery."""
 
     def __init__(
@@ -214,8 +214,8 @@ class Endpoint:
         """Return the token endpoint.
 
         Raises:
-            CallError: `EXECUTION_ERROR` if there is none, or only a document says so for a host that
-                credentials may not go to.
+            CallError: `EXECUTION_ERROR` if there is none, or only a document names it, on a host that
+                may not receive credentials.
         """
         if self._credentials.token_url is not None:
             return self._credentials.token_url
@@ -291,7 +291,7 @@ class TokenSources:
         if source is None:
             if len(self._sources) >= MAX_SOURCES:
                 del self._sources[next(iter(self._sources))]
-            endpoint = Endpoint(credentials, scheme, self._base, self._is_trusted, self._fetch)
+            endpoint = TokenEndpoint(credentials, scheme, self._base, self._is_trusted, self._fetch)
             source = self._sources[key] = TokenSource(credentials, wanted, endpoint, self._fetch)
         return source
 

@@ -29,11 +29,7 @@ from operations.openapi.files import (
     is_target_value,
     refused,
 )
-from operations.openapi.reading import media
-from operations.openapi.reading.keywords import is_file
-from operations.openapi.reading.model import Media, Parameter
-from operations.openapi.reading.schemas import SchemaConverter
-from operations.openapi.requests.parameters import (
+from operations.openapi.parameters import (
     content_text,
     form_pairs,
     header_value,
@@ -41,6 +37,10 @@ from operations.openapi.requests.parameters import (
     plain_fields,
     text_of_value,
 )
+from operations.openapi.reading import media
+from operations.openapi.reading.keywords import is_file
+from operations.openapi.reading.model import Media, Parameter
+from operations.openapi.reading.schemas import SchemaConverter
 from operations.openapi.transport import enforce_header
 from operations.types import JSONObject
 
@@ -313,7 +313,7 @@ class _Writer:
                 self._add(name, item, encoding, schema, self._headers_of(name, 0))
 
     def add_items(self, items: list[Any]) -> None:
-        """3.2: parts told apart by their place."""
+        """Append parts without names, which 3.2 identifies by their position."""
         schema = self._converter.resolve(self._chosen.schema)
         schemas = list_of(schema.get("prefixItems"))
         first, rest = self._chosen.prefix_encoding, self._chosen.item_encoding

@@ -21,8 +21,8 @@ from urllib.parse import quote, unquote
 from operations._json import escape, is_list, object_of, unescape
 from operations._references import reference_of
 from operations.errors import SchemaError
-from operations.schema.reading.patterns import bound_patterns, compile_schema, measured
-from operations.schema.reading.references import (
+from operations.schema.patterns import bound_patterns, compile_schema, measured
+from operations.schema.references import (
     DEFINED,
     DEFINITIONS,
     DRAFT_2020_12,

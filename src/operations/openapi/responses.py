@@ -31,7 +31,7 @@ from operations.errors import CallError, ErrorCode
 from operations.front.public_errors import Redactor, parts_of
 from operations.openapi.reading import media
 from operations.openapi.reading.files import MARKS
-from operations.openapi.reading.model import EVENT_STREAM
+from operations.openapi.reading.media import EVENT_STREAM
 from operations.schema import Schema
 from operations.types import JSONObject
 
@@ -436,7 +436,7 @@ def _text(content: bytes, content_type: str) -> str:
             return content[len(mark) :].decode(encoding, "replace")
     charset = media.parameter_of(content_type, "charset")
     if not charset and media.is_json(content_type):
-        # JSON begins with ASCII, so zeros among the first bytes tell the width and order.
+        # JSON begins with ASCII, so zeros among the first bytes show the width and order.
         charset = _WIDTHS.get(bytes(byte != 0 for byte in content[:4]), "")
     try:
         return content.decode(charset or "utf-8")
@@ -448,10 +448,10 @@ def _text(content: bytes, content_type: str) -> str:
 def oauth_error(content: bytes) -> str:
     """Return the code that a provider of tokens refuses with, if it is one that the standard names."""
     try:
-        said = object_of(decode_json(content, max_values=MAX_REQUEST_VALUES)).get("error")
+        code = object_of(decode_json(content, max_values=MAX_REQUEST_VALUES)).get("error")
     except JSONValueError:
         return ""
-    return said if isinstance(said, str) and said in _OAUTH_ERRORS else ""
+    return code if isinstance(code, str) and code in _OAUTH_ERRORS else ""
 
 
 def http_error(

@@ -1,9 +1,9 @@
 """A subscription to an event stream: one envelope per event, across reconnections.
 
-A stream ends when the server closes it. Where the server gives its events ids, a stream can also be taken up
-again: after a lost connection, and after a close, we ask once more with `Last-Event-ID`. It is over when the
-server then says so (204), has nothing new, or, after a close, begins again from events we have had. After a loss
-such events are passed over, up to where we were.
+A stream ends when the server closes it. If the server sends event ids, a stream can also be resumed: after a lost
+connection, and after a close, the client sends one more request with `Last-Event-ID`. The stream is over if the server
+then responds with 204, has nothing new, or, after a close, begins again with known events. After a loss, known events
+are skipped.
 """
 
 import asyncio
@@ -23,9 +23,11 @@ from operations._json import (
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, timed_out
-from operations.openapi.exchange.attempts import REPEATABLE
-from operations.openapi.exchange.client import Client
-from operations.openapi.exchange.responses import (
+from operations.openapi.client import Client
+from operations.openapi.reading import media
+from operations.openapi.reading.expected import Described
+from operations.openapi.reading.media import EVENT_STREAM
+from operations.openapi.responses import (
     DONE,
     EventStreamDecoder,
     JSONLinesDecoder,
@@ -35,11 +37,8 @@ from operations.openapi.exchange.responses import (
     read_data,
     shown_headers,
 )
-from operations.openapi.exchange.security import Security
-from operations.openapi.reading import media
-from operations.openapi.reading.expected import Described
-from operations.openapi.reading.model import EVENT_STREAM
-from operations.openapi.transport import Draft
+from operations.openapi.security import Security
+from operations.openapi.transport import REPEATABLE, Draft
 
 MAX_PAUSE = 30.0
 """Seconds we wait at most before reconnecting, whatever the server asks for."""
@@ -195,9 +194,7 @@ class EventStream:
                 if decoder.retry is not None:
                     self._pause = min(decoder.retry / 1000, MAX_PAUSE)
             if is_resumed and is_behind:
-                raise CallError(
-                    ErrorCode.UNAVAILABLE, "The stream did not come back to where it was."
-                )
+                raise CallError(ErrorCode.UNAVAILABLE, "The server did not resume the stream.")
 
     def _is_repeated(self, event: ServerSentEvent, is_behind: bool) -> bool:
         """Return whether a response that continued the stream repeats known events; our own errors are new."""

@@ -13,9 +13,9 @@ import jsonschema_rs
 import msgspec
 
 from operations._json import as_json, is_object, list_of, object_of
-from operations.schema.reading.patterns import bound_patterns, compile_schema, measured
-from operations.schema.reading.references import Document, Site, is_annotation
-from operations.schema.reading.shared import Graph, SharedDefinitions
+from operations.schema.patterns import bound_patterns, compile_schema, measured
+from operations.schema.references import Document, Site, is_annotation
+from operations.schema.shared import Graph, SharedDefinitions
 from operations.types import JSONObject, JSONSchema
 
 

@@ -16,7 +16,7 @@ from msgspec import to_builtins
 
 from operations._json import JSONValueError, as_json, count_values, is_list, is_object, pointer
 from operations.errors import SchemaError
-from operations.schema.reading.references import Dialect, Site
+from operations.schema.references import Dialect, Site
 from operations.types import JSONObject, JSONSchema
 
 MAX_LENGTH = 2_100

@@ -1,12 +1,14 @@
-"""Write arguments into a path, a query, a header or a cookie: the style table of OpenAPI.
+"""Name arguments, and write them into a path, a query, a header or a cookie: the style table of OpenAPI.
 
 Rule 1: every value is taken apart into items or members first; a style only decides which marks stand between them.
 Rule 2: the path that is sent has the template's segments and literals; an argument fills its own place or is refused.
+Rule 3: no argument's name depends on the order of parameters.
 """
 
 import re
 from base64 import b64encode
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -269,3 +271,31 @@ def completed_parameters(path: str, parameters: Sequence[Parameter]) -> list[Par
         if name not in known
     ]
     return [p for p in parameters if p.place != "path" or p.name in names] + added
+
+
+def argument_names(
+    parameters: Sequence[tuple[str, str]], reserved: Iterable[str] = ()
+) -> list[str]:
+    """Return the argument each parameter `(name, place)` is given by, in the order given.
+
+    That is its own name. A name used in two places, or reserved, gets the place added: `id_path`, `id_query`.
+    """
+    counts = Counter(name for name, _ in parameters)
+    counts.update(reserved)
+    taken = {name for name, count in counts.items() if count == 1}
+    taken.update(reserved)
+    result: list[str] = []
+    for name, place in parameters:
+        argument = name
+        if counts[name] > 1:
+            argument = unused_name(f"{name}_{place}", taken)
+            taken.add(argument)
+        result.append(argument)
+    return result
+
+
+def unused_name(wanted: str, taken: Container[str]) -> str:
+    """Return `wanted`, with underscores appended until it is not among `taken`."""
+    while wanted in taken:
+        wanted += "_"
+    return wanted

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from importlib import import_module
 from time import monotonic, time
-from typing import Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import urljoin
 
 import msgspec
@@ -23,12 +23,8 @@ from operations.context import OperationContext
 from operations.errors import CallError, DocumentError, ErrorCode, timed_out
 from operations.observe import trace_context
 from operations.openapi.config import HTTPServiceConfig
-from operations.openapi.exchange.attempts import (
-    REDIRECTS,
-    Attempts,
-    redirected,
-)
-from operations.openapi.exchange.responses import (
+from operations.openapi.files import StreamedBody, Target, save
+from operations.openapi.responses import (
     ACCEPTED,
     WholeResponse,
     decoded,
@@ -36,9 +32,10 @@ from operations.openapi.exchange.responses import (
     oauth_error,
     read_data,
 )
-from operations.openapi.exchange.security import NOTHING, Security, Signature, TokenRefusedError
-from operations.openapi.files import StreamedBody, Target, save
+from operations.openapi.security import NOTHING, Security, Signature, TokenRefusedError
 from operations.openapi.transport import (
+    REDIRECTS,
+    Attempts,
     Draft,
     HTTPRequest,
     HTTPResponse,
@@ -46,8 +43,12 @@ from operations.openapi.transport import (
     enforce_unowned,
     header_key,
     merged_headers,
+    redirected,
     written_names,
 )
+
+if TYPE_CHECKING:
+    from operations.openapi.aiohttp_transport import AiohttpTransport
 
 _MAX_ORIGINS = 1000
 _MAX_REDIRECTS = 5
@@ -130,7 +131,7 @@ class Client:
 
         Raises:
             CallError: `ACCESS_DENIED` if only a third party named it and it is not public; `EXECUTION_ERROR` if it
-                leads nowhere.
+                is not an address.
         """
         known = self._origins.get(url)
         if known is None:
@@ -208,18 +209,15 @@ class Client:
         transport = self._transport
         if transport is None:
             # Only now is aiohttp needed, and a missing extra worth an error.
-            module = import_module("operations.openapi.exchange.aiohttp_transport")
+            module = import_module("operations.openapi.aiohttp_transport")
             config = self._config
-            transport = cast(
-                "HTTPTransport",
-                module.AiohttpTransport(
-                    connections=config.connections,
-                    proxy=config.proxy,
-                    trust_env=config.trust_env,
-                    tls=config.tls,
-                ),
+            created: AiohttpTransport = module.AiohttpTransport(
+                connections=config.connections,
+                proxy=config.proxy,
+                trust_env=config.trust_env,
+                tls=config.tls,
             )
-            self._transport = transport
+            transport = self._transport = created
         return transport
 
     async def exchange(
@@ -315,8 +313,8 @@ class Client:
         content_type = response.headers.get("content-type", "")
         if response.status != 200:
             # Nothing else of the response is passed on: it is about the operator's credentials.
-            said = oauth_error(content)
-            message = f"The provider of tokens responded with HTTP {response.status}{said and f' ({said})'}."
+            code = oauth_error(content)
+            message = f"The provider of tokens responded with HTTP {response.status}{code and f' ({code})'}."
             if response.status == 429 or response.status >= 500:
                 raise CallError(ErrorCode.UNAVAILABLE, message)
             raise TokenRefusedError(message)

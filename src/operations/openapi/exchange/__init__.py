@@ -1,1 +1,0 @@
-"""One exchange with a service: credentials, attempts and the response."""

@@ -1,1 +1,0 @@
-"""Merge the schemas that apply to one value, for casting and explaining."""

@@ -1,1 +1,0 @@
-"""Reading a JSON Schema document: its dialect, references, limits, and the validator it becomes."""
