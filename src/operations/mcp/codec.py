@@ -44,7 +44,7 @@ from operations.envelopes import (
 )
 from operations.observe import trace_context
 from operations.schema import Schema
-from operations.schema.reading.references import rewritten
+from operations.schema.references import rewritten
 from operations.specs import OperationSpec, OperationType
 from operations.types import JSONObject, JSONSchema
 
