@@ -26,7 +26,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from operations import _json
+from operations import _decoding
+from operations._decoding import decode_json
 from operations._json import (
     MAX_DEPTH,
     MAX_REQUEST_VALUES,
@@ -36,7 +37,6 @@ from operations._json import (
     as_json,
     canonical,
     count_values,
-    decode_json,
     lift,
     pointer,
     to_json,
@@ -554,9 +554,9 @@ def test_values_and_depth_are_counted_exactly(
 
     with pytest.MonkeyPatch.context() as patch:
         # Every boundary between slices is somewhere.
-        patch.setattr(_json, "_SLICE", slice_bytes)
+        patch.setattr(_decoding, "_SLICE", slice_bytes)
         if is_huge:
-            patch.setattr(_json, "_HUGE", 0)
+            patch.setattr(_decoding, "_HUGE", 0)
         assert decode_json(raw, max_values=values, max_depth=depth, max_bytes=len(raw)) == value
         with pytest.raises(JSONLimitError, match="values"):
             decode_json(raw, max_values=values - 1, max_depth=depth)
@@ -647,7 +647,7 @@ def test_garbage_is_collected_however_often_the_collector_is_paused() -> None:
     # In a process of its own: here, pytest has frozen what there was.
     code = """
 import gc
-from operations._collector import gc_paused
+from operations._decoding import gc_paused
 
 most, kept = 0, []
 for _ in range(40):

@@ -1,33 +1,31 @@
-"""Define which values are JSON, convert Python values to it, and decode JSON text within bounds.
+"""Define which values are JSON, and convert Python values to it. `_decoding` reads JSON text.
 
 Rule 1: JSON is `dict` with `str` keys, `list`, `str`, `int`, `float`, `bool`, `None`, exactly.
 Rule 2: NaN, infinities, lone surrogates and nesting beyond a bound are not JSON, at any depth.
 Rule 3: a value has the same JSON form in every place: as input and output, in the process and on the wire. Its form
         depends on its type only: a `Decimal` is always text.
-Rule 4: JSON text from outside is decoded by `decode_json`, or by a typed decoder after `enforce_bounds`: its bytes,
-        values and depth are checked before anything is built.
+Rule 4: objects are converted in C if that gives the same. A class is examined once. It qualifies if msgspec, or the
+        instance's own attributes, give exactly what `to_json` gives: not attrs classes, whose private attributes it
+        leaves out, nor pydantic dataclasses, whose serializers it does not know. The result still has to be checked:
+        NaN, lone surrogates and deep nesting pass.
 """
 
 import dataclasses
-import gc
 import sys
 from base64 import b64encode
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set, ValuesView
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set, ValuesView
 from datetime import date, time, timedelta
 from decimal import Decimal
 from enum import Enum
 from functools import singledispatch
 from ipaddress import IPv4Address, IPv6Address
-from itertools import accumulate
 from os import PathLike, fspath
-from typing import Any, Literal, TypeGuard, TypeVar, cast
+from typing import Any, Literal, TypeGuard, cast, get_args, get_type_hints
 from uuid import UUID
 
 import msgspec
 
 from operations.types import JSONObject
-
-ValueT = TypeVar("ValueT")
 
 MAX_DEPTH = 64
 """How deep data may nest. A recursive validator given deeper data can exhaust the stack."""
@@ -404,173 +402,163 @@ def count_values(value: Any, most: int) -> int:
     return count
 
 
-# ------------------------------------------------------------ decoding
-
-LARGE = 64 * 1024
-"""Bytes of JSON that may build so many objects that the garbage collector runs several times."""
+# ------------------------------------------------------------ conversion in C
 
 
-def build_from(decode: Callable[[bytes], ValueT], raw: bytes) -> ValueT:
-    """Decode with a decoder of msgspec.
+_PLAIN_NODES = frozenset({
+    "bool", "date", "decimal", "default", "dict", "enum", "float", "int", "list", "literal",
+    "model-field", "model-fields", "none", "nullable", "str", "union", "uuid",
+})  # fmt: skip
+"""The nodes of a pydantic core schema whose values have the JSON form of `to_json`. Not models: a model writes the
+declared fields of a model in it, also if that is an instance of a subclass with more of them."""
 
-    The garbage collector waits meanwhile if the text is large: nothing that is being built is garbage, and visiting it
-    again and again takes several times as long as building it.
-    """
-    if len(raw) < LARGE or not gc.isenabled():
-        return decode(raw)
-    gc.disable()
+_CUSTOM = frozenset({
+    "computed_fields", "root_model", "serialization", "serialization_alias", "serialization_exclude",
+})  # fmt: skip
+"""Keywords of a core schema that change the JSON form of a model."""
+
+_MAX_CLASSES = 10_000
+"""How many classes are remembered."""
+
+_exact: dict[type, bool] = {}
+_plain_models: dict[type, bool] = {}
+_list_serializers: dict[type, Any] = {}
+
+
+def holds_objects(value: Any) -> bool:
+    """Return whether `value` is an object, or a list of objects, that can be converted here."""
+    kind: type = type(value)  # pyright: ignore[reportUnknownVariableType]
+    if kind is list:
+        if not value or type(value[0]) in _JSON_TYPES:
+            return False
+        return all(map(_is_exact, set(map(type, value))))
+    return kind not in _JSON_TYPES and _is_exact(kind)
+
+
+def without_objects(value: Any) -> Any:
+    """Return an object, or a list of objects, as builtins if possible, and any other value unchanged."""
+    if not holds_objects(value):
+        return value
     try:
-        return decode(raw)
-    finally:
-        gc.enable()
+        return msgspec.to_builtins(value, enc_hook=_form_of)
+    except (TypeError, ValueError, RecursionError):
+        # `to_json` raises an error with the reason.
+        return value
 
 
-def decode_json(
-    raw: bytes | str,
-    *,
-    max_values: int,
-    max_bytes: int | None = None,
-    max_depth: int = MAX_MESSAGE_DEPTH,
-) -> Any:
-    """Return the value in a JSON text from outside. Of duplicate keys, the last one wins.
+def dumped_models(value: Any) -> Any:
+    """Return a model that converts itself, or a list of its instances, as fresh JSON; None for other values."""
+    kind: Any = type(value)  # pyright: ignore[reportUnknownVariableType]
+    cls: Any = type(cast("list[Any]", value)[0]) if kind is list else kind  # pyright: ignore[reportUnknownVariableType]
+    if not hasattr(cls, "__pydantic_serializer__") or _reads_attributes(cls):
+        return None
+    if kind is not list:
+        return cls.__pydantic_serializer__.to_python(value, mode="json", by_alias=True)
+    if len(set(map(type, value))) > 1:
+        return None
+    return _list_serializer(cls).to_python(value, mode="json", by_alias=True)
 
-    Raises:
-        JSONLimitError: If it is larger, longer or deeper than allowed; nothing was built then.
-        JSONValueError: If it is not JSON.
-    """
-    if isinstance(raw, str):
-        try:
-            raw = raw.encode()
-        except UnicodeEncodeError:
-            raise JSONValueError("contains a lone surrogate, which is not valid Unicode") from None
-    enforce_bounds(raw, max_values=max_values, max_bytes=max_bytes, max_depth=max_depth)
+
+def _list_serializer(cls: Any) -> Any:
+    """Return the serializer of a list of models: one call for all of them takes half the time of one for each."""
+    found = _list_serializers.get(cls)
+    if found is None:
+        schema = cls.__pydantic_core_schema__
+        if schema["type"] == "definitions":
+            items = {"type": "list", "items_schema": schema["schema"]}
+            schema = {**schema, "schema": items}
+        else:
+            schema = {"type": "list", "items_schema": schema}
+        found = type(cls.__pydantic_serializer__)(schema)
+        _remember(_list_serializers, cls, found)
+    return found
+
+
+def _form_of(value: Any) -> Any:
+    """Return the JSON form of an object that msgspec does not know; its parts may need conversion."""
+    cls: Any = type(value)  # pyright: ignore[reportUnknownVariableType]
+    if _plain_models.get(cls) or _reads_attributes(cls):
+        return value.__dict__
+    if not hasattr(cls, "__pydantic_serializer__"):
+        return lift(value)
+    return cls.__pydantic_serializer__.to_python(value, mode="json", by_alias=True)
+
+
+def _reads_attributes(cls: type) -> bool:
+    known = _plain_models.get(cls)
+    if known is None:
+        known = _is_plain_model(getattr(cls, "__pydantic_core_schema__", None))
+        _remember(_plain_models, cls, known)
+    return known
+
+
+pack_objects = msgspec.msgpack.Encoder(enc_hook=_form_of).encode
+"""Encode what `holds_objects` as MessagePack, in which bytes and aware datetimes are not text."""
+
+
+def _remember(known: dict[type, Any], cls: type, verdict: Any) -> None:
+    if len(known) >= _MAX_CLASSES:
+        known.clear()
+    known[cls] = verdict
+
+
+def _is_exact(cls: type) -> bool:
+    known = _exact.get(cls)
+    if known is None:
+        _remember(_exact, cls, True)  # while under way: a class may contain itself
+        known = _examine(cls)
+        _remember(_exact, cls, known)
+    return known
+
+
+def _examine(cls: type) -> bool:
+    """Return whether msgspec converts instances, and what their annotations name, as `to_json` does."""
+    if hasattr(cls, "__pydantic_serializer__"):
+        # A model converts itself, with everything in it.
+        return not dataclasses.is_dataclass(cls)
+    if hasattr(cls, "__attrs_attrs__"):
+        return False
+    if not dataclasses.is_dataclass(cls) and not issubclass(cls, msgspec.Struct):
+        return True
     try:
-        return build_from(_decode, raw)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise JSONValueError(f"is not JSON: {error}") from None
-    except RecursionError:
-        raise JSONLimitError("is nested too deeply", "depth") from None
+        hints = get_type_hints(cls)
+    except Exception:  # noqa: BLE001 - annotations are code and may raise anything
+        return False
+    return all(_is_exact(part) for hint in hints.values() for part in _classes_in(hint))
 
 
-_decode = msgspec.json.Decoder().decode
+def _classes_in(hint: Any) -> Iterator[type]:
+    if isinstance(hint, type):
+        yield hint
+    for part in get_args(hint):
+        yield from _classes_in(part)
 
 
-def enforce_bounds(
-    raw: bytes,
-    *,
-    max_values: int,
-    max_bytes: int | None = None,
-    max_depth: int = MAX_MESSAGE_DEPTH,
-) -> None:
-    """Raise an error for a JSON text that is too large to be decoded. Malformed text may pass.
-
-    Raises:
-        JSONLimitError: If it has more than `max_bytes` bytes, `max_values` values or `max_depth` levels.
-    """
-    if max_bytes is not None and len(raw) > max_bytes:
-        raise JSONLimitError(f"is larger than {max_bytes:,} bytes", "bytes")
-    if len(raw) > _HUGE:
-        _enforce_in_slices(raw, max_values, max_depth)
-        return
-    # A value takes at least one byte and a separator.
-    may_have_many = len(raw) >= 2 * max_values
-    if len(raw) < 2 * max_depth and not may_have_many:
-        return
-    # Brackets inside strings count too, so these are upper bounds: they may accept, but not reject.
-    containers = raw.count(b"[") + raw.count(b"{")
-    may_have_many = may_have_many and containers + raw.count(b",") >= max_values
-    if not may_have_many and containers <= max_depth:
-        return
-    raw = _without_escapes(raw)
-    if may_have_many:
-        _enforce_count(raw, max_values)
-    if containers > max_depth:
-        _enforce_depth(raw, max_depth)
+def _is_plain_model(schema: Any) -> bool:
+    """Return whether the attributes of a model with this core schema are its JSON form."""
+    if not is_object(schema) or schema.get("type") != "model":
+        return False
+    config = object_of(schema.get("config"))
+    return (
+        config.get("extra_fields_behavior") != "allow"
+        and not any(name.startswith("ser_json") for name in config)
+        and not any(schema.get(keyword) for keyword in _CUSTOM)
+        and _is_plain_node(schema.get("schema"))
+    )
 
 
-_HUGE = 8 * 1024 * 1024
-"""Bytes that are not scanned in one piece, so that other threads have their turn in between."""
+def _is_plain_node(node: Any) -> bool:
+    if isinstance(node, (list, tuple)):
+        return all(map(_is_plain_node, cast("list[Any]", node)))
+    if not is_object(node):
+        return True
+    fields = object_of(node.get("fields"))
+    return (
+        node.get("type") in _PLAIN_NODES
+        and not any(node.get(keyword) for keyword in _CUSTOM)
+        and all(map(_is_plain_node, fields.values()))
+        and all(_is_plain_node(part) for name, part in node.items() if name not in _NOT_NODES)
+    )
 
 
-def _enforce_in_slices(raw: bytes, max_values: int, max_depth: int) -> None:
-    """Check a long text a slice at a time: beyond a limit, the rest of it costs nothing."""
-    count, depth, inside, opened, start = 1, 0, 0, b"", 0
-    while start < len(raw):
-        part = raw[start : start + _SLICE * 4]
-        if (len(part) - len(part.rstrip(b"\\"))) % 2:
-            # An escaped character stays in one slice with its backslash.
-            part = raw[start : start + len(part) + 1]
-        start += len(part)
-        text, inside = _outside_strings(_without_escapes(part), inside)
-        text = opened + text
-        opened = text[-1:] if text[-1:] in (b"[", b"{") else b""
-        text = text[: len(text) - len(opened)]
-        openings = text.count(b"[") + text.count(b"{")
-        count += text.count(b",") + openings - text.count(b"[]") - text.count(b"{}")
-        if count > max_values:
-            raise JSONLimitError(f"holds more than {max_values:,} values", "values")
-        if depth + openings > max_depth:
-            steps = text.translate(_BRACKETS, _NOT_BRACKETS)
-            if max(accumulate(memoryview(steps).cast("b"), initial=depth)) > max_depth:
-                raise JSONLimitError(f"is nested too deeply: more than {max_depth} levels", "depth")
-        depth += openings - text.count(b"]") - text.count(b"}")
-
-
-def _outside_strings(raw: bytes, inside: int) -> tuple[bytes, int]:
-    """Return a text without spaces and with one letter for each string, and whether it ends inside a string."""
-    parts = raw.split(b'"')
-    # Strings, which are every other part, become one letter each.
-    text = b"s".join(parts[inside::2])
-    if inside:
-        text = b"s" + text
-    is_open = (inside + len(parts)) % 2 == 0
-    if is_open:
-        text += b"s"
-    return text.translate(None, _SPACE), int(is_open)
-
-
-def _without_escapes(raw: bytes) -> bytes:
-    """Return `raw` without escaped quotes, so that every quote begins or ends a string."""
-    if b"\\" not in raw:
-        return raw
-    return raw.replace(b"\\\\", b"").replace(b'\\"', b"")
-
-
-_SLICE = 1 << 18
-_SPACE = b" \t\n\r"
-
-
-def _enforce_count(raw: bytes, max_values: int) -> None:
-    """Count exactly, a slice at a time: beyond the limit, the rest of the text costs nothing."""
-    count, inside, opened = 1, 0, b""
-    for start in range(0, len(raw), _SLICE):
-        text, inside = _outside_strings(raw[start : start + _SLICE], inside)
-        text = opened + text
-        # An opening bracket at the end waits for the next slice, which shows whether the container is empty.
-        opened = text[-1:] if text[-1:] in (b"[", b"{") else b""
-        text = text[: len(text) - len(opened)]
-        count += text.count(b",") + text.count(b"[") + text.count(b"{")
-        count -= text.count(b"[]") + text.count(b"{}")
-        if count > max_values:
-            raise JSONLimitError(f"holds more than {max_values:,} values", "values")
-
-
-_BRACKETS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
-_NOT_STRUCTURE = bytes(set(range(256)) - set(b'"[]{}'))
-_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
-_FEW_LEVELS = 8
-
-
-def _enforce_depth(raw: bytes, max_depth: int) -> None:
-    """Measure the depth exactly, from the quotes and brackets alone."""
-    # Removing adjacent quotes does not change on which side of a string anything else is.
-    structure = raw.translate(None, _NOT_STRUCTURE).replace(b'""', b"")
-    steps = b"".join(structure.split(b'"')[::2]).translate(_BRACKETS)
-    left = steps
-    for _ in range(min(max_depth, _FEW_LEVELS)):
-        # Each pass removes the innermost containers: few texts have more left after these.
-        left = left.replace(b"\x01\xff", b"")
-        if not left:
-            return
-    if max(accumulate(memoryview(steps).cast("b")), default=0) > max_depth:
-        raise JSONLimitError(f"is nested too deeply: more than {max_depth} levels", "depth")
+_NOT_NODES = frozenset({"default", "expected", "fields", "members", "metadata"})

@@ -25,8 +25,9 @@ from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from msgspec import Meta
 
+from operations._decoding import decode_json
 from operations._derive import NAMED
-from operations._json import MAX_REQUEST_VALUES, JSONValueError, decode_json, object_of, text_of
+from operations._json import MAX_REQUEST_VALUES, JSONValueError, object_of, text_of
 from operations._text import enforce_lists
 from operations.access import Identity
 from operations.context import NO_CALL, OperationContext

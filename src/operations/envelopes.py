@@ -24,7 +24,8 @@ from typing import (
 
 import msgspec
 
-from operations._json import MAX_RESPONSE_VALUES, decode_json, list_of, object_of, to_json
+from operations._decoding import decode_json
+from operations._json import MAX_RESPONSE_VALUES, list_of, object_of, to_json
 from operations._text import enforce_lists
 from operations.errors import CallError, ErrorCode
 from operations.schema import MAX_MESSAGE, MAX_PATH, Change, Schema

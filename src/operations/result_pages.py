@@ -21,7 +21,8 @@ from typing import Any, Final, cast
 import msgspec
 from msgspec.structs import replace
 
-from operations._json import build_from, is_list, is_object, pointer
+from operations._decoding import build_from
+from operations._json import is_list, is_object, pointer
 from operations.access import check_access
 from operations.context import OperationContext
 from operations.envelopes import MCPResponseMeta, ResponseEnvelope, TextContent

@@ -21,11 +21,11 @@ from typing import (
 import msgspec
 from msgspec.structs import force_setattr
 
+from operations._decoding import decode_json
 from operations._json import (
     MAX_DOCUMENT_DEPTH,
     MAX_DOCUMENT_VALUES,
     canonical,
-    decode_json,
     to_json,
 )
 from operations._text import enforce_lists, suggestion

@@ -15,7 +15,8 @@ from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 import msgspec
 
-from operations._json import MAX_REQUEST_VALUES, JSONValueError, decode_json, list_of, unescape
+from operations._decoding import decode_json
+from operations._json import MAX_REQUEST_VALUES, JSONValueError, list_of, unescape
 from operations.schema import Change, CompiledSchema
 from operations.schema.results import MAX_PATH
 from operations.types import JSONObject

@@ -12,8 +12,7 @@ from typing import Any, Final, TypeAlias, cast
 
 import msgspec
 
-from operations._json import TOO_LONG, as_json, count_values, to_json
-from operations._json_objects import without_objects
+from operations._json import TOO_LONG, as_json, count_values, to_json, without_objects
 from operations._text import printable
 from operations.envelopes import (
     MAX_CHANGES,

@@ -23,7 +23,8 @@ from typing import Any, Literal, TypeAlias, cast
 
 import msgspec
 
-from operations._json import MAX_REQUEST_VALUES, decode_json
+from operations._decoding import decode_json
+from operations._json import MAX_REQUEST_VALUES
 from operations._text import tool_name
 from operations.errors import CallError, ErrorCode
 from operations.schema.outline import Outline

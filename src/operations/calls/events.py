@@ -22,7 +22,8 @@ from typing import Annotated, Any, TypeAlias, cast
 
 import msgspec
 
-from operations._json import LARGE, MAX_REQUEST_VALUES, JSONLimitError, build_from, enforce_bounds
+from operations._decoding import LARGE, build_from, enforce_bounds
+from operations._json import MAX_REQUEST_VALUES, JSONLimitError
 from operations.access import Identity
 from operations.envelopes import (
     HTTPResponseMeta,

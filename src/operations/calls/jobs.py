@@ -13,7 +13,8 @@ from typing import Any
 
 import msgspec
 
-from operations._json import JSONLimitError, enforce_bounds
+from operations._decoding import enforce_bounds
+from operations._json import JSONLimitError
 from operations._pipeline.outcome import BUCKETS
 from operations.access import Identity
 from operations.calls.config import WorkerConfig

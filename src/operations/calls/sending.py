@@ -17,7 +17,8 @@ from math import isnan
 from time import time
 from typing import Any, Self, cast
 
-from operations._json import JSONLimitError, as_json, enforce_bounds
+from operations._decoding import enforce_bounds
+from operations._json import JSONLimitError, as_json
 from operations.access import Identity
 from operations.calls.events import (
     AbortPayload,

@@ -28,11 +28,11 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from operations._decoding import decode_json
 from operations._json import (
     MAX_DOCUMENT_DEPTH,
     MAX_DOCUMENT_VALUES,
     JSONValueError,
-    decode_json,
     is_object,
 )
 from operations._references import DefinitionReferences, Placed, Scopes

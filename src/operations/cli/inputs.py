@@ -19,12 +19,12 @@ from typing import Any, cast
 
 import msgspec
 
+from operations._decoding import decode_json
 from operations._json import (
     WRAPPING_DEPTH,
     JSONLimitError,
     JSONValueError,
     count_values,
-    decode_json,
     is_list,
     is_object,
     list_of,

@@ -17,9 +17,10 @@ from typing import Any, Final
 
 import msgspec
 
-from operations import _json
+from operations import _decoding
+from operations._decoding import enforce_bounds
 from operations._hosts import HostRules
-from operations._json import WRAPPING_DEPTH, JSONLimitError, JSONValueError, enforce_bounds
+from operations._json import WRAPPING_DEPTH, JSONLimitError, JSONValueError
 from operations.access import Identity
 from operations.errors import CallError, ErrorCode
 from operations.front.limits import Limits
@@ -99,7 +100,7 @@ def decode_json(body: bytes | str, limits: Limits) -> Any:
         RequestError: 400 if it is not JSON or nested too deeply, 413 if it has too many values.
     """
     try:
-        return _json.decode_json(
+        return _decoding.decode_json(
             body, max_values=limits.values, max_depth=limits.depth + WRAPPING_DEPTH
         )
     except JSONValueError as error:

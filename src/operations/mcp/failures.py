@@ -17,7 +17,8 @@ from mcp import MCPError
 from mcp_types import CONNECTION_CLOSED, REQUEST_TIMEOUT, JSONRPCError
 from pydantic import ValidationError
 
-from operations._json import MAX_REQUEST_VALUES, JSONValueError, decode_json
+from operations._decoding import decode_json
+from operations._json import MAX_REQUEST_VALUES, JSONValueError
 from operations.errors import CallError, ErrorCode, timeout_error
 from operations.front.public_errors import Redactor
 from operations.types import JSONObject

@@ -36,14 +36,13 @@ from mcp.shared.auth import OAuthClientInformationFull, OAuthToken
 from mcp.shared.message import SessionMessage
 from pydantic import ValidationError
 
+from operations._decoding import decode_json, enforce_bounds
 from operations._hosts import TrustedHosts, enforce_public, is_public, not_public, origin_of
 from operations._json import (
     MAX_DOCUMENT_DEPTH,
     MAX_REQUEST_VALUES,
     JSONLimitError,
     JSONValueError,
-    decode_json,
-    enforce_bounds,
 )
 from operations._mcp_config import ClientCredentials, MCPClientConfig
 from operations.caller_tokens import TokenFunction

@@ -27,11 +27,11 @@ from mcp import MCPError
 from mcp.shared.dispatcher import CallOptions, ProgressFnT
 from opentelemetry.propagate import inject
 
+from operations._decoding import decode_json
 from operations._json import (
     MAX_DOCUMENT_DEPTH,
     JSONLimitError,
     JSONValueError,
-    decode_json,
 )
 from operations._mcp_config import MCPClientConfig
 from operations.front.public_errors import Redactor

@@ -31,7 +31,8 @@ from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCError, JSONRPCRequest, jsonrpc_message_adapter
 from pydantic import ValidationError
 
-from operations._json import MAX_DOCUMENT_DEPTH, JSONLimitError, enforce_bounds
+from operations._decoding import enforce_bounds
+from operations._json import MAX_DOCUMENT_DEPTH, JSONLimitError
 from operations._mcp_config import MCPClientConfig
 from operations.mcp.failures import Kind, answered_id, seal
 

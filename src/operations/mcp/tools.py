@@ -15,7 +15,8 @@ from typing import Any, Protocol, cast
 import msgspec
 from msgspec.structs import replace
 
-from operations._json import MAX_RESPONSE_VALUES, JSONValueError, decode_json, object_of, to_json
+from operations._decoding import decode_json
+from operations._json import MAX_RESPONSE_VALUES, JSONValueError, object_of, to_json
 from operations._mcp_config import MCPClientConfig
 from operations._text import safe_name
 from operations.access import enforce_access

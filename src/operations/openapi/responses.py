@@ -17,13 +17,13 @@ from typing import Any
 
 import msgspec
 
+from operations._decoding import decode_json
 from operations._json import (
     MAX_REQUEST_VALUES,
     MAX_RESPONSE_VALUES,
     JSONLimitError,
     JSONValueError,
     count_values,
-    decode_json,
     object_of,
 )
 from operations.envelopes import DescribedEnvelope, HTTPResponseMeta

@@ -11,7 +11,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Self, TypeAlias
 
-from operations._collector import gc_paused
+from operations._decoding import gc_paused
 from operations._hosts import TrustedHosts
 from operations._json import text_of
 from operations._text import counted, without_secrets

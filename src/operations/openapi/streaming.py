@@ -13,11 +13,11 @@ from functools import partial
 from secrets import SystemRandom
 from typing import Any
 
+from operations._decoding import decode_json
 from operations._json import (
     MAX_REQUEST_VALUES,
     JSONLimitError,
     JSONValueError,
-    decode_json,
     object_of,
 )
 from operations.context import OperationContext

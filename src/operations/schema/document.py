@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
-from operations._collector import gc_paused
+from operations._decoding import gc_paused
 from operations._json import JSONValueError, as_json, canonical
 from operations._text import printable
 from operations.errors import ErrorCode, SchemaError

@@ -18,7 +18,8 @@ from urllib.request import Request, urlopen
 from msgspec import structs
 from starlette.requests import HTTPConnection
 
-from operations._json import MAX_REQUEST_VALUES, decode_json, object_of
+from operations._decoding import decode_json
+from operations._json import MAX_REQUEST_VALUES, object_of
 from operations.access import Identity
 from operations.caller_tokens import hold_token
 from operations.errors import MissingExtraError

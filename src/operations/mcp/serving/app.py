@@ -27,7 +27,7 @@ from mcp.shared.message import SessionMessage
 from mcp_types import INTERNAL_ERROR, ErrorData, JSONRPCError
 from starlette.types import Message, Receive, Scope, Send
 
-from operations._collector import pause_collector
+from operations._decoding import pause_collector
 from operations._hosts import LOOPBACK
 from operations._text import enforce_lists
 from operations.errors import CallError

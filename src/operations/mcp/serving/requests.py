@@ -33,7 +33,8 @@ from mcp_types import (
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
-from operations._json import JSONValueError, build_from, decode_json
+from operations._decoding import build_from, decode_json
+from operations._json import JSONValueError
 from operations.context import NOTHING, CallerChannel
 from operations.front.http import RequestPipeline, RequestState
 from operations.front.messages import JSON, Reply

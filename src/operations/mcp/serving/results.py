@@ -19,10 +19,10 @@ from typing import Any, Final, cast
 
 import msgspec
 
+from operations._decoding import decode_json
 from operations._json import (
     MAX_REQUEST_VALUES,
     JSONValueError,
-    decode_json,
     list_of,
     object_of,
 )

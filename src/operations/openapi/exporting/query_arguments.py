@@ -15,7 +15,8 @@ from enum import Enum
 from typing import Any, Final, cast
 from urllib.parse import parse_qsl
 
-from operations._json import MAX_REQUEST_VALUES, JSONValueError, decode_json, kind_of, pointer
+from operations._decoding import decode_json
+from operations._json import MAX_REQUEST_VALUES, JSONValueError, kind_of, pointer
 from operations._references import followed
 from operations.errors import CallError, ErrorCode, SchemaError
 from operations.schema import Schema

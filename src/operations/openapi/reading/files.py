@@ -16,13 +16,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urljoin, urlsplit
 
-from operations._collector import gc_paused
+from operations._decoding import decode_json, gc_paused
 from operations._json import (
     MAX_DOCUMENT_DEPTH,
     MAX_DOCUMENT_VALUES,
     JSONLimitError,
     JSONValueError,
-    decode_json,
     escape,
     is_list,
     is_object,

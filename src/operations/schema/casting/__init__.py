@@ -8,8 +8,7 @@ Rule 3: clean data, which is most data, is found to be clean before anything is 
 from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
 
-from operations._json import MAX_DEPTH, JSONValueError, as_json, canonical, to_json
-from operations._json_objects import without_objects
+from operations._json import MAX_DEPTH, JSONValueError, as_json, canonical, to_json, without_objects
 from operations.schema.casting.changes import Changes, Uniform, is_unchanged
 from operations.schema.casting.stripping import REFUSALS, NeedsRepair, Stripper, TypedStrip, pack
 from operations.schema.casting.structs import Shaper

@@ -15,8 +15,16 @@ from typing import Any, NamedTuple, TypeAlias
 
 from msgspec import ValidationError, msgpack
 
-from operations._json import JSONValueError, as_json, lift, to_json
-from operations._json_objects import dumped_models, holds_objects, pack_objects, without_objects
+from operations._json import (
+    JSONValueError,
+    as_json,
+    dumped_models,
+    holds_objects,
+    lift,
+    pack_objects,
+    to_json,
+    without_objects,
+)
 from operations.schema.casting.changes import is_unchanged
 from operations.schema.casting.structs import Shape, Shaper
 from operations.schema.casting.thorough import Caster, applied

@@ -1,0 +1,265 @@
+"""Build values from JSON text: within bounds, and without the garbage collector in the way.
+
+Rule 1: JSON text from outside is decoded by `decode_json`, or by a typed decoder after `enforce_bounds`: its bytes,
+        values and depth are checked before anything is built.
+"""
+
+import asyncio
+import gc
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from itertools import accumulate
+from typing import Any, TypeVar
+
+import msgspec
+
+from operations._json import MAX_MESSAGE_DEPTH, JSONLimitError, JSONValueError
+
+ValueT = TypeVar("ValueT")
+
+LARGE = 64 * 1024
+"""Bytes of JSON that may build so many objects that the garbage collector runs several times."""
+
+
+def build_from(decode: Callable[[bytes], ValueT], raw: bytes) -> ValueT:
+    """Decode with a decoder of msgspec.
+
+    The garbage collector waits meanwhile if the text is large: nothing that is being built is garbage, and visiting it
+    again and again takes several times as long as building it.
+    """
+    if len(raw) < LARGE or not gc.isenabled():
+        return decode(raw)
+    gc.disable()
+    try:
+        return decode(raw)
+    finally:
+        gc.enable()
+
+
+def decode_json(
+    raw: bytes | str,
+    *,
+    max_values: int,
+    max_bytes: int | None = None,
+    max_depth: int = MAX_MESSAGE_DEPTH,
+) -> Any:
+    """Return the value in a JSON text from outside. Of duplicate keys, the last one wins.
+
+    Raises:
+        JSONLimitError: If it is larger, longer or deeper than allowed; nothing was built then.
+        JSONValueError: If it is not JSON.
+    """
+    if isinstance(raw, str):
+        try:
+            raw = raw.encode()
+        except UnicodeEncodeError:
+            raise JSONValueError("contains a lone surrogate, which is not valid Unicode") from None
+    enforce_bounds(raw, max_values=max_values, max_bytes=max_bytes, max_depth=max_depth)
+    try:
+        return build_from(_decode, raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise JSONValueError(f"is not JSON: {error}") from None
+    except RecursionError:
+        raise JSONLimitError("is nested too deeply", "depth") from None
+
+
+_decode = msgspec.json.Decoder().decode
+
+
+def enforce_bounds(
+    raw: bytes,
+    *,
+    max_values: int,
+    max_bytes: int | None = None,
+    max_depth: int = MAX_MESSAGE_DEPTH,
+) -> None:
+    """Raise an error for a JSON text that is too large to be decoded. Malformed text may pass.
+
+    Raises:
+        JSONLimitError: If it has more than `max_bytes` bytes, `max_values` values or `max_depth` levels.
+    """
+    if max_bytes is not None and len(raw) > max_bytes:
+        raise JSONLimitError(f"is larger than {max_bytes:,} bytes", "bytes")
+    if len(raw) > _HUGE:
+        _enforce_in_slices(raw, max_values, max_depth)
+        return
+    # A value takes at least one byte and a separator.
+    may_have_many = len(raw) >= 2 * max_values
+    if len(raw) < 2 * max_depth and not may_have_many:
+        return
+    # Brackets inside strings count too, so these are upper bounds: they may accept, but not reject.
+    containers = raw.count(b"[") + raw.count(b"{")
+    may_have_many = may_have_many and containers + raw.count(b",") >= max_values
+    if not may_have_many and containers <= max_depth:
+        return
+    raw = _without_escapes(raw)
+    if may_have_many:
+        _enforce_count(raw, max_values)
+    if containers > max_depth:
+        _enforce_depth(raw, max_depth)
+
+
+_HUGE = 8 * 1024 * 1024
+"""Bytes that are not scanned in one piece, so that other threads have their turn in between."""
+
+
+def _enforce_in_slices(raw: bytes, max_values: int, max_depth: int) -> None:
+    """Check a long text a slice at a time: beyond a limit, the rest of it costs nothing."""
+    count, depth, inside, opened, start = 1, 0, 0, b"", 0
+    while start < len(raw):
+        part = raw[start : start + _SLICE * 4]
+        if (len(part) - len(part.rstrip(b"\\"))) % 2:
+            # An escaped character stays in one slice with its backslash.
+            part = raw[start : start + len(part) + 1]
+        start += len(part)
+        text, inside = _outside_strings(_without_escapes(part), inside)
+        text = opened + text
+        opened = text[-1:] if text[-1:] in (b"[", b"{") else b""
+        text = text[: len(text) - len(opened)]
+        openings = text.count(b"[") + text.count(b"{")
+        count += text.count(b",") + openings - text.count(b"[]") - text.count(b"{}")
+        if count > max_values:
+            raise JSONLimitError(f"holds more than {max_values:,} values", "values")
+        if depth + openings > max_depth:
+            steps = text.translate(_BRACKETS, _NOT_BRACKETS)
+            if max(accumulate(memoryview(steps).cast("b"), initial=depth)) > max_depth:
+                raise JSONLimitError(f"is nested too deeply: more than {max_depth} levels", "depth")
+        depth += openings - text.count(b"]") - text.count(b"}")
+
+
+def _outside_strings(raw: bytes, inside: int) -> tuple[bytes, int]:
+    """Return a text without spaces and with one letter for each string, and whether it ends inside a string."""
+    parts = raw.split(b'"')
+    # Strings, which are every other part, become one letter each.
+    text = b"s".join(parts[inside::2])
+    if inside:
+        text = b"s" + text
+    is_open = (inside + len(parts)) % 2 == 0
+    if is_open:
+        text += b"s"
+    return text.translate(None, _SPACE), int(is_open)
+
+
+def _without_escapes(raw: bytes) -> bytes:
+    """Return `raw` without escaped quotes, so that every quote begins or ends a string."""
+    if b"\\" not in raw:
+        return raw
+    return raw.replace(b"\\\\", b"").replace(b'\\"', b"")
+
+
+_SLICE = 1 << 18
+
+
+_SPACE = b" \t\n\r"
+
+
+def _enforce_count(raw: bytes, max_values: int) -> None:
+    """Count exactly, a slice at a time: beyond the limit, the rest of the text costs nothing."""
+    count, inside, opened = 1, 0, b""
+    for start in range(0, len(raw), _SLICE):
+        text, inside = _outside_strings(raw[start : start + _SLICE], inside)
+        text = opened + text
+        # An opening bracket at the end waits for the next slice, which shows whether the container is empty.
+        opened = text[-1:] if text[-1:] in (b"[", b"{") else b""
+        text = text[: len(text) - len(opened)]
+        count += text.count(b",") + text.count(b"[") + text.count(b"{")
+        count -= text.count(b"[]") + text.count(b"{}")
+        if count > max_values:
+            raise JSONLimitError(f"holds more than {max_values:,} values", "values")
+
+
+_BRACKETS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
+
+
+_NOT_STRUCTURE = bytes(set(range(256)) - set(b'"[]{}'))
+
+
+_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+
+
+_FEW_LEVELS = 8
+
+
+def _enforce_depth(raw: bytes, max_depth: int) -> None:
+    """Measure the depth exactly, from the quotes and brackets alone."""
+    # Removing adjacent quotes does not change on which side of a string anything else is.
+    structure = raw.translate(None, _NOT_STRUCTURE).replace(b'""', b"")
+    steps = b"".join(structure.split(b'"')[::2]).translate(_BRACKETS)
+    left = steps
+    for _ in range(min(max_depth, _FEW_LEVELS)):
+        # Each pass removes the innermost containers: few texts have more left after these.
+        left = left.replace(b"\x01\xff", b"")
+        if not left:
+            return
+    if max(accumulate(memoryview(steps).cast("b")), default=0) > max_depth:
+        raise JSONLimitError(f"is nested too deeply: more than {max_depth} levels", "depth")
+
+
+# ------------------------------------------------------------ the garbage collector
+
+_MANY = 10_000
+"""New objects that are worth being aged."""
+
+
+@contextmanager
+def gc_paused(*, collects: bool = True) -> Generator[None]:
+    """Pause the garbage collector while long-lived objects are created, for example from a document.
+
+    There may be tens of thousands of them. Each collection meanwhile would visit every object of the process, which
+    holds the interpreter for longer than the work itself takes.
+
+    Args:
+        collects: Whether garbage may be looked for at the end; a call that must be quick leaves that to a later block.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            _collector.age(collects=collects)
+            gc.enable()
+
+
+def pause_collector() -> None:
+    """Let the garbage collector wait until the next turn of the event loop, while another library decodes a large body.
+
+    As `build_from` does for our own decoders.
+    """
+    if gc.isenabled():
+        gc.disable()
+        asyncio.get_running_loop().call_soon(gc.enable)
+
+
+class _Collector:
+    """Counts new objects as old at once, instead of visiting them as new, if they are many.
+
+    The interpreter does not know that there are more old objects then, and would never look for garbage among them.
+    """
+
+    def __init__(self) -> None:
+        self._aged = 0
+        """Objects that were aged since the last full collection."""
+        self._kept = 0
+        """Objects that were there then."""
+
+    def age(self, *, collects: bool) -> None:
+        new = gc.get_count()[0]
+        if (collects and new < _MANY) or gc.get_freeze_count():
+            return
+        gc.freeze()
+        gc.unfreeze()
+        self._aged += new
+        if not collects:
+            return
+        if not self._kept:
+            # The first time, nothing that was made can have become garbage. Counting all objects takes too long.
+            self._kept, self._aged = new, 0
+        elif self._aged > self._kept:
+            gc.collect()
+            gc.freeze()
+            self._kept, self._aged = gc.get_freeze_count(), 0
+            gc.unfreeze()
+
+
+_collector = _Collector()
