@@ -249,7 +249,7 @@ async def test_over_a_broker_a_handler_heeds_the_pace_of_a_reader_and_keeps_slow
         target = await stack.enter_async_context(broker_world.connect())
         serving = await stack.enter_async_context(PendingRequestMap(target))
         requests = RequestsTo(build_call_handler(registry, serving))
-        taking = await target.consume("operations", requests, lambda: 10)
+        taking = await target.consume("operations", requests)
         stack.push_async_callback(taking.aclose)
         caller = await stack.enter_async_context(broker_world.connect())
         calls = await stack.enter_async_context(PendingRequestMap(caller, heartbeat=0.1))
@@ -307,7 +307,7 @@ async def ends(request: pytest.FixtureRequest) -> Any:
 async def test_replies_to_requests_that_were_not_announced_are_published(ends: Any) -> None:
     async with ends as (near, far):
         inbox = Inbox()
-        taking = await far.consume("operations", inbox, lambda: 10)
+        taking = await far.consume("operations", inbox)
         async with PendingRequestMap(near, timeout=5) as calls, PendingRequestMap(far) as answering:
             if hasattr(far, "wants"):
                 await far.wants("call.completed:")
@@ -363,7 +363,7 @@ async def test_on_a_target_with_queues_an_announced_subscription_is_replied_to_u
         PendingRequestMap(far) as answering,
     ):
         inbox = Inbox()
-        taking = await far.consume("operations", inbox, lambda: 10)
+        taking = await far.consume("operations", inbox)
         stream = calls.subscribe("a.b", 1)
         reading = asyncio.create_task(anext(stream))
         await until(lambda: inbox.events)

@@ -215,7 +215,7 @@ async def test_dead_letters_are_listed_inspected_replayed_and_removed(
 async def test_a_dead_letter_has_no_credential() -> None:
     target = MemoryTarget()
     # One takes every request and loses it; the other answers all probes, and has none.
-    taking = await target.consume("operations", SilentReceiver(), lambda: 1)
+    taking = await target.consume("operations", SilentReceiver())
     worker = CallServer(OperationRegistry(), target, WorkerConfig())
     await worker.listen()
     async with PendingRequestMap(target, heartbeat=0.05) as calls:

@@ -14,7 +14,7 @@ from tests.servers import RedisServer, running
 
 from operations.calls import PendingRequestMap, RemoteService, from_calls, serve_calls
 from operations.errors import CallError, ErrorCode, TransportError
-from operations.pubsub.base import EventTarget, Receiver
+from operations.pubsub.base import Consumer, EventTarget, Receiver
 from operations.pubsub.memory import MemoryTarget
 from operations.registry import OperationRegistry
 
@@ -110,13 +110,7 @@ async def test_opening_can_be_cancelled_at_every_step(
 class _Crowded(MemoryTarget):
     """Lets nobody take."""
 
-    async def consume(
-        self,
-        queue: str,
-        receiver: Receiver,
-        capacity: Callable[[], int],
-        backlog: int | None = None,
-    ) -> Any:
+    async def consume(self, queue: str, consumer: Consumer) -> Any:
         raise TransportError("there is no room")
 
 

@@ -63,7 +63,7 @@ async def test_a_map_can_answer_its_own_calls() -> None:
     """As in one process: whoever takes the requests answers through the same map."""
     target = MemoryTarget()
     inbox = Mailbox()
-    await target.consume("operations", inbox, lambda: 1)
+    await target.consume("operations", inbox)
     async with PendingRequestMap(target) as calls:
         answered = asyncio.create_task(calls.call("a.b", 1))
         failed = asyncio.create_task(calls.call("a.c", 1))
@@ -80,7 +80,7 @@ async def test_a_map_can_answer_its_own_calls() -> None:
 async def test_a_call_that_is_completed_without_an_answer_fails() -> None:
     target = MemoryTarget()
     inbox = Mailbox()
-    await target.consume("operations", inbox, lambda: 1)
+    await target.consume("operations", inbox)
     async with PendingRequestMap(target) as calls:
         call = asyncio.create_task(calls.call("a.b"))
         await until(lambda: inbox.events)

@@ -99,8 +99,8 @@ async def test_a_client_leaves_a_redis_that_became_read_only() -> None:
                 def receive(self, delivery: Delivery) -> None:
                     received.set()
 
-            await near.consume("work", SilentReceiver(), lambda: 0)
-            await far.consume("work", Worker(), lambda: 1)
+            await near.consume("work", SilentReceiver())
+            await far.consume("work", Worker())
             # The address leads to the new master, but the connections do not.
             through.target = new.port
             await admin.replicaof("127.0.0.1", new.port)

@@ -90,7 +90,7 @@ async def test_every_message_in_a_queue_goes_to_exactly_one_taker(world: World) 
         takers = [Recorder(), Recorder()]
         count = 1 if world.name == "websocket" else 2
         for taker in takers[:count]:
-            await far.consume("work", taker, lambda: 4)
+            await far.consume("work", taker)
         box = near.mailbox()
         await near.listen((box,), Recorder())
         for number in range(200):
@@ -167,8 +167,8 @@ async def test_closing_a_taker_loses_nothing_it_has_taken(broker_world: World) -
         first, second = Recorder(), Recorder()
         box = near.mailbox()
         await near.listen((box,), Recorder())
-        leaving = await far.consume("work", first, lambda: 64)
-        await far.consume("work", second, lambda: 64)
+        leaving = await far.consume("work", first)
+        await far.consume("work", second)
 
         async def fill() -> None:
             for number in range(300):
@@ -250,7 +250,7 @@ async def test_messages_next_to_one_that_its_receiver_cannot_process_arrive(
 
     async with two_ends(broker_world) as (near, far):
         picky = Picky()
-        await far.consume("work", picky, lambda: 64)
+        await far.consume("work", picky)
         await asyncio.gather(
             *(
                 near.enqueue(

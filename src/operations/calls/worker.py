@@ -93,7 +93,7 @@ class CallServer:
         # The queue limits calls per caller; behind a broker all callers have one address.
         own = Limits(calls=limits.calls, calls_per_caller=limits.calls)
         self._front = front or Front(registry, own)
-        self._backlog = limits.calls + limits.queue
+        self.backlog: int | None = limits.calls + limits.queue
         self._address = config.address
         self._resolve = config.resolve
         self._grace = config.grace
@@ -144,12 +144,12 @@ class CallServer:
             TransportError: If the broker cannot be reached.
         """
         await self.listen()
-        self._consuming = await self.target.consume(self.group, self, self._capacity, self._backlog)
+        self._consuming = await self.target.consume(self.group, self)
         admin = admin_of(self.target)
         if admin is not None:
             self._advertised = await admin.advertise(self.group, self.counters.stats)
 
-    def _capacity(self) -> int:
+    def capacity(self) -> int:
         """Return how many more requests can begin now."""
         return self._admission.free
 

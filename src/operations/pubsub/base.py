@@ -108,6 +108,19 @@ class Receiver(Protocol):
         ...
 
 
+class Consumer(Receiver, Protocol):
+    """Receives the messages of a queue."""
+
+    @property
+    def backlog(self) -> int | None:
+        """The number of messages that may wait at the broker for each consumer, if it keeps them; None for no limit."""
+        ...
+
+    def capacity(self) -> int:
+        """Return how many more messages this process can work on now. A broker that keeps messages delivers no more."""
+        ...
+
+
 class Subscription(Protocol):
     """A listener or consumer, until it is closed."""
 
@@ -135,27 +148,12 @@ class EventTarget(Protocol):
     """
 
     trusted: bool
-    direct: bool
-    broadcasts_replies: bool
-    durable: bool
-
-    @property
-    def max_bytes(self) -> int:
-        """The largest message that can be carried."""
-        ...
-
-    @max_bytes.setter
-    def max_bytes(self, size: int) -> None: ...
-
-    @property
-    def max_values(self) -> int:
-        """How many JSON values a message may hold."""
-        ...
-
-    @property
-    def identity(self) -> Identity | None:
-        """The identity of the peer, if it is known."""
-        ...
+    max_bytes: int
+    max_values: int
+    identity: Identity | None = None
+    direct: bool = False
+    broadcasts_replies: bool = False
+    durable: bool = False
 
     @property
     def is_connected(self) -> bool:
@@ -192,22 +190,8 @@ class EventTarget(Protocol):
         """
         ...
 
-    async def consume(
-        self,
-        queue: str,
-        receiver: Receiver,
-        capacity: Callable[[], int],
-        backlog: int | None = None,
-    ) -> Subscription:
+    async def consume(self, queue: str, consumer: Consumer) -> Subscription:
         """Receive messages from `queue`, in turn with all other consumers.
-
-        Args:
-            queue: Its name.
-            receiver: Receives them.
-            capacity: Returns how many more messages this process can work on now. If the broker keeps messages, no
-                more than that are read.
-            backlog: How many messages may wait at the broker for each consumer, if it keeps them; further ones are
-                rejected.
 
         Raises:
             TransportError: If the broker cannot be reached.
@@ -246,20 +230,20 @@ class EventTarget(Protocol):
         ...
 
     async def count_present(self, address: str) -> int | None:
-        """Return how many processes listen at `address`; None if the broker does not count them.
+        """Return how many processes listen at `address`; None, the default, if the broker does not count them.
 
         Raises:
             TransportError: If that cannot be known now.
         """
-        ...
+        return None
 
     async def is_waiting(self, queue: str, receipt: str) -> bool:
-        """Return whether the broker still keeps a message that no consumer has begun.
+        """Return whether the broker still keeps a message that no consumer has begun; by default it keeps none.
 
         Raises:
             TransportError: If that cannot be known now.
         """
-        ...
+        return False
 
     async def dead_letter(self, queue: str, body: bytes) -> None:
         """Store a message that killed every worker that received it, for an operator."""

@@ -1,20 +1,19 @@
 """Events within one process and one event loop, as JSON texts like on every other target."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from secrets import token_hex
 
 from operations._json import MAX_REQUEST_VALUES
 from operations._text import enforce_lists
-from operations.access import Identity
 from operations.errors import NoReceiverError, NotSentError
-from operations.pubsub.base import BoundedSet, Delivery, Receiver
+from operations.pubsub.base import BoundedSet, Consumer, Delivery, EventTarget, Receiver
 
 _MAX_SEEN = 40_000
 """Keys that are remembered, so that a request is not delivered twice."""
 
 
-class MemoryTarget:
+class MemoryTarget(EventTarget):
     """Connects callers and workers of one process. By default it is trusted, because only its own code can send.
 
     Args:
@@ -31,12 +30,9 @@ class MemoryTarget:
         max_values: int = MAX_REQUEST_VALUES,
     ) -> None:
         self.trusted = trusted
-        self.identity: Identity | None = None
         self.max_bytes = max_bytes
         self.max_values = max_values
-        self.direct = False
         self.broadcasts_replies = True
-        self.durable = False
         self.aside: list[bytes] = []
         self._listeners: dict[str, list[Receiver]] = {}
         self._consumers: dict[str, list[Receiver]] = {}
@@ -67,16 +63,10 @@ class MemoryTarget:
         self._enter_loop()
         return _Registration(self._listeners, addresses, receiver)
 
-    async def consume(
-        self,
-        queue: str,
-        receiver: Receiver,
-        capacity: Callable[[], int],
-        backlog: int | None = None,
-    ) -> "_Registration":
+    async def consume(self, queue: str, consumer: Consumer) -> "_Registration":
         """Receive requests in turn with the other consumers, one by one: `capacity` is not used."""
         self._enter_loop()
-        return _Registration(self._consumers, (queue,), receiver)
+        return _Registration(self._consumers, (queue,), consumer)
 
     async def send(self, address: str, body: bytes) -> None:
         """Deliver `body` to the listeners before this returns."""
@@ -109,10 +99,6 @@ class MemoryTarget:
     async def count_present(self, address: str) -> int | None:
         """Return how many listen at `address`."""
         return len(self._listeners.get(address, ()))
-
-    async def is_waiting(self, queue: str, receipt: str) -> bool:
-        """Return False: no message is kept."""
-        return False
 
     async def dead_letter(self, queue: str, body: bytes) -> None:
         """Keep the message in `aside`, the last hundred of them."""

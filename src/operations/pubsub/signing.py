@@ -10,7 +10,7 @@ Rule 4: signing protects against forged messages. Use permissions and TLS agains
 
 import hmac
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from heapq import nlargest
 from itertools import count
@@ -20,8 +20,8 @@ from typing import Any, cast
 
 import msgspec
 
-from operations.access import Identity
 from operations.pubsub.base import (
+    Consumer,
     Delivery,
     EventTarget,
     LogThrottle,
@@ -145,7 +145,7 @@ class Senders:
         self._limit = max(_MAX_SENDERS, 2 * len(kept))
 
 
-class SignedTarget:
+class SignedTarget(EventTarget):
     """A target all of whose messages are signed. Made by `signed`, or by the `secret` of a connection.
 
     Attributes:
@@ -159,13 +159,10 @@ class SignedTarget:
         self.broadcasts_replies = target.broadcasts_replies
         self.durable = target.durable
         self.trusted = target.trusted
+        self.identity = target.identity
+        self.max_values = target.max_values
         self.signer = Signer(secret)
         self._target = target
-
-    @property
-    def identity(self) -> Identity | None:
-        """Return the identity of the other end."""
-        return self._target.identity
 
     @property
     def max_bytes(self) -> int:
@@ -173,13 +170,8 @@ class SignedTarget:
         return self._target.max_bytes - _LENGTH
 
     @max_bytes.setter
-    def max_bytes(self, size: int) -> None:
+    def max_bytes(self, size: int) -> None:  # pyright: ignore[reportIncompatibleVariableOverride] - NATS changes it
         self._target.max_bytes = size + _LENGTH
-
-    @property
-    def max_values(self) -> int:
-        """How many JSON values a message may hold."""
-        return self._target.max_values
 
     @property
     def is_connected(self) -> bool:
@@ -207,16 +199,9 @@ class SignedTarget:
                 undo.push_async_callback(subscription.aclose)
             return undo.pop_all()
 
-    async def consume(
-        self,
-        queue: str,
-        receiver: Receiver,
-        capacity: Callable[[], int],
-        backlog: int | None = None,
-    ) -> Subscription:
+    async def consume(self, queue: str, consumer: Consumer) -> Subscription:
         """Receive requests that are signed for this queue."""
-        verifying = _Verifying(self, receiver, _queue(queue))
-        return await self._target.consume(queue, verifying, capacity, backlog)
+        return await self._target.consume(queue, _VerifyingConsumer(self, consumer, _queue(queue)))
 
     async def send(self, address: str, body: bytes) -> None:
         """Sign and send a message."""
@@ -305,6 +290,15 @@ class _Verifying:
         """Tell the receiver once."""
         if self._is_first:
             self._receiver.restored()
+
+
+class _VerifyingConsumer(_Verifying):
+    """Passes signed requests to a consumer."""
+
+    def __init__(self, target: SignedTarget, consumer: Consumer, address: str) -> None:
+        super().__init__(target, consumer, address)
+        self.backlog = consumer.backlog
+        self.capacity = consumer.capacity
 
 
 def _queue(name: str) -> str:

@@ -33,10 +33,10 @@ from operations.errors import NotSentError, TransportError
 from operations.pubsub.base import (
     IDLE,
     BatchSize,
+    Consumer,
     Delivery,
     LogThrottle,
     QueueState,
-    Receiver,
     deliver,
 )
 
@@ -342,11 +342,7 @@ class DurableQueues:
             self._opening.cancel()
 
     async def consume(
-        self,
-        queue: str,
-        receiver: Receiver,
-        capacity: Callable[[], int],
-        sender_of: Callable[[str], str],
+        self, queue: str, consumer: Consumer, sender_of: Callable[[str], str]
     ) -> "DurableTaking":
         """Consume requests in turn with all other consumers."""
         name = _consumer_name(queue)
@@ -374,10 +370,10 @@ class DurableQueues:
 
         try:
             await prepare()
-            consumer = await self._js.pull_subscribe_bind(durable=name, stream=self._stream)
+            pull = await self._js.pull_subscribe_bind(durable=name, stream=self._stream)
         except (Error, TimeoutError) as error:
             raise TransportError(f"JetStream: {error}") from error
-        return DurableTaking(consumer, prepare, clock, receiver, capacity, sender_of)
+        return DurableTaking(pull, prepare, clock, consumer, sender_of)
 
 
 def _consumer_name(queue: str) -> str:
@@ -397,19 +393,18 @@ class DurableTaking:
 
     def __init__(
         self,
-        consumer: Any,
+        pull: Any,
         prepare: Callable[[], Awaitable[None]],
         clock: Callable[[], Awaitable[float]],
-        receiver: Receiver,
-        capacity: Callable[[], int],
+        consumer: Consumer,
         sender_of: Callable[[str], str],
     ) -> None:
         self._sender_of = sender_of
-        self._consumer = consumer
+        self._pull = pull
         self._prepare = prepare
         self._clock = clock
-        self._receiver = receiver
-        self._batch = BatchSize(capacity)
+        self._consumer = consumer
+        self._batch = BatchSize(consumer.capacity)
         self._loop = asyncio.get_running_loop()
         self._ahead = 0.0
         self._compared_at = float("-inf")
@@ -425,7 +420,7 @@ class DurableTaking:
         self._task.cancel()
         await asyncio.wait({self._task})
         with suppress(Error, TimeoutError):
-            await self._consumer.unsubscribe()
+            await self._pull.unsubscribe()
 
     async def _run(self) -> None:
         while not self._closing:
@@ -435,7 +430,7 @@ class DurableTaking:
             try:
                 # A fetch that waits for long is for one request, so that a burst goes to all idle workers.
                 wait = IDLE if self._batch.is_hot else _WAIT
-                messages = await self._consumer.fetch(count, timeout=wait)
+                messages = await self._pull.fetch(count, timeout=wait)
             except TimeoutError:
                 self._batch.reset()
                 continue
@@ -448,7 +443,7 @@ class DurableTaking:
                 age = began + self._ahead - message.metadata.timestamp.timestamp()
                 claim = _MessageClaim(message, self._batch.taking, began)
                 sender = self._sender_of(message.subject)
-                deliver(self._receiver, Delivery(message.data, "", max(age, 0.0), claim, sender))
+                deliver(self._consumer, Delivery(message.data, "", max(age, 0.0), claim, sender))
             await self._batch.begun(len(messages), began)
 
     async def _recover(self, error: Error) -> None:

@@ -24,11 +24,11 @@ from typing import Any
 from nats.errors import Error, MaxPayloadError, NoRespondersError
 
 from operations._text import enforce_lists
-from operations.access import Identity
 from operations.errors import NotSentError, TooLargeError, TransportError
 from operations.pubsub.base import (
     NOT_PERMITTED,
     NOT_PRIVATE,
+    Consumer,
     Delivery,
     EventTarget,
     LogThrottle,
@@ -70,7 +70,7 @@ _MAX_KNOWN = 4096
 """Addresses whose subjects are remembered: a worker answers the same callers again and again."""
 
 
-class NatsTarget:
+class NatsTarget(EventTarget):
     """One client of a NATS server. Made by `connect_nats`."""
 
     def __init__(
@@ -85,11 +85,8 @@ class NatsTarget:
     ) -> None:
         self._affinity = LoopAffinity()
         self.trusted = trusted
-        self.identity: Identity | None = None
         self.max_bytes = 1024 * 1024
         self.max_values = max_values
-        self.direct = False
-        self.broadcasts_replies = False
         self.durable = durable
         self._prefix = prefix
         enforce_client(client)
@@ -366,13 +363,7 @@ class NatsTarget:
 
     # ---------------------------------------------------------------------------------------- queues
 
-    async def consume(
-        self,
-        queue: str,
-        receiver: Receiver,
-        capacity: Callable[[], int],
-        backlog: int | None = None,
-    ) -> Subscription:
+    async def consume(self, queue: str, consumer: Consumer) -> Subscription:
         """Take from `queue`. The server distributes plain requests one by one; `capacity` is for durable ones."""
         self._affinity.enforce()
 
@@ -384,7 +375,7 @@ class NatsTarget:
             elif sender == self._anyone and reply.startswith("_INBOX."):
                 # A plain client, which has no mailboxes.
                 sender = "_INBOX."
-            receiver.receive(Delivery(body, reply, sender=sender))
+            consumer.receive(Delivery(body, reply, sender=sender))
 
         name = token_hex(16)
         subject, roll_call = self._all_of(queue), self._all_of(queue, "who")
@@ -406,7 +397,7 @@ class NatsTarget:
             await self._arrive([subject, own, roll_call], subscribe)
             if self._durable is not None:
                 await self.admin.keep_letters()
-                taking = await self._durable.consume(queue, receiver, capacity, self._sender_of)
+                taking = await self._durable.consume(queue, consumer, self._sender_of)
                 undo.push_async_callback(taking.aclose)
             return undo.pop_all()
 
@@ -452,10 +443,6 @@ class NatsTarget:
             await self._nats.publish(f"{self._queue(queue, 'who')}.{self._client}", b"1", inbox)
         except _NATS_ERRORS as error:
             logger.debug("the consumers of %s cannot be asked: %s", queue, error)
-
-    async def count_present(self, address: str) -> int | None:
-        """Return None: the server does not count subscribers."""
-        return None
 
     async def is_waiting(self, queue: str, receipt: str) -> bool:
         """Return whether a durable queue still has a request."""

@@ -17,9 +17,16 @@ import msgspec
 
 from operations._json import MAX_REQUEST_VALUES
 from operations._text import enforce_lists
-from operations.access import Identity
 from operations.errors import NoReceiverError, NotSentError, TooLargeError, TransportError
-from operations.pubsub.base import PUT_TYPE, Delivery, Receiver, Registration, deliver
+from operations.pubsub.base import (
+    PUT_TYPE,
+    Consumer,
+    Delivery,
+    EventTarget,
+    Receiver,
+    Registration,
+    deliver,
+)
 from operations.pubsub.redis.connection import (
     CONNECTION_ERRORS,
     KEEPALIVE,
@@ -180,7 +187,7 @@ class _Frame(msgspec.Struct):
 _frames = msgspec.json.Decoder(_Frame)
 
 
-class RedisInteropTarget:
+class RedisInteropTarget(EventTarget):
     """A client of the original protocol. Created by `connect_redis_interop`."""
 
     def __init__(
@@ -194,12 +201,9 @@ class RedisInteropTarget:
         connect_timeout: float,
     ) -> None:
         self.trusted = trusted
-        self.identity: Identity | None = None
         self.max_bytes = max_bytes
         self.max_values = max_values
-        self.direct = False
         self.broadcasts_replies = True
-        self.durable = False
         self._prefix = prefix
         connector = Connector(url, connect_timeout)
         self._link = PipelinedConnection(connector, self._lost, self._restored)
@@ -248,15 +252,9 @@ class RedisInteropTarget:
         enforce_lists(addresses=addresses)
         return await self._register(self._listeners, receiver)
 
-    async def consume(
-        self,
-        queue: str,
-        receiver: Receiver,
-        capacity: Callable[[], int],
-        backlog: int | None = None,
-    ) -> Registration:
+    async def consume(self, queue: str, consumer: Consumer) -> Registration:
         """Receive all requests."""
-        return await self._register(self._takers, receiver)
+        return await self._register(self._takers, consumer)
 
     async def _register(self, receivers: list[Receiver], receiver: Receiver) -> Registration:
         """Add a receiver; return when Redis has confirmed the subscriptions.
@@ -329,14 +327,6 @@ class RedisInteropTarget:
     async def is_present(self, address: str) -> bool:
         """Return True, because the presence of a listener is not known."""
         return True
-
-    async def count_present(self, address: str) -> int | None:
-        """Return None: listeners are not counted."""
-        return None
-
-    async def is_waiting(self, queue: str, receipt: str) -> bool:
-        """Return False: no message is kept."""
-        return False
 
     async def dead_letter(self, queue: str, body: bytes) -> None:
         """Keep a poisonous request in a stream, the last thousand of them."""

@@ -6,7 +6,7 @@ Each has its own connection, because a blocking read delays every later command.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext, suppress
 from hashlib import sha1
 from secrets import token_hex
@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 from redis.exceptions import NoScriptError, ResponseError
 
 from operations.errors import TransportError
-from operations.pubsub.base import IDLE, BatchSize, Delivery, Receiver, deliver
+from operations.pubsub.base import IDLE, BatchSize, Consumer, Delivery, Receiver, deliver
 from operations.pubsub.redis.connection import (
     PipelinedConnection,
     ReconnectingConnection,
@@ -207,8 +207,7 @@ class QueueReader(ReconnectingConnection):
         *wiring: Any,
         queues: Mapping[str, str],
         put: str,
-        receiver: Receiver,
-        capacity: Callable[[], int],
+        consumer: Consumer,
     ) -> None:
         super().__init__(*wiring)
         self._link: PipelinedConnection = wiring[-1]
@@ -216,8 +215,8 @@ class QueueReader(ReconnectingConnection):
         self._senders = {name.encode(): sender for name, sender in queues.items()}
         self._put = put
         self._held: list[_Entry] = []
-        self._receiver = receiver
-        self._batch = BatchSize(capacity)
+        self._receiver = consumer
+        self._batch = BatchSize(consumer.capacity)
         self._consumer = token_hex(8)
         self._client_id: Any = None
         self._closing = False

@@ -23,7 +23,6 @@ from typing import Any
 from redis.exceptions import NoPermissionError, NoScriptError, ResponseError
 
 from operations._text import enforce_lists
-from operations.access import Identity
 from operations.errors import (
     NoReceiverError,
     NotSentError,
@@ -33,6 +32,7 @@ from operations.errors import (
 )
 from operations.pubsub.base import (
     NOT_PRIVATE,
+    Consumer,
     EventTarget,
     LoopAffinity,
     QueueState,
@@ -92,7 +92,7 @@ _WRONG_SERVER_PAUSE = 0.1
 """Seconds until a request is sent again that a replica has rejected."""
 
 
-class RedisTarget:
+class RedisTarget(EventTarget):
     """A client of a Redis server. Created by `connect_redis`."""
 
     def __init__(
@@ -108,12 +108,8 @@ class RedisTarget:
     ) -> None:
         self._affinity = LoopAffinity()
         self.trusted = trusted
-        self.identity: Identity | None = None
         self.max_bytes = max_bytes
         self.max_values = max_values
-        self.direct = False
-        self.broadcasts_replies = False
-        self.durable = False
         self._prefix = connector.prefix
         self._client = client
         self._clients = tuple(dict.fromkeys(clients))
@@ -306,23 +302,15 @@ class RedisTarget:
 
     # ---------------------------------------------------------------------------------------- queues
 
-    async def consume(
-        self,
-        queue: str,
-        receiver: Receiver,
-        capacity: Callable[[], int],
-        backlog: int | None = None,
-    ) -> AsyncExitStack:
+    async def consume(self, queue: str, consumer: Consumer) -> AsyncExitStack:
         """Take from the queues of the given clients, in turn with the rest of the group."""
         self._affinity.enforce()
         queues = {self._queue(queue, client): self._space(client) for client in self._clients}
-        reader = QueueReader(
-            *self._wiring, queues=queues, put=_PUT, receiver=receiver, capacity=capacity
-        )
+        reader = QueueReader(*self._wiring, queues=queues, put=_PUT, consumer=consumer)
         async with AsyncExitStack() as undo:
             await self._start(reader, undo)
-            for client in self._clients if backlog is not None else ():
-                await self._link.tell("SET", self._backlog(queue, client), backlog)
+            for client in self._clients if consumer.backlog is not None else ():
+                await self._link.tell("SET", self._backlog(queue, client), consumer.backlog)
             for name in queues:
                 # After it ends, no entry is read, and the entries already read are delivered.
                 await self._subscribe(name, None, undo)

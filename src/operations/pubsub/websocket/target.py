@@ -8,7 +8,7 @@ Rule 1: the connection is the peer. When it breaks, the calls over it are lost, 
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Protocol, cast
 
@@ -21,7 +21,15 @@ from operations._decoding import enforce_bounds
 from operations._text import enforce_lists
 from operations.access import Identity
 from operations.errors import NotSentError, TooLargeError, TransportError
-from operations.pubsub.base import PUT_TYPE, Delivery, LogThrottle, Receiver, Registration
+from operations.pubsub.base import (
+    PUT_TYPE,
+    Consumer,
+    Delivery,
+    EventTarget,
+    LogThrottle,
+    Receiver,
+    Registration,
+)
 from operations.types import JSONObject
 
 MAX_BYTES = 16 * 1024 * 1024
@@ -227,7 +235,7 @@ _CALL_START = b'{"type":"call.'
 _REQUEST_START = b'{"type":"' + PUT_TYPE.encode() + b'"'
 
 
-class WebSocketTarget:
+class WebSocketTarget(EventTarget):
     """One end of a WebSocket.
 
     Attributes:
@@ -249,7 +257,6 @@ class WebSocketTarget:
         self.max_values = max_values
         self.direct = True
         self.broadcasts_replies = True
-        self.durable = False
         self.malformed = 0
         self._topics = Topics(max_values) if interop else None
         self._subscribed: set[str] = set()
@@ -287,15 +294,9 @@ class WebSocketTarget:
         await self._update_topics()
         return registration
 
-    async def consume(
-        self,
-        queue: str,
-        receiver: Receiver,
-        capacity: Callable[[], int],
-        backlog: int | None = None,
-    ) -> Registration:
+    async def consume(self, queue: str, consumer: Consumer) -> Registration:
         """Get the requests that the peer sends, for any queue: a peer is a group of one."""
-        registration = Registration(self._takers, receiver, self._update_topics)
+        registration = Registration(self._takers, consumer, self._update_topics)
         self._attach()
         await self._update_topics()
         return registration
@@ -330,14 +331,6 @@ class WebSocketTarget:
     async def is_present(self, address: str) -> bool:
         """Whether the peer is there."""
         return self._socket is not None
-
-    async def count_present(self, address: str) -> int | None:
-        """Return None: listeners are not counted."""
-        return None
-
-    async def is_waiting(self, queue: str, receipt: str) -> bool:
-        """Return False: no message is kept."""
-        return False
 
     async def dead_letter(self, queue: str, body: bytes) -> None:
         """Log the loss: there is no place to keep the request."""
