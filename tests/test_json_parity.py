@@ -1,6 +1,7 @@
 """The same JSON text has the same outcome at every entry point and from every upstream service."""
 
 import json
+import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, TypeAlias
@@ -9,12 +10,14 @@ import anyio
 import httpx2
 import pytest
 from aiohttp import web
+from anyio.streams.buffered import BufferedByteReceiveStream
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from tests.calls.waiting import until
 from tests.calls.worlds import MemoryWorld, WebSocketWorld, World, nats_world, redis_world
+from tests.conftest import PROJECT
 from tests.mcp_serving.support import serving
 from tests.openapi.serving import document, imported
 from tests.openapi.serving import serving as serving_http
@@ -45,6 +48,7 @@ TEXTS: dict[str, tuple[bytes, Any]] = {
     "a lone surrogate": (b'"\\ud800"', REJECTED),
     "a lone surrogate as key": (b'{"\\udfff":1}', REJECTED),
     "cut off": (b"[1,", REJECTED),
+    "invalid UTF-8": (b'"\xff"', REJECTED),
     "too many digits": (b"9" * 5000, REJECTED),
     "too deep": (deep(100), REJECTED),
     "far too deep": (deep(50_000), REJECTED),
@@ -108,38 +112,90 @@ def _of_status(status: int, body: bytes, *path: str) -> Any:
     return value
 
 
-def mcp_serving(*, lean: bool) -> Callable[[], AbstractAsyncContextManager[Send]]:
+def mcp_request(text: bytes, more: bytes = b"") -> bytes:
+    return (
+        b'{"jsonrpc":"2.0","id":1,"method":"tools/call",'
+        b'"params":{' + more + b'"name":"note__any","arguments":{"value":' + text + b"}}}"
+    )
+
+
+def mcp_outcome(response: bytes) -> Any:
+    answer = json.loads(response)
+    if "error" in answer or answer["result"].get("isError"):
+        return REJECTED
+    text_of_value = answer["result"]["content"][0]["text"]
+    try:
+        return json.loads(text_of_value)
+    except ValueError:
+        return text_of_value
+
+
+def mcp_serving(
+    *, lean: bool, version: str = "2025-06-18"
+) -> Callable[[], AbstractAsyncContextManager[Send]]:
+    headers = {
+        "accept": "application/json, text/event-stream",
+        "content-type": "application/json",
+        "mcp-protocol-version": version,
+    }
+    more = b""
+    if version == "2026-07-28":
+        headers |= {"mcp-method": "tools/call", "mcp-name": "note__any"}
+        about = {"protocolVersion": version, "clientCapabilities": {}}
+        about |= {"clientInfo": {"name": "test", "version": "1"}}
+        meta = {f"io.modelcontextprotocol/{name}": value for name, value in about.items()}
+        more = b'"_meta":%b,' % json.dumps(meta).encode()
+
     @asynccontextmanager
     async def entry() -> AsyncGenerator[Send]:
         app = to_mcp(echo()).asgi_app(lean=lean, stateless=True, json_response=True)
         async with serving(app) as address, httpx2.AsyncClient(base_url=address) as client:
 
             async def send(text: bytes) -> Any:
-                body = (
-                    b'{"jsonrpc":"2.0","id":1,"method":"tools/call",'
-                    b'"params":{"name":"note__any","arguments":{"value":' + text + b"}}}"
-                )
-                headers = {
-                    "accept": "application/json, text/event-stream",
-                    "content-type": "application/json",
-                    "mcp-protocol-version": "2025-06-18",
-                }
+                body = mcp_request(text, more)
                 response = await client.post("/mcp", content=body, headers=headers)
                 if response.status_code >= 400:
                     assert response.status_code in (400, 413)
                     return REJECTED
-                answer = json.loads(response.content)
-                if "error" in answer or answer["result"].get("isError"):
-                    return REJECTED
-                text_of_value = answer["result"]["content"][0]["text"]
-                try:
-                    return json.loads(text_of_value)
-                except ValueError:
-                    return text_of_value
+                assert b"Internal server error" not in response.content
+                return mcp_outcome(response.content)
 
             yield send
 
     return entry
+
+
+SERVE_STDIO = """
+import asyncio
+from tests.test_json_parity import echo
+from operations.mcp import to_mcp
+asyncio.run(to_mcp(echo()).run_stdio())
+"""
+
+
+@asynccontextmanager
+async def mcp_stdio() -> AsyncGenerator[Send]:
+    command = [sys.executable, "-c", SERVE_STDIO]
+    async with await anyio.open_process(command, cwd=PROJECT, stderr=None) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        stdin, lines = child.stdin, BufferedByteReceiveStream(child.stdout)
+
+        async def exchange(line: bytes) -> bytes:
+            await stdin.send(line + b"\n")
+            return await lines.receive_until(b"\n", 10_000_000)
+
+        about = {"protocolVersion": "2025-06-18", "capabilities": {}}
+        params = {**about, "clientInfo": {"name": "test", "version": "1"}}
+        first = {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params}
+        await exchange(json.dumps(first).encode())
+        await stdin.send(b'{"jsonrpc":"2.0","method":"notifications/initialized"}\n')
+
+        async def send(text: bytes) -> Any:
+            return mcp_outcome(await exchange(mcp_request(text)))
+
+        yield send
+        await stdin.aclose()
 
 
 class Recorder(SilentReceiver):
@@ -272,6 +328,9 @@ ENTRIES: dict[str, Callable[[], AbstractAsyncContextManager[Send]]] = {
     "HTTP gateway": http_gateway,
     "MCP, lean": mcp_serving(lean=True),
     "MCP, SDK": mcp_serving(lean=False),
+    "MCP 2026-07-28, lean": mcp_serving(lean=True, version="2026-07-28"),
+    "MCP 2026-07-28, SDK": mcp_serving(lean=False, version="2026-07-28"),
+    "MCP, stdio": mcp_stdio,
     "calls over memory": lambda: call_events(MemoryWorld()),
     "calls over WebSocket": lambda: call_events(WebSocketWorld()),
     "response of an HTTP API": openapi_response,

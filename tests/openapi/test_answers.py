@@ -72,6 +72,17 @@ async def test_data_has_the_form_of_the_media_type(
     assert envelope.meta.status_code == 200
 
 
+@pytest.mark.requirement("R52")
+@pytest.mark.parametrize("content_type", ["application/json", "application/json; charset=utf-8"])
+async def test_json_that_is_not_unicode_is_an_error_not_other_text(content_type: str) -> None:
+    async with (
+        serving(responding(b'{"a":"\xff"}', content_type)) as url,
+        imported(SCHEMALESS, base_url=url) as registry,
+    ):
+        with pytest.raises(CallError, match="is not the JSON it should be"):
+            await registry.execute("api.call", {})
+
+
 async def test_an_envelope_has_status_headers_and_content_type() -> None:
     async def respond(request: web.Request) -> web.Response:
         response = web.json_response({"a": 1}, status=201)

@@ -420,8 +420,9 @@ def _json(content: bytes, content_type: str, max_values: int) -> Any:
             raise
         except JSONValueError:
             # Rarely it is JSON in another charset, or behind a byte order mark.
-            return decode_json(_text(content, content_type), max_values=max_values)
-    except JSONValueError as error:
+            text = _text(content, content_type, errors="strict")
+            return decode_json(text, max_values=max_values)
+    except (JSONValueError, LookupError, UnicodeDecodeError) as error:
         if isinstance(error, JSONLimitError) and error.limit == "values":
             raise CallError(ErrorCode.RESOURCE_EXHAUSTED, f"The response {error.reason}.") from None
         kind = media.essence(content_type) or "without a content type"
@@ -430,10 +431,10 @@ def _json(content: bytes, content_type: str, max_values: int) -> Any:
         ) from None
 
 
-def _text(content: bytes, content_type: str) -> str:
+def _text(content: bytes, content_type: str, errors: str = "replace") -> str:
     for mark, encoding in MARKS:
         if content.startswith(mark):
-            return content[len(mark) :].decode(encoding, "replace")
+            return content[len(mark) :].decode(encoding, errors)
     charset = media.parameter_of(content_type, "charset")
     if not charset and media.is_json(content_type):
         # JSON begins with ASCII, so zeros among the first bytes show the width and order.
@@ -442,6 +443,8 @@ def _text(content: bytes, content_type: str) -> str:
         return content.decode(charset or "utf-8")
     except (LookupError, ValueError):
         # No such charset, or not in it.
+        if errors == "strict":
+            raise
         return content.decode("utf-8", "replace") if charset else content.decode("latin-1")
 
 

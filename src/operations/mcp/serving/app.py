@@ -4,8 +4,8 @@ MCP requests over HTTP take the same steps as all others, and then the path of t
 
 Rule 1: clients before 2026-07-28 are served by `HandshakeTransport`. Of newer clients, plain requests take the lean
         path and all others go to the SDK.
-Rule 2: on standard input, a line is measured before it is decoded. A request beyond a limit gets an error; any other
-        message beyond one is dropped.
+Rule 2: every message is decoded by our own rules for JSON first: the SDK's reader accepts NaN and replaces bytes that
+        are not UTF-8. On standard input a malformed or too large message gets an error if it has an id.
 Rule 3: meanwhile descriptor 0 is the null device, so that handlers and children of this process cannot take messages.
 """
 
@@ -24,13 +24,13 @@ from mcp.server.stdio import stdio_server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.server.transport_security import TransportSecuritySettings
 from mcp.shared.message import SessionMessage
-from mcp_types import INTERNAL_ERROR, ErrorData, JSONRPCError
+from mcp_types import INTERNAL_ERROR, PARSE_ERROR, ErrorData, JSONRPCError
 from starlette.types import Message, Receive, Scope, Send
 
 from operations._decoding import pause_collector
 from operations._hosts import LOOPBACK
 from operations._text import enforce_lists
-from operations.errors import CallError
+from operations.errors import CallError, ErrorCode
 from operations.front.http import (
     PIPELINE,
     REQUEST_ID,
@@ -43,12 +43,18 @@ from operations.front.limits import Limits
 from operations.front.messages import (
     HostGuard,
     Reply,
+    decode_json,
     enforce_size,
     read_body,
     route_path,
 )
 from operations.front.public_errors import not_found, too_large
-from operations.mcp.serving.requests import FastPath, HandshakeTransport, is_handshake_version
+from operations.mcp.serving.requests import (
+    FastPath,
+    HandshakeTransport,
+    is_handshake_version,
+    reject_malformed,
+)
 from operations.mcp.serving.service import Service
 from operations.mcp.serving.sessions import SessionTable
 
@@ -212,8 +218,9 @@ class MCPApp:
             raise exhausted
         if is_handshake_version(state.headers):
             return await self._handshake.serve(pipeline, state, body)
-        if method == "POST" and self._fast_path is not None:
-            reply = await self._fast_path.serve(state, body)
+        if method == "POST":
+            reply = None if self._fast_path is None else await self._fast_path.serve(state, body)
+            reply = reply or reject_malformed(body, pipeline.front.limits.values)
             if reply is not None:
                 return reply
         await self._by_sdk(pipeline, state, _replayed(body, state.receive))
@@ -380,7 +387,7 @@ class _Lines:
             if error is not None:
                 await self._reject(line, error)
             elif line:
-                yield line.decode(errors="replace")
+                yield line.decode()
             else:
                 return
 
@@ -393,7 +400,8 @@ class _Lines:
                 pass
             return line, too_large(f"The message is larger than {most} bytes")
         try:
-            enforce_size(line, self._limits)
+            if line:
+                decode_json(line, self._limits)
         except CallError as error:
             return line, error
         return line, None
@@ -405,5 +413,6 @@ class _Lines:
             return
         number, text = found.groups()
         request_id = int(number) if number is not None else text.decode(errors="replace")
-        data = ErrorData(code=INTERNAL_ERROR, message=error.message, data=error.to_wire())
+        code = PARSE_ERROR if error.code == ErrorCode.VALIDATION_ERROR else INTERNAL_ERROR
+        data = ErrorData(code=code, message=error.message, data=error.to_wire())
         await self.send(SessionMessage(JSONRPCError(jsonrpc="2.0", id=request_id, error=data)))

@@ -566,3 +566,12 @@ def _accepted_reply() -> Reply:
 def _failure(status: int, message: str, *headers: Header, code: int = INVALID_REQUEST) -> Reply:
     body = {"jsonrpc": "2.0", "id": None, "error": {"code": code, "message": message}}
     return Reply(status, msgspec.json.encode(body), [JSON, *headers])
+
+
+def reject_malformed(body: bytes, max_values: int) -> Reply | None:
+    """Return the response to a body that is not JSON by our rules; None if it is."""
+    try:
+        decode_json(body, max_values=max_values)
+    except JSONValueError as error:
+        return _failure(400, f"Parse error: the body {error.reason}", code=PARSE_ERROR)
+    return None
