@@ -337,6 +337,14 @@ def test_not_a_number_is_refused_with_its_place(wrap: Any, path: str, number: fl
     assert caught.value.path == path
 
 
+@pytest.mark.parametrize("text", [b'"\\ud800"', b'{"\\uD83d":1}', b'["\\ud800x"]'])
+def test_an_escaped_lone_surrogate_is_named(text: bytes) -> None:
+    with pytest.raises(JSONValueError) as caught:
+        decode_json(text, max_values=10)
+
+    assert "surrogate" in caught.value.reason
+
+
 @pytest.mark.requirement("R28")
 @pytest.mark.parametrize(
     ("value", "path"),

@@ -6,10 +6,11 @@ Rule 1: JSON text from outside is decoded by `decode_json`, or by a typed decode
 
 import asyncio
 import gc
+import re
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from itertools import accumulate
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -36,6 +37,10 @@ def build_from(decode: Callable[[bytes], ValueT], raw: bytes) -> ValueT:
         gc.enable()
 
 
+_LONE_SURROGATE: Final = "contains a lone surrogate, which is not valid Unicode"
+_ESCAPED_HALF: Final = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])")
+
+
 def decode_json(
     raw: bytes | str,
     *,
@@ -53,12 +58,14 @@ def decode_json(
         try:
             raw = raw.encode()
         except UnicodeEncodeError:
-            raise JSONValueError("contains a lone surrogate, which is not valid Unicode") from None
+            raise JSONValueError(_LONE_SURROGATE) from None
     enforce_bounds(raw, max_values=max_values, max_bytes=max_bytes, max_depth=max_depth)
     try:
         return build_from(_decode, raw)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise JSONValueError(f"is not JSON: {error}") from None
+        # The decoder's own message calls a text with a lone surrogate truncated.
+        reason = _LONE_SURROGATE if _ESCAPED_HALF.search(raw) else f"is not JSON: {error}"
+        raise JSONValueError(reason) from None
     except RecursionError:
         raise JSONLimitError("is nested too deeply", "depth") from None
 
