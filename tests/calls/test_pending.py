@@ -107,6 +107,7 @@ async def test_r28_values_that_are_not_json_are_rejected_as_in_process(
             await calls.call("echo.any", {"value": value})
 
     assert there.value.code == here.value.code == ErrorCode.VALIDATION_ERROR
+    assert (there.value.message, there.value.details) == (here.value.message, here.value.details)
 
 
 class Size(enum.Enum):

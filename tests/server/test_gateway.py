@@ -80,6 +80,14 @@ async def test_requests_that_do_not_fit_are_refused(target: str) -> None:
     assert (await serving().get(target)).status == 422
 
 
+async def test_a_request_that_does_not_fit_is_reported_with_its_path() -> None:
+    response = await serving().post("/batch", json={"calls": [{"operation": 7}]})
+
+    assert response.status == 422
+    (issue,) = response.json["details"]["errors"]
+    assert issue["path"] == "/calls/0/operation"
+
+
 async def test_a_repeated_or_unreadable_parameter_is_malformed() -> None:
     client = serving()
 

@@ -18,7 +18,7 @@ from time import time
 from typing import Any, Self, cast
 
 from operations._decoding import enforce_bounds
-from operations._json import JSONLimitError, as_json
+from operations._json import JSONLimitError, JSONValueError, as_json
 from operations.access import Identity
 from operations.calls.events import (
     AbortPayload,
@@ -45,6 +45,7 @@ from operations.errors import (
     TransportError,
 )
 from operations.pubsub.base import Delivery, EventTarget
+from operations.schema.results import ValidationIssue, misfit
 from operations.types import JSONObject
 
 logger = logging.getLogger("operations")
@@ -476,8 +477,10 @@ class ReplyPublisher(ABC):
 
 def not_json(operation_id: str, error: Exception) -> CallError:
     """Return the error for an input that cannot be written as JSON."""
-    reason = f"the input of {operation_id} is not JSON: {error}"
-    return CallError(ErrorCode.VALIDATION_ERROR, reason)
+    is_located = isinstance(error, JSONValueError)
+    path, reason = (error.path, error.reason) if is_located else ("", f"is not JSON: {error}")
+    issue = ValidationIssue(path=path, message=reason, keyword="json")
+    return misfit(ErrorCode.VALIDATION_ERROR, f"Invalid input of {operation_id}", [issue])
 
 
 def remaining(context: OperationContext | None, limit: float) -> float:

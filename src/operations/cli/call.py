@@ -237,12 +237,7 @@ def ask(name: str, outline: Outline, screen: Screen) -> Any:
     if outline.description:
         screen.note(f"  {first_line(outline.description)}")
     while True:
-        answer = _answer(name, outline, screen)
-        try:
-            value = typed(answer, outline, name)
-        except CallError as error:
-            screen.note(f"  {error.message}", "red")
-            continue
+        value = typed(_answer(name, outline, screen), outline)
         faults = _faults(value, outline)
         if not faults:
             return value

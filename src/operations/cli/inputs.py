@@ -92,18 +92,8 @@ def put_file(value: Any, pair: str, *, is_streamed: bool) -> None:
     place[keys[-1]] = file
 
 
-def typed(text: str, outline: Outline, name: str, keys: Sequence[str] = ()) -> Any:
-    """One value, as its schema wants it.
-
-    Args:
-        text: What was typed.
-        outline: Its schema.
-        name: Its name for messages.
-        keys: Its place in the input.
-
-    Raises:
-        CallError: `VALIDATION_ERROR`, if `text` is nothing of the kind.
-    """
+def typed(text: str, outline: Outline) -> Any:
+    """Return one value as its schema expects it; text that cannot be read so, for validation to report."""
     types = outline.types
     for choice in outline.choices:
         if text == (choice if isinstance(choice, str) else msgspec.json.encode(choice).decode()):
@@ -113,13 +103,11 @@ def typed(text: str, outline: Outline, name: str, keys: Sequence[str] = ()) -> A
     if text.lower() in _WORDS and "boolean" in types:
         return _WORDS[text.lower()]
     if "array" in types and not text.lstrip().startswith("["):
-        return [typed(text, outline.items, name, keys)]
+        return [typed(text, outline.items)]
     try:
         value = msgspec.json.decode(text)
     except msgspec.DecodeError:
-        if not types or "string" in types:
-            return text
-        raise _unreadable(name, f"must be of type {outline.kind}", keys) from None
+        return text
     if isinstance(value, str) or not _fits(value, types):
         # JSON of a type that is not expected is treated as text.
         return text if "string" in types else value
@@ -211,13 +199,13 @@ def _value(sign: str, text: str, outline: Outline, keys: list[str], limits: Limi
     if sign == ":=":
         return _json(text.encode(), name, limits, keys)
     if not text.startswith("@") or len(text) == 1:
-        return typed(text, outline, name, keys)
+        return typed(text, outline)
     data = _file(text[1:], keys)
     form = outline.schema.get("contentEncoding") or outline.schema.get("format")
     if form in _BINARY:
         return b64encode(data).decode("ascii")
     try:
-        return typed(data.decode(), outline, name, keys)
+        return typed(data.decode(), outline)
     except UnicodeDecodeError:
         return b64encode(data).decode("ascii")
 

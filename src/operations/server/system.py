@@ -154,7 +154,13 @@ class GatewayRoutes:
         try:
             return msgspec.convert({} if asked is None else asked, kind, strict=not is_query)
         except msgspec.ValidationError as error:
-            raise CallError(ErrorCode.VALIDATION_ERROR, f"Invalid request: {error}") from None
+            # The same form as for the input of an operation: "... - at `$.calls[0].operation`".
+            message, _, place = str(error).partition(" - at `$")
+            path = place.rstrip("`").replace("[", "/").replace("]", "").replace(".", "/")
+            issue = {"path": path, "message": message, "keyword": "request"}
+            raise CallError(
+                ErrorCode.VALIDATION_ERROR, f"Invalid request: {error}", {"errors": [issue]}
+            ) from None
 
     def _query(
         self, query: bytes, many: tuple[str, ...], as_json: tuple[str, ...]
