@@ -477,9 +477,8 @@ class ReplyPublisher(ABC):
 
 def not_json(operation_id: str, error: Exception) -> CallError:
     """Return the error for an input that cannot be written as JSON."""
-    is_located = isinstance(error, JSONValueError)
-    path, reason = (error.path, error.reason) if is_located else ("", f"is not JSON: {error}")
-    issue = ValidationIssue(path=path, message=reason, keyword="json")
+    found = error if isinstance(error, JSONValueError) else JSONValueError(f"is not JSON: {error}")
+    issue = ValidationIssue(path=found.path, message=found.reason, keyword="json")
     return misfit(ErrorCode.VALIDATION_ERROR, f"Invalid input of {operation_id}", [issue])
 
 
