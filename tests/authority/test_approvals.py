@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.authority.test_grants import BrokenValues
 
 from operations import (
     CallError,
@@ -31,7 +32,6 @@ from operations.authority import (
 )
 from operations.authority import approvals as module
 from operations.authority.ledger import Ledger, LedgerError, verify
-from operations.authority.store import MemoryValues
 from operations.context import CallerChannel
 from operations.front.limits import ConcurrencyLimiter
 from operations.tools import ToolConfig, configure_tools
@@ -284,14 +284,6 @@ async def test_answers_survive_a_restart_and_cross_hubs(tmp_path: Path) -> None:
     again = Office(Store(SQLiteValues(tmp_path / "a.db")))
     assert await again.call() == "deleted"
     assert await again.call() == REQUIRED
-
-
-class BrokenValues(MemoryValues):
-    async def get(self, key: str) -> bytes | None:
-        raise OSError("away")
-
-    async def items(self, table: str) -> dict[str, bytes]:
-        raise OSError("away")
 
 
 async def test_a_store_that_does_not_work_rejects_the_call() -> None:
