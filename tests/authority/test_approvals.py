@@ -286,6 +286,23 @@ async def test_answers_survive_a_restart_and_cross_hubs(tmp_path: Path) -> None:
     assert await again.call() == REQUIRED
 
 
+@pytest.mark.parametrize("content", [None, b"", b"garbage" * 1000])
+async def test_a_file_that_is_removed_or_replaced_rejects_the_call(
+    content: bytes | None, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.db"
+    office = Office(Store(SQLiteValues(path)))
+    assert await office.call() == REQUIRED
+    await office.answer()
+
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+
+    assert await office.call() == ErrorCode.UNAVAILABLE
+    assert office.ran == []
+
+
 async def test_a_store_that_does_not_work_rejects_the_call() -> None:
     office = Office(Store(BrokenValues()))
 
@@ -384,6 +401,8 @@ async def written(path: Path, count: int = 4, **options: Any) -> Path:
     "change",
     [
         lambda lines: [lines[0].replace("a.b", "a.c"), *lines[1:]],
+        lambda lines: [lines[0].replace('"n":1', '"n": 1'), *lines[1:]],
+        lambda lines: ['{"operation":"a.c",' + lines[0][1:], *lines[1:]],
         lambda lines: [lines[0], *lines[2:]],
         lambda lines: [lines[1], lines[0], *lines[2:]],
         lambda lines: [*lines, lines[-1]],
@@ -403,6 +422,13 @@ async def test_a_changed_ledger_is_detected(
     path.write_text("".join(f"{line}\n" for line in change(path.read_text().splitlines())))
 
     assert verify([path], KEY, head).problem is not None
+
+
+async def test_a_ledger_is_not_continued_with_another_key(tmp_path: Path) -> None:
+    path = await written(tmp_path / "ledger.jsonl")
+
+    with pytest.raises(LedgerError, match="not a line of this ledger"):
+        Ledger(path, b"x" * 32).open()
 
 
 async def test_a_missing_end_is_reported_as_not_checked_without_a_head(tmp_path: Path) -> None:

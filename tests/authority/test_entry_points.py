@@ -47,6 +47,7 @@ from operations.authority.store import open_broker_store
 from operations.calls import PendingRequestMap, from_calls, serve_calls
 from operations.calls.hub import WebSocketHub
 from operations.config import ConfigError, load_config
+from operations.hub.access import opened_authority
 from operations.mcp import to_mcp
 from operations.pubsub.nats import connect_nats
 from operations.pubsub.redis import connect_redis
@@ -556,18 +557,17 @@ def test_grants_approvals_and_the_ledger_at_the_command_line(
 # ------------------------------------------------------------ stores
 
 
-@pytest.mark.parametrize("kind", ["memory", "sqlite", "redis", "signed redis", "nats"])
+@pytest.mark.parametrize("kind", ["memory", "sqlite", "redis", "nats"])
 async def test_every_store_changes_values_by_compare_and_set(kind: str, tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
 
-        async def opened_at(connect: Any, url: str, **options: Any) -> Any:
-            target = await stack.enter_async_context(connect(url, **options))
+        async def opened_at(connect: Any, url: str) -> Any:
+            target = await stack.enter_async_context(connect(url))
             return await stack.enter_async_context(open_broker_store(target))
 
-        if "redis" in kind:
+        if kind == "redis":
             url = stack.enter_context(broker_running(RedisServer())).url
-            secret = {"secret": "s" * 16} if kind == "signed redis" else {}
-            stores: list[Any] = [await opened_at(connect_redis, url, **secret) for _ in range(2)]
+            stores: list[Any] = [await opened_at(connect_redis, url) for _ in range(2)]
         elif kind == "nats":
             server = NatsServer("-js", "-sd", str(tmp_path))
             url = stack.enter_context(broker_running(server)).url
@@ -599,6 +599,31 @@ async def test_every_store_changes_values_by_compare_and_set(kind: str, tmp_path
         assert await other.get("a.x") is None
         assert await other.items("a") == {"a.y": b"5"}
         assert await other.swap("a.x", None, b"7")
+
+
+@pytest.mark.parametrize("kind", ["redis", "nats", "nats without JetStream"])
+async def test_a_store_at_a_broker_is_opened_from_its_config(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ("-js", "-sd", str(tmp_path)) if kind == "nats" else ()
+    monkeypatch.setenv("SECRET", "s" * 32)
+    with broker_running(RedisServer() if kind == "redis" else NatsServer(*options)) as broker:
+        (tmp_path / "operations.toml").write_text(
+            f'[brokers.main]\nurl = "{broker.url}"\nsecret = {{ env = "SECRET" }}\n'
+            '[authority]\nbroker = "main"'
+        )
+        file = load_config(tmp_path / "operations.toml")
+        if kind == "nats without JetStream":
+            with pytest.raises(ConfigError, match="cannot be used"):
+                await opened_authority(file).__aenter__()
+            return
+        async with opened_authority(file) as one, opened_authority(file) as other:
+            changed = other.store.changed
+            assert await one.store.swap("a.x", None, b"1")
+            await one.store.announce()
+            with anyio.fail_after(5):
+                await changed.wait()
+            assert await other.store.get("a.x") == b"1"
 
 
 @pytest.mark.parametrize(

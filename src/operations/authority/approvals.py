@@ -155,12 +155,11 @@ class Approvals:
             if record.state == "approved" and await self._replace(record, "used"):
                 return record
             if record.state == "pending" and not await self._wait(ends, changed, context):
-                raise CallError(
-                    ErrorCode.APPROVAL_REQUIRED,
-                    f"{record.operation} must be approved by a person: repeat the same call afterwards",
-                    {"approval": record.id, "until": record.until},
-                    retryable=True,
+                message = (
+                    f"{record.operation} must be approved by a person: repeat the same call then"
                 )
+                details = {"approval": record.id, "until": record.until}
+                raise CallError(ErrorCode.APPROVAL_REQUIRED, message, details, retryable=True)
 
     async def _wait(self, ends: float, changed: asyncio.Event, context: OperationContext) -> bool:
         """Wait until there may be an answer; return False if it is time to end."""
@@ -279,9 +278,8 @@ def _request(
         text = canonical([whose, session, spec.id, digest, value])
         copied = msgspec.json.decode(canonical(value))
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise CallError(
-            ErrorCode.VALIDATION_ERROR, f"A call of {spec.id} with files cannot be approved"
-        ) from error
+        message = f"A call of {spec.id} with files cannot be approved"
+        raise CallError(ErrorCode.VALIDATION_ERROR, message) from error
     if len(text) > _MAX_INPUT:
         raise CallError(ErrorCode.RESOURCE_EXHAUSTED, "The input is too large to be approved")
     return Approval(
@@ -306,9 +304,8 @@ def _refused(record: Approval, what: str) -> CallError:
 
 
 def _may_see(record: Approval, context: OperationContext) -> bool:
-    if context.trusted:
-        return True
-    return context.identity is not None and record.scope in context.identity.scopes
+    who = context.identity
+    return context.trusted or (who is not None and record.scope in who.scopes)
 
 
 def _is_own(record: Approval, context: OperationContext) -> bool:

@@ -127,9 +127,8 @@ class Ledger:
         except (OSError, LedgerError) as error:
             logger.error("a line of the ledger cannot be written: %s", error)  # noqa: TRY400
             if self._strict:
-                raise CallError(
-                    ErrorCode.UNAVAILABLE, "This call cannot be recorded, so it is rejected"
-                ) from error
+                message = "This call cannot be recorded, so it is rejected"
+                raise CallError(ErrorCode.UNAVAILABLE, message) from error
 
     def _write(self, line: JSONObject) -> None:
         inode = 0

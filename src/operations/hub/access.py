@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from operations.access import Identity
-from operations.authority import Authority, Grants, Ledger, SQLiteValues, Store
+from operations.authority import Authority, Grants, Ledger, SQLiteValues, Store, StoreError
 from operations.authority.grants import PREFIX
 from operations.authority.store import open_broker_store
 from operations.config import ConfigFile
@@ -156,7 +156,8 @@ async def _open_store(file: ConfigFile, stack: AsyncExitStack) -> Store:
         await store.swap("store.opened", None, b"1")
     except OperationsError as error:
         key = "authority.file" if entry.broker is None else "authority.broker"
-        raise file.fault(f"cannot be used: {error.__cause__ or error}", key) from error
+        reason = (isinstance(error, StoreError) and error.__cause__) or error
+        raise file.fault(f"cannot be used: {reason}", key) from error
     return store
 
 

@@ -5,6 +5,8 @@ from typing import Any
 from nats.js.api import KeyValueConfig
 from nats.js.errors import BadRequestError, BucketNotFoundError, KeyNotFoundError
 
+from operations.errors import NotSentError
+
 _IDLE_SECONDS = 5.0
 """Seconds after which the server forgets a reader of values that has stopped."""
 
@@ -27,6 +29,9 @@ class NatsValues:
         self._bucket: Any = None
 
     async def _open(self) -> Any:
+        if not self._client.is_connected:
+            # The library would wait for its time limit.
+            raise NotSentError("NATS cannot be reached")
         if self._bucket is None:
             stream = self._client.jetstream()
             try:
