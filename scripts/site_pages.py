@@ -75,7 +75,6 @@ MODULES = {
     "operations.testing": {
         "operations.testing": "",
         "operations.testing.plugin": "under_test",
-        "operations.testing.upstream": "FakeUpstream",
     },
     "operations.telemetry": {
         "operations.telemetry": "Audit AuditConfig AuditFile AuditRecord CallMetrics LogConfig TelemetryConfig "

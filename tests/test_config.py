@@ -46,8 +46,7 @@ from operations.config.model import (
     entries_of,
 )
 from operations.front.config import MCPServerSettings, ServerConfig
-from operations.hub.openapi import service_config
-from operations.hub.sources import client_config
+from operations.hub.sources import client_config, service_config
 from operations.openapi import (
     BasicCredential,
     ClientCredentials,

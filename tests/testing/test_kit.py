@@ -10,9 +10,8 @@ from operations import CallError, ErrorCode, OperationContext, OperationRegistry
 from operations.errors import OperationsError
 from operations.openapi import HTTPServiceConfig, from_openapi
 from operations.server import create_app
-from operations.testing import RegistryUnderTest
+from operations.testing import FakeUpstream, RegistryUnderTest
 from operations.testing.plugin import under_test
-from operations.testing.upstream import FakeUpstream
 
 __all__ = ["under_test"]
 

@@ -1,7 +1,6 @@
 """The sources of a config, and how they are opened.
 
-MCP servers and brokers are opened here, Python modules by `source`, and HTTP APIs by `openapi`. Packages that take long
-to import, or may not be installed, are imported when a config needs them.
+Packages that take long to import, or may not be installed, are imported when a config needs them.
 """
 
 from collections.abc import AsyncGenerator, Iterator
@@ -17,7 +16,7 @@ from operations.calls import from_calls
 from operations.calls.config import RemoteConfig, WorkerConfig
 from operations.calls.monitoring import monitor_group
 from operations.config import ConfigError, ConfigFile
-from operations.config.model import BrokerEntry, MCPEntry
+from operations.config.model import BrokerEntry, MCPEntry, OpenAPIEntry
 from operations.hub.source import (
     ListedServer,
     Opened,
@@ -75,13 +74,68 @@ async def open_source(source: Source, file: ConfigFile) -> Opened:
         case "local":
             return open_modules(source.entry, file)
         case "openapi":
-            from operations.hub.openapi import open_service  # noqa: PLC0415 - takes long to import
-
             return await open_service(source.name, source.entry, file)
         case "mcp":
             return await open_server(source.name, source.entry, file)
         case "broker":
             return await open_workers(source.name, source.entry, file)
+
+
+async def open_service(name: str, entry: OpenAPIEntry, file: ConfigFile) -> Opened:
+    """Read an API's document and make its operations.
+
+    Raises:
+        ConfigError: If the document or a secret cannot be read.
+        DocumentError: If the document cannot be read.
+    """
+    from operations.openapi import from_openapi_file, from_openapi_url  # noqa: PLC0415 - takes long to import
+
+    config = service_config(name, entry, file)
+    load_tokens(file, [getattr(config.auth, "token", None), *config.credentials.values()])
+    if "://" in entry.document:
+        service = await from_openapi_url(entry.document, config)
+    else:
+        path = file.existing(entry.document, f"openapi.{name}.document")
+        service = await from_openapi_file(path, config)
+    return Opened(
+        operations=service,
+        close=service.aclose,
+        calls=lambda: service.calls,
+        origin=entry.document,
+        skipped=[Skipped(problem.where, problem.reason) for problem in service.problems],
+        warnings=_unaddressed(name, len(service.unaddressed), len(service)),
+        title=service.title or "",
+    )
+
+
+def _unaddressed(name: str, count: int, total: int) -> list[Skipped]:
+    """Return the warning about operations that cannot be called because the document names no server."""
+    if not count:
+        return []
+    which = "its" if count == total else f"{count} of its {total}"
+    reason = (
+        f"is missing: the document names no server, and {which} operations cannot be called"
+        f" without. Set it in [openapi.{name}]"
+    )
+    return [Skipped("base_url", reason)]
+
+
+def service_config(name: str, entry: OpenAPIEntry, file: ConfigFile) -> Any:
+    """Return the `HTTPServiceConfig` of the importer, with its secrets.
+
+    Raises:
+        ConfigError: If a secret cannot be read.
+    """
+    from operations.openapi import HTTPServiceConfig  # noqa: PLC0415 - takes long to import
+
+    short: dict[str, Any] = {"namespace": name}
+    if "concurrency" not in entry.options:
+        short["concurrency"] = per_source(file)
+    if entry.scopes:
+        short["access"] = AccessControl(entry.scopes)
+    if entry.pages:
+        short["pagination"] = "document"
+    return HTTPServiceConfig(**file.options(HTTPServiceConfig, entry), **short)
 
 
 async def open_server(name: str, entry: MCPEntry | ListedServer, file: ConfigFile) -> Opened:

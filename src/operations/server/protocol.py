@@ -7,10 +7,13 @@ Rule 3: trailers are limited in size like a head, and dropped: they never become
 Rule 4: a connection whose client does not read for some time is cut, so that unread responses are freed.
 Rule 5: a request with malformed framing is rejected as a whole, and nothing after it is read.
 Rule 6: no request sees context variables of another one on its connection.
+Rule 7: the head of a response with a length is sent together with the first part of its body, in one write.
 """
 
 import asyncio
+import logging
 from collections import deque
+from collections.abc import Awaitable, Callable
 from contextvars import copy_context
 from typing import Any, Final, cast
 from urllib.parse import unquote
@@ -19,8 +22,16 @@ import httptools
 import uvicorn
 
 from operations.front.messages import DROPS_TRAILERS
-from operations.front.timing import Scope
-from operations.server.exchange import NO_BODY, SEND_SECONDS, STATUS_LINES, WRITE_BUFFER, Exchange
+from operations.front.timing import Message, Scope
+from operations.server.response_head import NO_BODY, STATUS_LINES, render_head
+
+logger = logging.getLogger("operations.server")
+
+SEND_SECONDS: Final = 30.0
+"""Time in which a client must read some of its response."""
+
+WRITE_BUFFER: Final = 32 * 1024
+"""Bytes waiting to be sent beyond which the application waits before it sends more."""
 
 HEAD_SECONDS: Final = 15.0
 HEAD_BYTES: Final = 64 * 1024
@@ -41,6 +52,184 @@ _MAX_AHEAD: Final = 8
 _NEVER: Final = float("inf")
 _rendered: list[Any] = [None, b""]
 """The last default headers of a server, which replaces them every second, and their bytes."""
+
+
+class Exchange:
+    """One request and its response.
+
+    Args:
+        connection: On which they travel.
+        transport: Of the connection.
+        scope: Of the request.
+        keep_alive: Whether the connection may stay open after the response.
+        expects_continue: Whether the client waits for permission to send the body.
+    """
+
+    __slots__ = (
+        "_body", "_changed", "_connection", "_expects_continue", "_has_body", "_head", "_is_chunked", "_is_complete",
+        "_is_disconnected", "_is_received", "_left", "_more_body", "_transport", "is_started", "keep_alive", "scope",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        connection: "HTTPProtocol",
+        transport: Any,
+        scope: Scope,
+        *,
+        keep_alive: bool,
+        expects_continue: bool,
+    ) -> None:
+        self._connection = connection
+        self._transport = transport
+        self.scope = scope
+        self.keep_alive = keep_alive
+        self._expects_continue = expects_continue
+        self._body: bytes | bytearray = b""
+        self._more_body = True
+        self._is_received = False
+        """Whether the application has the whole body."""
+        self._changed: asyncio.Event | None = None
+        self._head: Message | None = None
+        """The head of the response while it waits for the body."""
+        self.is_started = False
+        """Whether some of the response was sent."""
+        self._is_complete = self._is_disconnected = False
+        self._is_chunked = False
+        self._has_body = True
+        """Whether the response may have a body."""
+        self._left: int | None = None
+        """Bytes of the response that are still to be sent, if its length is known."""
+
+    async def run(self, app: Callable[..., Awaitable[None]]) -> None:
+        """Serve the request; respond with 500 if the application fails to."""
+        try:
+            await app(self.scope, self.receive, self.send)
+            if not self._is_complete and not self._is_disconnected:
+                logger.error("the application returned without completing its response")
+        except Exception:
+            logger.exception("the application failed")
+        finally:
+            if not self._is_complete and not self._is_disconnected:
+                self._abandon()
+
+    def _abandon(self) -> None:
+        if not self.is_started:
+            self._transport.write(
+                b"%b%b%b" % (STATUS_LINES[500], self._connection.default_headers, NO_BODY)
+            )
+        self._complete(keep_alive=False)
+
+    def add_body(self, body: bytes) -> int:
+        """Take a part of the request's body; return how many bytes wait for the application."""
+        if self._is_complete:
+            return 0
+        if not self._body:
+            # Most bodies arrive in one piece, which is not copied.
+            self._body = body
+        else:
+            if isinstance(self._body, bytes):
+                self._body = bytearray(self._body)
+            self._body += body
+        self._notify()
+        return len(self._body)
+
+    def end_body(self) -> None:
+        """Note that the request is complete."""
+        self._more_body = False
+        self._notify()
+
+    def disconnect(self) -> None:
+        """Note that the client has disconnected."""
+        self._is_disconnected = True
+        self._notify()
+
+    def _notify(self) -> None:
+        if self._changed is not None:
+            self._changed.set()
+
+    async def receive(self) -> Message:
+        """Return the next part of the request's body, finally that the client has disconnected (ASGI)."""
+        if self._expects_continue and not self.is_started:
+            self._expects_continue = False
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        while True:
+            if self._is_disconnected or self._is_complete:
+                return {"type": "http.disconnect"}
+            if not self._is_received:
+                more = self._more_body
+                if self._body or not more:
+                    body, self._body = bytes(self._body), b""
+                    self._is_received = not more
+                    return {"type": "http.request", "body": body, "more_body": more}
+                self._connection.resume_reading()
+            if self._changed is None:
+                self._changed = asyncio.Event()
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def send(self, message: Message) -> None:
+        """Send the head or a part of the body of the response (ASGI).
+
+        Raises:
+            RuntimeError: If the application breaks the rules of ASGI or HTTP.
+        """
+        drained = self._connection.drained
+        if drained is not None and not self._is_disconnected:
+            await drained.wait()
+        if self._is_disconnected:
+            return
+        kind = message["type"]
+        if kind == "http.response.start" and self._head is None and not self.is_started:
+            self._head = message
+            for name, _ in message.get("headers", ()):
+                if name == b"content-length":
+                    return
+            # Without a length, the body may take a while.
+            self._transport.write(self._render(message))
+            self.is_started = True
+            return
+        if kind != "http.response.body" or not (self.is_started or self._head):
+            raise RuntimeError(f"unexpected ASGI message {kind!r}")
+        if self._is_complete:
+            raise RuntimeError("the response is complete")
+        body: bytes = message.get("body", b"")
+        more: bool = message.get("more_body", False)
+        head = b"" if self._head is None else self._render(self._head)
+        if not self._has_body:
+            body = b""
+        elif self._is_chunked:
+            body = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
+            body = body if more else body + b"0\r\n\r\n"
+        elif self._left is not None:
+            self._left -= len(body)
+            if self._left < 0 or (self._left > 0 and not more):
+                raise RuntimeError("the response is longer or shorter than its content-length")
+        self.is_started = True
+        if len(body) > WRITE_BUFFER:
+            if head:
+                self._transport.write(head)
+            self._transport.write(body)
+        elif head or body:
+            self._transport.write(head + body)
+        if not more:
+            self._complete(keep_alive=self.keep_alive)
+
+    def _complete(self, *, keep_alive: bool) -> None:
+        self._is_complete = True
+        self._body = b""
+        self._notify()
+        self._connection.response_completed(keep_alive=keep_alive)
+
+    def _render(self, message: Message) -> bytes:
+        """Return the head of the response as bytes; raise if it is not valid (`render_head`)."""
+        self._head = None
+        # Otherwise the client may send the body or leave it out: what follows could be either.
+        keep_alive = self.keep_alive and not (self._expects_continue and self._more_body)
+        headers = self._connection.default_headers
+        head = render_head(message, self.scope, headers, keep_alive=keep_alive)
+        self.keep_alive, self._left = head.keep_alive, head.length
+        self._is_chunked, self._has_body = head.is_chunked, head.has_body
+        return head.data
 
 
 class HTTPProtocol(asyncio.Protocol):

@@ -21,8 +21,8 @@ from starlette.applications import Starlette
 from operations.front.config import ListenConfig
 from operations.front.http import RequestPipeline
 from operations.front.limits import Limits
-from operations.server.exchange import NO_BODY, SEND_SECONDS, STATUS_LINES, WRITE_BUFFER, Exchange
-from operations.server.protocol import HTTPProtocol
+from operations.server.protocol import SEND_SECONDS, WRITE_BUFFER, Exchange, HTTPProtocol
+from operations.server.response_head import NO_BODY, STATUS_LINES
 from operations.server.system import Readiness
 from operations.types import options_of
 

@@ -1,21 +1,31 @@
 """Test operations: replace some of them during a test, and inspect their calls.
 
-With pytest, the fixture `under_test` of `operations.testing.plugin` does the same. `operations.testing.upstream` has an
-HTTP API that responds with the examples of its OpenAPI document.
+With pytest, the fixture `under_test` of `operations.testing.plugin` does the same. `FakeUpstream` is an HTTP API that
+responds with the examples of its OpenAPI document, without a network.
 """
 
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
+from http.client import responses
 from types import TracebackType
 from typing import Any, Self
+from urllib.parse import urlsplit
 
+import msgspec
+
+from operations._json import object_of
 from operations.access import Identity
 from operations.context import OperationContext
 from operations.errors import OperationsError
 from operations.observe import CallEvent, CallStarted
+from operations.openapi import HTTPRequest, HTTPServiceConfig, from_openapi
+from operations.openapi.diagnosis import Example, examples_of
 from operations.registry import OperationRegistry
 from operations.specs import Operation, OperationType
+from operations.types import JSONObject
 
-__all__ = ["Fake", "RegistryUnderTest"]
+__all__ = ["Fake", "FakeUpstream", "RegistryUnderTest"]
 
 
 class Fake:
@@ -112,3 +122,106 @@ class RegistryUnderTest:
         identity = Identity(caller or "tester", granted) if is_known else None
         context = OperationContext(identity=identity)
         return (await self.registry.execute(operation_id, input, context)).raise_for_error().data
+
+
+class FakeUpstream:
+    """A transport that responds as an API would: `HTTPServiceConfig(transport=FakeUpstream(document), ...)`.
+
+    A response is the first example of the lowest successful status. Without an example, it is a value that fits the
+    schema. A request that the document does not have gets 404.
+
+    Args:
+        document: A decoded OpenAPI or Swagger document.
+
+    Attributes:
+        requests: What was sent, in order.
+    """
+
+    def __init__(self, document: JSONObject) -> None:
+        config = HTTPServiceConfig(namespace="upstream", base_url="http://upstream.invalid")
+        service = from_openapi(document, config)
+        endpoints = list(service.endpoints())
+        self.requests: list[HTTPRequest] = []
+        self._responses: dict[tuple[str, str], FakeResponse] = {}
+        for operation, endpoint in endpoints:
+            entry = endpoint.entry
+            response = _generated(object_of(entry.operation.get("responses")), operation)
+            self._responses[entry.method, entry.path] = response
+        found: dict[tuple[str, str], Example] = {}
+        for example in examples_of(service.description, [each.entry for _, each in endpoints]):
+            key = (example.entry.method, example.entry.path)
+            if 200 <= example.status < 300 and (
+                key not in found or example.status < found[key].status
+            ):
+                found[key] = example
+        for key, example in found.items():
+            self._responses[key] = FakeResponse(example.value, example.status, example.media_type)
+        # The path with most fixed characters is meant.
+        self._paths = sorted(self._responses, key=lambda key: -len(re.sub(r"\{.*?\}", "", key[1])))
+        self._patterns = {path: _pattern(path) for _, path in self._paths}
+
+    def respond(self, method: str, path: str, body: Any = None, *, status: int = 200) -> None:
+        """Respond with something else from now on.
+
+        Args:
+            method: The method.
+            path: The path as the document writes it, such as `/pets/{id}`.
+            body: The body, as JSON.
+            status: The status code.
+
+        Raises:
+            KeyError: If the document has no such operation.
+        """
+        key = (method.upper(), path)
+        if key not in self._responses:
+            raise KeyError(f"{method.upper()} {path}")
+        self._responses[key] = FakeResponse(body, status)
+
+    @asynccontextmanager
+    async def send(self, request: HTTPRequest) -> AsyncGenerator["FakeResponse"]:
+        """Record a request and respond to it."""
+        self.requests.append(request)
+        path = urlsplit(request.url).path
+        for method, template in self._paths:
+            if method == request.method and self._patterns[template].search(path):
+                yield self._responses[method, template]
+                return
+        yield FakeResponse({"message": f"no example of {request.method} {path}"}, 404)
+
+    async def aclose(self) -> None:
+        """Close nothing: there is no connection."""
+
+
+class FakeResponse:
+    """A response that is known beforehand."""
+
+    def __init__(self, body: Any, status: int, media_type: str = "application/json") -> None:
+        self.status = status
+        self.reason = responses.get(status, "")
+        is_text = isinstance(body, str) and "json" not in media_type
+        self._body = (
+            b"" if body is None else body.encode() if is_text else msgspec.json.encode(body)
+        )
+        self.headers: Mapping[str, str] = {"content-type": media_type} if self._body else {}
+
+    async def chunks(self) -> AsyncGenerator[bytes]:
+        """Yield the body."""
+        if self._body:
+            yield self._body
+
+
+def _pattern(template: str) -> "re.Pattern[str]":
+    """Return a pattern for the end of a path; the server's own path comes before it."""
+    parts = re.split(r"\{.*?\}", template)
+    return re.compile("[^/]+".join(map(re.escape, parts)) + "$")
+
+
+def _generated(declared: JSONObject, operation: Operation) -> FakeResponse:
+    """Return a response that fits the document, for an operation without an example."""
+    good = sorted(status for status in map(str, declared) if re.fullmatch("2[0-9][0-9]", status))
+    status = int(good[0]) if good else 200
+    response = object_of(declared.get(str(status)))
+    schema = operation.spec.output_schema
+    has_body = "$ref" in response or "content" in response or "schema" in response
+    body = schema.cast(None, "create").value if has_body and not schema.is_unknown else None
+    return FakeResponse(body, status)
