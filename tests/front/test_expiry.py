@@ -12,10 +12,11 @@ import pytest
 from starlette.requests import HTTPConnection
 
 from operations import CallError, Identity, OperationRegistry
-from operations.calls import PendingRequestMap
+from operations.calls import PendingRequestMap, serve_calls
 from operations.calls.hub import WebSocketHub
 from operations.front.front import RECHECK_SECONDS
 from operations.mcp import to_mcp
+from operations.pubsub.memory import MemoryTarget
 from operations.pubsub.websocket import connect_websocket
 from operations.server import CredentialError, create_app
 from operations.server.app import WebSocketEntry
@@ -63,8 +64,7 @@ class Keys:
         return Identity("ann", ["run"], expires_at=self.expires_at)
 
 
-@asynccontextmanager
-async def serving(keys: Keys) -> AsyncGenerator[tuple[str, aiohttp.ClientSession]]:
+def following() -> OperationRegistry:
     registry = OperationRegistry()
 
     @registry.operation("test.run", scopes=["run"])
@@ -76,6 +76,12 @@ async def serving(keys: Keys) -> AsyncGenerator[tuple[str, aiohttp.ClientSession
         yield 1
         await asyncio.Event().wait()
 
+    return registry
+
+
+@asynccontextmanager
+async def serving(keys: Keys) -> AsyncGenerator[tuple[str, aiohttp.ClientSession]]:
+    registry = following()
     mcp = to_mcp(registry).asgi_app()
     app = create_app(
         registry,
@@ -178,11 +184,37 @@ async def test_a_socket_closes(end: Any, seconds: float | None, kind: str) -> No
             assert (await calls.call("test.run", {})).data == "fine"
             end(keys)
             began = monotonic()
-            with pytest.raises(CallError):
+            with pytest.raises(CallError) as caught:
                 async for _item in calls.subscribe("test.follow", {}):
                     pass
 
+    assert kind == "hub" or caught.value.code == "ACCESS_DENIED"
     assert monotonic() - began < 20
+
+
+@pytest.mark.requirement("R57")
+@ENDINGS
+async def test_a_subscription_through_a_worker_ends(end: Any, seconds: float | None) -> None:
+    keys = keys_for(seconds)
+    target = MemoryTarget()
+
+    def resolve(credential: str) -> Identity | None:
+        if not keys.is_valid:
+            raise keys.rejection
+        return Identity("ann", ["run"], expires_at=keys.expires_at)
+
+    with anyio.fail_after(20):
+        async with (
+            serve_calls(following(), target, resolve=resolve),
+            PendingRequestMap(target, credential="key") as calls,
+        ):
+            items = calls.subscribe("test.follow", {})
+            assert (await anext(items)).data == 1
+            end(keys)
+            with pytest.raises(CallError) as caught:
+                await anext(items)
+
+    assert caught.value.code == "ACCESS_DENIED"
 
 
 @pytest.mark.requirement("R57")

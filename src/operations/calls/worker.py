@@ -16,6 +16,7 @@ import logging
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import asynccontextmanager, suppress
 from contextvars import copy_context
+from functools import partial
 from operator import is_not
 from secrets import token_hex
 from typing import Any, cast
@@ -52,7 +53,7 @@ from operations.calls.reply_cache import Replies, quietly
 from operations.calls.services import SERVICES, digest_of, serves_itself, service_operations
 from operations.calls.states import NEVER, Deadlines
 from operations.errors import CallError, ErrorCode, TransportError
-from operations.front.front import Front, identify_credential
+from operations.front.front import Front, credential_ended, identify_credential
 from operations.front.limits import AdmissionQueue, Limits, caller_key
 from operations.pubsub.base import PUT_TYPE, Delivery, EventTarget, Subscription, admin_of, usable
 from operations.pubsub.signing import SignedTarget
@@ -74,6 +75,7 @@ class CallServer:
         ignored: Events of unknown types.
         counters: What the calls came to.
         is_serving: Whether it accepts requests.
+        reason_to_stop: The error of calls that end with it, instead of `UNAVAILABLE`.
         duplicates: Requests that had been seen before.
     """
 
@@ -121,6 +123,7 @@ class CallServer:
         self._listening: Subscription | None = None
         self._advertised: Subscription | None = None
         self.is_serving = False
+        self.reason_to_stop: CallError | None = None
         self._loop = asyncio.get_running_loop()
         # Handlers do not see the context variables of the code that delivers a request.
         self._context = copy_context()
@@ -240,7 +243,7 @@ class CallServer:
             # Another worker takes it from the queue.
             self._replies.drop(job)
         error = CallError(ErrorCode.UNAVAILABLE, reason, retryable=job.is_safe_to_retry)
-        self._replies.stop(job, error)
+        self._replies.stop(job, self.reason_to_stop or error)
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
         task = self._loop.create_task(work)
@@ -518,12 +521,16 @@ class CallServer:
                 await replies.respond(job, envelope)
                 return
             sequence = 0
+            end = partial(replies.stop, job, credential_ended())
+            watch = self._front.credentials.watch_message
+            unwatch = watch(request.credential, identity, self._resolve, end)
             stream = registry.subscribe(request.operation_id, request.input, context)
             try:
                 async for envelope in stream:
                     await replies.item(job, envelope, sequence)
                     sequence += 1
             finally:
+                unwatch()
                 await stream.aclose()
             await replies.complete(job, sequence)
         except CallError as error:

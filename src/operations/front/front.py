@@ -280,6 +280,11 @@ class Credential:
         return True
 
 
+def credential_ended() -> CallError:
+    """Return the error of a stream whose credential expired or was revoked."""
+    return CallError(ErrorCode.ACCESS_DENIED, "The credential is no longer valid")
+
+
 class CredentialMonitor:
     """Ends what credentials hold open when they expire or are revoked.
 
@@ -317,6 +322,18 @@ class CredentialMonitor:
                 self._stop()
 
         return stop
+
+    def watch_message(
+        self,
+        credential: str | None,
+        identity: Identity | None,
+        resolve: CredentialResolver | None,
+        end: Callable[[], None],
+    ) -> Callable[[], None]:
+        """Watch the credential inside a message, as `watch` does."""
+        if credential is None or identity is None or resolve is None:
+            return _do_nothing
+        return self.watch(Credential(identity, lambda: resolve(credential), (credential,)), end)
 
     def _stop(self) -> None:
         if self._task is not None:

@@ -19,7 +19,7 @@ from operations.access import Identity
 from operations.calls import serve_calls
 from operations.calls.graph import CallGraph
 from operations.front.config import MCPServerSettings, Resolver, ServerConfig
-from operations.front.front import CredentialResolver, Front
+from operations.front.front import CredentialResolver, Front, credential_ended
 from operations.front.http import CREDENTIAL, IDENTITY, PIPELINE, RequestPipeline
 from operations.front.limits import client_address
 from operations.front.messages import AccessLog, HostGuard
@@ -289,7 +289,7 @@ class WebSocketEntry:
                 resolve=self._resolve,
                 expose_errors=front.expose_errors,
                 grace=0,
-            ),
+            ) as server,
         ):
             # When the credential of the connection expires or is revoked, the connection ends.
             revoked = asyncio.Event()
@@ -300,6 +300,8 @@ class WebSocketEntry:
                 await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
                 for end in ends:
                     end.cancel()
+                if revoked.is_set():
+                    server.reason_to_stop = credential_ended()
 
 
 class _Socket:

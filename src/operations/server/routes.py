@@ -31,6 +31,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from operations._json import is_object
 from operations.envelopes import HTTPResponseMeta, MCPResponseMeta, ResponseEnvelope, ResponseMeta
 from operations.errors import CallError, ErrorCode, map_error, timed_out
+from operations.front.front import credential_ended
 from operations.front.http import (
     IDENTITY,
     OPEN,
@@ -185,7 +186,7 @@ class _Response:
             if not pump.done():
                 self._pipeline.front.registry.keep(pump)
         if self._is_revoked:
-            error = CallError(ErrorCode.ACCESS_DENIED, "The credential is no longer valid")
+            error = credential_ended()
             if not self._started:
                 raise error
             await self._write(self._failure(error), last=True)
