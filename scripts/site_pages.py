@@ -45,7 +45,7 @@ CORE = {
         "RESPONSE_ENVELOPE_SCHEMA RESPONSE_META_SCHEMA OPERATION_SPEC_SCHEMA CALL_EVENT_SCHEMAS"
     ),
 }
-"""The names of `operations`, by what they are about."""
+"""The names of `operations`, by topic."""
 
 MODULES = {
     "operations.openapi": {"operations.openapi": ""},

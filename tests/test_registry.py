@@ -102,8 +102,8 @@ def numbers(_input: Any, _context: OperationContext) -> Iterator[int]:
 @pytest.mark.parametrize(
     ("candidate", "why"),
     [
-        (not_marked, "is no operation"),
-        (42, "is no operation"),
+        (not_marked, "is not an operation"),
+        (42, "is not an operation"),
         (Operation(spec(), 42), "cannot be called"),  # type: ignore[arg-type]
         (Operation("task.get", answer), "is no OperationSpec"),  # type: ignore[arg-type]
         (Operation(spec(), items), "its handler is a generator"),

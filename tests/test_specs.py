@@ -142,7 +142,7 @@ def test_what_may_be_replayed() -> None:
     ],
 )
 def test_names_keep_to_a_safe_alphabet(namespace: str, name: str) -> None:
-    with pytest.raises(ValueError, match="is no name"):
+    with pytest.raises(ValueError, match="is not a name"):
         OperationSpec(name=name, namespace=namespace, type=OperationType.QUERY)
 
 

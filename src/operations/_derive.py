@@ -158,7 +158,7 @@ def keys_of(cls: Any) -> dict[str, Key]:
 
 
 def _fields(cls: Any) -> Iterator[tuple[str, Any, tuple[bool, bool]]]:
-    """Yield the name and default of each field, whether it is secret, and whether it may be written all the same."""
+    """Yield the name and default of each field, whether it is secret, and whether it may be written nevertheless."""
     if issubclass(cls, msgspec.Struct):
         for each in msgspec.structs.fields(cls):
             yield each.name, MISSING if each.required else each.default, (False, False)

@@ -425,7 +425,7 @@ def _filled(value: Any, environ: Mapping[str, str], secrets: list[str]) -> Any:
 
 
 def read_servers(source: str | Path | Mapping[str, Any]) -> dict[str, JSONObject]:
-    """The entries of an `mcp.json`, by server name, as they stand there; disabled ones are left out.
+    """The entries of an `mcp.json`, by server name, unchanged; disabled ones are left out.
 
     Understands a file or its content: `{"mcpServers": {...}}`, `{"servers": {...}}`, `{"mcp": {"servers":
     {...}}}`, or the servers themselves. References to the environment are filled in later, so that a missing

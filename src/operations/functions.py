@@ -282,7 +282,7 @@ def validate_operation(candidate: object) -> Operation:
     ready = operation_of(candidate)
     if ready is None:
         raise RegistrationError(
-            f"{candidate!r} is no operation: pass an Operation, or a function marked with @operation"
+            f"{candidate!r} is not an operation: pass an Operation, or a function marked with @operation"
         )
     spec, handler = ready.spec, ready.handler
     if not isinstance(cast("object", spec), OperationSpec):

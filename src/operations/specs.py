@@ -139,11 +139,11 @@ class OperationSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     def __post_init__(self) -> None:
         if not _NAMESPACE.fullmatch(self.namespace):
             raise ValueError(
-                f"{self.namespace!r} is no namespace: use 1 to 128 letters, digits, '_' and '-'"
+                f"{self.namespace!r} is not a namespace: use 1 to 128 letters, digits, '_' and '-'"
             )
         if not _NAME.fullmatch(self.name):
             raise ValueError(
-                f"{self.name!r} is no name: use 1 to 256 letters, digits, '_', '-' and '.'"
+                f"{self.name!r} is not a name: use 1 to 256 letters, digits, '_', '-' and '.'"
             )
         # Importers make thousands of specs that need nothing of this.
         if type(self.input_schema) is not Schema:

@@ -14,7 +14,7 @@ import pytest
 
 COUNT = 10_000
 SPARE = 200
-"""Files that each process opens besides."""
+"""Other open files of each process."""
 
 IDLERS = Path(__file__).with_name("idlers.py")
 

@@ -156,7 +156,7 @@ def _object_root(outline: Outline, report: Report) -> JSONObject:
     root.setdefault("properties", {})
     for keyword in _AT_ROOT:
         if keyword in schema and keyword != "allOf":
-            report(f"/{keyword}", "cannot stand at the root: left out")
+            report(f"/{keyword}", "is not allowed at the root: left out")
     return root
 
 

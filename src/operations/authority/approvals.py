@@ -93,7 +93,7 @@ class Approval(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     reason: str | None = None
 
     confirmed: bool = False
-    """Whether the caller itself confirmed the call, which is no approval by another person."""
+    """Whether the caller itself confirmed the call, which is not an approval by another person."""
 
     @property
     def has_ended(self) -> bool:

@@ -242,7 +242,7 @@ class GroupMonitor:
                 identity=request.identity,
                 credential=credential,
                 metadata=request.metadata,
-                # One attempt: a poisonous request must not cost several workers again.
+                # One attempt: a request that kills workers must not kill several again.
                 replayable=False,
             )
         await self.remove(letter_id)

@@ -178,7 +178,7 @@ class StreamEntry:
         except SequenceError as error:
             self._break(ErrorCode.UNAVAILABLE, f"items of the subscription were lost: {error}")
         except ValueError as error:
-            self._break(ErrorCode.UNKNOWN_ERROR, f"an item was no envelope: {error}")
+            self._break(ErrorCode.UNKNOWN_ERROR, f"an item was not an envelope: {error}")
         if not self._sequencer.is_waiting:
             self._stuck_since = None
         elif self._stuck_since is None:

@@ -196,7 +196,7 @@ def render(spec: OperationSpec, source: Source | None, screen: Screen, hints: st
                 line.append(f" (HTTP {error.http_status})", style="dim")
             errors.add(line.append(f"  {first_line(error.description)}", style="default"))
         screen.show(errors)
-    # Not broken into lines: it is there to be copied.
+    # Not wrapped, so that it can be copied.
     screen.out.print(Text("\n  " + plain(example(spec, hints)), style="cyan"), soft_wrap=True)
 
 

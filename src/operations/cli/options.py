@@ -112,7 +112,7 @@ class Screen:
     # ------------------------------------------------------------ results
 
     def value(self, value: Any) -> None:
-        """One JSON value, laid out to be read."""
+        """Write one formatted JSON value."""
         text = encoded(value, indent=2)
         if self.is_terminal:
             self.out.print(JSONHighlighter()(plain(text)), soft_wrap=True)

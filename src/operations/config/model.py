@@ -100,7 +100,7 @@ class BrokerEntry(Entry):
     """A broker between callers and workers: how to connect, to import what workers offer, and to be one.
 
     Attributes:
-        url: `redis://`, `nats://` or one of their variants; the user may stand in it, the password may not.
+        url: `redis://`, `nats://` or one of their variants; it may contain the user, but not the password.
         workers: Import the operations of the workers of `group`.
         delegate: Call the workers on behalf of the caller, with a grant for each call; needs `access.grants`. Their key
             is what `operations grant key GROUP` prints.

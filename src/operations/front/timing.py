@@ -18,7 +18,7 @@ from operations._time_limits import TimeLimit
 
 Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
-"""ASGI's: returns the next message of the client, finally that it disconnected."""
+"""ASGI's: returns the next message of the client, and at the end that it disconnected."""
 
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 Scope: TypeAlias = MutableMapping[str, Any]

@@ -77,7 +77,7 @@ class Access:
         self.by_id = other.by_id
 
     def find(self, key_hash: str) -> Identity | None:
-        """Return whose key has this SHA-256."""
+        """Return the caller whose key has this SHA-256."""
         return self.keys.get(key_hash)
 
     def resolve(self, credential: str) -> "Identity | Awaitable[Identity | None] | None":

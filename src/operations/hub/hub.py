@@ -183,7 +183,7 @@ class Hub:
                 )
 
     async def remove(self, supervisor: Supervisor) -> None:
-        """Close a source for good; calls that run on it are finished first."""
+        """Close a source permanently; calls that run on it are finished first."""
         await supervisor.disable()
         self.supervisors.remove(supervisor)
         self._removed = [each for each in self._removed if not each.is_closed]

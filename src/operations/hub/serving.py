@@ -293,7 +293,7 @@ class _Processes:
     async def keep(self, number: int) -> int:
         """Start one process again and again; return the exit code of the last one.
 
-        If the first ones end before any of them is ready, something is wrong that starting again does not help.
+        If the first ones end before any of them is ready, restarting does not help.
         """
         backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
         while True:

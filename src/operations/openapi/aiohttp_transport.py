@@ -215,7 +215,7 @@ class _Exchange:
         except Exception as error:  # noqa: BLE001 - any error belongs to the request
             if self._body is not None:
                 await self._close_body(self._body)
-            # Without its cause, whose text often has the whole address in it, keys and all.
+            # Without its cause, whose text often contains the whole address with its keys.
             raise _call_error(error, request) from None
         self._response = response
         return _Response(response, request)

@@ -241,7 +241,7 @@ def fields_of(value: Any) -> JSONObject:
     """Return the fields of a form.
 
     Raises:
-        CallError: With code `VALIDATION_ERROR`, if `value` is no object.
+        CallError: With code `VALIDATION_ERROR`, if `value` is not an object.
     """
     if not is_object(value):
         raise CallError(ErrorCode.VALIDATION_ERROR, "A form's body must be an object.")

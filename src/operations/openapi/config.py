@@ -64,7 +64,7 @@ class HTTPAuth:
     def __post_init__(self) -> None:
         if self.type not in get_args(_AuthType):
             raise ValueError(
-                f"auth: {self.type!r} is no type: use {', '.join(get_args(_AuthType))}."
+                f"auth: {self.type!r} is not a type: use {', '.join(get_args(_AuthType))}."
                 f"{suggestion(str(self.type), get_args(_AuthType))}"
             )
         if not self.token and self.username is None:

@@ -237,7 +237,7 @@ class Endpoint:
             if _question(draft) == here:
                 return
             if _question(draft) in asked:
-                raise CallError(ErrorCode.EXECUTION_ERROR, "The pages go round in circles.")
+                raise CallError(ErrorCode.EXECUTION_ERROR, "The pages repeat.")
         raise CallError(ErrorCode.RESOURCE_EXHAUSTED, f"There are more than {MAX_PAGES} pages.")
 
     def _at(self, url: str, draft: Draft) -> Draft:

@@ -301,7 +301,7 @@ class Importer:
                 named: list[str] = list(rule)  # pyright: ignore[reportUnknownArgumentType]
                 for name in set(named) - names:
                     _LOGGER.warning(
-                        "%s: %s names %r, which is no operation of the document",
+                        "%s: %s names %r, which is not an operation of the document",
                         self._config.namespace,
                         key,
                         name,

@@ -55,7 +55,7 @@ def literal(text: str) -> str:
 
 
 def enforce_argument(name: str, value: Any) -> None:
-    """Let through what may stand in a path.
+    """Pass a value that is allowed in a path.
 
     Raises:
         CallError: With code `VALIDATION_ERROR`, for an empty value, control characters, and dot segments under

@@ -122,7 +122,7 @@ def from_openapi(document: Any, config: HTTPServiceConfig | Mapping[str, Any]) -
             `HTTPServiceConfig`.
 
     Raises:
-        DocumentError: If it is no object.
+        DocumentError: If it is not an object.
         ValueError: If the configuration cannot be right.
     """
     if isinstance(document, (str, bytes, PathLike)):

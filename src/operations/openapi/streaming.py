@@ -60,7 +60,7 @@ class EventStream:
         is_ours: Whether the server is an exported registry, whose `error` and `complete` events mean just that.
         retries: How often to reconnect in vain.
         limits: `max_event_bytes`, `max_response_bytes`, `max_response_values`.
-        seconds: How long a response that is no stream may take.
+        seconds: How long a response that is not a stream may take.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class EventStream:
                 if error.code != ErrorCode.UNAVAILABLE:
                     has_ended = self._last_id and count == 0 and not was_lost
                     if has_ended and error.code == ErrorCode.EXECUTION_ERROR:
-                        # We came back to a stream that had ended; that it is gone now is no failure.
+                        # We came back to a stream that had ended; its end is not a failure.
                         return
                     raise
                 lost = error

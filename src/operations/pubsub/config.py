@@ -127,7 +127,7 @@ class NatsConfig(BrokerConfig):
     """A connection to NATS."""
 
     url: str = "nats://127.0.0.1:4222"
-    """`nats://`, `tls://` (with TLS, or no connection), `ws://` or `wss://`; several are separated by commas."""
+    """`nats://`, `tls://` (requires TLS), `ws://` or `wss://`; several are separated by commas."""
 
     prefix: str = field(default="operations", kw_only=True)
 
@@ -212,7 +212,7 @@ def _flaw(url: str, schemes: Collection[str], needs_host: bool) -> str:
         _ = parts.port
     except ValueError:
         return (
-            "its port is no number up to 65535; "
+            "its port is not a number up to 65535; "
             "in a user name or password, / ? # @ : , are written %2F %3F %23 %40 %3A %2C"
         )
     if needs_host and not host:

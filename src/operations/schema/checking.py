@@ -26,7 +26,7 @@ class Checker:
         document: A copy of the document as compiled, its patterns bounded.
         flat: Decodes a valid object of scalars from MessagePack, without unknown properties, and raises for anything
             else; None for other schemas. It may reject a valid object, such as one with 1.0 as integer.
-        recursive: Whether following its references can go round in a circle, as deep as the data goes.
+        recursive: Whether its references are recursive, so that validation is as deep as the data.
         accepts: Whether a value, already known to be JSON, is valid.
         dropped: Patterns that were left out, with their places.
         caches: What others keep with the document.

@@ -39,7 +39,7 @@ class CompiledSchema:
         accepts: Whether a value that is plain JSON already is valid.
         flat: As `Checker.flat`.
         is_valid: Whether any value is valid, once it is converted to JSON. Raises `JSONValueError` if it cannot be.
-        is_refused: Whether this stands for a schema that cannot be compiled.
+        is_refused: Whether this replaces a schema that cannot be compiled.
     """
 
     __slots__ = ("_checker", "_normalisers", "accepts", "flat", "is_refused", "is_valid")

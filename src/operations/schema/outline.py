@@ -36,7 +36,7 @@ class Outline:
         return cls(schema.document)
 
     def inner(self, schema: Any) -> "Outline":
-        """Return a schema that stands inside this one."""
+        """Return a schema inside this one."""
         return Outline(object_of(schema), self._root, self.names)
 
     @property

@@ -159,7 +159,7 @@ def _repetition(pattern: str, position: int) -> tuple[int | None, int]:
     low, comma, high = pattern[position : max(close, position)].partition(",")
     if close < 0 or not (low or high).isdecimal() or not (low + high).isdecimal():
         return None, position
-    # The limit again: a count of thousands of digits is no number anyone needs.
+    # The limit again: a count of thousands of digits is never useful.
     if len(low) > len(str(MAX_LENGTH)) or len(high) > len(str(MAX_LENGTH)):
         return MAX_LENGTH + 1, close + 1
     return max(int(low or 0) + bool(comma), int(high or 0)), close + 1
@@ -247,7 +247,7 @@ class BoundPatterns:
         if cap is None:
             shown = pattern if len(pattern) <= 60 else pattern[:57] + "..."
             if not self._drop:
-                raise SchemaError(f"{place}: {shown!r} is no pattern that can be run safely")
+                raise SchemaError(f"{place}: {shown!r} is not a pattern that can be run safely")
             self.dropped.append(f"{place}: {shown}")
         elif not is_linear(pattern):
             self.fancy = True

@@ -109,7 +109,7 @@ class Scope(Protocol):
 
     @property
     def recursive(self) -> bool:
-        """Whether following references can go round in a circle, as deep as the data goes."""
+        """Whether its references are recursive, so that validation is as deep as the data."""
         ...
 
     @property

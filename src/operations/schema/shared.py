@@ -120,16 +120,16 @@ class Graph:
 
     @property
     def has_circles(self) -> bool:
-        """Whether the references of any schema can go round in a circle."""
+        """Whether the references of any schema are recursive."""
         return bool(self._recursive)
 
     @property
     def recursive(self) -> bool:
-        """Whether following the references can go round in a circle, as deep as the data goes."""
+        """Whether its references are recursive, so that validation is as deep as the data."""
         return self.is_recursive(self._document.root.pointer)
 
     def is_recursive(self, place: str) -> bool:
-        """Return whether following the references of a schema can go round in a circle."""
+        """Return whether the references of a schema are recursive."""
         return place in self._recursive or (
             self._shared is not None and self._shared.is_recursive(place)
         )
@@ -137,7 +137,7 @@ class Graph:
     def _ordered(self, starts: Iterable[str], graph: dict[str, _Edges]) -> list[str]:
         """Return every new schema with edges that `starts` lead to, those that it needs before itself.
 
-        Notes those whose references can go round in a circle.
+        Records those with recursive references.
         """
         known = self.costs
         order: list[str] = []
@@ -290,7 +290,7 @@ class SharedDefinitions:
 
     @property
     def recursive(self) -> bool:
-        """Whether following references can go round in a circle, as deep as the data goes."""
+        """Whether its references are recursive, so that validation is as deep as the data."""
         return self.graph.has_circles
 
     def take_dropped(self) -> list[str]:
@@ -493,7 +493,7 @@ def _keyed(is_valid: Accepts, name: str) -> Accepts:
 
 
 def _cut(schema: JSONSchema, names: set[str]) -> JSONSchema:
-    """Return a copy of `schema` in which references to definitions other than `names` are keywords of ours."""
+    """Return a copy of `schema` in which references to definitions other than `names` are our own keywords."""
 
     def change(copy: JSONObject) -> None:
         ref = copy.get("$ref")

@@ -21,7 +21,7 @@ from operations.types import JSONObject
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]{1,4})?", re.ASCII)
 
 _MAX_DIGITS = 400
-"""Longer texts are no numbers anyone meant; reading them takes quadratic time."""
+"""Longer texts are not numbers in practice, and reading them takes quadratic time."""
 
 _EXACT = 2**53
 """Beyond this a float cannot distinguish neighbouring integers."""

@@ -274,7 +274,7 @@ def set_level(request: RequestContext, level: str) -> None:
 
 
 def channel_for(request: RequestContext) -> CallerChannel:
-    """A channel as wide as the client's capabilities."""
+    """A channel with the features that the client supports."""
     session = request.session
     modern = request.protocol_version in MODERN_PROTOCOL_VERSIONS
     asks = not modern and session.can_send_request

@@ -246,7 +246,7 @@ class _Builder:
         if isinstance(schema, dict) and parameter.shape is not Shape.JSON:
             schema = _without_null(schema)
         if parameter.shape is Shape.LIST and isinstance(schema, dict):
-            # No item is no parameter: an empty list cannot be written.
+            # An empty list has no items and therefore no parameter: it cannot be written.
             schema = {**schema, "minItems": max(1, schema.get("minItems", 1))}
         placed = self.components.place(
             {**held, **schema} if isinstance(schema, dict) else schema,

@@ -292,7 +292,7 @@ def _leads_somewhere(reference: Any, root: JSONObject) -> bool:
         if not isinstance(reference, str) or not _LOCAL.match(reference) or "%" in reference:
             return False
         held: Any = target_of(reference, root)
-        # A path to the holder of definitions is no schema's.
+        # A path to the container of definitions is not that of a schema.
         if reference in {"#/$defs", "#/definitions"}:
             return False
         if not is_object(held) or "$ref" not in held:

@@ -5,7 +5,7 @@ The server reads requests by this table and the export documents it, so that bot
 Rule 1: a text becomes a number or a truth value only where the schema allows one and the text is exactly that in
         JSON; otherwise it stays text, and validation reports the error. Null is expressed by leaving a
         parameter out.
-Rule 2: an input that is no plain object of properties travels in one parameter, `input`, as JSON.
+Rule 2: an input that is not a plain object of properties is sent in one parameter, `input`, as JSON.
 """
 
 import re
@@ -38,7 +38,7 @@ _PLAIN = frozenset({
 """The keywords that an object's schema may have if its properties become parameters."""
 
 _HOPS = 16
-"""How many references are followed from one place before it counts as saying nothing."""
+"""How many references are followed from one place before its schema counts as unknown."""
 
 
 class Shape(Enum):
@@ -84,7 +84,7 @@ class QueryArguments:
 
         Raises:
             CallError: `VALIDATION_ERROR` where a parameter is repeated that may not be.
-            ValueError: If the query is no text in UTF-8, or has too many parameters.
+            ValueError: If the query is not UTF-8, or has too many parameters.
         """
         values: JSONObject = {}
         for name, text in parse_qsl(
@@ -102,7 +102,7 @@ class QueryArguments:
             return values
         for name in values:
             if name != WHOLE:
-                raise _refused(name, f"is no parameter here: there is only {WHOLE!r}")
+                raise _refused(name, f"is not a parameter here: there is only {WHOLE!r}")
         return values.get(WHOLE)
 
     def _whole(self, schema: Schema) -> tuple[QueryParameter, ...]:

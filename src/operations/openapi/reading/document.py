@@ -61,7 +61,7 @@ class Description:
         missing: Why files it refers to could not be read, by their paths relative to it.
 
     Raises:
-        DocumentError: If it is no object at all.
+        DocumentError: If it is not an object.
     """
 
     def __init__(self, document: Any, missing: Mapping[str, str] | None = None) -> None:

@@ -180,7 +180,7 @@ class Expected:
         return members
 
     def _is_always_empty(self) -> bool:
-        """Return whether no response can have a body; one that declares none may have one all the same."""
+        """Return whether no response can have a body; one without a declared body may still have one."""
         successes = [status for status in self._responses if status[:1] == "2"]
         return self._method == "HEAD" or (bool(successes) and set(successes) <= {"204", "205"})
 

@@ -213,7 +213,7 @@ class _Bundler:
         return Bundle(await asyncio.to_thread(self._joined), missing)
 
     async def _load(self, name: str) -> Any:
-        """Return the content of a file, or why it cannot be read: the others are to be read all the same."""
+        """Return the content of a file, or the reason why it cannot be read; reading continues with the others."""
         async with self._slots:
             try:
                 content = await self._fetch(name)
@@ -274,7 +274,7 @@ class _Bundler:
         return node
 
     def _place(self, ref: str, name: str) -> str:
-        """Return where the target of a reference in the file `name` stands in the one document."""
+        """Return the place of a reference's target in the combined document."""
         file, _, fragment = ref.partition("#")
         target = self._locate(name, file) if file else name
         if target is None or (target not in self._files and target not in self._missing):

@@ -51,7 +51,7 @@ class References:
         return self._document
 
     def value(self, node: Any) -> Any:
-        """Return what `node` is, or refers to.
+        """Return `node`, or the target if it is a reference.
 
         Raises:
             DocumentError: If it refers to nothing, or references form a cycle.
@@ -108,7 +108,7 @@ class References:
             return None
 
     def merged(self, node: Any) -> JSONObject:
-        """Return the object `node` refers to, with what stands beside the reference, which wins.
+        """Return the object that `node` refers to; keywords beside the reference take precedence.
 
         Raises:
             DocumentError: If there is none, or references form a cycle.

@@ -6,7 +6,7 @@ document and direction and shared, so that an import of thousands of operations 
 Rule 1: nothing is converted before it is used.
 Rule 2: an incorrect keyword (a `minLength` of "3", a `required` of true) is corrected or left out; it never makes the
         rest of the schema unusable.
-Rule 3: a schema that no value fits, although its parts do, is read as it was meant.
+Rule 3: a schema that no value fits, although its parts do, is read in its intended meaning.
 """
 
 from operator import attrgetter

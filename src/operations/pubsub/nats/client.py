@@ -1,7 +1,7 @@
 """A NATS client that extends the library's own.
 
 Rule 1: an address with TLS means TLS or no connection: without it, not even the login is sent.
-Rule 2: it reconnects after every error; the library's client closes for good at most errors.
+Rule 2: it reconnects after every error; the library's client closes permanently at most errors.
 Rule 3: messages are processed in the turn in which they are read. The library would queue each for a task of its own,
         which costs more than everything else; and unread messages wait in the socket, not in our memory. Its parser
         copies every message twice, and its `publish` takes three coroutines, so both have a short cut here.

@@ -279,7 +279,7 @@ class NatsTarget(EventTarget):
                 return f"{address}.{self._client}"
             if address.startswith((f"{self._prefix}.topic.", "_INBOX.")):
                 return address
-        raise NotSentError(f"{address[:100]!r} is no address of ours")
+        raise NotSentError(f"{address[:100]!r} is not an address of this prefix")
 
     # ---------------------------------------------------------------------------------------- mailboxes
 

@@ -238,7 +238,7 @@ class Normaliser:
             again, _ = self._once(result)
             text = canonical(again)
             if text in seen:
-                # It stays, or goes round in a circle, of which one value stands for all.
+                # Either it stays the same, or values repeat; then any of them is the result.
                 circle = list(seen)[list(seen).index(text) :]
                 return seen[min(circle)]
             seen[text] = result = again

@@ -4,7 +4,7 @@ A plan of objects with known properties, arrays and scalars, with nothing left o
 same thing as a msgspec type: reading a value into it drops what it does not name, keeps the order of the rest and
 insists on exact JSON types. A type rejects anything else, and `stripping` handles it.
 
-Rule 1: a type may reject what its plan accepts, as `stripping` has another way. What a type that is `exact` accepts
+Rule 1: a type may reject what its plan accepts, as `stripping` has another way. A value that an `exact` type accepts
 is valid.
 Rule 2: the type reads what msgspec writes of a value, which for some objects is not their JSON form. `Finish` rejects
 them.

@@ -278,13 +278,13 @@ class Pass:
     # The hooks for a value that does not fit, and for an absent one.
 
     def misfit(self, plan: Plan, value: Any) -> Any:
-        """Return what stands for a value that does not fit: the value, without what no union member knows."""
+        """Return the replacement of a value that does not fit: without properties unknown to all union members."""
         if self.on_trial:
             raise RefusedError
         return _known(self._caster.places.place([plan]), value) if plan.choices else value
 
     def absent(self, plan: Plan) -> Any:
-        """Return what stands for a required property without a declared default, or `MISSING`."""
+        """Return the value of an absent required property without a default, or `MISSING`."""
         if self.on_trial:
             raise RefusedError
         return MISSING

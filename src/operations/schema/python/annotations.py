@@ -1,6 +1,6 @@
 """Read annotations (wrappers, metadata, type variables, forward references) and Google-style docstrings.
 
-Rule 1: nothing here knows JSON, only which type an annotation means and what stands beside it.
+Rule 1: nothing here knows JSON, only the type of an annotation and its metadata.
 Rule 2: a docstring in another style counts as a description as a whole, and is never an error.
 """
 
@@ -239,7 +239,7 @@ def parse_docstring(text: str | None) -> Docstring:
         if found is not None and found["title"] in _ENDS:
             section = entries if found["title"] in _NAMES else None
         elif section is entries and line and not line[0].isspace():
-            # Prose that returns to the margin ends a section of names.
+            # Unindented text ends a section of parameters.
             section = None
         elif section is not None:
             section.append(line)

@@ -294,7 +294,7 @@ class Signature:
 
     @property
     def context_parameter(self) -> str | None:
-        """The parameter that is given the call's context; it is no part of the input."""
+        """The parameter that is given the call's context; it is not part of the input."""
         return self.parameters.context
 
     def bind(self, function: Callable[..., Any], subject: str = "input") -> Handler:

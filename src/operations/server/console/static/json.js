@@ -1,4 +1,4 @@
-/* JSON without loss: a number that JavaScript would round stays as it was written, where the browser can do that. */
+/* JSON without loss: a number that JavaScript would round keeps its text, if the browser supports it. */
 
 const isExact = typeof JSON.rawJSON === "function";
 

@@ -1,4 +1,4 @@
-/* Signing in and out. The key is shown to the server once and kept nowhere here. */
+/* Signing in and out. The key is sent to the server once and not stored. */
 
 import * as api from "./api.js";
 import { el, fill, icon, plainString } from "./dom.js";
@@ -20,7 +20,7 @@ export class Session {
         el("h2", { id: "sign-in" }, "Sign in"),
         el("label", { for: "key", class: "label" }, "Key or token"),
         this.key,
-        el("p", { class: "hint" }, "It is sent once. A cookie that no script can read stands for it until you sign out."),
+        el("p", { class: "hint" }, "It is sent once. Until you sign out, a cookie that scripts cannot read replaces it."),
         this.error,
         el(
           "div",
@@ -53,7 +53,7 @@ export class Session {
     this.key.value = "";
     if (key === "") return;
     try {
-      // What a header cannot hold is no key.
+      // Not valid in a header, so not a key.
       if (/[^\x21-\x7e]/.test(key)) throw new Error("A key has no such characters.");
       this.identity = await api.signIn(key);
     } catch (error) {
