@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 
 class AuthorizationServer:
-    """Signs in everybody as `user` with the scopes they request, without asking.
+    """Signs in every client as `user` with the requested scopes, without a prompt.
 
     Args:
         user: Who signs in.
@@ -30,7 +30,7 @@ class AuthorizationServer:
         self.lifetime = lifetime
         self.scopes = set(scopes.split())
         self.url = ""
-        """Where it is served; set by whoever serves it."""
+        """Its address; set by the server."""
 
         self.grants: list[str] = []
         """The grant types that were used, in order."""

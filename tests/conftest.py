@@ -16,7 +16,7 @@ from operations import OperationRegistry
 
 PROJECT = Path(__file__).resolve().parent.parent
 
-# How long an example takes says more about the machine than about the code.
+# The duration of an example depends more on the machine than on the code.
 settings.register_profile(
     "default", deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow]
 )
@@ -60,7 +60,7 @@ def nothing_left_of_faults(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture
 def nothing_left(request: pytest.FixtureRequest, frozen: None) -> Iterator[None]:
-    """The test leaves no task, no exception that nobody looked at, and no memory behind."""
+    """Check that the test leaves no task, no unretrieved exception and no memory behind."""
     is_async = inspect.iscoroutinefunction(getattr(request, "function", None))
     leftovers = Leftovers(request.getfixturevalue("loop_of_the_test") if is_async else None)
     failed = request.session.testsfailed

@@ -1,4 +1,4 @@
-"""What a test must not leave behind: calls that wait, tasks, exceptions that nobody looked at, memory."""
+"""Find leftovers of a test: waiting calls, tasks, unretrieved exceptions, memory."""
 
 import asyncio
 import ctypes
@@ -21,7 +21,7 @@ _SMALL = 512
 
 
 class _Usage(ctypes.Structure):
-    """What glibc tells of its memory."""
+    """The memory statistics of glibc."""
 
     _fields_ = tuple(
         (name, ctypes.c_size_t)
@@ -57,12 +57,12 @@ def used_kilobytes() -> int:
 
 
 class Memory:
-    """What the process holds now, to see later how much that has grown.
+    """Measure the memory of the process, to compare it later.
 
-    Reliable, because it looks twice. What the system says contains everything, but also what was freed and could not be
-    given back: most of that is, once cycles are collected and the C library is told to trim (50 MB after F5), but after
+    Measured twice, to be reliable. The system's number contains everything, but also memory that was freed and not
+    returned: most of it is, once cycles are collected and the C library trims (50 MB after F5), but after
     ten thousand calls at once up to 22 MB stay, in arenas of which some small object keeps a part. What the allocators
-    say contains nothing that was freed, but small blocks at more than their size. Neither ever says too little, so that
+    count contains nothing that was freed, but overestimates small blocks. Neither is ever too small, so that
     no leak escapes, and the smaller of the two is near the truth.
     """
 
@@ -81,7 +81,7 @@ class Memory:
 
 
 class Leftovers:
-    """Knows what was there before a test, so that it can tell what is left over.
+    """Records the state before a test, to find leftovers after it.
 
     Args:
         loop: The event loop of the test, which does not run just now; None if it has none.
@@ -106,7 +106,7 @@ class Leftovers:
             ending = [task for task in self._all_tasks() - self._tasks if task.cancelling()]
             if ending:
                 self._loop.run_until_complete(asyncio.wait(ending, timeout=5))
-        # Whatever nobody looked at is told of as it is collected.
+        # Unretrieved exceptions are reported when they are collected.
         growth = self._memory.growth()
         found = [*self._found, *map(repr, self._all_tasks() - self._tasks)]
         if growth >= MAX_GROWTH:

@@ -16,7 +16,7 @@ BIN = Path(sys.executable).parent
 
 
 def free_port() -> int:
-    """A TCP port nobody listens on."""
+    """Return a free TCP port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -256,7 +256,7 @@ class Proxy:
         self._swallowing = swallowing
 
     async def refuse(self) -> None:
-        """Cut every connection and accept no more."""
+        """Cut every connection and stop accepting new ones."""
         if self._server is not None:
             self._server.close()
             self._server = None

@@ -1,4 +1,4 @@
-"""`operations.toml`: what it says is what one gets, and what is wrong with it is told so that one can repair it."""
+"""`operations.toml`: its settings are applied, and its faults are reported with advice."""
 
 import dataclasses
 import json

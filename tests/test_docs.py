@@ -1,4 +1,4 @@
-"""The documentation is true: every Python block runs, and prints what the block after it says.
+"""The documentation is true: every Python block runs, and prints the block after it.
 
 `py` blocks need what a page cannot bring along (a broker, a public API); each has a test here that brings it. Commands
 in `sh` blocks are run where what they talk about exists. The tutorial has a test of its own: test_tutorial.py.

@@ -56,7 +56,7 @@ async def many_small_pieces(*, is_left: bool) -> None:
 
 
 async def a_ring_of_pieces(*, is_left: bool) -> None:
-    """Which nobody frees but the garbage collector."""
+    """An object that only the garbage collector frees."""
     ring: list[Any] = [[number] for number in range(300_000)]
     ring.append(ring)
     if is_left:

@@ -44,7 +44,7 @@ def test_importing_the_package_loads_only_the_core_three() -> None:
     ).stdout
 
     loaded = {name for name in printed.split() if not name.startswith("_")}
-    # msgspec takes typing_extensions for its own where it is installed.
+    # msgspec imports typing_extensions if it is installed.
     assert loaded <= {"operations", "msgspec", "jsonschema_rs", "anyio", "typing_extensions"}
 
 

@@ -417,7 +417,7 @@ async def test_items_of_the_call_protocol_carry_their_sequence() -> None:
     assert counted == [0, 1, 2]
     # The position at the source is the one to resume from.
     assert relayed == ["a7"]
-    # Within one process there is no transport, and the wire has nothing to say.
+    # Within one process there is no transport, and no event.
     assert [item.to_wire()["meta"].get("sequence") for item in local] == [None] * 3
 
 

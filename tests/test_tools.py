@@ -1,4 +1,4 @@
-"""Settings for operations by id or pattern hold for every source, and beat what the operation says."""
+"""Settings for operations by id or pattern apply to every source, and override those of the operation."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -35,7 +35,7 @@ MISSING = [tool for tool in ("bash", "curl", "make") if shutil.which(tool) is No
 FIRST = "first terminal"
 PROMPT = "[your turn] "
 PATIENCE = 60.0
-"""Seconds until a command must have shown what the page says."""
+"""Seconds until a command must have shown the output of the page."""
 
 
 @dataclass

@@ -317,12 +317,12 @@ def _refused(error: HTTPError) -> CallError:
         message = f"The token endpoint responded with HTTP status {error.code}"
         return CallError(ErrorCode.UNAVAILABLE, message, retryable=True)
     try:
-        said = object_of(decode_json(error.read(_MAX_RESPONSE), max_values=MAX_REQUEST_VALUES)).get(
+        code = object_of(decode_json(error.read(_MAX_RESPONSE), max_values=MAX_REQUEST_VALUES)).get(
             "error"
         )
     except (JSONValueError, OSError):
-        said = None
-    reason = said if isinstance(said, str) and said.isidentifier() else f"status {error.code}"
+        code = None
+    reason = code if isinstance(code, str) and code.isidentifier() else f"status {error.code}"
     return CallError(ErrorCode.EXECUTION_ERROR, f"The token exchange was refused: {reason}.")
 
 

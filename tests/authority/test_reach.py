@@ -19,7 +19,7 @@ from operations.tools import ToolConfig, configure_tools
 
 
 def build(**options: Any) -> OperationRegistry:
-    """Return a registry in which `agent.run` calls whatever its input names."""
+    """Return a registry in which `agent.run` calls the operation that its input names."""
     registry = OperationRegistry(**options.pop("registry", {}))
 
     @registry.operation("admin.drop", scopes=["admin"])

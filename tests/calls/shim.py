@@ -10,7 +10,7 @@ def as_they_are(body: bytes) -> Iterable[bytes]:
 
 
 class Shim:
-    """Wraps a target; what is sent or put becomes whatever `on_send` or `on_enqueue` make of it."""
+    """Wraps a target; `on_send` and `on_enqueue` replace sent messages and requests."""
 
     local = None
 

@@ -211,7 +211,7 @@ async def test_a_call_times_out_at_its_deadline(world: World, registry: Operatio
         elapsed = loop.time() - started
 
     assert caught.value.code == ErrorCode.TIMEOUT
-    # Whoever was first to notice, caller or worker, which had a moment less.
+    # Either the caller or the worker notices first; the worker has slightly less time.
     assert re.fullmatch(
         r"slow\.sleep did not (answer|finish) within 0\.(3|29|28) s", caught.value.message
     )

@@ -1,4 +1,4 @@
-"""What a worker serves, told in pieces: nothing is lost, and what many schemas share is told once."""
+"""The operations of a worker, sent in pieces: nothing is lost, and shared definitions are sent once."""
 
 from pathlib import Path
 from typing import Any

@@ -46,7 +46,7 @@ async def test_a_mutation_survives_a_short_outage_of_its_caller(
         )
         await until(lambda: lines(ledger))
         await through.refuse()
-        # Longer than a worker needs to notice that the caller is gone.
+        # Longer than a worker needs to notice that the caller has left.
         await asyncio.sleep(0.8)
         await through.accept()
         with anyio.fail_after(10):

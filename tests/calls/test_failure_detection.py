@@ -42,7 +42,7 @@ def slow_registry(ledger: Path) -> OperationRegistry:
 async def test_a_busy_worker_that_the_caller_does_not_know_is_not_lost(
     broker_world: World, tmp_path: Path
 ) -> None:
-    """Both workers block their loops; a new caller hears from one of them only late."""
+    """Both workers block their loops; a new caller gets a response from one of them only late."""
     ledger = tmp_path / "ledger"
     async with AsyncExitStack() as stack:
         for _ in range(2):

@@ -1,4 +1,4 @@
-"""Faults F4-F7, F27 and F28: brokers and connections that come and go."""
+"""Faults F4-F7, F27 and F28: brokers and connections that are lost and restored."""
 
 import asyncio
 import logging
@@ -90,7 +90,7 @@ async def test_f4_calls_survive_a_broker_that_is_away_for_three_seconds(
 async def test_f4_a_subscription_is_taken_up_again_without_the_users_help(
     mortal: tuple[Broker, BrokerWorld], registry: OperationRegistry
 ) -> None:
-    """The broker is away and back: whoever served is reachable again, and a new subscription runs to its end."""
+    """After an outage of the broker, workers are reachable again, and a new subscription runs to its end."""
     broker, world = mortal
     async with world.serve(registry), caller(world) as calls:
         stream = calls.subscribe("count.forever", {"pause": 0.05})
@@ -111,7 +111,7 @@ async def test_f4_a_subscription_is_taken_up_again_without_the_users_help(
 
 
 class Eager(SilentReceiver):
-    """Sends something to itself as soon as it hears that its connection is back."""
+    """Sends a message to itself when its connection is restored."""
 
     def __init__(self, target: EventTarget) -> None:
         self.address = target.mailbox()
@@ -218,7 +218,7 @@ async def test_f6_a_connection_that_is_cut_is_restored_at_once(
     async with calling_through(world, registry) as (calls, through):
         before = through.accepted
         through.cut()
-        # It may be back before anybody has seen it away.
+        # It may be back before a client notices the outage.
         await until(lambda: through.accepted > before)
         with anyio.fail_after(20):
             assert (await calls.call("math.add", {"a": 1, "b": 2}, timeout=10)).data == 3

@@ -421,7 +421,7 @@ async def test_f31_a_storm_of_cancelled_calls_leaves_nothing_behind(
 
         for start in range(0, 10_000, 500):
             await asyncio.gather(*(start_and_cancel(start + index) for index in range(500)))
-            # Those of the worker that runs in this process too, and a few that say farewell.
+            # Including those of the worker in this process, and a few that are closing.
             assert len(asyncio.all_tasks()) < tasks_before + 300
         await until(lambda: len(calls) == 0)
         with anyio.fail_after(20):

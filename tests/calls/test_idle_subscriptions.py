@@ -1,4 +1,4 @@
-"""A subscription has no time of its own: each of its items has. The worker keeps it, whoever asked."""
+"""A subscription has no deadline but an idle timeout, which the worker enforces for every caller."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -20,7 +20,7 @@ ME = "box.me"
 
 
 class Plain(SilentReceiver):
-    """A caller that knows of requests and answers, and of nothing else."""
+    """A minimal caller, with requests and answers only."""
 
     def __init__(self, target: MemoryTarget) -> None:
         self._target = target

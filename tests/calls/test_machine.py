@@ -160,7 +160,7 @@ class Calls(RuleBasedStateMachine):
     @precondition(lambda self: len(self.workers) > 1)
     @rule(data=st.data())
     def kill_worker(self, data: st.DataObject) -> None:
-        """As if its process were gone: it hears nothing, says nothing, and is not there."""
+        """Simulate a killed process: it receives and sends nothing, and is not present."""
         victim = self._pick(data)
 
         async def kill() -> None:

@@ -199,7 +199,7 @@ async def test_dead_letters_are_listed_inspected_replayed_and_removed(
         await monitor.replay(second.id)
     assert caught.value.code == "STILL_BROKEN"
     assert seen == [1, 2]
-    # What succeeded is gone; what failed is kept.
+    # Successful replays are removed; failed ones are kept.
     assert [each.id for each in await monitor.letters()] == [second.id]
 
     await monitor.remove(second.id)

@@ -25,7 +25,7 @@ STEPS = 40
 
 @pytest.fixture(params=("memory", "redis", "nats"))
 def town(request: pytest.FixtureRequest) -> World:
-    """The transports on which anybody can be asked for."""
+    """The transports that can report whether a client listens."""
     return make_world(request.param, request)
 
 
@@ -44,7 +44,7 @@ async def _left(before: set["asyncio.Task[Any]"]) -> None:
 
 
 async def _gone(target: EventTarget, mailbox: str) -> None:
-    """Nobody listens there; a broker may hear of it a moment later."""
+    """Wait until the broker reports that no client listens there."""
     with anyio.fail_after(20):
         while await target.is_present(mailbox):
             await asyncio.sleep(0.01)
@@ -108,7 +108,7 @@ async def test_opening_can_be_cancelled_at_every_step(
 
 
 class _Crowded(MemoryTarget):
-    """Lets nobody take."""
+    """Fails every subscription to a queue."""
 
     async def consume(self, queue: str, consumer: Consumer) -> Any:
         raise TransportError("there is no room")
@@ -126,7 +126,7 @@ async def test_a_worker_that_cannot_start_leaves_nothing(registry: OperationRegi
 
 
 class _Slow(MemoryTarget):
-    """Takes until it is told to let anybody listen."""
+    """Delays subscriptions until the test allows them."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -60,7 +60,7 @@ async def test_only_envelopes_can_be_answers() -> None:
 
 
 async def test_a_map_can_answer_its_own_calls() -> None:
-    """As in one process: whoever takes the requests answers through the same map."""
+    """As in one process: requests are answered through the same map."""
     target = MemoryTarget()
     inbox = Mailbox()
     await target.consume("operations", inbox)
@@ -310,7 +310,7 @@ async def test_r28_what_is_beside_the_data_is_json_and_measured_too() -> None:
 
 
 class Unconfirmed(Shim):
-    """Delivers what is put, and never hears that it did."""
+    """Delivers requests, but their confirmation is lost."""
 
     async def enqueue(self, queue: str, body: bytes, **options: Any) -> str:
         receipt = await super().enqueue(queue, body, **options)

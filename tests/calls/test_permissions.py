@@ -598,7 +598,7 @@ async def one_at_a_time(
 
 
 async def test_requests_of_several_clients_are_taken_in_turn(redis_server: Broker) -> None:
-    """A client with many requests does not delay another, and a worker takes no more than it can begin."""
+    """A client with many requests does not delay another, and a worker takes only requests that it can begin."""
     order: list[str] = []
     async with one_at_a_time(redis_server, "busy", "calm") as (server, (busy, calm)):
 

@@ -105,7 +105,7 @@ async def test_what_has_no_handler_here_goes_to_the_remote(
 
 @pytest.mark.requirement("R30")
 async def test_time_is_inherited_over_three_levels(world: World) -> None:
-    """The innermost call, two processes away, has no more time than the outermost."""
+    """The innermost call, two processes away, has at most the time of the outermost."""
     seen: list[float] = []
     async with AsyncExitStack() as stack:
         far = OperationRegistry()

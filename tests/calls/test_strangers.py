@@ -69,7 +69,7 @@ async def test_f22_a_subscription_cancelled_while_it_is_opened_is_stopped_at_its
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
         assert len(calls) == 0
-        # Whatever is on its way comes before this.
+        # Earlier messages arrive before this one.
         await calls.call("services.list")
         await until(lambda: not any(worker.active for worker in workers))
 
@@ -120,7 +120,7 @@ async def test_f22_requests_without_an_address_hide_no_caller_that_left(
             calls = PendingRequestMap(target)
             waiting = asyncio.create_task(calls.call("tick.slowly", timeout=60))
             await until(lambda: any(job.reply_to for job in worker.jobs.values()))
-        # Its connection is gone without a word.
+        # Its connection is lost without a goodbye message.
         await until(lambda: worker.active == 0)
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
@@ -262,7 +262,7 @@ async def test_f1_an_odd_answer_about_a_lost_call_does_not_end_the_watch() -> No
     target = MemoryTarget()
     async with PendingRequestMap(target, heartbeat=0.1) as calls, serve_calls(registry, target):
         for _ in range(2):
-            # A worker that says nothing any more, with a call in its hands.
+            # A silent worker with a running call.
             async with serve_calls(registry, target, grace=0.2) as dead:
                 waiting = asyncio.gather(
                     *(calls.call("tick.slowly", timeout=10) for _ in range(4)),
@@ -314,7 +314,7 @@ async def test_f15_a_malformed_nats_message_stops_no_reader(
             pass
         queue = f"{world.prefix}.queue.operations.any".encode()
         for body in (b"", b"x"):
-            # Not UTF-8, which the server does not mind.
+            # Not UTF-8, which the server accepts.
             writer.write(b"PUB %b \xff\xfe %d\r\n%b\r\n" % (queue, len(body), body))
         writer.write(b"PING\r\n")
         while await reader.readline() != b"PONG\r\n":

@@ -1,4 +1,4 @@
-"""Waiting for what no event tells of."""
+"""Wait for conditions that no event announces."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable

@@ -97,7 +97,7 @@ class WebSocketWorld:
             async with serve_calls(registry, target, **options) as server:
                 workers.append(server)
                 await target.wait_closed()
-            # Its connection is gone, and nobody else will have it.
+            # Its connection is lost, and no other client has it.
             assert server.active == 0
             workers.remove(server)
 

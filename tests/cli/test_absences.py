@@ -1,4 +1,4 @@
-"""What of a config is not available: it is told once, it costs nobody else anything, and whoever needs it fails."""
+"""Sources of a config that are not available: reported once, harmless to others, an error for their own calls."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""However a command ends, it says so in words, or in JSON, and with an exit code."""
+"""Every command ends with a message, as text or JSON, and an exit code."""
 
 import subprocess
 import sys

@@ -34,7 +34,7 @@ KEYS = {"ALICE_KEY": "alice-" + "a" * 32, "BOB_KEY": "bob-" + "b" * 32}
 async def started(
     environment: dict[str, str], *arguments: str
 ) -> AsyncIterator[tuple[asyncio.subprocess.Process, Any]]:
-    """A command that keeps running, and what it said when it was ready."""
+    """A command that keeps running, and its output when it was ready."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "operations", *arguments, "--json",
         env={**environment, **KEYS}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""Only what a command wants is opened: a server that nobody asked for is not started."""
+"""A command opens only the sources that it needs; other servers are not started."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""What a config says reaches the sources, with the secrets, and nowhere else."""
+"""The settings and secrets of a config reach their sources, and nothing else."""
 
 import json
 import os
@@ -182,7 +182,7 @@ def test_faults_of_an_mcp_json_are_reported_with_advice(
         f"command:   {sys.executable} -c",
         f"folder:    {folder}",
         "exit code: 1",
-        "said:      no disk ***",
+        "output:    no disk ***",
         "next:      run the command by hand",
         'comand is not a known key. Did you mean "command"?',
         "there is no program no-such-program",

@@ -41,7 +41,7 @@ def start(folder: Path, environment: dict[str, str]) -> Iterator[Start]:
 
 
 def see(child: "pexpect.spawn[str]", text: str) -> None:
-    """Wait until the screen shows a text, whatever colours it has."""
+    """Wait until the screen shows a text, in any colours."""
     style = r"(?:\x1b\[[0-9;?]*[a-zA-Z])*"
     words = (style.join(map(re.escape, word)) for word in text.split())
     child.expect(rf"(?:\s|{style})+".join(words))

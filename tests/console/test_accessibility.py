@@ -1,4 +1,4 @@
-"""What axe-core says about every view, in light and dark, on a desk and on a phone."""
+"""axe-core finds no violation in any view, in light and dark, on a desktop and on a phone."""
 
 import pytest
 from playwright.sync_api import expect

@@ -14,7 +14,7 @@ from operations import OperationRegistry
 
 @pytest.fixture
 def registry() -> OperationRegistry:
-    """A registry that changes when it is told to."""
+    """A registry that changes on request."""
     registry = OperationRegistry()
 
     @registry.operation("garden.plant")

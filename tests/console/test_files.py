@@ -1,4 +1,4 @@
-"""What the console is made of, and what the browser is told about it."""
+"""The files of the console, and the headers that they are served with."""
 
 import re
 from pathlib import Path

@@ -452,7 +452,7 @@ async def at_worker(served: Worker, operation: str, value: Any, key: str | None)
 @pytest.mark.parametrize(("operation", "key", "outcome"), ACCESS)
 async def test_access_at_a_worker(operation: str, key: str | None, outcome: str) -> None:
     if operation == "test.hidden":
-        # Callers behind a broker are told that they were denied.
+        # Callers behind a broker get ACCESS_DENIED.
         outcome = "ACCESS_DENIED"
     elif outcome == "OPERATION_NOT_FOUND":
         # Another worker of the group may have it, while a new version is deployed.

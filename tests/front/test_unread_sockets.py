@@ -19,7 +19,7 @@ from operations.server.running import running
 
 
 class SlowClient:
-    """A client of the call protocol that reads only when it is told to."""
+    """A client of the call protocol that reads only on request."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader

@@ -1,4 +1,4 @@
-"""Sources that come and go leak nothing: for some seconds here, and for ten minutes by `scripts/soak hub`."""
+"""Sources that disconnect and return leak nothing: for some seconds here, for ten minutes by `scripts/soak hub`."""
 
 import asyncio
 import json
@@ -60,7 +60,7 @@ def counts() -> Counts:
 
 
 class Sources:
-    """A hub with an MCP server over HTTP, one that it starts, and an API, all of which come and go."""
+    """A hub with an MCP server over HTTP, one that it starts, and an API, all of which disconnect and return."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -1,4 +1,4 @@
-"""`[tools]` in the file applies to operations of every kind of source, and beats what their source says."""
+"""`[tools]` in the file applies to operations of every kind of source, and overrides the settings of their source."""
 
 import asyncio
 import json

@@ -272,7 +272,7 @@ def test_the_token_beside_an_identity_is_not_shown_encoded_or_copied() -> None:
 
 
 class Endpoint:
-    """A token endpoint that answers as it is told."""
+    """A token endpoint with configured responses."""
 
     def __init__(self) -> None:
         self.forms = list[bytes]()
@@ -314,7 +314,7 @@ async def test_exchanged_tokens_are_kept_for_a_while_and_bounded(
         # Another token of the same caller is exchanged anew, and the oldest are forgotten.
         found = [await exchange(call(each)) for each in ("two", "three", "one")]
         assert found == ["new-3", "new-4", "new-5"]
-        # It is kept no longer than the caller's own token is valid, nor than the endpoint says.
+        # It is kept at most for the lifetime of the caller's own token and that of the response.
         late = call("four", expires_at=0.0)
         assert await exchange(late) != await exchange(late)
         endpoint.answer = {"expires_in": 0}

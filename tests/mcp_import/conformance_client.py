@@ -53,7 +53,7 @@ class Storage:
 
 
 class Person:
-    """Somebody at a browser who agrees to everything: the suite redirects at once."""
+    """A user at a browser who consents to everything: the suite redirects at once."""
 
     def __init__(self) -> None:
         self.answer: dict[str, list[str]] = {}

@@ -132,7 +132,7 @@ def is_alive(pid: int) -> bool:
 
 
 async def eventually(condition: Callable[[], bool], seconds: float = 20) -> None:
-    """Wait until `condition` holds, for what no event tells."""
+    """Wait until `condition` holds, if no event announces it."""
     with anyio.fail_after(seconds):
         while not condition():
             await anyio.sleep(0.01)

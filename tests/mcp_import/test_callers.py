@@ -21,7 +21,7 @@ Run = Callable[[str, dict[str, Any]], Awaitable[Any]]
 
 
 class Caller:
-    """A caller that can be asked and told, and remembers it."""
+    """A caller that records questions and messages."""
 
     def __init__(
         self, name: str, registry: OperationRegistry, *, session: str | None = None

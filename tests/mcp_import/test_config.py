@@ -1,4 +1,4 @@
-"""The operator's words: what a configuration takes, and what an mcp.json says."""
+"""The configuration of MCP servers, and reading an mcp.json."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Results and blocks: what a server answered is what the envelope says."""
+"""Results and blocks: the envelope contains the whole response of a server."""
 
 from collections.abc import AsyncGenerator
 from typing import Any

@@ -217,7 +217,7 @@ Answer = Callable[[Request, dict[str, Any]], Response]
 
 @asynccontextmanager
 async def answering(answer: Answer, **options: Any) -> AsyncGenerator[OperationRegistry]:
-    """A server that does as it should until its tool `odd` is called; then it does as `answer` says."""
+    """A valid server whose tool `odd` responds as `answer` defines."""
 
     async def endpoint(request: Request) -> Response:
         if request.method != "POST":

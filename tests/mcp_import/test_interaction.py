@@ -25,7 +25,7 @@ from operations.mcp import MCPClientConfig, connect_mcp
 
 
 async def asked(method: str, params: dict[str, Any] | None = None, **options: Any) -> Any:
-    """What the server is told when it asks."""
+    """The answers to questions of the server."""
     with anyio.fail_after(10):
         async with connect_mcp("raw", raw(**options)) as client:
             registry = OperationRegistry(client)
@@ -106,7 +106,7 @@ async def test_a_handler_that_hangs_costs_its_call_alone_even_if_it_will_not_be_
 
 
 def asking_server(said: list[str] | None = None) -> Server[Any]:
-    """Its tool `greet` asks for a name before it greets; `said` is what it says of it."""
+    """A server whose tool `greet` asks for a name first; `said` is its description."""
 
     async def list_tools(context: Any, params: Any) -> types.ListToolsResult:
         schema = {"type": "object", "properties": {"mark": {"type": "string"}}}

@@ -1,4 +1,4 @@
-"""A server that does not start: the operator is told what was run, what came of it and what to do, and no secret."""
+"""A server that does not start: the error has the command, the output and advice, but no secret."""
 
 import logging
 import sys
@@ -17,7 +17,7 @@ from operations.mcp import MCPClientConfig, MCPClientLoader, StartError, connect
 
 
 async def report_of(config: MCPClientConfig | dict[str, Any]) -> str:
-    """What whoever connects is told."""
+    """Return the error that the connecting code gets."""
     with nothing_left_behind(), anyio.fail_after(20), pytest.raises(StartError) as caught:
         async with connect_mcp("files", config):
             pass
@@ -42,13 +42,13 @@ async def test_the_command_the_folder_the_exit_code_and_the_output_are_reported(
         f"  folder:    {tmp_path}",
         "  exit code: 1",
         "  printed:   Usage: tool",
-        "  said:      there is no disk",
+        "  output:    there is no disk",
     ]
     assert lines[6].startswith("  next:      run the command by hand")
 
 
 async def test_last_words_without_a_line_end_are_heard() -> None:
-    assert "said:      panic" in await report_of(python("import sys; sys.stderr.write('panic')"))
+    assert "output:    panic" in await report_of(python("import sys; sys.stderr.write('panic')"))
 
 
 async def test_only_the_last_lines_are_reported_escaped() -> None:
@@ -120,7 +120,7 @@ async def test_no_secret_is_reported_from_any_source(
     report = await report_of(entry)
 
     assert "--api-key *** --token=*** --header Authorization: *** *** https://x.org/a" in report
-    assert "said:" in report
+    assert "output:" in report
     for canary in CANARIES:
         assert canary not in report
         assert canary not in caplog.text
@@ -177,8 +177,8 @@ async def test_the_loader_keeps_the_whole_report(caplog: pytest.LogCaptureFixtur
         async with MCPClientLoader() as loader:
             await loader.load({"broken": raw("exit")})
 
-    assert "said:      the configuration is missing" in str(loader.failures["broken"])
-    assert "said:      the configuration is missing" in caplog.text
+    assert "output:    the configuration is missing" in str(loader.failures["broken"])
+    assert "output:    the configuration is missing" in caplog.text
 
 
 async def test_a_server_that_fails_later_reveals_nothing_to_callers(tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ async def test_a_secret_in_an_argument_is_not_reported(arguments: list[str], sho
     report = await report_of(python(code, *arguments))
 
     assert shown in report.splitlines()[1]
-    assert "said:" in report
+    assert "output:" in report
     assert "canary" not in report
 
 

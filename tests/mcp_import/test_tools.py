@@ -169,7 +169,7 @@ async def test_the_deadline_of_a_call_holds_on_both_sides() -> None:
 
 
 async def seen(registry: OperationRegistry) -> tuple[list[int], list[int]]:
-    """The calls the server never answered, and those it was told to drop."""
+    """The calls that the server never answered, and those that were cancelled there."""
     envelope = await registry.execute("raw.cancelled", {})
     never, cancelled = json.loads(envelope.data[0]["text"])
     return never, cancelled

@@ -1,4 +1,4 @@
-"""Finding out who asks has a time, places and a client that waits; the HTTP edge's tests are in `tests/server`."""
+"""Identifying a caller has a time limit and slots, and ends with its client; see `tests/server` for HTTP."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
@@ -19,7 +19,7 @@ ADD = post("tools/call", {"name": "math__add", "arguments": {"a": 1}})
 
 
 class Directory:
-    """Never says who it is."""
+    """Never returns an identity."""
 
     def __init__(self) -> None:
         self.inside = self.most = self.asked = 0

@@ -1,4 +1,4 @@
-"""What a handler says to its client, and asks it, while it runs; in both eras."""
+"""Messages and questions of a running handler to its client, in both eras."""
 
 import asyncio
 from typing import Any

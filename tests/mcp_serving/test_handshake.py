@@ -529,7 +529,7 @@ async def test_changes_are_announced_on_the_stream_that_belongs_to_no_request() 
             change("new.one")
             announced = await anext(stream)
         change("new.two")
-        # Read again where the client lost it, while nothing shows that the first stream is gone.
+        # Resume at the lost event, although the server has not noticed that the first stream broke.
         async with peer.get(**{"last-event-id": announced["id"]}) as stream:
             missed = await anext(stream)
         async with peer.get(**{"last-event-id": "99"}) as stream:

@@ -1,4 +1,4 @@
-"""Operations that are resources, templates and prompts, and the changes clients hear of."""
+"""Operations that are resources, templates and prompts, and the changes that are announced to clients."""
 
 import asyncio
 from base64 import b64decode

@@ -80,7 +80,7 @@ def registries(draw: st.DrawFn) -> tuple[OperationRegistry, dict[str, Any]]:
             return stream if kind is OperationType.SUBSCRIPTION else give
 
         registry.register(Operation(spec, bind(value, kind)))
-        # A tool's arguments are an object: what says nothing of its input is called with one.
+        # A tool's arguments are an object, also for an operation without an input schema.
         values[spec.id] = (taken if input_schema else {}, value)
     return registry, values
 

@@ -43,7 +43,7 @@ def registry_of(**timeouts: Any) -> OperationRegistry:
 
 
 class Slow:
-    """A person who answers when told to."""
+    """A person who answers on request."""
 
     def __init__(self, seconds: float = 0) -> None:
         self._seconds = seconds

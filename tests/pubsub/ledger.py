@@ -89,7 +89,7 @@ class Ledger:
                 await asyncio.sleep(_PAUSE)
 
     def check(self, *, failures: int) -> None:
-        """Compare what ran with what the callers were told; at most `failures` of them may have failed."""
+        """Compare the executions with the results of callers; at most `failures` of them may have failed."""
         entries = [line.split() for line in self.path.read_text(encoding="utf-8").splitlines()]
         ran = Counter(int(number) for number, _ in entries)
         paid = {number for number, outcome in self.outcomes.items() if outcome == "paid"}

@@ -142,7 +142,7 @@ def cluster_node(program: Path) -> RedisServer:
     return node
 
 
-async def told(node: Broker, *command: Any) -> str:
+async def cluster_command(node: Broker, *command: Any) -> str:
     """The answer of a node to a command about the cluster."""
     async with Redis(port=node.port, decode_responses=True) as redis:
         return str(await redis.execute_command("CLUSTER", *command))  # type: ignore[no-untyped-call]
@@ -163,18 +163,18 @@ def nodes(request: pytest.FixtureRequest) -> Iterator[list[Broker]]:
 async def cluster(nodes: list[Broker]) -> list[Broker]:
     """Three masters, and a replica of the first one."""
     *masters, replica = nodes
-    if "cluster_state:ok" not in await told(replica, "INFO"):
+    if "cluster_state:ok" not in await cluster_command(replica, "INFO"):
         for node, (start, end) in zip(masters, BOUNDS, strict=True):
-            await told(node, "ADDSLOTSRANGE", start, end)
+            await cluster_command(node, "ADDSLOTSRANGE", start, end)
         for node in nodes[1:]:
-            await told(nodes[0], "MEET", "127.0.0.1", node.port)
-        first = await told(masters[0], "MYID")
+            await cluster_command(nodes[0], "MEET", "127.0.0.1", node.port)
+        first = await cluster_command(masters[0], "MYID")
         with anyio.fail_after(20):
-            while first not in await told(replica, "NODES"):
+            while first not in await cluster_command(replica, "NODES"):
                 await asyncio.sleep(0.05)
-            await told(replica, "REPLICATE", first)
+            await cluster_command(replica, "REPLICATE", first)
             for node in nodes:
-                while "cluster_state:ok" not in (state := await told(node, "INFO")) or (
+                while "cluster_state:ok" not in (state := await cluster_command(node, "INFO")) or (
                     "cluster_slots_assigned:16384" not in state
                 ):
                     await asyncio.sleep(0.05)
@@ -215,7 +215,7 @@ async def test_calls_go_on_while_a_replica_takes_over_a_shard(
         ledger.traffic(calls),
     ):
         await ledger.progress(50)
-        await told(new, "FAILOVER")
+        await cluster_command(new, "FAILOVER")
         await ledger.progress(100)
         assert "role:master" in await replication(new)
         assert set(ledger.outcomes.values()) == {"paid"}
@@ -234,7 +234,7 @@ async def replication(node: Broker) -> str:
 
 async def test_a_cluster_of_redis_6_is_rejected() -> None:
     with running(cluster_node(BIN / "redis-server")) as node:
-        await told(node, "ADDSLOTS", *range(16384))
+        await cluster_command(node, "ADDSLOTS", *range(16384))
         with pytest.raises(TransportError, match="version 7"):
             async with connect_redis(address_of([node])):
                 pass
@@ -317,7 +317,7 @@ class Signer:
         self.public: str = self._key.public_key.decode()
 
     def token(self, subject: str, **nats: Any) -> str:
-        """A token in which this key says something about another."""
+        """A token that this key signed about another."""
         claims = {"iss": self.public, "sub": subject, "iat": 0, "nats": {"version": 2, **nats}}
         parts = [{"typ": "JWT", "alg": "ed25519-nkey"}, claims]
         text = b".".join(_base64(json.dumps(part).encode()) for part in parts)

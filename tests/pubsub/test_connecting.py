@@ -22,7 +22,7 @@ from operations.pubsub.websocket import connect_websocket
 
 @contextmanager
 def silent_port() -> Iterator[int]:
-    """A port at which the system accepts connections, and nobody answers."""
+    """A port at which the system accepts connections, but no program responds."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         yield int(listening.getsockname()[1])
 

@@ -1,4 +1,4 @@
-"""What every event target promises, whatever carries the bytes."""
+"""The contract of event targets, for every transport."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -129,7 +129,7 @@ async def test_presence_is_known_without_the_help_of_those_who_are_present(world
         assert await near.is_present(box)
         await subscription.aclose()
         if world.name != "websocket":
-            # The two ends have connections of their own, so the broker may hear the question first.
+            # The two ends have separate connections, so the question may reach the broker first.
             with anyio.fail_after(10):
                 while await near.is_present(box):
                     await asyncio.sleep(0.01)
@@ -212,7 +212,7 @@ async def test_a_nats_client_reconnects_after_every_server_error(
         recorder = Recorder()
         box = target.mailbox()
         await target.listen((box,), recorder)
-        # Longer than any line the server reads: it says so, and hangs up.
+        # Longer than any line that the server accepts: it reports an error and disconnects.
         await target._nats.publish("x" * 5000, b"1")
         await until(lambda: target._nats.stats["reconnects"] == 1 and target.is_connected)
         await target.send(box, event(1))

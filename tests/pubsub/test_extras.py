@@ -1,4 +1,4 @@
-"""A transport whose library is missing says which extra to install."""
+"""A transport whose library is missing names the extra to install."""
 
 import subprocess
 import sys

@@ -74,7 +74,7 @@ async def test_a_new_connection_subscribes_to_every_topic_once() -> None:
             controls.clear()
             await connections[0].close()
             await until(lambda: len(controls) == 4)
-            # Whatever else is on its way comes before the answer to this.
+            # Earlier messages arrive before the answer to this one.
             await (await connections[1].ping())
         assert sorted(controls) == sorted(("__subscribe", topic) for topic in CALLER)
 

@@ -1,4 +1,4 @@
-"""What repeats is told once in a while."""
+"""Repeated messages are logged at intervals."""
 
 import logging
 

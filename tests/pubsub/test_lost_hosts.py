@@ -1,4 +1,4 @@
-"""Hosts that are gone without a word: their connections stay open, and nothing comes through them."""
+"""Hosts that disappear without closing connections: those stay open, but carry nothing."""
 
 import asyncio
 import re

@@ -1,4 +1,4 @@
-"""The first connection to NATS: with TLS where it was asked for, and with a reason where there is none."""
+"""The first connection to NATS: with TLS if it is required, and with the reason if it fails."""
 
 import logging
 import ssl
@@ -152,7 +152,7 @@ async def test_a_login_may_hold_what_an_address_may_not(how: str) -> None:
 
 @pytest.fixture(params=["nobody", "redis", "unknown"])
 def nowhere(request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
-    """Addresses of no NATS server, and what there is to say of them."""
+    """Invalid addresses of NATS servers, and their errors."""
     if request.param == "nobody":
         yield f"127.0.0.1:{free_port()}", "Connect call failed"
     elif request.param == "redis":

@@ -22,7 +22,7 @@ SMALL = json.dumps({"type": "call.responded", "payload": "x" * 1000}).encode()
 
 @asynccontextmanager
 async def reader(**options: Any) -> AsyncGenerator[tuple[WebSocketTarget, ServerConnection]]:
-    """A connection, and its other end, which reads nothing until it is told to."""
+    """A connection, and its other end, which reads only on request."""
     connections: list[ServerConnection] = []
 
     async def handle(connection: ServerConnection) -> None:

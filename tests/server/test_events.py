@@ -50,7 +50,7 @@ async def streaming(app: Any) -> AsyncGenerator[aiohttp.ClientResponse]:
 
 
 class Watched:
-    """A handler that tells when it began and ended."""
+    """A handler that records its start and end."""
 
     def __init__(self) -> None:
         self.began = asyncio.Event()

@@ -1,4 +1,4 @@
-"""Who asks: keys, tokens, sessions, and what happens when finding out fails."""
+"""Identifying callers: keys, tokens, sessions, and errors of resolvers."""
 
 import asyncio
 import json

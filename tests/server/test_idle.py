@@ -1,4 +1,4 @@
-"""Ten thousand connections that say nothing, or half of something."""
+"""Ten thousand connections that send nothing, or half of a request."""
 
 import asyncio
 import re

@@ -150,7 +150,7 @@ async def test_what_a_caller_may_have_at_a_time_counts_for_all_entry_points_toge
         others += [over_http("b"), over_a_socket(second, "c")]
         tasks = [asyncio.create_task(call) for call in others]
         done, waiting = await asyncio.wait(tasks, timeout=1)
-        # Nobody in particular has two as well, and together there are five.
+        # Callers without identity have two as well, and together there are five.
         assert [task.result() for task in done] == ["RESOURCE_EXHAUSTED"] * 2
 
         # What stays open is counted on its own.

@@ -30,7 +30,7 @@ async def serving(**options: Any) -> AsyncGenerator[tuple[int, Any]]:
         return "x" * size
 
     async def resolve(connection: HTTPConnection) -> Identity | None:
-        # Whatever arrived together with the head has been parsed by now.
+        # Bytes that arrived together with the head have been parsed by now.
         await asyncio.sleep(0)
         seen.append(dict(connection.headers))
         return None

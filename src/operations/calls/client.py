@@ -425,7 +425,7 @@ class PendingRequestMap(ReplyPublisher):
         if isinstance(event, (CallResponded, CallCompleted, CallFailed, CallAborted)):
             self._apply(event, len(delivery.body))
         elif isinstance(event, CallAlive):
-            self._detector.heard(event.payload)
+            self._detector.on_alive(event.payload)
         elif isinstance(event, CallOffered):
             self._spawn(self._answer_offer(event.payload))
         elif isinstance(event, MalformedEvent):

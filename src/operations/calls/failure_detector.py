@@ -134,7 +134,7 @@ class FailureDetector:
         # Workers must be known before they can be missed.
         self._roll_call = True
 
-    def heard(self, alive: AlivePayload) -> None:
+    def on_alive(self, alive: AlivePayload) -> None:
         """Note that a worker has reported its presence."""
         self._answers = True
         now = asyncio.get_running_loop().time()
@@ -275,7 +275,7 @@ class FailureDetector:
 
     async def _are_there(self, moment: float) -> bool | None:
         """Return whether workers are present that respond to probes; None if there never were any."""
-        if any(heard_at >= moment for heard_at in self._workers.values()):
+        if any(seen_at >= moment for seen_at in self._workers.values()):
             self._were_there = True
             return True
         there = await is_there(self._target, self._all_workers)
@@ -296,7 +296,7 @@ class FailureDetector:
 
         The last one is None if the broker does not count them.
         """
-        silent = [worker for worker, heard_at in self._workers.items() if heard_at < moment]
+        silent = [worker for worker, seen_at in self._workers.items() if seen_at < moment]
         present = await asyncio.gather(*(is_there(self._target, worker) for worker in silent))
         gone = {worker for worker, there in zip(silent, present, strict=True) if not there}
         for worker in gone:

@@ -367,7 +367,7 @@ class WorkerCounters:
     def end(self, job: Job) -> None:
         """Count a call that has its last reply."""
         if job.request.operation_id in SERVICES:
-            # Callers that connect ask for the operations; that is no work of the group.
+            # Callers that connect ask for the operations; this does not count as work of the group.
             return
         ran = self._clock() - job.began_at if job.began_at else 0.0
         self.finished += 1

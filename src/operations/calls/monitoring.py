@@ -109,7 +109,7 @@ class GroupMonitor:
         self._admin = admin_of(target)
         self._workers = target.control(group)
         self.mailbox = target.mailbox()
-        self._heard: dict[str, WorkerReport] = {}
+        self._reports: dict[str, WorkerReport] = {}
         self._changed = asyncio.Event()
         self._looking: asyncio.Task[GroupReport] | None = None
         self._listening: Subscription | None = None
@@ -130,10 +130,10 @@ class GroupMonitor:
         """Note the report of a worker."""
         event = read_event(delivery.body, self._target.max_values)
         if isinstance(event, CallAlive) and event.payload.stats is not None:
-            alive, known = event.payload, len(self._heard)
+            alive, known = event.payload, len(self._reports)
             if known < _MAX_WORKERS:
                 fields = msgspec.structs.asdict(event.payload.stats)
-                self._heard[alive.worker] = WorkerReport(worker=alive.worker, **fields)
+                self._reports[alive.worker] = WorkerReport(worker=alive.worker, **fields)
                 self._changed.set()
 
     def undelivered(self, key: str, misdirected: bool = False) -> None:
@@ -160,7 +160,7 @@ class GroupMonitor:
         return await asyncio.shield(self._looking)
 
     async def _look(self) -> GroupReport:
-        self._heard = {}
+        self._reports = {}
         if self._listening is None:
             self._listening = await self._target.listen((self.mailbox,), self)
         count = await self._target.count_present(self._workers)
@@ -168,13 +168,13 @@ class GroupMonitor:
         await self._target.send(self._workers, encode_event(CallProbed(payload=payload)))
         state = await self._state()
         await self._wait_for(count)
-        heard = sorted(self._heard.values(), key=lambda each: (each.name, each.worker))
+        reports = sorted(self._reports.values(), key=lambda each: (each.name, each.worker))
         return GroupReport(
             group=self._group,
-            workers=heard,
-            silent=max(0, (count or 0) - len(heard)),
-            running=sum(each.running for each in heard),
-            waiting=(state.waiting or 0) + sum(each.waiting for each in heard),
+            workers=reports,
+            silent=max(0, (count or 0) - len(reports)),
+            running=sum(each.running for each in reports),
+            waiting=(state.waiting or 0) + sum(each.waiting for each in reports),
             lag=state.oldest,
             dead_letters=state.dead_letters,
         )
@@ -193,7 +193,7 @@ class GroupMonitor:
         """Wait until so many workers have reported, but not for long."""
         try:
             async with asyncio.timeout(_ANSWER_UNCOUNTED if count is None else _ANSWER):
-                while count is None or len(self._heard) < count:
+                while count is None or len(self._reports) < count:
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:

@@ -338,8 +338,8 @@ class _Processes:
         channel.setblocking(False)
         loop = asyncio.get_running_loop()
         with suppress(OSError):
-            while said := await loop.sock_recv(channel, 1):
-                if said == _READY:
+            while report := await loop.sock_recv(channel, 1):
+                if report == _READY:
                     self._was_ready = True
                     backoff.reset()
                 else:

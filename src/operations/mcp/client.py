@@ -209,12 +209,12 @@ class MCPClient:
     async def _opened(self, session: RelaySession) -> None:
         """Read the server's description and listings; runs in the owner after every connect."""
         self._breaker.succeed()
-        said = session.server_info
+        info = session.server_info
         capabilities = session.server_capabilities
         self.server_info = ServerInfo(
-            name=said.name if said is not None else self.name,
-            version=(said.version if said is not None else "") or "1.0.0",
-            title=said.title if said is not None else None,
+            name=info.name if info is not None else self.name,
+            version=(info.version if info is not None else "") or "1.0.0",
+            title=info.title if info is not None else None,
             protocol_version=session.protocol_version or "",
             instructions=session.instructions,
             capabilities=capabilities.model_dump(by_alias=True, mode="json", exclude_none=True)

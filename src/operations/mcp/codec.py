@@ -143,11 +143,11 @@ def export_spec(spec: OperationSpec) -> JSONObject:
 
 def restore_spec(spec: OperationSpec, meta: Any) -> OperationSpec:
     """Return `spec` with the contract that its exporter added; unchanged if there is none that can be used."""
-    said: Any = cast("JSONObject", meta).get(META_KEY) if isinstance(meta, dict) else None
-    if not isinstance(said, dict):
+    extension: Any = cast("JSONObject", meta).get(META_KEY) if isinstance(meta, dict) else None
+    if not isinstance(extension, dict):
         return spec
-    said = cast("JSONObject", said)
-    carried = {key: said[key] for key in _CARRIED if key in said}
+    extension = cast("JSONObject", extension)
+    carried = {key: extension[key] for key in _CARRIED if key in extension}
     try:
         restored = OperationSpec.from_wire({**spec.to_wire(), **carried})
     except ValueError:
@@ -186,13 +186,13 @@ def restore_schemas(spec: OperationSpec, meta: Any) -> OperationSpec:
         spec: The contract from the tool's listing.
         meta: The tool's `_meta`.
     """
-    said = _said(meta)
+    extension = _extension(meta)
     taken = spec.input_schema.document
-    given = _exact(spec.output_schema.document, said.get("outputSchema"))
+    given = _exact(spec.output_schema.document, extension.get("outputSchema"))
     return replace(
         spec,
-        input_schema=Schema(_restored(taken, said.get("input"), INPUT), lenient=True),
-        output_schema=Schema(_restored(given, said.get("output"), RESULT), lenient=True),
+        input_schema=Schema(_restored(taken, extension.get("input"), INPUT), lenient=True),
+        output_schema=Schema(_restored(given, extension.get("output"), RESULT), lenient=True),
     )
 
 
@@ -208,7 +208,7 @@ def _exact(listed: JSONSchema, place: Any) -> JSONSchema:
 
 def restore_arguments(input: Any, meta: Any) -> Any:
     """An operation's input as a tool's arguments."""
-    return {INPUT: input} if _said(meta).get("input") == "boxed" else input
+    return {INPUT: input} if _extension(meta).get("input") == "boxed" else input
 
 
 def restore_envelope(envelope: ResponseEnvelope[Any], meta: Any) -> ResponseEnvelope[Any]:
@@ -222,7 +222,7 @@ def restore_envelope(envelope: ResponseEnvelope[Any], meta: Any) -> ResponseEnve
     if note == "bytes" and result.content:
         return replace(envelope, data=_bytes_of(result.content[0]))
     boxed = object_of(result.structured_content)
-    if _said(meta).get("output") == "boxed" and RESULT in boxed:
+    if _extension(meta).get("output") == "boxed" and RESULT in boxed:
         return replace(envelope, data=boxed[RESULT])
     return envelope
 
@@ -267,7 +267,7 @@ def _restored(document: JSONSchema, how: Any, key: str) -> JSONSchema:
     return document
 
 
-def _said(meta: Any) -> JSONObject:
+def _extension(meta: Any) -> JSONObject:
     return object_of(object_of(meta).get(META_KEY))
 
 

@@ -370,7 +370,7 @@ class Connection:
             return start_error(failure, self.config, child, self.redactor, advice)
         if child.stderr:
             # Its last output goes to the operator's log, not to the caller.
-            logger.warning("%s; it said:\n%s", failure.message, "\n".join(child.stderr))
+            logger.warning("%s; its output:\n%s", failure.message, "\n".join(child.stderr))
         return failure
 
 

@@ -121,13 +121,13 @@ def _of_transport(message: str, data: JSONObject, server: str) -> ServerError:
     if kind == "credential":
         found: Any = data["details"]
         return ServerError(CallError(found["code"], message, retryable=found["retryable"]))
-    said = f"{server} {message}"
+    text = f"{server} {message}"
     if kind == "too_large":
-        return ServerError(CallError(ErrorCode.RESOURCE_EXHAUSTED, said, details))
+        return ServerError(CallError(ErrorCode.RESOURCE_EXHAUSTED, text, details))
     if kind in ("status", "malformed"):
-        return ServerError(CallError(ErrorCode.EXECUTION_ERROR, said, details))
+        return ServerError(CallError(ErrorCode.EXECUTION_ERROR, text, details))
     return ServerError(
-        CallError(ErrorCode.UNAVAILABLE, said, details),
+        CallError(ErrorCode.UNAVAILABLE, text, details),
         unsent=kind in ("unreachable", "closed", "session"),
         # The next HTTP exchange may succeed after a failed one, but not after the session was lost.
         broken=kind in ("closed", "session"),

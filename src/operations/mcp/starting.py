@@ -216,7 +216,7 @@ def start_error(
         if child.exit_code is not None:
             facts.append(("exit code", str(child.exit_code)))
         facts += [("printed", line) for line in child.stray]
-        facts += [("said", line) for line in child.stderr]
+        facts += [("output", line) for line in child.stderr]
         advice = advice or _RUN_BY_HAND
     else:
         facts.append(("address", config.target))

@@ -281,11 +281,11 @@ class Tool:
 
     @cached_property
     def _input(self) -> JSONSchema:
-        return _said(self.spec.input_schema)
+        return _document_of(self.spec.input_schema)
 
     @cached_property
     def _output(self) -> JSONSchema:
-        return _said(self.spec.output_schema)
+        return _document_of(self.spec.output_schema)
 
     @cached_property
     def takes_box(self) -> bool:
@@ -411,7 +411,7 @@ class Tool:
         return export
 
 
-def _said(schema: Schema) -> JSONSchema:
+def _document_of(schema: Schema) -> JSONSchema:
     return {} if schema.is_empty else schema.document
 
 

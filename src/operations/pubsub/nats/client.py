@@ -157,7 +157,7 @@ class ReconnectingClient(Client):
             await super()._process_connect_init()
         except TimeoutError:
             self._hang_up()
-            raise Error("the server says nothing: is it NATS?") from None
+            raise Error("the server does not respond: is it NATS?") from None
         except (Error, OSError) as error:
             self._hang_up()
             reason = _refusal(error)
@@ -239,6 +239,6 @@ def _refusal(error: Exception) -> str:
     """Why it is of no use to try again; empty where it may be."""
     text = str(error)
     if "authorization" in text.lower() or "authentication" in text.lower():
-        said = text.removeprefix("nats: ").strip("'")
-        return f"{said}: the login is wrong, or there is none"
+        reason = text.removeprefix("nats: ").strip("'")
+        return f"{reason}: the login is wrong, or there is none"
     return text if isinstance(error, (_NoTLSError, SSLCertVerificationError)) else ""

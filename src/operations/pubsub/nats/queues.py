@@ -108,7 +108,7 @@ class Consumers:
 
     def __init__(self, subject: str) -> None:
         self.subject = subject
-        self._heard_at: dict[str, float] = {}
+        self._seen_at: dict[str, float] = {}
         self._round: list[str] = []
         self._is_one_silent = False
         self._asked_at = float("-inf")
@@ -120,40 +120,40 @@ class Consumers:
         if now - self._asked_at < _ASK_EVERY:
             return False
         # Consumers that did not answer the last question are blocked or gone.
-        for name, heard_at in tuple(self._heard_at.items()):
-            if heard_at < self._asked_at:
-                del self._heard_at[name]
+        for name, seen_at in tuple(self._seen_at.items()):
+            if seen_at < self._asked_at:
+                del self._seen_at[name]
                 self._is_one_silent = True
         self._asked_at = now
         return True
 
-    def heard(self, name: str) -> None:
+    def on_reply(self, name: str) -> None:
         """Note that a consumer is there."""
-        if len(self._heard_at) < _MAX_CONSUMERS:
-            self._heard_at[name] = self._loop.time()
+        if len(self._seen_at) < _MAX_CONSUMERS:
+            self._seen_at[name] = self._loop.time()
 
     def forget(self) -> None:
         """Ask again before the next request: the connection is a new one."""
-        self._heard_at.clear()
+        self._seen_at.clear()
         self._asked_at = float("-inf")
 
     def gone(self, name: str) -> None:
         """Note that a consumer is gone."""
-        self._heard_at.pop(name, None)
+        self._seen_at.pop(name, None)
 
     def next(self) -> str:
         """Return the consumer of the next request; empty if the server is to pick one."""
         while self._round:
             name = self._round.pop()
-            if name in self._heard_at:
+            if name in self._seen_at:
                 return name
-        if len(self._heard_at) > 1:
+        if len(self._seen_at) > 1:
             self._is_one_silent = False
-        elif not (self._heard_at and self._is_one_silent):
+        elif not (self._seen_at and self._is_one_silent):
             # The server may also pick a consumer that came a moment ago. It would still pick one whose host is gone.
             return ""
         # In another order each time, so that no pattern of requests meets the same consumer.
-        self._round = list(self._heard_at)
+        self._round = list(self._seen_at)
         SystemRandom().shuffle(self._round)
         return self._round.pop()
 
@@ -234,7 +234,7 @@ class DurableQueues:
     async def is_waiting(self, queue: str, receipt: str) -> bool:
         """Return whether no worker has acknowledged a request, which it does when it begins.
 
-        The counters of the consumer tell this without access to the requests of others.
+        The counters of the consumer show this without access to the requests of others.
 
         Raises:
             TransportError: If JetStream does not answer.

@@ -435,11 +435,11 @@ class NatsTarget(EventTarget):
             if inbox is None:
                 inbox = self._inboxes[queue] = self.mailbox()
 
-                async def heard(message: Any) -> None:
+                async def on_reply(message: Any) -> None:
                     if _NAME.fullmatch(message.data):
-                        consumers.heard(message.data.decode())
+                        consumers.on_reply(message.data.decode())
 
-                await self._nats.subscribe(inbox, cb=heard)  # pyright: ignore[reportUnknownMemberType]
+                await self._nats.subscribe(inbox, cb=on_reply)  # pyright: ignore[reportUnknownMemberType]
             await self._nats.publish(f"{self._queue(queue, 'who')}.{self._client}", b"1", inbox)
         except _NATS_ERRORS as error:
             logger.debug("the consumers of %s cannot be asked: %s", queue, error)

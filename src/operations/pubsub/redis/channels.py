@@ -73,7 +73,7 @@ class PubSubConnection(ReconnectingConnection):
             # Wakes the reader with an error.
             self._leaving = asyncio.ensure_future(connection.disconnect(nowait=True))
 
-    async def tell(self, *command: str) -> None:
+    async def post(self, *command: str) -> None:
         """Send a command; do nothing while disconnected, because the next connection subscribes to all channels."""
         if self._connection is not None:
             # If it breaks now, the reader notices and reconnects.
@@ -134,7 +134,7 @@ class Channels(PubSubConnection):
         confirmed = self._confirmed.setdefault(channel, asyncio.Event())
         try:
             if first:
-                await self.tell("SUBSCRIBE", channel)
+                await self.post("SUBSCRIBE", channel)
             async with asyncio.timeout(SILENCE):
                 await confirmed.wait()
         except BaseException as error:
@@ -152,7 +152,7 @@ class Channels(PubSubConnection):
             receivers.remove(receiver)
         if not receivers and self._receivers.pop(channel, None) is not None:
             self._confirmed.pop(channel, None)
-            await self.tell("UNSUBSCRIBE", channel)
+            await self.post("UNSUBSCRIBE", channel)
 
     def _wanted_channels(self) -> Iterable[str]:
         return ("SUBSCRIBE", *self._receivers) if self._receivers else ()
@@ -288,9 +288,9 @@ class RedisInteropTarget(EventTarget):
         for pattern in released:
             del self._confirmed[pattern]
         if added:
-            await self._connection.tell("PSUBSCRIBE", *added)
+            await self._connection.post("PSUBSCRIBE", *added)
         if released:
-            await self._connection.tell("PUNSUBSCRIBE", *released)
+            await self._connection.post("PUNSUBSCRIBE", *released)
 
     def _patterns(self) -> list[str]:
         types = [*(_REPLIES if self._listeners else ()), *((PUT_TYPE,) if self._takers else ())]
@@ -305,7 +305,7 @@ class RedisInteropTarget(EventTarget):
         if len(body) > self.max_bytes:
             raise TooLargeError(f"{len(body)} bytes are more than {self.max_bytes}")
         await self._link.ready(_SEND_WAIT)
-        await self._link.tell("PUBLISH", self._channel(body), body, size=len(body))
+        await self._link.post("PUBLISH", self._channel(body), body, size=len(body))
 
     async def enqueue(
         self, queue: str, body: bytes, *, key: str, reply_to: str, wait: float
@@ -330,7 +330,7 @@ class RedisInteropTarget(EventTarget):
 
     async def dead_letter(self, queue: str, body: bytes) -> None:
         """Keep a poisonous request in a stream, the last thousand of them."""
-        await self._link.tell(
+        await self._link.post(
             *("XADD", f"{self._prefix}aside:{queue}", "MAXLEN", "~", 1000, "*", "e", body),
             size=len(body),
         )

@@ -490,7 +490,7 @@ class PipelinedConnection(ReconnectingConnection):
         await self._add(command, future, size)
         return await future
 
-    async def tell(self, *command: Any, size: int = 0) -> None:
+    async def post(self, *command: Any, size: int = 0) -> None:
         """Send a command and ignore its reply."""
         await self._add(command, None, size)
 
@@ -582,7 +582,7 @@ class PipelinedConnection(ReconnectingConnection):
             await asyncio.sleep(KEEPALIVE)
             if self._loop.time() - self._heard_at > SILENCE:
                 raise TransportError(f"no answer for {SILENCE:g} seconds")
-            await self.tell("PING")
+            await self.post("PING")
 
     def _broken(self) -> None:
         """Fail all pending commands."""

@@ -78,7 +78,7 @@ class MailboxReader(ReconnectingConnection):
         await self.stop()
         if self._link.is_up:
             for box in self._positions:
-                await self._link.tell("DEL", box)
+                await self._link.post("DEL", box)
 
     async def _prepare(self, connection: Any) -> None:
         """Extend the lifetime of the streams, or create them; the empty entry is not a message."""
@@ -114,7 +114,7 @@ class MailboxReader(ReconnectingConnection):
         self._since_trim = 0
         if self._link.is_up:
             for box, position in self._positions.items():
-                await self._link.tell("XTRIM", box, "MINID", position)
+                await self._link.post("XTRIM", box, "MINID", position)
 
 
 _READ = """
@@ -229,13 +229,13 @@ class QueueReader(ReconnectingConnection):
         self._closing = True
         if self._link.is_up and self._client_id is not None and not self._is_full:
             with suppress(TransportError, TimeoutError):
-                await self._link.tell("CLIENT", "UNBLOCK", self._client_id)
+                await self._link.post("CLIENT", "UNBLOCK", self._client_id)
                 if self._task is not None:
                     await asyncio.wait({self._task}, timeout=_BLOCK / 1000 + 1)
         await self.stop()
         if self._link.is_up:
             # Entries that have not begun go to other workers first.
-            await self._link.tell("EVAL", _LEAVE, *self._keys(), self._consumer)
+            await self._link.post("EVAL", _LEAVE, *self._keys(), self._consumer)
 
     async def _prepare(self, connection: Any) -> None:
         await self._load_scripts(connection)
@@ -350,7 +350,7 @@ class QueueReader(ReconnectingConnection):
         try:
             async with self._batch.taking if alone else nullcontext():
                 is_ours: bool = await self._link.request(*delete) == 1
-                await self._link.tell(*acknowledge)
+                await self._link.post(*acknowledge)
                 return is_ours
         except (TransportError, ResponseError) as error:
             logger.debug("a request could not be taken: %s", error)

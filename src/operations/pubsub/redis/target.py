@@ -276,15 +276,15 @@ class RedisTarget(EventTarget):
         await self._link.ready(_SEND_WAIT)
         if self._is_mailbox(address):
             # Without MKSTREAM: a message to an owner that has left must not create its stream again.
-            await self._link.tell(
+            await self._link.post(
                 *("XADD", address, "NOMKSTREAM", "MAXLEN", "~", _MAILBOX_LENGTH, "*", "e", body),
                 size=len(body),
             )
         elif address.startswith(f"{self._prefix}topic:"):
-            await self._link.tell("PUBLISH", address, body, size=len(body))
+            await self._link.post("PUBLISH", address, body, size=len(body))
         elif address.startswith(f"{self._prefix}control:"):
             channel = f"{address}:{self._client}"
-            await self._link.tell("PUBLISH", channel, body, size=len(body))
+            await self._link.post("PUBLISH", channel, body, size=len(body))
         else:
             raise NotSentError(f"{address!r} is not an address of this prefix")
 
@@ -310,7 +310,7 @@ class RedisTarget(EventTarget):
         async with AsyncExitStack() as undo:
             await self._start(reader, undo)
             for client in self._clients if consumer.backlog is not None else ():
-                await self._link.tell("SET", self._backlog(queue, client), consumer.backlog)
+                await self._link.post("SET", self._backlog(queue, client), consumer.backlog)
             for name in queues:
                 # After it ends, no entry is read, and the entries already read are delivered.
                 await self._subscribe(name, None, undo)
@@ -400,7 +400,7 @@ class RedisTarget(EventTarget):
     async def dead_letter(self, queue: str, body: bytes) -> None:
         """Keep a poisonous request in the stream `aside:` of its group and client, the last thousand of them."""
         name = self._dead_letters(queue, self._client)
-        await self._link.tell(*("XADD", name, "MAXLEN", "~", 1000, "*", "e", body), size=len(body))
+        await self._link.post(*("XADD", name, "MAXLEN", "~", 1000, "*", "e", body), size=len(body))
 
 
 class RedisAdmin:
