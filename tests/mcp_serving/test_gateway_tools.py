@@ -114,17 +114,20 @@ async def test_the_gateway_hides_what_one_may_not_call() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments"),
+    ("name", "arguments", "code"),
     [
-        ("search", {"limit": 0}),
-        ("schema", {}),
-        ("call", {"operation": 1}),
-        ("batch", {"calls": [1]}),
+        ("search", {"limit": 0}, "VALIDATION_ERROR"),
+        ("schema", {}, "VALIDATION_ERROR"),
+        ("call", {"operation": 1}, "VALIDATION_ERROR"),
+        ("batch", {"calls": [1]}, "VALIDATION_ERROR"),
+        ("batch", {"calls": [{"operation": "math.add"}] * 101}, "RESOURCE_EXHAUSTED"),
     ],
 )
-async def test_wrong_arguments_of_the_four_are_refused(name: str, arguments: Any) -> None:
+async def test_wrong_arguments_of_the_four_are_refused(
+    name: str, arguments: Any, code: str
+) -> None:
     async with Client(to_mcp(example(), disclosure="gateway")) as client:
-        assert error_of(await client.call_tool(name, arguments))["code"] == "VALIDATION_ERROR"
+        assert error_of(await client.call_tool(name, arguments))["code"] == code
 
 
 async def test_without_the_gateway_its_tools_do_not_exist() -> None:

@@ -472,18 +472,18 @@ class Front:
         Raises:
             CallError: `RESOURCE_EXHAUSTED` if these are too many; then none is run.
         """
+
+        def describe(error: CallError) -> JSONObject:
+            return public_wire(error, context.request_id, expose=self.expose_errors)
+
         try:
             self.rate.spend(caller, len(calls), paid=1)
+            return await self.gateway.batch(calls, context, describe=describe)
         except CallError as error:
             if error.retryable:
                 raise
             # Sending it again cannot help, so the response has no Retry-After.
             raise RequestError(429, error.code, error.message) from None
-
-        def describe(error: CallError) -> JSONObject:
-            return public_wire(error, context.request_id, expose=self.expose_errors)
-
-        return await self.gateway.batch(calls, context, describe=describe)
 
     def find(self, operation_id: str, identity: Identity | None) -> OperationSpec:
         """Return the spec of an operation that a caller may call.
