@@ -37,6 +37,8 @@ from operations.specs import (
     enforce_policy,
 )
 
+logger = logging.getLogger("operations")
+
 _IDLE_SECONDS = 10.0
 """How long a thread waits for more work before it ends."""
 
@@ -177,9 +179,6 @@ class ThreadPool:
             self._idle.append(inbox)
             job.hand_over()
             del job
-
-
-logger = logging.getLogger("operations")
 
 
 @dataclass(frozen=True, slots=True)

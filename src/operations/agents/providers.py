@@ -301,6 +301,9 @@ def provider_tools(
     return tools, omitted + losses
 
 
+# ------------------------------------------------------------ tool calls and their results
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """The result of a tool call: JSON data, or an error."""

@@ -39,6 +39,8 @@ from operations.result_pages import NEXT, ResultPages, next_operation
 from operations.specs import OperationSpec, OperationType
 from operations.types import JSONObject
 
+# ------------------------------------------------------------ transcripts
+
 
 class Step(msgspec.Struct, kw_only=True, rename="camel", omit_defaults=True):
     """One call."""
@@ -129,6 +131,8 @@ def _lines(step: Step, depth: int) -> Iterator[str]:
     for each in step.steps:
         yield from _lines(each, depth + 1)
 
+
+# ------------------------------------------------------------ the toolbox
 
 MAX_TOOLS: Final = 100
 """Operations beyond which an agent gets tools for searching instead of one tool for each."""
@@ -367,6 +371,8 @@ class _Finder:
         self._gateway.spec(operation, context)
         return (await self._gateway.call(operation, input, context)).data
 
+
+# ------------------------------------------------------------ agent frameworks
 
 Run = Callable[[str, Any], Awaitable[Outcome]]
 """Runs a tool by its name, with arguments as an object or as JSON text."""

@@ -371,6 +371,8 @@ class _Lines:
         self._screen.note(f"{message or self._title}: {share}")
 
 
+# ------------------------------------------------------------ operations trace
+
 _LOOK_AGAIN = 0.2
 """Seconds between two looks at a journal that is followed."""
 

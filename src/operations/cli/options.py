@@ -354,6 +354,8 @@ def command(
     return run
 
 
+# ------------------------------------------------------------ opening the config
+
 _SETTLE_SECONDS = 3.0
 """How long `serve` and `work`, which accept calls already, wait for sources before they report them."""
 

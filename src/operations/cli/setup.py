@@ -234,6 +234,8 @@ def _show_skipped(source: Source, screen: Screen, *, verbose: bool) -> None:
         screen.note(f"  ... and {len(parts) - len(shown)} more; --verbose shows all")
 
 
+# ------------------------------------------------------------ init, completion, login
+
 SCHEMA_NAME = "operations.schema.json"
 MODULE_NAME = "hello.py"
 

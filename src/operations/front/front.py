@@ -363,6 +363,9 @@ Resolve = Callable[[MutableMapping[str, Any]], "Identity | Awaitable[Identity | 
 """Returns the identity behind an ASGI scope, or None if it carries no known credential; an exception rejects."""
 
 
+# ------------------------------------------------------------ the front
+
+
 class Front:
     """The shared state of a server's entry points.
 

@@ -42,6 +42,8 @@ from operations.server.app import create_probe_app
 from operations.telemetry import group_metrics, worker_metrics
 from operations.types import JSONObject
 
+logger = logging.getLogger("operations.hub")
+
 
 def listen_config(file: ConfigFile) -> ListenConfig:
     """Return where a config wants to be served."""
@@ -175,7 +177,7 @@ def resolvers(hub: Hub) -> list[IdentityResolver]:
     ]
 
 
-logger = logging.getLogger("operations.hub")
+# ------------------------------------------------------------ several processes
 
 VARIABLE: Final = "OPERATIONS_PROCESS"
 """Tells a process which descriptors it inherited: the listening socket, and the channel to the first process."""

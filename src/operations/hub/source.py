@@ -30,6 +30,8 @@ from operations.registry import OperationRegistry
 from operations.scanner import Skipped, scan_operations
 from operations.types import JSONObject
 
+logger = logging.getLogger("operations.hub")
+
 Kind: TypeAlias = Literal["local", "openapi", "mcp", "broker"]
 
 _TABLES = {"openapi": "openapi", "mcp": "mcp", "broker": "brokers"}
@@ -290,7 +292,7 @@ def open_modules(module: str, file: ConfigFile) -> Opened:
     return Opened(operations=found, origin=module, skipped=list(found.skipped))
 
 
-logger = logging.getLogger("operations.hub")
+# ------------------------------------------------------------ staying connected
 
 FIRST_PAUSE = 0.5
 LONGEST_PAUSE = 30.0

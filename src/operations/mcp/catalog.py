@@ -51,6 +51,8 @@ from operations.schema import from_schema
 from operations.specs import Operation, OperationSpec, OperationType
 from operations.types import JSONObject
 
+logger = logging.getLogger("operations.mcp")
+
 # ------------------------------------------------------------ resources and prompts
 
 ListAll = Callable[[str, str, OperationContext], Awaitable[list[JSONObject]]]
@@ -343,7 +345,6 @@ def _arguments(listed: Any) -> list[JSONObject]:
 
 # ------------------------------------------------------------ the catalog
 
-logger = logging.getLogger("operations.mcp")
 
 _SHOWN = 5
 """Entries that were left out and are named in the log."""

@@ -249,6 +249,9 @@ def _one(
     return any_of(*identity)
 
 
+# ------------------------------------------------------------ the call protocol on WebSockets
+
+
 class WebSocketEntry:
     """Serves the call protocol on WebSockets, inside an app of `create_app`, whose limits hold for all entry points.
 

@@ -255,6 +255,8 @@ def logging_to_stderr(config: LogConfig) -> Generator[None]:
             logger.setLevel(level)
 
 
+# ------------------------------------------------------------ metrics
+
 CONTENT_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
 
 

@@ -58,6 +58,8 @@ from operations.mcp.serving.requests import (
 from operations.mcp.serving.service import Service
 from operations.mcp.serving.sessions import SessionTable
 
+logger = logging.getLogger("operations")
+
 _LARGE: Final = 1024 * 1024
 _STREAMS: Final = b"subscriptions/listen"
 """The method whose response stays open."""
@@ -341,7 +343,7 @@ def _replayed(body: bytes, receive: Receive) -> Receive:
     return replay
 
 
-logger = logging.getLogger("operations")
+# ------------------------------------------------------------ standard input and output
 
 _STDIN: Final = 0
 

@@ -47,6 +47,8 @@ from operations.mcp.serving.sessions import STANDALONE, Session, SessionTable
 from operations.observe import trace_context
 from operations.types import JSONObject
 
+# ------------------------------------------------------------ plain requests
+
 
 class _Implementation(msgspec.Struct):
     name: str
@@ -253,6 +255,8 @@ def _is_routable(state: RequestState) -> bool:
             return False
     return True
 
+
+# ------------------------------------------------------------ clients before 2026-07-28
 
 _VERSION: Final = b"mcp-protocol-version"
 _NO_SESSION: Final = "Session not found"

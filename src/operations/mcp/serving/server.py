@@ -497,6 +497,9 @@ def to_mcp(settings: MCPServerSettings, registry: OperationRegistry) -> Registry
     return RegistryServer(registry, settings)
 
 
+# ------------------------------------------------------------ changes of imported resources
+
+
 class JoinedBus(InMemorySubscriptionBus):
     """The events of one listener together with those of a shared bus."""
 
