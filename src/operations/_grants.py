@@ -27,6 +27,8 @@ APPROVALS: Final = "approvals."
 
 Pattern: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
 Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
+Budget: TypeAlias = tuple[str, Pattern, int]
+"""A counter, the pattern of the operations that it counts, and the number of calls that it allows."""
 
 
 @lru_cache(maxsize=1024)
@@ -102,8 +104,7 @@ class Origin(_Part, frozen=True, kw_only=True):
     """The keys of the blocks of the caller's grant."""
 
     approve: tuple[Pattern, ...] = ()
-    budgets: tuple[tuple[str, Pattern, int], ...] = ()
-    """Counters, the pattern of the operations that each counts, and the number of calls that it allows."""
+    budgets: tuple[Budget, ...] = ()
 
 
 class Subject(_Part, frozen=True, kw_only=True):
@@ -159,8 +160,8 @@ class Grant(Struct, frozen=True, kw_only=True, dict=True):
         return (*passed_on, *(pattern for block in self.blocks for pattern in block.approve))
 
     @cached_property
-    def budgets(self) -> tuple[tuple[str, str, int], ...]:
-        """Counters, the pattern of the operations that each counts, and the number of calls that it allows."""
+    def budgets(self) -> tuple[Budget, ...]:
+        """The limits on the number of calls."""
         passed_on = () if self.origin is None else self.origin.budgets
         own = (
             (f"{key}:{pattern}", pattern, most)
@@ -183,10 +184,9 @@ class Grant(Struct, frozen=True, kw_only=True, dict=True):
             for pattern, schema in block.input.items()
         )
 
-    @property
-    def presented(self) -> tuple[str, ...]:
-        """The keys of the blocks that the caller presented, here or at the hub that called."""
-        return self.keys if self.origin is None else self.origin.keys
+    @cached_property
+    def _rules(self) -> dict[str, Rules]:
+        return {}
 
     def covers(self, operation_id: str) -> bool:
         """Return whether every block covers an operation, and none has expired. Never raises."""
@@ -203,19 +203,27 @@ class Grant(Struct, frozen=True, kw_only=True, dict=True):
         except Exception:  # noqa: BLE001 - fail closed
             return False
 
-    @cached_property
-    def rules(self) -> Callable[[str], Rules]:
-        """Returns the requirements of this grant for a call; limits also apply to operations that it need not cover."""
-        return lru_cache(_MAX_RULES)(self._find)
+    def rules(self, operation_id: str) -> Rules:
+        """Return the requirements of this grant for a call; limits also apply to operations that it need not cover.
+
+        Raises:
+            SchemaError: If a schema cannot be used.
+        """
+        found = self._rules.get(operation_id)
+        if found is None:
+            found = self._find(operation_id)
+            if len(self._rules) < _MAX_RULES:
+                self._rules[operation_id] = found
+        return found
 
     def _find(self, operation_id: str) -> Rules:
         def matches(pattern: str) -> bool:
             return matcher((pattern,))(operation_id)
 
-        # The call itself was approved and counted by the hub that passed it on.
-        skipped = self.origin if self.origin and self.origin.operation == operation_id else None
-        approve = self.approve if skipped is None else self.approve[len(skipped.approve) :]
-        budgets = self.budgets if skipped is None else self.budgets[len(skipped.budgets) :]
+        origin, approve, budgets = self.origin, self.approve, self.budgets
+        if origin is not None and origin.operation == operation_id:
+            # The call itself was approved and counted by the hub that passed it on.
+            approve, budgets = approve[len(origin.approve) :], budgets[len(origin.budgets) :]
         prefix = APPROVALS if operation_id.startswith(APPROVALS) else ""
         return Rules(
             all(

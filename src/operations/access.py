@@ -66,7 +66,7 @@ class Identity(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, 
         if self.grant is None:
             return self.acting, ()
         origin = self.grant.origin
-        return self.acting if origin is None else origin.acting, self.grant.presented
+        return (self.acting, self.grant.keys) if origin is None else (origin.acting, origin.keys)
 
     def __post_init__(self) -> None:
         force_setattr(self, "scopes", frozenset(_names("scopes", self.scopes)))

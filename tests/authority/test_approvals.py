@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import time
 from typing import Any
@@ -422,6 +423,22 @@ async def test_a_changed_ledger_is_detected(
     path.write_text("".join(f"{line}\n" for line in change(path.read_text().splitlines())))
 
     assert verify([path], KEY, head).problem is not None
+
+
+def test_threads_share_one_ledger(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.jsonl", KEY)
+
+    def record() -> None:
+        for number in range(300):
+            ledger.begin("a.b", {"n": number}, OperationContext(), None)
+
+    with ThreadPoolExecutor(4) as threads:
+        for _ in range(4):
+            threads.submit(record)
+    ledger.close()
+
+    found = verify([tmp_path / "ledger.jsonl"], KEY)
+    assert (found.problem, found.lines) == (None, 1200)
 
 
 async def test_a_ledger_is_not_continued_with_another_key(tmp_path: Path) -> None:

@@ -353,7 +353,7 @@ class Authority:
         Raises:
             CallError: If it may not begin.
         """
-        operation_id, identity, approval = operation.spec.id, context.identity, None
+        operation_id, identity, used = operation.spec.id, context.identity, None
         grant = None if identity is None else identity.grant
         rules = None if grant is None else grant.rules(operation_id)
         rule, by_grant = operation.approve, rules is not None and rules.approve
@@ -361,15 +361,14 @@ class Authority:
             rule = rule or _DEFAULT_RULE
             asked = _request(operation.spec, digest, value, context, rule)
             approval = await self.approvals.obtain(asked, rule, context, by_grant=by_grant)
-            value = approval.input
+            value, used = approval.input, approval.id
             if identity is not None:
                 await enforce_valid(identity, self.store)
-        if grant is not None and rules is not None and rules.budgets:
+        if identity and grant and rules and rules.budgets:
             # All blocks of a chain count in one value: all budgets are counted, or none.
-            root = (grant.presented or grant.keys)[0]
+            root = (identity.presented[1] or grant.keys)[0]
             await self.store.change(f"budget.{root}", lambda held: _spent(held, rules))
         if self.ledger is not None:
-            used = None if approval is None else approval.id
             self.ledger.begin(operation_id, value, context, used)
         return value
 

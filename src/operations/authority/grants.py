@@ -217,12 +217,9 @@ class Grants:
         """
         if "operations" not in block:
             raise GrantError("name the operations that the grant covers, such as task.*")
-        if isinstance(subject, str):
-            whose = Subject(id=subject)
-        elif subject.grant is not None:
+        if isinstance(subject, Identity) and subject.grant is not None:
             raise GrantError("a grant is narrowed, not made from a grant")
-        else:
-            whose = _subject(subject)
+        whose = Subject(id=subject) if isinstance(subject, str) else _subject(subject)
         return mint(self._key, whose, new_block(holder, **block))
 
     def for_name(self, name: str) -> str:
@@ -299,10 +296,8 @@ class Grants:
         if subject.scopes is not None:
             return None
         found = None if self._subjects is None else self._subjects(subject.id)
-        if found is None:
-            raise GrantError("a grant whose subject is not known here")
-        if found.grant is not None:
-            raise GrantError("a grant whose subject is a grant")
+        if found is None or found.grant is not None:
+            raise GrantError("a grant whose subject is not known here, or is a grant")
         return found
 
     async def revoke(self, block_id: str, until: int | None = None) -> None:

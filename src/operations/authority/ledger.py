@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import Any, TypeAlias
 
 import msgspec
@@ -71,6 +72,8 @@ class Ledger:
         self._strict, self._sync = strict, sync
         self._file, self._inode = -1, 0
         self._end: _End = 0, ""
+        # A registry may be called in several threads.
+        self._writing = Lock()
 
     def open(self) -> None:
         """Open the file now, so that problems are found before the first call.
@@ -122,8 +125,9 @@ class Ledger:
             line |= {"identity": identity.id, "acting": identity.acting or None}
         line |= {"request": context.request_id, "authority": context.authority_id}
         try:
-            self.open()
-            self._write({key: value for key, value in line.items() if value is not None})
+            with self._writing:
+                self.open()
+                self._write({key: value for key, value in line.items() if value is not None})
         except (OSError, LedgerError) as error:
             logger.error("a line of the ledger cannot be written: %s", error)  # noqa: TRY400
             if self._strict:
@@ -211,10 +215,7 @@ def _read(key: bytes, text: bytes) -> tuple[_End, _End]:
 
 def _read_head(path: Path | None) -> _End:
     """Return the last number and HMAC; 0 if there is none yet."""
-    try:
-        text = "0" if path is None else path.read_text(encoding="ascii")
-    except FileNotFoundError:
-        text = "0"
+    text = "0" if path is None or not path.exists() else path.read_text(encoding="ascii")
     number, _, mac = text.strip().partition(" ")
     return int(number), mac
 
