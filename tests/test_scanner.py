@@ -232,7 +232,7 @@ async def test_specs_are_found_under_any_public_name(tmp_path: Path) -> None:
     }
     assert [known.id for known in found.specs] == ["scan.delete"]
     (skipped,) = found.skipped
-    assert "`wrong` is no spec" in skipped.reason
+    assert "`wrong` is not a spec" in skipped.reason
     registry = OperationRegistry()
     registry.register_all(found)
     assert (await registry.execute("scan.create")).data == "created"

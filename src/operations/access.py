@@ -88,7 +88,7 @@ class AccessControl(
     """All of these."""
 
     required_scopes_any: Collection[str] | None = None
-    """At least one of these; an empty list is no restriction."""
+    """At least one of these; an empty list does not restrict."""
 
     resource_type: str | None = None
     """With `resource_action`: the type of resource that the caller needs."""

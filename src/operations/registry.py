@@ -303,7 +303,7 @@ class OperationRegistry(Registrations):
         `async def m(call, next)` wraps subscriptions and yields envelopes.
         """
         if not callable(middleware):
-            raise TypeError(f"{middleware!r} is no middleware: it cannot be called")
+            raise TypeError(f"{middleware!r} is not a middleware: it cannot be called")
         if inspect.isasyncgenfunction(middleware) or inspect.isasyncgenfunction(
             getattr(middleware, "__call__", None)  # noqa: B004 - its kind is the question
         ):
@@ -316,7 +316,7 @@ class OperationRegistry(Registrations):
     def observe(self, observer: Observer) -> Callable[[], None]:
         """Send all call events to `observer`; call the returned function to stop."""
         if not callable(observer):
-            raise TypeError(f"{observer!r} is no observer: it cannot be called")
+            raise TypeError(f"{observer!r} is not an observer: it cannot be called")
         self._observers.append(observer)
         self._plain = False
 

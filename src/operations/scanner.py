@@ -245,7 +245,7 @@ class _Scan:
             if any(part.startswith(".") or part == "__pycache__" for part in parts):
                 continue
             if not all(part.isidentifier() for part in parts):
-                self._skip(str(file), "its path is no module name")
+                self._skip(str(file), "its path is not a module name")
                 continue
             if parts[-1] == "__main__":
                 continue
@@ -303,7 +303,7 @@ class _Scan:
             try:
                 spec = OperationSpec.from_wire(fields)
             except ValueError as error:
-                self._skip(where, f"its `{name}` is no spec: {error}")
+                self._skip(where, f"its `{name}` is not a spec: {error}")
                 return
         found = Operation(spec, handler) if callable(handler) else spec
         self._add(found, spec.id, where, origin=value)

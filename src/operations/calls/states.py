@@ -106,7 +106,7 @@ class Sequencer:
         Items seen before are dropped. An item without a number, of a peer that does not count, is delivered at once.
 
         Raises:
-            SequenceError: If an item did not come although `REORDER_WINDOW` later ones did.
+            SequenceError: If an item is missing after `REORDER_WINDOW` later ones have arrived.
         """
         sequence = getattr(event.payload, "sequence", None)
         if sequence is None:

@@ -50,7 +50,7 @@ class MCPClientLoader:
     ) -> list[MCPClient]:
         """Connect to every server of a mapping, or of an `mcp.json`; those that are there now.
 
-        A server that fails is reported in `failures` and in the log, and costs no other anything.
+        A server that fails is reported in `failures` and in the log, and does not affect the others.
 
         Raises:
             ValueError: If a name is taken, or the document is no `mcp.json`.

@@ -252,7 +252,7 @@ async def open_stdio(config: MCPClientConfig, child: Child) -> AsyncGenerator[St
         start_new_session=True,
     )
     process = Process(transport, protocol, loop)
-    # No await from here to the task group: a cancellation in between would leave the child alone.
+    # No await from here to the task group: a cancellation in between would leave the child running.
     child.process = process
     guard_group(process.pid)
     incoming, read_stream = anyio.create_memory_object_stream[SessionMessage | Exception](0)

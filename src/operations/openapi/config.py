@@ -114,7 +114,7 @@ class OAuthClient:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientCredentials(OAuthClient):
-    """A client that asks for itself: the grant `client_credentials`."""
+    """The credentials of a client itself: the grant `client_credentials`."""
 
     client_id: str = field()
     client_secret: str = field(repr=False)

@@ -297,7 +297,7 @@ class Document:
         return f"{self.uri}#{quote(site.pointer)}"
 
     def at(self, site: Site, *tokens: str | int) -> Site:
-        """Return the schema that stands below `site`."""
+        """Return the schema below `site`."""
         schema: Any = site.schema
         for token in tokens:
             schema = schema[token]

@@ -183,7 +183,7 @@ class SocketMount(BaseRoute):
         return (Match.FULL if scope["type"] == "websocket" else Match.NONE), {}
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Identify the caller, then let the application talk."""
+        """Identify the caller, then let the application serve the socket."""
         front = self._pipeline.front
         app = self._app if route_path(scope) == self._path else None
         try:

@@ -206,7 +206,7 @@ async def answers_of(step: Step, registry: OperationRegistry) -> AsyncIterator[J
 
 
 def command_of(step: Step, registry: OperationRegistry) -> str:
-    """The command that does the same: it prints the whole envelope, and calls as who calls here."""
+    """The command that does the same: it prints the whole envelope, and calls as the same caller."""
     spec = registry.get_spec(step.operation_id)
     outline = Outline({}) if spec is None else Outline.of(spec.input_schema)
     who = "anonymous" if step.identity is None else step.identity.id

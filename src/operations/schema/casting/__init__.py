@@ -228,7 +228,7 @@ class Normaliser:
     # The thorough pass.
 
     def _settled(self, result: Any) -> Any:
-        """Cast a result again until it stays.
+        """Cast a result again until it no longer changes.
 
         Other members of a union may match once undeclared properties are removed and defaults filled, and a
         declared default need not be valid itself.

@@ -158,7 +158,7 @@ def converter_for(annotation: Any) -> Converter | None:
 
 
 def read(annotation: Any) -> Shape:
-    """Return what `annotation` looks like as JSON.
+    """Return the JSON shape of `annotation`.
 
     Raises:
         SchemaError: If it, or something inside it, has no form in JSON.

@@ -1,4 +1,4 @@
-/* The server's public paths, and nothing else. Addresses are relative: the console works wherever it is mounted. */
+/* The server's public paths, and nothing else. Addresses are relative, so that the console works under any path. */
 
 import { parse, stringify } from "./json.js";
 import { readEvents } from "./events.js";

@@ -1,4 +1,4 @@
-/* The calls that wait for a person: the exact call, who asks and for whom, live; each can be approved or denied. */
+/* The calls that wait for approval, live, with their input and caller; each can be approved or denied. */
 
 import { el, plain } from "./dom.js";
 import { stringify } from "./json.js";
@@ -31,7 +31,7 @@ export class ApprovalsPage extends LivePage {
     }
     for (const [id, row] of this.rows) {
       if (shown.has(id)) continue;
-      // The keyboard stays on the page when the row under it goes.
+      // The keyboard focus stays on the page when the focused row is removed.
       if (row.contains(document.activeElement)) this.element.querySelector("h1").focus();
       row.remove();
       this.rows.delete(id);

@@ -1,4 +1,4 @@
-/* What can be called: searched, filtered, and grouped by namespace. */
+/* The operations of the caller: searched, filtered, and grouped by namespace. */
 
 const words = (text) =>
   text
@@ -41,7 +41,7 @@ export class Catalog {
     if (wanted.length === 0) return kept;
     const scored = [];
     for (const entry of kept) {
-      // Most are out at a glance.
+      // A cheap check excludes most of them.
       if (!wanted.every((word) => entry.text.includes(word))) continue;
       const score = scoreOf(entry, wanted, query.trim().toLowerCase());
       if (score > 0) scored.push({ entry, score });

@@ -1,4 +1,4 @@
-/* What a single value is entered with.
+/* Controls for single values.
 
    A control has an `element`, the `input` that a label belongs to, `accepts(value)`, `write(value)` and `read()`, which
    returns undefined if nothing was entered. `changed` is called after every change.

@@ -1,7 +1,7 @@
-/* Elements, made by hand.
+/* Functions that create elements.
 
-   Rule 1: text of others is only ever the content of a text node or the value of a harmless attribute; nothing here,
-           or anywhere in the console, turns a string into markup.
+   Rule 1: third-party text becomes only the content of a text node or the value of a harmless attribute; no code of
+           the console turns a string into markup.
 */
 
 const PROPERTIES = new Set(["value", "checked", "disabled", "readOnly", "tabIndex", "hidden", "open", "selected"]);

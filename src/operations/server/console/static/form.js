@@ -1,8 +1,8 @@
 /* A form made from a schema.
 
-   A field is a label, a control and what is wrong with it. Objects, lists and alternatives are controls that hold
-   fields. What a field cannot show as its schema has it (a text where an object belongs) it shows as JSON, so that
-   nothing that was entered is ever lost between the form and the JSON beside it.
+   A field is a label, a control and its errors. Objects, lists and alternatives are controls that contain
+   fields. A field shows a value that does not fit its control (a text instead of an object) as JSON, so that
+   no input is lost between the form and the JSON beside it.
 */
 
 import * as controls from "./controls.js";

@@ -1,6 +1,6 @@
 /* The page: a list at the side, one operation or the recent calls beside it, and the keyboard.
 
-   What is shown is in the fragment of the address: `#/namespace.name`, `#/~calls`, `#/~sources`, `#/~workers`, `#/~approvals`, or nothing.
+   The fragment of the address selects the page: `#/namespace.name`, `#/~calls`, `#/~sources`, `#/~workers`, `#/~approvals`, or nothing.
 */
 
 import * as api from "./api.js";
@@ -299,7 +299,7 @@ class Console {
 
   showTheme(theme) {
     fill(this.themeButton, icon({ light: "sun", dark: "moon" }[theme] ?? "auto"));
-    const words = `Colours: ${theme === "auto" ? "as the system has them" : theme}`;
+    const words = `Colours: ${theme === "auto" ? "those of the system" : theme}`;
     this.themeButton.setAttribute("aria-label", words);
     this.themeButton.title = words;
   }

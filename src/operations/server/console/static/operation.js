@@ -1,4 +1,4 @@
-/* One operation: what it is, what it takes, calling it, and what came back. */
+/* One operation: its description, its input form, the call and the result. */
 
 import * as api from "./api.js";
 import { copyButton, el, fill, icon, plain, plainString, tabs } from "./dom.js";

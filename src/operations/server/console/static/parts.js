@@ -1,6 +1,6 @@
 /* Controls that hold fields: objects, lists, and alternatives.
 
-   Beside what every control has, they know `fields()`, and `fieldAt(step)`, so that an error finds its way in.
+   Like every control, but with `fields()` and `fieldAt(step)`, which lead an error to its field.
 */
 
 import { el, fill, icon, plainString } from "./dom.js";
@@ -22,7 +22,7 @@ export class ObjectControl {
       this.known.set(name, field.inner(schema, { label: name, isRequired }));
     }
     this.rows = el("div", { class: "fields" });
-    // What must be given comes first.
+    // Required properties come first.
     const sorted = [...this.known.values()].sort((one, other) => Number(other.isRequired) - Number(one.isRequired));
     const adder = el(
       "button",
@@ -121,7 +121,7 @@ export class ListControl {
       "Add item",
     );
     this.element = el("div", { class: "array" }, this.rows, this.adder);
-    // As many as there must be.
+    // As many as `minItems`.
     const least = Math.min(Math.max(field.flat.minItems ?? 0, 0), 10);
     for (let count = 0; count < least; count += 1) this.add();
   }
@@ -219,7 +219,7 @@ export class VariantsControl {
     if (!isNew) return;
     const properties = this.variants[at].properties;
     if (isObject(before) && properties) {
-      // What both alternatives know stays, except the tag that tells them apart.
+      // Properties of both alternatives stay, except the tag that selects one.
       const isShared = ([name, value]) => Object.hasOwn(properties, name) && schemas.fit(properties[name], value) >= 0;
       this.field.write(Object.fromEntries(Object.entries(before).filter(isShared)));
     }

@@ -1,4 +1,4 @@
-/* How a call ended: its data and meta side by side, or the error and what can be done about it. */
+/* The outcome of a call: its data and meta side by side, or the error with advice. */
 
 import { copyButton, el, plain, plainString, tabs } from "./dom.js";
 import { isObject, stringify } from "./json.js";

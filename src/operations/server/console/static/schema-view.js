@@ -1,4 +1,4 @@
-/* A schema as a table of contents: names, types, words. Parts open when they are asked for. */
+/* A schema as a table of contents: names, types, descriptions. Parts are opened on demand. */
 
 import { el, plain, plainString } from "./dom.js";
 import { kindOf, Schemas } from "./schema.js";

@@ -1,10 +1,10 @@
-/* What a JSON Schema says, as far as a form wants to know. The server alone decides what is valid. */
+/* JSON Schema, as far as forms need it. Only the server decides what is valid. */
 
 import { isObject, pointerSteps, typeOf } from "./json.js";
 
 const MAX_STEPS = 50;
 
-/** The schemas of one document: what their references and `allOf` come to. */
+/** The schemas of one document, with references followed and `allOf` merged. */
 export class Schemas {
   constructor(root) {
     this.root = root;
@@ -26,7 +26,7 @@ export class Schemas {
     return flat;
   }
 
-  /** What a reference within the document points to; anything for one that points elsewhere. */
+  /** The target of a reference within the document; a schema that accepts anything for other references. */
   find(reference) {
     if (!reference.startsWith("#")) return {};
     let pointer = reference.slice(1);
@@ -69,7 +69,7 @@ export class Schemas {
     return { schema: flat, nullable: false };
   }
 
-  /** The alternatives of a flat schema; none where it has no choice to offer. */
+  /** The alternatives of a flat schema; empty if it has none. */
   variants(flat) {
     const members = flat.oneOf ?? flat.anyOf;
     if (Array.isArray(members) && members.length > 0) {
@@ -80,7 +80,7 @@ export class Schemas {
     return [];
   }
 
-  /** How well a value fits a schema, to choose among alternatives; negative where it cannot. */
+  /** A score of how well a value fits a schema, to choose among alternatives; negative if it does not fit. */
   fit(schema, value, depth = 3) {
     const { schema: flat, nullable } = this.split(schema);
     if (value === null && nullable) return 1;
@@ -101,7 +101,7 @@ export class Schemas {
       if (property === undefined) score -= flat.additionalProperties === false ? 2 : 0;
       else {
         const inner = this.fit(property, one, depth - 1);
-        // A tag that does not match tells alternatives apart as nothing else does.
+        // A tag that does not match excludes an alternative.
         if (inner < 0 && ("const" in this.resolve(property) || "enum" in this.resolve(property))) return -1;
         score += inner < 0 ? -1 : 1;
       }
@@ -137,7 +137,7 @@ const TYPES = {
   boolean: "boolean", object: "object", array: "array", null: "null",
 };
 
-/** Which control a flat schema without alternatives wants. */
+/** The control for a flat schema without alternatives. */
 export function kindOf(flat) {
   if ("const" in flat) return "const";
   if (Array.isArray(flat.enum)) return "enum";

@@ -3,7 +3,7 @@
 import * as api from "./api.js";
 import { el, fill, icon, plainString } from "./dom.js";
 
-/** The corner that says who is signed in; `changed` is called when that changes. */
+/** The corner that shows the signed-in caller; `changed` is called when the caller changes. */
 export class Session {
   constructor(changed) {
     this.changed = changed;
@@ -35,7 +35,7 @@ export class Session {
     this.draw();
   }
 
-  /** Ask the server who is signed in. Whose session has ended is nobody, and the refusal took the cookie away. */
+  /** Ask the server for the signed-in caller. If the session has ended, its response deletes the cookie. */
   async look() {
     this.identity = await api.whoami().catch(() => null);
     this.draw();

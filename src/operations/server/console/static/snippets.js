@@ -1,4 +1,4 @@
-/* The same call made elsewhere: curl, Python, MCP. Keys are named, never shown. */
+/* The same call with other tools: curl, Python, MCP. Keys are named, never shown. */
 
 import { stringify, typeOf } from "./json.js";
 
@@ -67,6 +67,6 @@ function pythonLiteral(value, indent) {
   }
 }
 
-/** JSON's escapes are Python's too, except that characters beyond 16 bit stand as they are. */
+/** Python has the escapes of JSON, except that characters beyond 16 bit are written unescaped. */
 const pythonText = (text) => JSON.stringify(text).replace(/[\u007f-\u009f\u2028\u2029\u200b-\u200f\u202a-\u202e\u2066-\u2069]/g,
   (one) => `\\u${one.charCodeAt(0).toString(16).padStart(4, "0")}`);

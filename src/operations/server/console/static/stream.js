@@ -1,7 +1,7 @@
 /* A subscription as it runs.
 
-   Rule 1: the page does the same work however fast items come: they are drawn once a frame, and only the last are kept.
-   Rule 2: while it is paused, items wait here up to a limit; beyond it nothing more is read, and the server waits too.
+   Rule 1: the work of the page does not depend on the rate of items: they are drawn once a frame, and only the last are kept.
+   Rule 2: while it is paused, items wait here up to a limit; beyond it, the page stops reading and the server waits, too.
 */
 
 import { el, icon, plain, plainString } from "./dom.js";

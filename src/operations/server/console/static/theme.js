@@ -1,4 +1,4 @@
-/* Light, dark, or as the system has it. Loaded before anything is painted. The choice is all the page ever stores. */
+/* Light, dark, or the system's theme. Loaded before the first paint. The page stores nothing but this choice. */
 (() => {
   const ORDER = ["auto", "light", "dark"];
   const KEY = "operations-theme";
@@ -17,7 +17,7 @@
   }
 
   set(stored());
-  // The next of the three; what a click on the switch does.
+  // A click on the switch selects the next of the three.
   globalThis.nextTheme = () => {
     const next = ORDER[(ORDER.indexOf(root.dataset.theme) + 1) % ORDER.length];
     set(next);

@@ -1,4 +1,4 @@
-/* Data to look at: a tree that makes its branches when they are opened. */
+/* A view of JSON data: a tree whose branches are created when they are opened. */
 
 import { el, plain, plainString } from "./dom.js";
 import { scalarText, typeOf } from "./json.js";
@@ -7,7 +7,7 @@ const PAGE = 100;
 const LONG = 400;
 const OPEN = 60;
 
-/** A value of any size. What fits a screen is open from the start. */
+/** A value of any size. A value that fits on a screen is open at first. */
 export function tree(value) {
   const element = el("div", { class: "tree mono", tabIndex: 0, role: "group", "aria-label": "Value" });
   const type = typeOf(value);
@@ -19,7 +19,7 @@ export function tree(value) {
 
 const entriesOf = (value) => (Array.isArray(value) ? value.map((one, at) => [at, one]) : Object.entries(value));
 
-/** How many lines a value would take, counted no further than matters. */
+/** The number of lines of a value, counted up to a limit. */
 function weight(value, most = OPEN + 1) {
   if (value === null || typeof value !== "object") return 1;
   let lines = 1;
@@ -68,7 +68,7 @@ function branch(key, entries, type, isOpen) {
   return details;
 }
 
-/** What adds the next entries to a place, and a button for those after them. */
+/** A function that adds the next entries, and a button for the rest. */
 function grower(place, entries, isOpen) {
   let made = 0;
   const more = el("button", { type: "button", class: "quiet", onclick: grow });

@@ -45,7 +45,7 @@ export class WorkersPage extends LivePage {
     fill(this.body, ...brokers.flatMap(({ broker, group }) => (group?.workers ?? []).map((worker) => row(worker, several ? broker : null))));
   }
 
-  /** Show the dead letters of a broker, or what became of them. */
+  /** Show the dead letters of a broker, or the outcome of an action. */
   async list(broker) {
     await this.run("hub.dead_letters", { broker }, (letters) => {
       fill(this.letters, letters.length === 0 ? null : this.letterTable(broker, letters));
