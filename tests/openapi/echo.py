@@ -25,7 +25,7 @@ class Seen:
         self.body: bytes = base64.b64decode(wire["body"])
 
     def header(self, name: str) -> str | None:
-        """The one value of a header; None where it is absent."""
+        """Return the only value of a header; None if it is absent."""
         values = [v for k, v in self.headers if k.lower() == name.lower()]
         assert len(values) < 2, f"{name} arrived {len(values)} times"
         return values[0] if values else None

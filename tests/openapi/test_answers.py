@@ -349,7 +349,7 @@ async def test_a_bomb_is_refused_while_it_unfolds() -> None:
 
 
 def _resident() -> int:
-    with open("/proc/self/statm") as file:  # noqa: PTH123 - no file of ours
+    with open("/proc/self/statm") as file:  # noqa: PTH123 - a file of the kernel
         return int(file.read().split()[1]) * 4096
 
 

@@ -1,4 +1,4 @@
-"""Every request that leaves is what its document says: the conformance table, over real HTTP."""
+"""Every request matches its document: the conformance table, over real HTTP."""
 
 import pytest
 from tests.openapi.conformance import CASES, STYLES, Case, arguments

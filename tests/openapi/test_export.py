@@ -318,7 +318,7 @@ def specs(draw: st.DrawFn) -> OperationSpec:
 
 
 def used_only(schema: Any) -> Any:
-    """A schema as it comes back: without definitions nobody refers to, and with `true` as `{}`."""
+    """A schema as it comes back: without unused definitions, and with `true` as `{}`."""
     components = Components()
     placed = components.place(schema, "x")
     return schema if placed is None else restore_schema(placed[0], components.schemas, placed[1])

@@ -28,7 +28,7 @@ def listing(*names: str, **more: Any) -> dict[str, Any]:
 
 
 async def pages(request: web.Request) -> web.Response:
-    """The same seven items, told in every way at once."""
+    """The same seven items, in every kind of paging at once."""
     query = request.query
     size = int(query.get("limit", 3))
     start = int(query.get("offset", query.get("cursor", (int(query.get("page", 1)) - 1) * size)))

@@ -1,4 +1,4 @@
-"""No argument and no document can send a request, or a secret, where it does not belong."""
+"""No argument and no document can send a request or a secret to a wrong host."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""Inputs that a document makes hard to give: each can be given, and arrives as it is meant."""
+"""Inputs whose schema in a document accepts no value: each can be given, and arrives correctly."""
 
 from typing import Any
 

@@ -508,7 +508,7 @@ async def test_a_provider_that_refuses_is_an_error_without_its_answer() -> None:
         with pytest.raises(CallError) as caught:
             await registry.execute("api.call", {})
 
-    # Not ACCESS_DENIED: whoever calls has not been refused.
+    # Not ACCESS_DENIED: the caller was not rejected.
     assert (caught.value.code, caught.value.retryable) == (ErrorCode.EXECUTION_ERROR, False)
     assert "CANARY" not in str(caught.value.to_wire())
 

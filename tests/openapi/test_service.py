@@ -494,7 +494,7 @@ def test_a_service_can_be_used_in_another_event_loop(echo: Echo) -> None:
 
 
 def collect_left_open() -> None:
-    """Collect the sockets that a loop left open, which is worth a warning to whoever asks for such."""
+    """Collect the sockets that a loop left open, each of which causes a ResourceWarning."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         gc.collect()

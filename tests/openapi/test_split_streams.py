@@ -181,7 +181,7 @@ async def test_a_required_stream_property_of_an_alternative_is_set(kind: str) ->
             await registry.execute("api.call", {"body": {"voice": 1}})
             await items(registry, "api.call.stream", {"body": {"voice": 1}})
     sent = [{**body["body"], "stream": False}, {**body["body"], "stream": True}]
-    # A closed alternative without the property stays as it is.
+    # A closed alternative without the property is unchanged.
     assert server.bodies == sent + ([] if kind == "base" else [{"voice": 1}] * 2)
 
 

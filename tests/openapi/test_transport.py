@@ -19,7 +19,7 @@ from operations.openapi import HTTPServiceConfig, from_openapi
 
 
 class Proxy:
-    """An HTTP proxy that forwards to this machine, whatever host is asked for, and writes down what it was asked."""
+    """An HTTP proxy that forwards requests for any host to this machine, and records them."""
 
     def __init__(self) -> None:
         self.targets: list[str] = []
@@ -150,7 +150,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @asynccontextmanager
 async def tls_server(certificates: Path, *, wants_client: bool) -> AsyncGenerator[str]:
-    """A server that says as whom its client came."""
+    """A server that returns the client's certificate name."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=certificates / "ca.pem")
     context.load_cert_chain(certificates / "server.pem", certificates / "server.key")
     context.verify_mode = ssl.CERT_REQUIRED if wants_client else ssl.CERT_OPTIONAL

@@ -22,7 +22,7 @@ def records(name: str) -> list[dict[str, Any]]:
 
 
 class Canary:
-    """A web server nobody is supposed to call."""
+    """A web server that must get no request."""
 
     def __init__(self, url: str, count: Callable[[], int]) -> None:
         self.url = url

@@ -1,4 +1,4 @@
-"""`Schema`: made for nothing, compiled when needed, equal by what it says."""
+"""`Schema`: cheap to create, compiled when needed, compared by content."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Plans: what several schemas say about one value, merged, and as many as a document may need."""
+"""Plans: several schemas for one value, merged, and as many as a document may need."""
 
 import gc
 import weakref

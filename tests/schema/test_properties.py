@@ -150,7 +150,7 @@ def _leaves(value: Any) -> list[Any]:
 
 
 def _lossless(value: Any) -> list[str]:
-    """The JSON texts that say the same as a scalar."""
+    """The JSON texts that are equivalent to a scalar."""
     texts = [_text(value)]
     if isinstance(value, str):
         try:

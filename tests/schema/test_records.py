@@ -41,11 +41,11 @@ def _edits(result: CastResult) -> list[Change]:
     return [c for c in result.changes if c.kind in {"converted", "created", "replaced"}]
 
 
-# The departures: each takes the schema, the value, TypeBox's answer and ours, and says whether it explains the two.
+# The departures: each gets the schema, the value, TypeBox's result and ours, and returns whether it explains both.
 
 
 def _never_raises(schema: Schema, value: Any, theirs: Any, ours: CastResult) -> bool:
-    """TypeBox throws. We give something valid, or leave the value as it is without a change."""
+    """TypeBox throws. We return a valid value, or leave the value unchanged."""
     return theirs is THROWS and (
         schema.check(ours.value) or (not _edits(ours) and _same(ours.value, value))
     )

@@ -1,4 +1,4 @@
-"""What a function says about itself, and how it is called with JSON."""
+"""Contracts from signatures of functions, and calling them with JSON."""
 
 import asyncio
 import contextlib

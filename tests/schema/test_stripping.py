@@ -1,4 +1,4 @@
-"""The quick pass: in C where the shape is plain, by closures where it is not, and never wrong."""
+"""The quick pass: in C for plain shapes, by closures for others, with equal results."""
 
 import math
 from decimal import Decimal
