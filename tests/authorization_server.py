@@ -20,7 +20,7 @@ class AuthorizationServer:
     """Signs in every client as `user` with the requested scopes, without a prompt.
 
     Args:
-        user: Who signs in.
+        user: The user that signs in.
         lifetime: Seconds until an access token expires.
         scopes: The scopes that it grants at most.
     """

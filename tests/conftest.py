@@ -1,4 +1,4 @@
-"""What every test folder shares."""
+"""Fixtures of all test folders."""
 
 import asyncio
 import gc
@@ -66,7 +66,7 @@ def nothing_left(request: pytest.FixtureRequest, frozen: None) -> Iterator[None]
     failed = request.session.testsfailed
     yield
     found = leftovers.collect()
-    # What a test that failed has left is kept for its report.
+    # The leftovers of a failed test are kept for its report.
     assert not found or request.session.testsfailed > failed, found
 
 

@@ -14,7 +14,7 @@ import pytest
 from operations.calls import PendingRequestMap
 
 MAX_GROWTH = 20_000
-"""Kilobytes that a process may hold after a test beyond those it held before."""
+"""Kilobytes by which the memory of a process may grow during a test."""
 
 _SMALL = 512
 """Bytes of the largest block that Python takes from arenas of its own; larger ones come from the C library."""
@@ -99,7 +99,7 @@ class Leftovers:
         return set() if self._loop is None else asyncio.all_tasks(self._loop)
 
     def collect(self) -> list[str]:
-        """What the test has left."""
+        """Return the leftovers of the test."""
         if self._loop is not None:
             self._loop.run_until_complete(asyncio.sleep(0))
             # A task that was cancelled may need a few more turns.

@@ -1,4 +1,4 @@
-"""Real brokers on free ports, and a TCP proxy that can hurt what passes through it."""
+"""Real brokers on free ports, and a TCP proxy that can damage the traffic."""
 
 import asyncio
 import contextlib
@@ -62,7 +62,7 @@ class Broker:
         wait_for_port(self.port)
 
     def stop(self) -> None:
-        """Let the broker leave in its own way."""
+        """Shut the broker down gracefully."""
         if self.process is not None:
             self.process.terminate()
             self.process.wait()
@@ -197,7 +197,7 @@ class Proxy:
         delay: Seconds every chunk waits.
         rate: Bytes per second in each direction; None is as fast as it goes.
         accepted: Connections that were made through it.
-        heard: What was said through it, the last of it: it must not grow with a test that looks for what does.
+        heard: The last bytes that passed through it; bounded, because tests measure memory.
     """
 
     def __init__(self, port: int) -> None:

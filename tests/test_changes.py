@@ -1,4 +1,4 @@
-"""What callers see of the changes that normalisation made, at every entry point, and who sets the policy."""
+"""Changes of normalisation at every entry point, and the settings of the policy."""
 
 import json
 from collections.abc import AsyncIterator, Callable

@@ -114,7 +114,7 @@ timeout = 5
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with what the configs of this file name."""
+    """A folder with the files that the configs of this module name."""
     (tmp_path / "ops").mkdir()
     for name in ("shop.yaml", "mcp.json"):
         (tmp_path / name).write_text("{}")
@@ -555,7 +555,7 @@ def test_secrets_are_read_when_needed_and_shown_nowhere(folder: Path) -> None:
 
 
 ENTRIES: dict[Any, str] = {
-    # The tables that are read into classes of the library, with what each needs to be valid.
+    # The tables that become classes of the library, with their required keys.
     OpenAPIEntry: "[openapi.a]\ndocument = 'shop.yaml'\n",
     MCPEntry: "[mcp.a]\n",
     BrokerEntry: "[brokers.a]\n",
@@ -574,7 +574,7 @@ CERTIFICATES = ("ca_file", "client_certificate", "client_key")
 """Keys that name files, which a test of their own sets."""
 
 VALUES: dict[str, Any] = {
-    # Where any value of the type would be rejected.
+    # Fields that reject an arbitrary value of their type.
     "base_url": "https://a.example/v1",
     "url": "https://a.example/",
     "transport": "stdio",
@@ -693,7 +693,7 @@ def test_what_a_file_cannot_set_is_known() -> None:
 
 
 def built(entry: Any, table: dict[str, Any], folder: Path, cls: Any = None) -> Any:
-    """What the library gets of a table in a file, written as TOML."""
+    """Return the object that the library builds from a table, written as TOML."""
     lines = "".join(f"{key} = {toml(value)}\n" for key, value in table.items())
     path = folder / "operations.toml"
     file = ConfigFile(config=parse_config(ENTRIES[entry] + lines, path), path=path)

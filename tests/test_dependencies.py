@@ -63,7 +63,7 @@ NOT_PRIVATE = {
     "_is_protocol",
     "_is_runtime_protocol",
 }
-"""Public names of named tuples, and what the standard library adds to classes."""
+"""Public names of named tuples, and names that the standard library adds to classes."""
 
 
 def _is_private(name: str) -> bool:

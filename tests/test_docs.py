@@ -1,7 +1,7 @@
 """The documentation is true: every Python block runs, and prints the block after it.
 
-`py` blocks need what a page cannot bring along (a broker, a public API); each has a test here that brings it. Commands
-in `sh` blocks are run where what they talk about exists. The tutorial has a test of its own: test_tutorial.py.
+`py` blocks need a broker or a public API; each has a test here that provides it. Commands
+in `sh` blocks run in a folder with the files that they name. The tutorial has its own test: test_tutorial.py.
 """
 
 import ast
@@ -31,7 +31,7 @@ from tests.support import script
 from operations.config import parse_config
 
 NEEDS = {"fastapi": "fastapi"}
-"""What the code of a page needs besides this package and its extras."""
+"""Other packages that the code of a page needs."""
 
 CODE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\((?!https?:)([^)#\s]+)")

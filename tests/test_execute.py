@@ -704,7 +704,8 @@ async def test_a_deadline_ends_the_wait_and_cancels_the_handler() -> None:
     error = await failing(single(handler), None, soon(200))
 
     assert error.code == ErrorCode.TIMEOUT
-    assert error.message == "test.run did not finish within 0.2 s"
+    # Less than 0.2 s if the machine was busy before the call.
+    assert re.fullmatch(r"test\.run did not finish within 0\.\d+ s", error.message)
     assert ended.is_set()
 
 

@@ -1,4 +1,4 @@
-"""What counts as JSON, how values become it, and how refusals name their place."""
+"""JSON values: which are valid, how others are converted, and the place in errors."""
 
 import asyncio
 import dataclasses
@@ -44,7 +44,7 @@ from operations._json import (
 
 
 def kind(value: object) -> str:
-    """What to call a value in a test's name; its own words may differ from run to run."""
+    """Return the name of a value in test ids; its repr may differ from run to run."""
     return type(value).__name__
 
 

@@ -34,7 +34,7 @@ from operations.server import create_app
 REJECTED: Any = object()
 
 Send: TypeAlias = Callable[[bytes], Awaitable[Any]]
-"""Sends a JSON text as `value` and returns what arrived, or `REJECTED`."""
+"""Sends a JSON text as `value` and returns the value that arrived, or `REJECTED`."""
 
 
 def deep(levels: int) -> bytes:

@@ -1,4 +1,4 @@
-"""The check that comes after every test of a fault: it finds what is left over, and nothing else."""
+"""The check after every test of a fault: it finds all leftovers, and nothing else."""
 
 import asyncio
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What the package is as a whole: its public names, what importing it loads, and what it must not contain."""
+"""The package as a whole: its public names, its imports, and its forbidden contents."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""What `scripts/release` builds: the archives, their contents, and the documents that accompany them."""
+"""The output of `scripts/release`: the archives, their contents, and the accompanying documents."""
 
 import hashlib
 import json

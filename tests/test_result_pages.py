@@ -54,7 +54,7 @@ def tokens(path: str) -> list[str]:
 
 
 def joined(pages: list[tuple[str, Any]]) -> Any:
-    """What a client makes of pages."""
+    """Return the value that a client assembles from pages."""
     holder: dict[str, Any] = {}
     for path, fragment in pages:
         parent: Any = holder

@@ -236,7 +236,7 @@ def test_the_exported_schema_has_the_enum_of_audience() -> None:
 
     assert RESPONSE_META_SCHEMA.check(meta("assistant"))
     assert not RESPONSE_META_SCHEMA.check(meta("machine"))
-    # A newer server's block is still read as what it is.
+    # A block of a newer server keeps its type.
     envelope = ResponseEnvelope.from_wire({"data": 1, "meta": meta("machine")})
     assert isinstance(envelope.meta, MCPResponseMeta)
     assert isinstance(envelope.meta.content[0], TextContent)

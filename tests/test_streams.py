@@ -29,7 +29,7 @@ NUMBER = {"type": "object", "properties": {"n": {"type": "integer"}}, "required"
 
 
 class Source:
-    """A subscription whose life can be watched."""
+    """A subscription that records its start and end."""
 
     def __init__(self, *items: Any, endless: bool = False) -> None:
         self.items = items
@@ -366,7 +366,7 @@ async def test_a_handler_can_subscribe_to_another_operation() -> None:
     assert (await registry.execute("test.sum", {})).data == 3
 
 
-# ---------------------------------------------------------------------- what must not go wrong
+# ---------------------------------------------------------------------- cleanup and failures
 
 
 async def endless(_input: Any, _context: OperationContext) -> AsyncIterator[int]:

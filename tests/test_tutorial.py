@@ -40,14 +40,14 @@ PATIENCE = 60.0
 
 @dataclass
 class Typed:
-    """A line to type, None for Ctrl-C, and what the screen shows then."""
+    """A line to type, None for Ctrl-C, and the expected screen."""
 
     line: str | None
     shown: list[str] = field(default_factory=list[str])
 
     @property
     def pattern(self) -> str:
-        """What the screen must match."""
+        """The expected text of the screen."""
         lines = [
             r"(?:.*\n)*?" if line == "..." else ".*".join(map(re.escape, line.split("..."))) + "\n"
             for line in "\n".join(self.shown).rstrip().splitlines()
@@ -60,7 +60,7 @@ class Typed:
 
 
 def read_session(text: str) -> list[Typed]:
-    """What to type, one after the other."""
+    """The lines to type, in order."""
     typed: list[Typed] = []
     for line in text.splitlines():
         if line == "^C":
@@ -78,7 +78,7 @@ def heed_interrupts() -> None:
 
 
 class Terminal:
-    """A shell at a terminal, and what a person sees there."""
+    """A shell at a terminal, and the screen that a person sees."""
 
     def __init__(self, folder: str, path: str, home: Path) -> None:
         kept = {
@@ -107,11 +107,11 @@ class Terminal:
                 assert re.fullmatch(typed.pattern, screen), self._differ(typed, screen)
 
     def ask(self, line: str) -> str:
-        """What a command prints."""
+        """Return the output of a command."""
         return self._type(Typed(line), self._asks).strip()
 
     def close(self) -> None:
-        # What runs in it goes first: nats-server takes a terminal that hangs up for a wish to read its config again.
+        # End the programs in it first: nats-server reloads its config on the hangup signal of the terminal.
         with contextlib.suppress(OSError):
             os.killpg(os.tcgetpgrp(self._child.fileno()), signal.SIGKILL)
         self._child.close(force=True)
@@ -126,7 +126,7 @@ class Terminal:
         return look(raw.removesuffix(PROMPT))
 
     def _read(self, seen: Callable[[str], bool]) -> str:
-        """What comes until enough was seen, or nothing more is to be expected."""
+        """Return the output until enough was seen, or no further output is expected."""
         raw, end = "", time.monotonic() + PATIENCE
         with contextlib.suppress(pexpect.TIMEOUT, pexpect.EOF):
             while not seen(raw):

@@ -44,7 +44,7 @@ async def langchain(box: Toolbox) -> dict[str, tuple[str, bool]]:
 
 
 async def pydantic_ai(box: Toolbox) -> dict[str, tuple[str, bool]]:
-    """Let a `FunctionModel` call every tool, one per step, and return what it read."""
+    """Let a `FunctionModel` call every tool, one per step, and return the results that it read."""
     framework = import_module("pydantic_ai")
     parts = import_module("pydantic_ai.messages")
     models = import_module("pydantic_ai.models.function")
@@ -182,7 +182,7 @@ FRAMEWORKS: dict[str, Callable[[Toolbox], Awaitable[dict[str, tuple[str, bool]]]
 
 
 async def check(name: str) -> None:
-    """Run all calls through one framework, and compare texts and transcript with what must come back."""
+    """Run all calls through one framework, and compare texts and transcript with the expected ones."""
     box = toolbox()
     texts = await FRAMEWORKS[name](box)
     for kind, (_, _, expected) in CALLS.items():

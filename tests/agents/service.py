@@ -1,4 +1,4 @@
-"""The operations of the toolbox tests, and what each kind of call must return."""
+"""The operations of the toolbox tests, and the expected result of each kind of call."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -76,4 +76,4 @@ RAN = {
     "unknown": ("shop__itme", "OPERATION_NOT_FOUND", []),
     "large": ("shop.log", "success", []),
 }
-"""By kind of call: what the transcript must contain."""
+"""The expected transcript, by kind of call."""

@@ -183,7 +183,7 @@ async def test_a_known_token_ends_with_its_subject_and_its_time(
 
 
 async def behind(store: Any, **options: Any) -> tuple[Grants, Callable[..., Any]]:
-    """Return what calls a worker on behalf of a grant's holder, as a hub does."""
+    """Return a client that calls a worker on behalf of a grant's holder, as a hub does."""
     root = Grants(KEY, store=store)
     at_worker = Grants(root.for_name("workers"), store=store)
     worker = OperationRegistry(authority=Authority(store))
@@ -214,7 +214,7 @@ async def behind(store: Any, **options: Any) -> tuple[Grants, Callable[..., Any]
 async def test_budgets_travel_with_a_delegated_call() -> None:
     _, call = await behind(Store(), calls={"far.other": 2})
 
-    # The hub has counted the call itself, the worker counts what the call leads to.
+    # The hub has counted the call itself; the worker counts its nested calls.
     assert [await call("far.other") for _ in range(3)] == ["other"] * 3
     assert [await call("far.run") for _ in range(3)] == [
         "other",

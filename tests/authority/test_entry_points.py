@@ -359,7 +359,7 @@ async def test_authority_only_narrows(name: str, monkeypatch: pytest.MonkeyPatch
         assert await outcome("project.rename", "alice", project=7) == 7
         assert await outcome("project.rename", "alice", project=8) == "ACCESS_DENIED"
 
-        # Narrowing, and what a grant does not give.
+        # Narrowing, and access that a grant does not include.
         parent = world.grants.create("alice", "bot", operations=["task.*", "admin.*", "agent.*"])
         schema = {"properties": {"n": {"maximum": 3}}}
         child = narrow(parent, new_block("sub", operations=["*"], input={"task.add": schema}))

@@ -1,4 +1,4 @@
-"""What a handler may call on the authority of its operation, and access to the resource that an input names."""
+"""Nested calls on the authority of an operation, and access to the resource that an input names."""
 
 from collections.abc import AsyncIterator
 from typing import Any

@@ -16,7 +16,7 @@ from operations.specs import ErrorDefinition
 
 
 def note(path: str, text: str) -> None:
-    """Add a line to a file: what happened, seen from another process."""
+    """Append a line to a file, which another process can read."""
     with Path(path).open("a", encoding="utf-8") as file:
         file.write(f"{text}\n")
 

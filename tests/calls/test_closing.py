@@ -90,7 +90,7 @@ async def test_what_is_closed_in_the_wrong_order_ends_all_the_same(
 
 @pytest.fixture
 def nobody_waiting() -> None:
-    """What is closed here is closed in the middle of a call."""
+    """Close clients and workers in the middle of a call."""
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""What callers may rely on, over every transport alike."""
+"""The guarantees for callers, over every transport."""
 
 import asyncio
 import re

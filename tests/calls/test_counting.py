@@ -1,4 +1,4 @@
-"""Faults F8 and F9: what a subscription may have under way, counted alike at both ends."""
+"""Faults F8 and F9: both ends count the unread items of a subscription equally."""
 
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
@@ -20,17 +20,17 @@ pytestmark = pytest.mark.no_cover
 
 
 def flags() -> ResponseEnvelope[Any]:
-    """Written, it takes five times what it takes packed."""
+    """As text it is five times as large as packed."""
     return local_envelope([False] * 9_000, "flood.start")
 
 
 def content() -> ResponseEnvelope[Any]:
-    """What it holds is not its data."""
+    """Most of its size is not data."""
     return mcp_envelope(None, is_error=False, content=[TextContent(text="x" * 200_000)])
 
 
 def tiny() -> ResponseEnvelope[Any]:
-    """What it takes is its frame."""
+    """Most of its size is the frame."""
     return local_envelope(1, "flood.start")
 
 
@@ -94,7 +94,7 @@ async def test_f9_a_producer_that_ignores_its_bounds_is_cut_off_with_an_error(
         with anyio.fail_after(60), pytest.raises(CallError) as caught:
             async for _ in stream:
                 items += 1
-                # A reader that stops after its first item; what was buffered until the end is still its own.
+                # A reader that stops after its first item; items that were buffered until the end are still delivered.
                 await until(lambda: server.active == 0)
 
     assert caught.value.code == ErrorCode.RESOURCE_EXHAUSTED

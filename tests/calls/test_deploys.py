@@ -114,7 +114,7 @@ async def test_an_import_reports_that_no_worker_is_left(
 
 @pytest.mark.requirement("R36")
 async def test_an_error_of_a_remote_behind_the_worker_is_not_sent_again(tmp_path: Path) -> None:
-    """The worker does not know the operation, but what it forwards may have run."""
+    """The worker does not know the operation, but a forwarded request may have run."""
     ledger = tmp_path / "ledger"
     behind, inner, outer = OperationRegistry(), MemoryTarget(), MemoryTarget()
 

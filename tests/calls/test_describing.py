@@ -88,7 +88,7 @@ def test_one_name_for_two_things_stays_two_things() -> None:
     ],
 )
 def test_a_schema_comes_back_as_it_was(schema: Any) -> None:
-    # Beside one that defines what this one does not.
+    # Beside a document with definitions that this one lacks.
     filled = Schema(
         {"$ref": "#/$defs/Missing", "$defs": {"Missing": {"$ref": "#/$defs/B"}, "B": {}}}
     )

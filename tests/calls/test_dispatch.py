@@ -125,7 +125,7 @@ async def test_a_request_that_a_killed_worker_took_but_did_not_begin_goes_to_ano
             calls.call("slow.write", {"seconds": 0, "path": str(path)}, timeout=20)
         )
         await until_length(redis, queue, 1)
-        # What a worker that is killed now leaves behind.
+        # The requests that a worker killed at this point leaves behind.
         assert await redis.xreadgroup("workers", "killed", {queue: ">"})
         blocker.cancel()
         with anyio.fail_after(20):
@@ -157,7 +157,7 @@ async def test_mutations_read_together_with_one_that_kills_its_worker_run_once_e
             PendingRequestMap(target) as calls,
         ):
             write = {"seconds": 0, "path": str(ledger)}
-            # The queries let the batches grow, so that what follows is read together.
+            # The queries let the batches grow, so that the following requests are read together.
             outcomes = await asyncio.gather(
                 *(calls.call("math.add", {"a": n, "b": 1}) for n in range(200)),
                 calls.call("slow.die", {"path": str(poison)}),

@@ -1,4 +1,4 @@
-"""Which workers count as lost, and which messages that takes."""
+"""The detection of lost workers, and the messages that it needs."""
 
 import asyncio
 import json

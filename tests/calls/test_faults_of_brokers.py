@@ -98,7 +98,7 @@ async def test_f4_a_subscription_is_taken_up_again_without_the_users_help(
         broker.kill()
         await until(lambda: not calls.target.is_connected)
         broker.start()
-        # Items that were sent meanwhile may be gone: then there is an error, and no gap.
+        # Items that were sent meanwhile may be lost: then there is an error, and no gap.
         with anyio.fail_after(10), suppress(CallError):
             async for envelope in stream:
                 seen.append(envelope.data)
@@ -249,7 +249,7 @@ async def test_f6_a_connection_that_swallows_everything_is_noticed_and_replaced(
 async def swallowed(
     mortal: tuple[Broker, BrokerWorld], registry: OperationRegistry
 ) -> AsyncGenerator[tuple[PendingRequestMap, Proxy]]:
-    """A caller whose connection stands, and from which nothing arrives any more."""
+    """A caller whose connection is open but no longer delivers messages."""
     broker, world = mortal
     async with proxy(broker.port) as through, AsyncExitStack() as stack:
         url = f"{broker.scheme}://127.0.0.1:{through.port}"
@@ -373,7 +373,7 @@ async def test_r34_a_redis_that_is_flushed_loses_no_answer(
             with anyio.fail_after(20):
                 assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3
                 assert (await under_way).data == "slept"
-            # What keeps a mailbox does not fill it.
+            # Heartbeats keep a mailbox without filling it.
             assert await admin.xlen(calls.mailbox) < 10
 
 
@@ -399,7 +399,7 @@ async def test_f6_a_websocket_that_is_cut_fails_its_calls_and_connects_again(
 async def test_f6_a_websocket_that_is_reset_during_a_send_is_only_lost(
     registry: OperationRegistry, sender: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """More is sent than the network takes, so that senders wait for room when the connection goes."""
+    """Senders wait for buffer space when the connection is lost."""
     world = WebSocketWorld()
     operation, value = {
         "caller": ("echo.any", {"value": "x" * 1024 * 1024}),
@@ -495,7 +495,7 @@ async def test_f27_a_crowd_of_clients_comes_back_one_after_the_other(
                 back += [loop.time() - up_at] * len(here)
                 away -= here
 
-    # Nine of ten: a few that come early or late are no spread.
+    # Nine of ten, so that a few early or late ones do not count.
     assert back[-25] - back[25] >= 2
 
 

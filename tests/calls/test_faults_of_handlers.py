@@ -195,7 +195,7 @@ async def test_r32_what_a_handler_does_to_its_task_concerns_no_other_call(
 
     target = MemoryTarget()
     async with serve_calls(registry, target), PendingRequestMap(target) as calls:
-        # The first calls teach the interpreter the way, which may change what it counts.
+        # The first calls warm up the interpreter's caches, which may change the counts.
         for _ in range(30):
             await asyncio.gather(calls.call("task.touch", {}), return_exceptions=True)
         kept.clear()

@@ -78,7 +78,7 @@ async def test_f9_a_broker_that_cuts_off_who_stops_reading_is_an_error_and_not_s
                     first.set()
                 return items
 
-            # Together more than the system takes off the broker's hands.
+            # Together more than the buffers of the system.
             readers = [asyncio.create_task(read()) for _ in range(16)]
             await first.wait()
             time.sleep(2)  # noqa: ASYNC251 - this is the fault
@@ -120,7 +120,7 @@ async def test_f21_beyond_its_bounds_a_worker_refuses_quickly_and_stays_useful(
 
     async def caller_of(calls: PendingRequestMap, until_time: float) -> None:
         nonlocal done
-        # Not all in one moment: what is measured is the worker, and not how callers wait for each other.
+        # Not all at once, to measure the worker and not the queueing of callers.
         await asyncio.sleep(rng.uniform(0, 0.3))
         while loop.time() < until_time:
             before = loop.time()
@@ -241,7 +241,7 @@ async def test_f21_work_whose_time_passes_while_its_caller_is_identified_is_not_
 
 
 class Answers(SilentReceiver):
-    """What comes to a mailbox."""
+    """Collects the messages of a mailbox."""
 
     def __init__(self) -> None:
         self.events: asyncio.Queue[Any] = asyncio.Queue()
@@ -275,7 +275,7 @@ async def test_f21_work_that_arrives_too_late_is_answered_and_not_started(
             await target.enqueue("operations", body, key=request_id, reply_to="box.me", wait=1)
             with anyio.fail_after(20):
                 event = await answers.events.get()
-            # Not RESOURCE_EXHAUSTED: what was not started holds no place.
+            # Not RESOURCE_EXHAUSTED: a request that was not started occupies no slot.
             assert (event.payload.request_id, event.payload.code) == (
                 request_id,
                 ErrorCode.TIMEOUT,
@@ -318,7 +318,7 @@ async def _resolve_slowly(token: str) -> Identity | None:
 
 
 async def _at_a_time(calls: PendingRequestMap, path: Path, tokens: list[str]) -> list[str]:
-    """What becomes of calls that are made together and last."""
+    """Return the outcomes of concurrent calls that last."""
     tasks = [
         asyncio.create_task(
             calls.call("slow.sleep", {"seconds": 60, "path": str(path)}, credential=token)

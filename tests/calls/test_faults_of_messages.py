@@ -1,4 +1,4 @@
-"""Faults F10-F12 and F14-F17: messages that come twice, late, swapped, too large, broken or from nowhere."""
+"""Faults F10-F12 and F14-F17: messages that are duplicated, late, swapped, too large, malformed or unexpected."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -31,7 +31,7 @@ Change = Callable[[bytes], Iterable[bytes]]
 
 
 class Recorder(SilentReceiver):
-    """Collects what arrives at an address."""
+    """Collects the messages at an address."""
 
     def __init__(self) -> None:
         self.bodies: list[Any] = []

@@ -1,4 +1,4 @@
-"""Faults F1-F3, F25, F26, F30 and F33: workers that die, stop, or stand still."""
+"""Faults F1-F3, F25, F26, F30 and F33: workers that die, stop, or block."""
 
 import asyncio
 import logging
@@ -263,7 +263,7 @@ async def test_f33_a_worker_that_stands_still_for_five_seconds_loses_nothing(
         await enter(worker_process(remote_world))
         calls = await enter(caller(remote_world))
         if remote_world.name != "websocket":
-            # By the time it is ready, the caller has met the first one. Whom it never met, it cannot miss.
+            # The caller must know the first worker by then: it cannot miss a worker that it never knew.
             await enter(worker_process(remote_world))
         with anyio.fail_after(12):
             envelope = await calls.call("slow.block_loop", {"seconds": 5, "path": str(path)})

@@ -90,7 +90,7 @@ async def test_r13_malformed_events_stop_no_client_on_any_transport(
                     )
                     await target.send(rng.choice(addresses), body)
                 except TransportError:
-                    # Some transports look at what they carry, and refuse to.
+                    # Some transports check messages and reject these.
                     continue
             answer = await calls.call("math.add", {"a": number, "b": 2}, timeout=10)
             assert answer.data == number + 2

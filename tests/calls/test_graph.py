@@ -97,7 +97,7 @@ async def test_the_lines_of_two_processes_form_one_graph(tmp_path: Path) -> None
     records = read_graph([tmp_path / "worker", tmp_path / "caller"])
 
     assert {record.operation_id for record in records} >= {"top.go", "root.run", "leaf.ok"}
-    # top.go, its call as the caller saw it, the same as the worker saw it, and what that called.
+    # top.go, its call at the caller, the same call at the worker, and the nested call.
     assert render_tree(records).splitlines()[-1].startswith("      └─ leaf.many")
 
 

@@ -57,7 +57,7 @@ class LossyTarget(MemoryTarget):
 
 
 class Calls(RuleBasedStateMachine):
-    """Two callers, up to three workers, and everything that can go wrong between them."""
+    """Two callers, up to three workers, and every fault between them."""
 
     @initialize()
     def begin(self) -> None:
@@ -200,7 +200,7 @@ class Calls(RuleBasedStateMachine):
             for _ in range(600):
                 for gate in self.gates.values():
                     gate.set()
-                # The callers may still be asking what became of a call.
+                # The callers may still be probing for a call.
                 if not any(map(len, self.callers)):
                     break
                 await asyncio.sleep(0.01)

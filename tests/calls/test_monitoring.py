@@ -1,4 +1,4 @@
-"""What an operator sees of workers on real brokers: counts, queues, dead letters, logs, traces and discovery."""
+"""The operator's view of workers on real brokers: counts, queues, dead letters, logs, traces and discovery."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""What does not open, or is closed while it opens, leaves nothing behind."""
+"""Clients and workers that fail to open, or are closed while opening, leave nothing behind."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -30,7 +30,7 @@ def town(request: pytest.FixtureRequest) -> World:
 
 
 async def _running(target: EventTarget) -> set["asyncio.Task[Any]"]:
-    # The first question and the first request open what all further ones use.
+    # The first probe and the first request open connections that later ones reuse.
     mailbox = target.mailbox()
     await target.is_present(mailbox)
     with suppress(TransportError):

@@ -23,7 +23,7 @@ class Work:
 
 
 class Floor:
-    """Admission, and what it started."""
+    """Admission, and the calls that it started."""
 
     def __init__(self, **limits: int) -> None:
         self.started: list[Work] = []
@@ -86,12 +86,12 @@ def test_one_identity_has_one_bound_however_its_credential_is_written() -> None:
         assert floor.admission.offer(work) is None
 
     assert floor.admission.identified(one, "id:a") is None
-    # Said twice, counted once.
+    # Sent twice, counted once.
     assert floor.admission.identified(one, "id:a") is None
     assert floor.admission.identified(two, "id:a") is None
     assert floor.admission.identified(three, "id:a") is not None
     assert floor.admission.identified(other, "id:b") is None
-    # What was refused was not counted, and ends like everything else.
+    # A rejected call was not counted, and ends like the others.
     floor.admission.done(three)
     late = Work(principal="a")
     assert floor.admission.offer(late) is None
@@ -137,7 +137,7 @@ def test_r42_what_is_remembered_takes_no_more_than_is_allowed_for_it() -> None:
     tracemalloc.start()
     try:
         for _ in range(100_000):
-            # As they come from a broker: every text is a new one.
+            # As from a broker: every string is a new object.
             request_id, reply_to = new_request_id(), f"_INBOX.{new_request_id()}"
             recent.add(request_id)
             recent.finish(request_id, b"x" * 200, reply_to)
@@ -165,7 +165,7 @@ class Entry:
 
 
 class Table:
-    """Deadlines, and what has expired."""
+    """Deadlines, and those that have expired."""
 
     def __init__(self) -> None:
         self.entries: dict[str, Entry] = {}

@@ -1,4 +1,4 @@
-"""The calls a process waits for, and the answers it gives."""
+"""The pending calls of a process, and its replies."""
 
 import asyncio
 import dataclasses
@@ -38,7 +38,7 @@ from operations.registry import OperationRegistry
 
 
 class Mailbox(SilentReceiver):
-    """Reads what arrives."""
+    """Reads incoming messages."""
 
     def __init__(self) -> None:
         self.events: list[Any] = []

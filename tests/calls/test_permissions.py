@@ -51,7 +51,7 @@ AS_WRITTEN = re.findall(
     (DOCS / "calls.md").read_text("utf-8"),
     re.MULTILINE,
 )
-"""How the page shows to connect: the code, the transport, and who."""
+"""The code of the page for connecting: the code, the transport, and the client."""
 
 SECRET = "alice's own token"
 
@@ -531,7 +531,7 @@ async def test_r61_nats_rejects_what_an_attacker_publishes_and_subscribes_to(
         }
         for subject, body in published.items():
             await bob.publish(subject, body)
-        # Workers answer only at the mailboxes of those who ask.
+        # Workers reply only to the mailboxes of the callers.
         for subject in ("operations.who.operations.bob", "operations.control.operations.bob"):
             await bob.publish(subject, b"", reply=f"{guard.alice.mailbox}.{request_id}")
             await bob.publish(subject, b"", reply="operations.queue.operations.alice")

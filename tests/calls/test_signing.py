@@ -1,4 +1,4 @@
-"""F18 where permissions do not help: messages that are signed, and those that are not."""
+"""F18 without permissions: signed and unsigned messages."""
 
 import asyncio
 import logging

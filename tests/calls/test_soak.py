@@ -25,7 +25,7 @@ SECONDS = float(os.environ.get("OPERATIONS_SOAK_SECONDS", "10"))
 REPORT = os.environ.get("OPERATIONS_SOAK_REPORT", os.devnull)
 LOADERS = 8
 PAUSE = 0.05
-"""Seconds between the calls of one loader: what is looked for takes time and not speed."""
+"""Seconds between the calls of one loader: leaks need time, not speed, to show."""
 
 WARM_UP = max(5.0, min(120.0, SECONDS / 8))
 """Seconds without pauses that come first, and as long again with them: what is kept up to a bound is there then."""
@@ -38,7 +38,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.no_cover]
 
 
 class Load:
-    """What one caller of one transport does, and what comes of it."""
+    """The calls of one caller on one transport, and their outcomes."""
 
     def __init__(self, world: World, workers: Workers, calls: PendingRequestMap) -> None:
         self.world = world
@@ -103,7 +103,7 @@ async def loaded(
 
 
 async def tell_every_minute() -> None:
-    """Note what the process holds while it runs."""
+    """Record memory, tasks and file descriptors of the process while it runs."""
     while True:
         note(REPORT, f"{resident_kilobytes()} KB, {len(asyncio.all_tasks())} tasks")
         await asyncio.sleep(60)

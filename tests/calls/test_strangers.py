@@ -1,4 +1,4 @@
-"""What callers and workers that misbehave, or leave at a bad moment, cannot do to others."""
+"""Callers and workers that misbehave, or leave at a bad moment, do not harm others."""
 
 import asyncio
 import json
@@ -275,7 +275,7 @@ async def test_f1_an_odd_answer_about_a_lost_call_does_not_end_the_watch() -> No
                 for request_id in tuple(calls.pending):
                     calls.abort(request_id)
                 outcomes = await waiting
-                # It ends what it has.
+                # It ends its running calls.
                 dead.jobs |= lost
 
             codes = {getattr(outcome, "code", None) for outcome in outcomes}
@@ -333,7 +333,7 @@ async def test_f15_an_item_nested_beyond_reading_ends_its_subscription_and_nothi
                 continue
             depth = request["payload"].get("input", 0)
             data = b"[" * depth + b"]" * depth if depth else b"1"
-            # Told as base64, so that it is looked at more closely.
+            # Declared as base64, so that it is checked.
             more = (b',"encoding":"x"', b',"sequence":0') if depth else (b"", b"")
             meta = b'{"source":"local","operationId":"a.b","timestamp":1}'
             output = b'{"data":%b,"meta":%b%b}' % (data, meta, more[0])
@@ -347,7 +347,7 @@ async def test_f15_an_item_nested_beyond_reading_ends_its_subscription_and_nothi
     async with serve(answer, "127.0.0.1", 0) as server:
         url = f"ws://127.0.0.1:{next(iter(server.sockets)).getsockname()[1]}"
         async with connect_websocket(url) as target, PendingRequestMap(target) as calls:
-            # One of them is just too deep for one of those who read it.
+            # One of them is just too deep for one of the readers.
             for depth in range(900, 1010, 2):
                 with suppress(CallError):
                     await anext(calls.subscribe("a.b", depth, idle_timeout=0.1))

@@ -19,7 +19,7 @@ async def until(condition: Callable[[], object], seconds: float = 20) -> None:
 
 
 def lines(path: Path) -> list[str]:
-    """What was noted in a file, which need not be there yet."""
+    """Return the lines of a file, which may not exist yet."""
     return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
 
 

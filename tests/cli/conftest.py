@@ -182,5 +182,5 @@ def run(folder: Path, capfd: pytest.CaptureFixture[str]) -> Iterator[Callable[..
 
 @pytest.fixture
 def environment(folder: Path) -> dict[str, str]:
-    """What a child of a test needs to find the command."""
+    """The environment in which a child process finds the command."""
     return {**os.environ, "PYTHONPATH": str(PROJECT / "src"), "TERM": "xterm-256color"}

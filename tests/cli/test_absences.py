@@ -188,7 +188,7 @@ async def test_serving_a_document_without_servers_is_reported(
 async def test_a_wrong_key_for_a_server_is_reported_with_advice(
     folder: Path, environment: dict[str, str], tmp_path: Path
 ) -> None:
-    """Both sides are ours: the refusal that comes over HTTP is JSON."""
+    """Both sides are this library, so that the rejection over HTTP is JSON."""
     async with started(environment, "serve") as (_, ready):
         far = tmp_path / "far.toml"
         far.write_text(

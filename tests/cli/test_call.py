@@ -259,7 +259,7 @@ def test_what_others_wrote_cannot_steer_a_terminal(run: Run) -> None:
 
 @pytest.fixture
 def file_api(folder: Path) -> Iterator[list[tuple[str, str, bytes]]]:
-    """An API that takes and gives files, in the config as `files`; what it was sent."""
+    """An API for uploads and downloads, in the config as `files`; returns its requests."""
     seen: list[tuple[str, str, bytes]] = []
 
     class Handler(BaseHTTPRequestHandler):

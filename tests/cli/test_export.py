@@ -1,4 +1,4 @@
-"""`operations export`: documents, tools, a typed client, and an honest account of what was lost."""
+"""`operations export`: documents, tools, a typed client, and a report of losses."""
 
 import ast
 import asyncio

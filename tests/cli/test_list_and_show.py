@@ -240,7 +240,7 @@ def test_every_call_to_copy_can_be_called(run: Run, folder: Path) -> None:
         shown = run("show", operation_id).out.splitlines()[-1].strip()
         command = shlex.split(shown)
         assert command[:3] == ["operations", "call", operation_id]
-        assert ("..." in shown) == (operation_id == "odd.pattern")  # nobody can guess that
+        assert ("..." in shown) == (operation_id == "odd.pattern")  # cannot be guessed
         ran = run(*command[1:], "--json")
         is_valid = ran.code in (0, 1, 8)  # 6 would be an input that is not valid
         assert is_valid == (operation_id != "odd.pattern"), (shown, ran.err)

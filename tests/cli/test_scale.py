@@ -1,4 +1,4 @@
-"""The command line imports what a command needs only, and handles many operations."""
+"""A command imports only the modules that it needs, and handles many operations."""
 
 import json
 import subprocess

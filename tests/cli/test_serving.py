@@ -241,7 +241,7 @@ async def test_a_worker_serves_callers_on_redis_and_finishes_what_runs(
                 assert 'operations_worker_running{group="operations"} 1\n' in metrics
                 assert 'operations_group_workers{group="operations"} 1\n' in metrics
                 assert 'operations_calls_total{operation="work.add",code=""} 1\n' in metrics
-                # As elsewhere, a caller sees what it may call, and nothing is served but probes.
+                # A caller sees only its operations, and nothing but probes is served.
                 assert "work.secret" not in metrics
                 key = {"X-API-Key": KEYS["ALICE_KEY"]}
                 assert "work.secret" in (await _get(http, "/metrics", headers=key))[1]

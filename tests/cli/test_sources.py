@@ -362,7 +362,7 @@ async def test_of_two_brokers_with_the_same_operation_both_are_imported(
 async def test_a_broker_with_the_permissions_of_the_recipes_is_a_source(
     folder: Path, monkeypatch: pytest.MonkeyPatch, registry: OperationRegistry, scheme: str
 ) -> None:
-    # What a password may hold, an address may not.
+    # A password may contain characters that an address may not.
     password = "p@ss/w:rd%41"
     recipes = Path(__file__).parents[2] / "docs" / "recipes"
     monkeypatch.setenv("ALICE_PASSWORD", password)

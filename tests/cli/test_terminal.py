@@ -48,7 +48,7 @@ def see(child: "pexpect.spawn[str]", text: str) -> None:
 
 
 def drawn(text: str) -> list[str]:
-    """What a terminal shows in the end, of what was written to it: its lines."""
+    """Return the lines that a terminal finally shows for some output."""
     lines, row, column = [""], 0, 0
     for control, number, verb, part in re.findall(r"(\x1b\[([0-9;?]*)([a-zA-Z]))|([^\x1b])", text):
         if control and verb == "A":

@@ -1,4 +1,4 @@
-"""`operations workers`: what it shows, and what it does to dead letters."""
+"""`operations workers`: its view of workers, and its actions on dead letters."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -63,7 +63,7 @@ def browser() -> Iterator[Browser]:
 
 @dataclass
 class Witness:
-    """What a page did that it should not have."""
+    """The unexpected errors and requests of a page."""
 
     address: str
     refusals: set[tuple[str, int]] = field(default_factory=set)
@@ -81,7 +81,7 @@ class Witness:
         page.on("response", lambda response: self._answered(response.url, response.status))
 
     def _heard(self, kind: str, text: str) -> None:
-        # What was refused is looked at more closely below.
+        # Rejected requests are checked below.
         if kind in {"error", "warning"} and not text.startswith("Failed to load resource"):
             self.found.append(f"{kind}: {text}")
 
@@ -136,7 +136,7 @@ def eyes(browser: Browser, witness: Witness) -> Iterator[Eyes]:
 
 
 def keep(page: Page, name: str) -> None:
-    """Keep what a page looks like, for people to look at."""
+    """Save a picture of a page for people to inspect."""
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)
     page.screenshot(path=SCREENSHOTS / f"{name}.png", animations="disabled")
 

@@ -17,7 +17,7 @@ def test_every_view_is_accessible(
     eyes: Eyes, axe: str, dark: bool, rules: list[str] | None
 ) -> None:
     eyes.witness.expect("/call", 422)
-    # The script of the test is no file of the console; only here may it run.
+    # The script of the test is not a file of the console, and may run only here.
     page = eyes.open(dark=dark, csp=False)
     found = faults(page, axe, rules, "welcome")
 

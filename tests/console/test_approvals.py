@@ -1,4 +1,4 @@
-"""A person answers in the console what an agent asked over HTTP."""
+"""A person approves in the console a call that an agent made over HTTP."""
 
 import json
 from collections.abc import Iterator

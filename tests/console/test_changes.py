@@ -28,7 +28,7 @@ def registry() -> OperationRegistry:
 
     @registry.operation("garden.weed")
     async def weed(name: str) -> None:
-        """Take something away."""
+        """Remove an operation."""
         registry.unregister(name)
 
     return registry

@@ -1,4 +1,4 @@
-"""Five thousand operations are no reason to wait."""
+"""The console stays quick with five thousand operations."""
 
 from collections.abc import Iterator
 

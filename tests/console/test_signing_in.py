@@ -1,4 +1,4 @@
-"""Denied, then signed in; and what is never kept."""
+"""A denied call works after signing in, and the key is never stored."""
 
 import pytest
 from playwright.sync_api import Page, expect

@@ -1,4 +1,4 @@
-"""What a credential opened ends when the credential expires or is revoked."""
+"""Sessions, streams and sockets end when their credential expires or is revoked."""
 
 import asyncio
 from collections.abc import AsyncGenerator

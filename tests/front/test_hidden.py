@@ -41,7 +41,7 @@ def serving(**options: Any) -> Client:
 
 
 def seen(response: Response) -> tuple[int, dict[str, str], bytes]:
-    """What a client can compare, without the request id."""
+    """Return the parts of a response that a client can compare, without the request id."""
     request_id = response.headers.get("x-request-id", "-")
     headers = {name: value for name, value in response.headers.items() if name != "x-request-id"}
     return response.status, headers, response.body.replace(request_id.encode(), b"")

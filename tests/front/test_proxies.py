@@ -60,7 +60,7 @@ async def test_failed_attempts_count_for_the_client_behind_a_trusted_proxy(
         return found
 
     assert await statuses("127.0.0.1") == [401] * 4
-    # The header of a client that is no trusted proxy is ignored.
+    # The header of a client that is not a trusted proxy is ignored.
     assert await statuses() == [401, 401, 429, 429]
 
 

@@ -434,7 +434,7 @@ async def test_sighup_under_load_loses_no_call(tmp_path: Path) -> None:
             process.terminate()
             _, log = await asyncio.wait_for(process.communicate(), 20)
             assert process.returncode == 0
-    # Good news are no warnings.
+    # A recovery is not logged as a warning.
     assert b"INFO" in log
     assert b"was read again" in log
     assert b"WARNING" not in log

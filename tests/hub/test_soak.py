@@ -165,7 +165,7 @@ async def test_sources_that_come_and_go_leak_nothing(tmp_path: Path) -> None:
             async with load(url, statuses):
                 await sources.change(hub, url)
             await sources.settle(hub, url)
-            # What is replaced is closed half a second later.
+            # A replaced source is closed half a second later.
             await asyncio.sleep(1)
             before, memory, ends = counts(), Memory(), time.monotonic() + SECONDS
             resident = resident_kilobytes()

@@ -1,4 +1,4 @@
-"""What comes back: data by media type, errors with their bodies, limits, retries, time."""
+"""Responses: data by media type, errors with their bodies, limits, retries, time."""
 
 import asyncio
 import base64
@@ -590,7 +590,7 @@ async def test_an_answer_that_is_no_http_is_an_error_and_the_next_call_works(
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     async with server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        # A POST: what is safe to repeat would be repeated, and find the good answer.
+        # A POST, because a repeatable request would be sent again and succeed.
         doc = document("/thing", "post", responses=BARE)
         async with imported(doc, base_url=url, timeout=10) as registry:
             with pytest.raises(CallError) as caught:

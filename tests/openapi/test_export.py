@@ -1,4 +1,4 @@
-"""`to_openapi`, and what an import can read back from it."""
+"""`to_openapi`, and importing its result."""
 
 import json
 from dataclasses import dataclass
@@ -138,7 +138,7 @@ def test_declared_errors_are_responses() -> None:
     assert set(responses) == {"200", "400", "401", "410", "422", "default"}
     gone = responses["410"]["content"]["application/json"]["schema"]
     assert gone["properties"]["code"] == {"const": "GONE"}
-    # What was declared for a status that can also mean something else.
+    # The declared error of a status that has other meanings, too.
     both = responses["422"]["content"]["application/json"]["schema"]["anyOf"]
     assert [member.get("$ref", member.get("properties", {}).get("code")) for member in both] == [
         {"const": "BUSY"},

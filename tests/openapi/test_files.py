@@ -1,4 +1,4 @@
-"""Files by reference: sent from disk, saved to disk, and only where they were named by those who may."""
+"""Files by reference: sent from disk, saved to disk, and only if the caller may name them."""
 
 import asyncio
 import gzip
@@ -41,7 +41,7 @@ LARGE = 40 << 20
 
 
 class Server:
-    """Takes files and gives them; counts what arrives instead of holding it."""
+    """Accepts and returns files; counts the bytes that arrive instead of storing them."""
 
     def __init__(self) -> None:
         self.requests: list[dict[str, Any]] = []

@@ -66,7 +66,7 @@ async def test_every_page_is_an_envelope(paging: Paging) -> None:
         async for envelope in registry.subscribe("api.call.pages", {}):
             assert envelope.meta.status_code == 200  # type: ignore[union-attr]
             found += envelope.data["items"]
-            # The data is the caller's: what it does with it does not matter to the next page.
+            # Changes of the caller to the data do not affect the next page.
             envelope.data.clear()
 
     assert found == ITEMS

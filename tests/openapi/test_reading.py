@@ -166,7 +166,7 @@ def test_any_document_imports_or_is_refused(paths: Any, components: Any, swagger
             spec.output_schema,
             *(e.schema for e in spec.error_schemas),
         ):
-            # What a document describes wrongly is found when it is used, and then it is a CallError.
+            # A fault in a document is found on first use, and is a CallError then.
             with contextlib.suppress(CallError):
                 assert isinstance(schema.document, (dict, bool))
 
@@ -198,7 +198,7 @@ def test_what_is_no_object_is_no_description(whole: Any) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path, echo: Echo) -> Path:
-    """A document that refers to what it may and to what it may not."""
+    """A document with allowed and forbidden references."""
     inside = tmp_path / "api"
     (inside / "parts").mkdir(parents=True)
     (tmp_path / "secret.json").write_text('{"type": "string", "const": "CANARY"}')

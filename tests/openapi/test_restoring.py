@@ -1,4 +1,4 @@
-"""Importing what was exported gives back the same operations, which run where they were exported."""
+"""Importing an export restores the same operations, which call the exporting server."""
 
 from collections.abc import AsyncIterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""As whom requests are made: schemes of the document, credentials of the operator or of the caller."""
+"""Credentials of requests: schemes of the document, credentials of the operator or of the caller."""
 
 import asyncio
 import base64

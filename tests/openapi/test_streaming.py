@@ -1,4 +1,4 @@
-"""Event streams as subscriptions: events, reconnection, endings, and letting go."""
+"""Event streams as subscriptions: events, reconnection, endings, and cancellation."""
 
 import asyncio
 import gc

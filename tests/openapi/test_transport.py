@@ -1,4 +1,4 @@
-"""The ways a request takes: proxies, certificates, and headers that depend on the call."""
+"""The transport of requests: proxies, certificates, and headers that depend on the call."""
 
 import asyncio
 import base64

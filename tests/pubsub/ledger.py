@@ -1,4 +1,4 @@
-"""A ledger of mutations that is kept apart from the library: what ran, and when."""
+"""A record of executed mutations, independent of the library."""
 
 import asyncio
 import os
@@ -27,7 +27,7 @@ class Ledger:
         timeout: Seconds for each call.
 
     Attributes:
-        outcomes: What the callers were told: "paid" or the code of an error, by the number of the payment.
+        outcomes: The results of the callers: "paid" or the code of an error, by the number of the payment.
     """
 
     def __init__(self, path: Path, timeout: float = 20) -> None:

@@ -1,4 +1,4 @@
-"""Addresses hold secrets: where they lead nowhere there is one clear error without, and in no log is one."""
+"""Addresses contain secrets: neither errors about unreachable addresses nor logs show them."""
 
 import base64
 import logging

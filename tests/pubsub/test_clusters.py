@@ -120,7 +120,7 @@ async def test_calls_go_on_after_sentinel_has_promoted_a_replica(
 
 
 async def replicated(sentinel: Broker, replica: Broker) -> None:
-    """Wait until a replica has what its master has, and Sentinel knows it."""
+    """Wait until a replica is in sync with its master, and Sentinel knows it."""
     watching: Any = Redis(port=sentinel.port)
     async with watching:
         with anyio.fail_after(15):

@@ -1,4 +1,4 @@
-"""A WebSocket whose peer does not read, or not as fast as is written."""
+"""A WebSocket whose peer does not read, or reads slowly."""
 
 import asyncio
 import json
@@ -120,5 +120,5 @@ async def test_a_sender_is_slowed_down_by_a_peer_that_does_not_read() -> None:
             await asyncio.sleep(0.1)
         producer.cancel()
 
-    # What the system's own buffers hold, and little more.
+    # Little more than the system's own buffers.
     assert sent < 20_000

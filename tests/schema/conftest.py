@@ -1,4 +1,4 @@
-"""What only the schema tests share."""
+"""Fixtures of the schema tests."""
 
 import threading
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from tests.schema.material import Canary
 
 @pytest.fixture
 def canary() -> Iterator[Canary]:
-    """A web server that counts who calls it."""
+    """A web server that counts its requests."""
     hits: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):

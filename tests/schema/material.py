@@ -1,4 +1,4 @@
-"""Where the material is that these tests are held against. It lies beside the project, and may be absent."""
+"""The location of the test material, beside the project; it may be absent."""
 
 import json
 from collections.abc import Callable
@@ -30,5 +30,5 @@ class Canary:
 
     @property
     def hits(self) -> int:
-        """How often it was called all the same."""
+        """The number of requests that it got."""
         return self._count()

@@ -115,7 +115,7 @@ def test_stripping_never_makes_a_valid_value_invalid() -> None:
         [{"a": 1, "b": 1}, {"a": 1, "b": 2}],
         [],
     )
-    # The same where the thorough pass has something to do as well.
+    # The same with changes by the thorough pass.
     both = {**few, "properties": {"a": {"type": "integer"}}}
     assert _edited(_cast(both, {"a": 1.0, "b": 2})) == ({"a": 1.0, "b": 2}, [])
 
@@ -864,7 +864,7 @@ def test_a_shape_deeper_than_data_may_be_is_cast_as_far_as_data_goes() -> None:
     assert schema.cast([["x"]], "create").value == [[[]]]
 
 
-# What normalise promises beyond the result
+# Guarantees of normalise beyond the result
 
 
 @pytest.mark.parametrize("policy", ["cast", "keep", "create"])

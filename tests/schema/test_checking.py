@@ -1,4 +1,4 @@
-"""The verdict on a value, and on what is no JSON value at all."""
+"""The verdict on JSON values, and on other values."""
 
 import datetime
 import decimal
@@ -111,7 +111,7 @@ def test_values_are_converted_to_json_before_they_are_checked(value: Any, kind: 
 
 def test_lists_of_another_class_are_looked_through() -> None:
     class Rows(list[Any]):
-        """A list with ideas of its own."""
+        """A list with changed behaviour."""
 
     assert Schema({}).check(Rows([1]))
     assert not Schema({}).check(Rows([float("nan")]))

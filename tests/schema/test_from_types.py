@@ -299,7 +299,7 @@ def even(value: int) -> int:
     return value
 
 
-# The schema, then pairs of a JSON value and what it is converted to.
+# The schema, then pairs of a JSON value and the converted value.
 CASES: list[tuple[Any, Any, list[tuple[Any, Any]]]] = [
     (None, {"type": "null"}, [(None, None)]),
     (bool, {"type": "boolean"}, [(True, True)]),

@@ -1,4 +1,4 @@
-"""What a document may ask for: refused or answered, but never slowly."""
+"""Hostile schemas are rejected or evaluated, but never slowly."""
 
 import time
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from operations.schema.patterns import MAX_SCHEMA_DEPTH, MAX_SCHEMA_VALUES
 from operations.schema.references import MAX_SUBSCHEMAS
 
 QUICKLY = 2.0
-"""Seconds of processor time. The promise is 0.2 on a quiet machine; what it guards against takes minutes."""
+"""Seconds of processor time. The promise is 0.2 on a quiet machine; without the limits these schemas take minutes."""
 
 
 def _nested(levels: int, leaf: Any) -> Any:

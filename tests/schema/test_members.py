@@ -1,4 +1,4 @@
-"""Unions: who matches, who comes nearest, and what the members know."""
+"""Unions: members that match, the nearest member, and the properties of members."""
 
 from typing import Any
 

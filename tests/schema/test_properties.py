@@ -1,4 +1,4 @@
-"""What holds for every schema and every value."""
+"""Properties that hold for every schema and every value."""
 
 import copy
 import dataclasses

@@ -57,7 +57,7 @@ def _formats_are_not_checked(schema: Schema, value: Any, theirs: Any, ours: Cast
 
 
 def _nullable_is_openapi(schema: Schema, value: Any, theirs: Any, ours: CastResult) -> bool:
-    """`nullable` is no keyword of JSON Schema; importing an OpenAPI document rewrites it as a type."""
+    """`nullable` is not a keyword of JSON Schema; importing an OpenAPI document rewrites it as a type."""
     text = json.dumps(schema.document)
     return '"nullable": true' in text and _same(
         _nullable(schema).cast(value, "create").value, theirs
@@ -84,17 +84,17 @@ def _no_pattern_is_made_up(schema: Schema, value: Any, theirs: Any, ours: CastRe
 
 
 def _other_bounds_are_honoured(schema: Schema, value: Any, theirs: Any, ours: CastResult) -> bool:
-    """TypeBox invents a value that its own schema refuses. We invent only what is valid."""
+    """TypeBox invents a value that its own schema rejects. We invent only valid values."""
     return not schema.check(theirs) and schema.check(ours.value) and bool(_edits(ours))
 
 
 def _short_tuples_are_valid(schema: Schema, value: Any, theirs: Any, ours: CastResult) -> bool:
-    """In JSON Schema `prefixItems` alone asks for no number of items."""
+    """In JSON Schema `prefixItems` alone requires no number of items."""
     return schema.check(value) and _same(ours.value, value) and not _edits(ours)
 
 
 def _converts_before_it_invents(schema: Schema, value: Any, theirs: Any, ours: CastResult) -> bool:
-    """Where a conversion without loss does, nothing is replaced; otherwise the two agree."""
+    """A lossless conversion replaces nothing; otherwise the two agree."""
     kinds = {change.kind for change in _edits(ours)}
     return "converted" in kinds and schema.check(ours.value) and _agree(theirs, ours)
 
@@ -138,7 +138,7 @@ def _keeps_what_is_allowed(schema: Schema, value: Any, theirs: Any, ours: CastRe
 
 
 def _intersections_keep_data(schema: Schema, value: Any, theirs: Any, ours: CastResult) -> bool:
-    """TypeBox throws valid parts of an intersection away. What was valid in the value is in our answer."""
+    """TypeBox drops valid parts of an intersection. Our result keeps them."""
     if not isinstance(schema.document, dict) or "allOf" not in schema.document:
         return False
     edited = {change.path for change in ours.changes}

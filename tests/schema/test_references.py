@@ -144,7 +144,7 @@ def test_a_dynamic_reference_with_several_anchors_is_left_to_the_validator() -> 
 
     assert schema.check({"children": [{"data": 1}]})
     assert not schema.check(value)
-    # Which schema the children meet depends on the way there: what they hold is not stripped.
+    # The schema of the children depends on the path, so their properties are not stripped.
     assert schema.cast({"children": [{"data": 1}], "x": 1}).value == {"children": [{"data": 1}]}
     assert schema.cast(value).value == value
 

@@ -31,7 +31,7 @@ DEVIATIONS = {
         "no validation: invalid number, but it still validates",
     ): "a meta-schema that nobody can fetch cannot switch vocabularies off",
 }
-"""Where we differ from the suite, and why."""
+"""Differences from the suite, with the reasons."""
 
 GROUPS = sorted(
     (draft, path.stem) for draft in DRAFTS for path in (SUITE / "tests" / draft).glob("*.json")
@@ -60,7 +60,7 @@ def _tests(draft: str, group: str) -> Iterator[tuple[str, Schema, dict[str, Any]
 
 
 def _is_remote(document: Any) -> bool:
-    """Whether a schema refers to what only the suite's own server has."""
+    """Whether a schema refers to a document on the suite's own server."""
     try:
         Schema(document).compile()
     except SchemaError as error:
@@ -101,7 +101,7 @@ def test_casting_makes_nothing_worse(draft: str, group: str, policy: CastPolicy)
         assert json.dumps(again.value) == json.dumps(result.value), description
         if schema.check(test["data"]):
             assert schema.check(result.value), description
-            # A float for an integer is valid, and written as an integer all the same.
+            # A float for an integer is valid, but written as an integer.
             kinds = {change.kind for change in result.changes}
             assert kinds <= {"converted", "stripped", "filled"}, description
 

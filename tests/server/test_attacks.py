@@ -43,7 +43,7 @@ async def attacked(limits: Limits = LIMITS) -> AsyncGenerator[int]:
 
 
 async def exchange(port: int, sent: bytes) -> bytes:
-    """What a server answers to these bytes until it closes the connection or stays silent."""
+    """Return the server's response to these bytes, until it closes the connection or stays silent."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         writer.write(sent)

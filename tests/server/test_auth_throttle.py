@@ -1,4 +1,4 @@
-"""Credentials cannot be guessed at full speed, and those who have the right one are not kept out."""
+"""Credentials cannot be guessed at full speed, and callers with a valid one are not delayed."""
 
 import asyncio
 

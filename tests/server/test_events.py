@@ -223,7 +223,7 @@ async def test_a_slow_client_holds_the_handler_back() -> None:
             response.close()
             await ended.wait()
 
-    # What two sockets and two libraries hold; not what the handler could have given.
+    # The buffers of two sockets and two libraries; far less than the handler could yield.
     assert given < 200
 
 

@@ -153,7 +153,7 @@ async def test_what_a_caller_may_have_at_a_time_counts_for_all_entry_points_toge
         # Callers without identity have two as well, and together there are five.
         assert [task.result() for task in done] == ["RESOURCE_EXHAUSTED"] * 2
 
-        # What stays open is counted on its own.
+        # Open streams are counted separately.
         stream = first.subscribe("test.follow", {})
         assert (await anext(stream)).data == 1
         with pytest.raises(CallError) as caught:

@@ -28,7 +28,7 @@ def build() -> OperationRegistry:
 
     @registry.operation("open.outer", type="query", calls=["closed.inner"])
     async def outer(context: OperationContext) -> Any:
-        """Calls what its caller may not."""
+        """Call an operation that its caller may not call."""
         return (await context.env.closed.inner({})).data
 
     @registry.operation("closed.inner", type="query", scopes=["inner"])

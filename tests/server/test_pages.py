@@ -1,4 +1,4 @@
-"""The document, metrics, probes; what is mounted."""
+"""The document, metrics, probes, and mounted applications."""
 
 from typing import Any
 

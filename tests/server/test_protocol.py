@@ -1,4 +1,4 @@
-"""HTTP/1.1 on the wire: what a connection does with requests, responses and errors of either side."""
+"""HTTP/1.1 on the wire: requests, responses and errors of either side."""
 
 import asyncio
 import logging

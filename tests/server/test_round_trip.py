@@ -77,7 +77,7 @@ def operations(draw: st.DrawFn) -> Operation:
 
 
 async def outcome(registry: OperationRegistry, spec: OperationSpec, value: Any) -> Any:
-    """What a call gives, or how it fails."""
+    """Return the result or the error of a call."""
     try:
         if spec.type is OperationType.SUBSCRIPTION:
             return [envelope.data async for envelope in registry.subscribe(spec.id, value)]

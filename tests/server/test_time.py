@@ -1,4 +1,4 @@
-"""Deadlines: who is answered when, and what becomes of the work."""
+"""Deadlines: the time of responses, and the end of the work."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
@@ -54,7 +54,7 @@ async def test_who_calls_what_will_not_be_cancelled_is_answered_in_time() -> Non
         return 8
 
     async with serving(registry, timeout=0.1) as (url, session):
-        # The second request goes over the same connection: the late result must not stand in its way.
+        # The second request goes over the same connection: the late result must not delay it.
         async with session.post(f"{url}/test/stubborn") as response:
             assert (response.status, (await response.json())["code"]) == (504, "TIMEOUT")
         assert ended == []

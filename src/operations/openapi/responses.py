@@ -247,7 +247,9 @@ async def decoded(
                     turn = total + _TURN
                     await asyncio.sleep(0)
     if max_bytes is not None and not all(layer.is_whole for layer in layers):
-        raise CallError(ErrorCode.EXECUTION_ERROR, "The response's compressed content is incomplete.")
+        raise CallError(
+            ErrorCode.EXECUTION_ERROR, "The response's compressed content is incomplete."
+        )
 
 
 def _through(chunk: bytes, layers: list["_Layer"]) -> Generator[bytes]:
