@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import logging
 import math
+import re
 import threading
 import time
 from collections.abc import AsyncIterator
