@@ -16,7 +16,7 @@ from tests.openapi.serving import document, imported, serving
 
 from operations import CallError, ErrorCode, OperationContext, OperationRegistry
 from operations._resilience import retry_after
-from operations.openapi import HTTPServiceConfig, from_openapi
+from operations.openapi import HTTPServiceConfig, aiohttp_transport, from_openapi
 from operations.tools import ToolConfig, configure_tools
 
 
@@ -394,6 +394,38 @@ async def test_time_that_runs_out_is_a_timeout() -> None:
             with anyio.fail_after(20), pytest.raises(CallError) as caught:
                 await registry.execute("api.call", {}, context)
             assert caught.value.code == ErrorCode.TIMEOUT
+        released.set()
+
+
+@pytest.mark.parametrize("exact_seconds", [5.0, 0.0], ids=["own timer", "shared timer"])
+@pytest.mark.parametrize("sends_head", [False, True])
+async def test_a_time_limit_covers_the_head_and_the_body(
+    monkeypatch: pytest.MonkeyPatch, exact_seconds: float, sends_head: bool
+) -> None:
+    monkeypatch.setattr(aiohttp_transport, "_EXACT_SECONDS", exact_seconds)
+    begun, released = asyncio.Event(), asyncio.Event()
+
+    async def respond(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Length": "2"})
+        if sends_head:
+            await response.prepare(request)
+        begun.set()
+        await released.wait()
+        return response
+
+    async with serving(respond) as url:
+        async with imported(SCHEMALESS, base_url=url, timeout=0.1) as registry:
+            calls = [registry.execute("api.call", {}) for _ in range(3)]
+            for result in await asyncio.gather(*calls, return_exceptions=True):
+                assert isinstance(result, CallError)
+                assert result.code == ErrorCode.TIMEOUT
+        begun.clear()
+        async with imported(SCHEMALESS, base_url=url, timeout=5) as registry:
+            task = asyncio.create_task(registry.execute("api.call", {}))
+            await begun.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
         released.set()
 
 

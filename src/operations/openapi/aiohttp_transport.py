@@ -3,10 +3,11 @@
 import asyncio
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Mapping
-from contextlib import aclosing, suppress
+from contextlib import aclosing, nullcontext, suppress
 from functools import lru_cache
 from io import BytesIO
-from typing import TypeAlias
+from math import ceil
+from typing import Any
 from urllib.request import getproxies
 
 from operations._hosts import enforce_public, is_public, not_public, origin_of
@@ -23,7 +24,96 @@ except ModuleNotFoundError as error:
     raise MissingExtraError("Calling an HTTP API", extra="openapi") from error
 
 
-_Sessions: TypeAlias = dict[bool, aiohttp.ClientSession]
+_NO_TIMEOUT = aiohttp.ClientTimeout(total=None)
+
+_EXACT_SECONDS = 5.0
+"""Time limits up to this are exact. Longer ones end with a whole second of the loop's clock, as those of aiohttp."""
+
+
+class _TimeLimit:
+    """The time limit of one request. At its end it cancels the task that is in a `with` block of it.
+
+    It does for a request what aiohttp's own timeout does, without a timer and several context managers for each.
+    """
+
+    __slots__ = ("_cancelling", "_group", "_is_over", "_task", "_timer")
+
+    def __init__(self, group: "set[_TimeLimit] | None") -> None:
+        self._cancelling = 0
+        self._group = group
+        self._is_over = False
+        self._task: asyncio.Task[Any] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
+        """Start a timer of its own."""
+        self._timer = loop.call_later(seconds, self.end)
+
+    def end(self) -> None:
+        """Cancel the task that waits."""
+        self._is_over = True
+        if self._task is not None:
+            self._task.cancel()
+
+    def release(self) -> None:
+        """Forget the limit: the request has ended."""
+        if self._group is not None:
+            self._group.discard(self)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def __enter__(self) -> None:
+        if self._is_over:
+            raise TimeoutError
+        task = self._task = asyncio.current_task()
+        self._cancelling = 0 if task is None else task.cancelling()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        task, self._task = self._task, None
+        if self._is_over and task is not None:
+            is_last = task.uncancel() <= self._cancelling
+            if is_last and kind is asyncio.CancelledError:
+                raise TimeoutError from None
+
+
+class _Pool:
+    """The sessions of one event loop, and the time limits of its requests."""
+
+    __slots__ = ("_groups", "_loop", "sessions")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.sessions: dict[bool, aiohttp.ClientSession] = {}
+        self._groups: dict[int, set[_TimeLimit]] = {}
+        self._loop = loop
+
+    def limit(self, seconds: float | None) -> _TimeLimit:
+        """Begin a time limit; long ones that end in the same second share a timer."""
+        if seconds is None or seconds <= _EXACT_SECONDS:
+            limit = _TimeLimit(None)
+            if seconds is not None:
+                limit.start(self._loop, seconds)
+            return limit
+        last = ceil(self._loop.time() + seconds)
+        group = self._groups.get(last)
+        if group is None:
+            group = self._groups[last] = set()
+            self._loop.call_at(last, self._end, last)
+        limit = _TimeLimit(group)
+        group.add(limit)
+        return limit
+
+    def _end(self, last: int) -> None:
+        for limit in self._groups.pop(last):
+            limit.end()
+
+    async def close(self) -> None:
+        """Close the sessions, also if the loop is another than the running one, or closed."""
+        for session in self.sessions.values():
+            if self._loop is not asyncio.get_running_loop() and self._loop.is_running():
+                closing = asyncio.run_coroutine_threadsafe(session.close(), self._loop)
+                await asyncio.wrap_future(closing)
+            else:
+                await session.close()
 
 
 class AiohttpTransport:
@@ -55,8 +145,7 @@ class AiohttpTransport:
         if proxy is not None:
             self._proxies = {"http": proxy, "https": proxy}
         self.has_proxies = bool(self._proxies)
-        self._pools: dict[asyncio.AbstractEventLoop, _Sessions] = {}
-        self._timeouts: dict[float | None, aiohttp.ClientTimeout] = {}
+        self._pools: dict[asyncio.AbstractEventLoop, _Pool] = {}
 
     def send(self, request: HTTPRequest) -> "_Exchange":
         """Send `request`, as `HTTPTransport.send` promises."""
@@ -65,24 +154,26 @@ class AiohttpTransport:
     async def aclose(self) -> None:
         """Close the pools, those of other loops too."""
         pools, self._pools = self._pools, {}
-        for loop, sessions in pools.items():
-            await _close(loop, sessions)
+        for pool in pools.values():
+            await pool.close()
 
-    def session(self, public_only: bool) -> aiohttp.ClientSession | None:
-        """Return the open pool for these requests in the running event loop; None if there is none."""
-        session = self._pools.get(asyncio.get_running_loop(), {}).get(public_only)
-        return None if session is None or session.closed else session
+    def pool(self) -> _Pool | None:
+        """Return the pool of the running event loop; None if there is none yet."""
+        return self._pools.get(asyncio.get_running_loop())
 
-    async def open_session(self, public_only: bool) -> aiohttp.ClientSession:
-        """Return the pool for these requests, in the loop that is running."""
+    async def open_pool(self) -> _Pool:
+        """Return the pool of the running event loop, after closing those of closed loops."""
         loop = asyncio.get_running_loop()
         for other in [other for other in self._pools if other.is_closed()]:
-            await _close(other, self._pools.pop(other, {}))
-        sessions = self._pools.setdefault(loop, {})
-        session = sessions.get(public_only)
+            await self._pools.pop(other).close()
+        return self._pools.setdefault(loop, _Pool(loop))
+
+    def session(self, pool: _Pool, *, public_only: bool) -> aiohttp.ClientSession:
+        """Return the session for these requests."""
+        session = pool.sessions.get(public_only)
         if session is None or session.closed:
             resolver = self._resolver or ThreadedResolver()
-            session = sessions[public_only] = aiohttp.ClientSession(
+            session = pool.sessions[public_only] = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(
                     limit=self._connections,
                     ssl=self._tls.context(presents_certificate=not public_only) or True,
@@ -93,6 +184,7 @@ class AiohttpTransport:
                 cookie_jar=aiohttp.DummyCookieJar(),
                 auto_decompress=False,
                 trust_env=False,
+                timeout=_NO_TIMEOUT,
             )
         return session
 
@@ -101,32 +193,6 @@ class AiohttpTransport:
         if request.public_only or _is_direct(url, self._proxies.get("no", "")):
             return None
         return self._proxies.get(url.scheme) or self._proxies.get("all")
-
-    def timeout(self, request: HTTPRequest) -> aiohttp.ClientTimeout:
-        """Return the timeout of a request as an object of aiohttp."""
-        is_endless = request.is_stream or isinstance(request.body, StreamedBody)
-        # Rounded, because the remaining time is nearly the same for every request.
-        seconds = None if is_endless else request.timeout
-        if seconds is not None:
-            seconds = round(seconds, 2) or seconds
-        timeout = self._timeouts.get(seconds)
-        if timeout is None:
-            if len(self._timeouts) > 64:
-                # Deadlines make each request's time its own; only configured ones are worth keeping.
-                self._timeouts.clear()
-            timeout = self._timeouts[seconds] = aiohttp.ClientTimeout(total=seconds)
-        return timeout
-
-
-async def _close(loop: asyncio.AbstractEventLoop, sessions: _Sessions) -> None:
-    """Close the pools of a loop, which may be another one than this, or over."""
-    here = asyncio.get_running_loop()
-    for session in sessions.values():
-        if loop is not here and loop.is_running():
-            closing = asyncio.run_coroutine_threadsafe(session.close(), loop)
-            await asyncio.wrap_future(closing)
-        else:
-            await session.close()
 
 
 _AUTOMATIC = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
@@ -186,39 +252,57 @@ def _parsed(url: str) -> URL:
 
 
 class _Exchange:
-    """One request for the length of a block; a class, as a generator would cost every call more."""
+    """One request for the length of a block, and its response; a class, as a generator would cost every call more."""
 
-    __slots__ = ("_body", "_request", "_response", "_transport")
+    __slots__ = (
+        "_body",
+        "_content",
+        "_limit",
+        "_request",
+        "_response",
+        "_transport",
+        "headers",
+        "reason",
+        "status",
+    )
 
     def __init__(self, transport: AiohttpTransport, request: HTTPRequest) -> None:
         self._body: AsyncGenerator[bytes] | None = None
+        self._limit: _TimeLimit | None = None
         self._transport = transport
         self._request = request
         self._response: aiohttp.ClientResponse | None = None
 
     async def __aenter__(self) -> HTTPResponse:
-        request = self._request
+        request, transport = self._request, self._transport
         url = _parsed(request.url)
         if request.public_only:
             # A numeric host is never resolved, so the resolver's check would not see it.
             enforce_public(url.raw_host or "")
-        session = self._transport.session(request.public_only)
-        if session is None:
-            session = await self._transport.open_session(request.public_only)
+        pool = transport.pool() or await transport.open_pool()
+        session = transport.session(pool, public_only=request.public_only)
         try:
             if request.is_stream or isinstance(request.body, StreamedBody):
-                # aiohttp's total timeout of a stream ends with the connection, not with the head.
+                # The time of a stream ends with its head.
                 async with asyncio.timeout(request.timeout) as waiting:
                     response = await self._sent(session, url, waiting)
             else:
-                response = await self._sent(session, url, None)
+                limit = self._limit = pool.limit(request.timeout)
+                with limit:
+                    response = await self._sent(session, url, None)
         except Exception as error:  # noqa: BLE001 - any error belongs to the request
-            if self._body is not None:
-                await self._close_body(self._body)
+            await self.__aexit__()
             # Without its cause, whose text often contains the whole address with its keys.
             raise _call_error(error, request) from None
+        except BaseException:
+            await self.__aexit__()
+            raise
         self._response = response
-        return _Response(response, request)
+        self._content = response.content
+        self.headers: Mapping[str, str] = _joined(response.raw_headers)
+        self.reason = response.reason or ""
+        self.status = response.status
+        return self
 
     def _sent(
         self, session: aiohttp.ClientSession, url: URL, waiting: asyncio.Timeout | None
@@ -237,50 +321,36 @@ class _Exchange:
             headers=headers,
             data=data,
             skip_auto_headers=None if _is_complete(request) else _AUTOMATIC,
-            timeout=self._transport.timeout(request),
             allow_redirects=False,
             proxy=self._transport.proxy(request, url) if self._transport.has_proxies else None,
         )
-
-    async def _close_body(self, body: AsyncGenerator[bytes]) -> None:
-        """Close the file that a body is read from, also if the body was not sent to its end."""
-        # It may be running in the task that sends it, which then closes it.
-        with suppress(RuntimeError):
-            await body.aclose()
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        if self._body is not None:
-            await self._close_body(self._body)
-        if self._response is not None:
-            # Closing a response that was read to its end returns the connection to the pool; otherwise it is closed.
-            self._response.close()
-
-
-class _Response:
-    """aiohttp's response as the seam wants it."""
-
-    __slots__ = ("_content", "_request", "headers", "reason", "status")
-
-    def __init__(self, response: aiohttp.ClientResponse, request: HTTPRequest) -> None:
-        self._content = response.content
-        self._request = request
-        self.headers: Mapping[str, str] = _joined(response.raw_headers)
-        self.reason = response.reason or ""
-        self.status = response.status
 
     def buffered(self) -> bytes | None:
         content = self._content
         return content.read_nowait() if content.is_eof() and content.exception() is None else None
 
     async def chunks(self) -> AsyncGenerator[bytes]:
-        content = self._content
+        content, limit = self._content, self._limit or nullcontext()
         try:
             while not content.at_eof():
-                chunk = await content.readany()
+                with limit:
+                    chunk = await content.readany()
                 if chunk:
                     yield chunk
         except (aiohttp.ClientError, TimeoutError) as error:
             raise _call_error(error, self._request) from None
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        if self._limit is not None:
+            self._limit.release()
+        if self._body is not None:
+            # It may be running in the task that sends it, which then closes the file.
+            with suppress(RuntimeError):
+                await self._body.aclose()
+        response = self._response
+        # A response that was received to its end has returned its connection; otherwise closing ends the connection.
+        if response is not None and not response.closed:
+            response.close()
 
 
 def _joined(raw: tuple[tuple[bytes, bytes], ...]) -> dict[str, str]:

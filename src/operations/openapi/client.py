@@ -244,7 +244,9 @@ class Client:
                 elif isinstance(request.body, StreamedBody):
                     content = await self._read_in_time(request, response)
                 elif request.method != "HEAD":
-                    content = await self._read(response, self._config.max_response_bytes)
+                    limit = self._config.max_response_bytes
+                    # Most responses are here already: skip a coroutine.
+                    content = _buffered(response, limit) or await _read(response, limit)
                 secrets = call.signature.secrets
                 return WholeResponse(
                     request.url, response.status, response.headers, content, secrets, saved
@@ -307,7 +309,7 @@ class Client:
         )
         opened, response = await self.send(request, origin)
         try:
-            content = await self._read(response, 1 << 20)
+            content = await _read(response, 1 << 20)
         finally:
             await opened.__aexit__(None, None, None)
         content_type = response.headers.get("content-type", "")
@@ -347,7 +349,7 @@ class Client:
                     raise DocumentError(f"{shown} has moved: import {there} instead")
                 if response.status != 200:
                     raise DocumentError(f"{shown} responded with HTTP {response.status}")
-                return await self._read(response, self._config.max_document_bytes)
+                return await _read(response, self._config.max_document_bytes)
         except CallError as error:
             raise DocumentError(f"{shown} cannot be fetched: {error.message}") from error
 
@@ -474,26 +476,10 @@ class Client:
         """Read the response to a streamed body; its sending had no end, so the transport does not time the rest."""
         try:
             async with asyncio.timeout(self._config.timeout):
-                return await self._read(response, self._config.max_response_bytes)
+                return await _read(response, self._config.max_response_bytes)
         except TimeoutError:
             where = f"{request.method} {origin_of(request.url)}"
             raise timed_out(where, self._config.timeout, "respond") from None
-
-    async def _read(self, response: HTTPResponse, limit: int) -> bytes:
-        coding = response.headers.get("content-encoding", "")
-        if not coding:
-            buffered: Callable[[], bytes | None] | None = getattr(response, "buffered", None)
-            content = None if buffered is None else buffered()
-            length = response.headers.get("content-length", "")
-            size = int(length) if length.isdigit() else 0
-            if max(size, len(content or b"")) > limit:
-                raise CallError(
-                    ErrorCode.RESOURCE_EXHAUSTED, f"The response is larger than {limit} bytes."
-                )
-            if content is not None:
-                return content
-        async with aclosing(decoded(response.chunks(), coding, max_bytes=limit)) as chunks:
-            return b"".join([piece async for piece in chunks])
 
     async def _error(
         self, request: HTTPRequest, response: HTTPResponse, signature: Signature, end: float
@@ -540,6 +526,38 @@ class Client:
                 config.namespace,
                 origin,
             )
+
+
+def _buffered(response: HTTPResponse, limit: int) -> bytes | None:
+    """Return the body of a response if it has arrived already and has no content coding.
+
+    Raises:
+        CallError: `RESOURCE_EXHAUSTED` if it has, or declares, more than `limit` bytes.
+    """
+    headers = response.headers
+    if headers.get("content-encoding"):
+        return None
+    buffered: Callable[[], bytes | None] | None = getattr(response, "buffered", None)
+    content = None if buffered is None else buffered()
+    length = headers.get("content-length", "")
+    size = int(length) if content is None and length.isdigit() else len(content or b"")
+    if size > limit:
+        raise CallError(ErrorCode.RESOURCE_EXHAUSTED, f"The response is larger than {limit} bytes.")
+    return content
+
+
+async def _read(response: HTTPResponse, limit: int) -> bytes:
+    """Return the body of a response without its content coding.
+
+    Raises:
+        CallError: As `_buffered`, and what `decoded` raises.
+    """
+    content = _buffered(response, limit)
+    if content is not None:
+        return content
+    coding = response.headers.get("content-encoding", "")
+    async with aclosing(decoded(response.chunks(), coding, max_bytes=limit)) as chunks:
+        return b"".join([piece async for piece in chunks])
 
 
 def _signed_request(
