@@ -278,6 +278,9 @@ class DescribedEnvelope(ResponseEnvelope[DataT_co], Generic[DataT_co], frozen=Tr
     size: int | None = None
     """The number of bytes that the data was read from; None if it is not known."""
 
+    is_clean: bool = False
+    """Whether the data is known to be JSON that is valid and needs no change."""
+
 
 def _raise_tool_error(meta: MCPResponseMeta) -> NoReturn:
     structured: Any = meta.structured_content

@@ -7,7 +7,7 @@ from aiohttp import web
 from tests.openapi.serving import document, imported, serving
 from tests.openapi.test_corpus import SHARED, needs_documents
 
-from operations import OperationRegistry
+from operations import CallError, ErrorCode, OperationRegistry
 from operations.openapi import HTTPServiceConfig, from_openapi, from_openapi_file
 
 
@@ -191,3 +191,88 @@ async def test_each_response_of_a_real_document_arrives_by_its_own_schema() -> N
                 )
             assert envelope.meta.status_code == status
             assert envelope.data == data
+
+
+ITEMS = {
+    "type": "array",
+    "items": {
+        "type": "object",
+        "additionalProperties": False,
+        "required": ["id"],
+        "properties": {
+            "id": {"type": "integer"},
+            "kind": {"enum": ["a", "b"]},
+            "score": {"type": "number"},
+            "tags": {"type": "array", "items": {"type": "string"}},
+            "owner": {"type": ["string", "null"], "default": None},
+        },
+    },
+}
+CLEAN = b'[{"owner": null, "id": 1, "kind": "a", "score": 0.5, "tags": ["x"]}]'
+TEXTS = [
+    CLEAN,
+    b"[]",
+    b" [ ] ",
+    b'[{"id": 1, "owner": "x"}]',
+    b'[{"id": 1}]',
+    b'[{"id": 1.0, "owner": null}]',
+    b'[{"id": "1", "owner": null}]',
+    b'[{"id": 1, "owner": null, "more": 1}]',
+    b'[{"id": 1, "owner": null, "kind": "c"}]',
+    b'[{"id": 1, "owner": null, "score": 5}]',
+    b'[{"id": 1, "owner": null, "id": 2}]',
+    b'[{"id": 123456789012345678901234567890, "owner": null}]',
+    b'[{"id": 1, "owner": "\\u00e9\xc3\xa9"}]',
+    b"\xef\xbb\xbf" + CLEAN,
+    CLEAN.decode().encode("utf-16"),
+    b"null",
+    b"{}",
+    b"[[[[]]]]",
+    CLEAN[:-1],
+    CLEAN + b"]",
+    b'[{"id": 1, "owner": NaN}]',
+    b'[{"id": 1, "owner": "\xff"}]',
+]
+
+
+async def test_the_quick_check_of_a_text_changes_no_result() -> None:
+    """From the second clean response on, a text is checked before it is decoded: compare with a fresh import."""
+    sent = CLEAN
+
+    async def respond(request: web.Request) -> web.Response:
+        return web.Response(body=sent, content_type="application/json")
+
+    async def result(registry: OperationRegistry) -> Any:
+        try:
+            envelope = await registry.execute("api.call", {})
+        except CallError as error:
+            return error.code, error.message
+        return repr(envelope.data), envelope.meta.changes
+
+    doc = document(responses={"200": response(ITEMS)})
+    async with serving(respond) as url, imported(doc, base_url=url) as used:
+        await result(used)
+        [operation] = used.specs()
+        assert operation.output_schema.is_clean(CLEAN)
+        for sent in TEXTS:
+            async with imported(doc, base_url=url) as fresh:
+                expected = await result(fresh)
+            assert await result(used) == expected, sent
+
+
+async def test_a_clean_text_with_too_many_values_is_refused() -> None:
+    sent = CLEAN
+
+    async def respond(request: web.Request) -> web.Response:
+        return web.Response(body=sent, content_type="application/json")
+
+    doc = document(responses={"200": response(ITEMS)})
+    async with (
+        serving(respond) as url,
+        imported(doc, base_url=url, max_response_values=50) as registry,
+    ):
+        await registry.execute("api.call", {})
+        sent = b"[" + b",".join([CLEAN[1:-1]] * 10) + b"]"
+        with pytest.raises(CallError) as caught:
+            await registry.execute("api.call", {})
+    assert caught.value.code == ErrorCode.RESOURCE_EXHAUSTED

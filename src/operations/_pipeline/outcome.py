@@ -114,6 +114,8 @@ def is_large(envelope: Envelope) -> bool:
     """Return whether normalising the result of a service could block the event loop for long."""
     data = envelope.data
     if type(envelope) is DescribedEnvelope:
+        if envelope.is_clean:
+            return False
         schema, size = envelope.schema, envelope.size
         if schema is not None and schema.casts_slowly:
             return True
@@ -148,6 +150,8 @@ def _described_finisher(
 
     def finish_described(envelope: DescribedEnvelope[Any]) -> Envelope:
         data, meta, schema, is_raw = envelope.data, envelope.meta, envelope.schema, envelope.is_raw
+        if envelope.is_clean:
+            return ResponseEnvelope(data, meta)
         if is_raw and (schema is None or schema.is_unknown):
             schema = _ANY_BUT_TEXT
         if schema is None or type(data) is bytes:

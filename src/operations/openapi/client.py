@@ -7,7 +7,7 @@ Rule 3: a host that only a document named must be public; a host that does not r
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from importlib import import_module
 from time import monotonic, time
@@ -30,7 +30,9 @@ from operations.openapi.responses import (
     decoded,
     http_error,
     oauth_error,
+    read_buffered,
     read_data,
+    read_whole,
 )
 from operations.openapi.security import NOTHING, Security, Signature, TokenRefusedError
 from operations.openapi.transport import (
@@ -246,7 +248,7 @@ class Client:
                 elif request.method != "HEAD":
                     limit = self._config.max_response_bytes
                     # Most responses are here already: skip a coroutine.
-                    content = _buffered(response, limit) or await _read(response, limit)
+                    content = read_buffered(response, limit) or await read_whole(response, limit)
                 secrets = call.signature.secrets
                 return WholeResponse(
                     request.url, response.status, response.headers, content, secrets, saved
@@ -309,7 +311,7 @@ class Client:
         )
         opened, response = await self.send(request, origin)
         try:
-            content = await _read(response, 1 << 20)
+            content = await read_whole(response, 1 << 20)
         finally:
             await opened.__aexit__(None, None, None)
         content_type = response.headers.get("content-type", "")
@@ -349,7 +351,7 @@ class Client:
                     raise DocumentError(f"{shown} has moved: import {there} instead")
                 if response.status != 200:
                     raise DocumentError(f"{shown} responded with HTTP {response.status}")
-                return await _read(response, self._config.max_document_bytes)
+                return await read_whole(response, self._config.max_document_bytes)
         except CallError as error:
             raise DocumentError(f"{shown} cannot be fetched: {error.message}") from error
 
@@ -476,7 +478,7 @@ class Client:
         """Read the response to a streamed body; its sending had no end, so the transport does not time the rest."""
         try:
             async with asyncio.timeout(self._config.timeout):
-                return await _read(response, self._config.max_response_bytes)
+                return await read_whole(response, self._config.max_response_bytes)
         except TimeoutError:
             where = f"{request.method} {origin_of(request.url)}"
             raise timed_out(where, self._config.timeout, "respond") from None
@@ -526,38 +528,6 @@ class Client:
                 config.namespace,
                 origin,
             )
-
-
-def _buffered(response: HTTPResponse, limit: int) -> bytes | None:
-    """Return the body of a response if it has arrived already and has no content coding.
-
-    Raises:
-        CallError: `RESOURCE_EXHAUSTED` if it has, or declares, more than `limit` bytes.
-    """
-    headers = response.headers
-    if headers.get("content-encoding"):
-        return None
-    buffered: Callable[[], bytes | None] | None = getattr(response, "buffered", None)
-    content = None if buffered is None else buffered()
-    length = headers.get("content-length", "")
-    size = int(length) if content is None and length.isdigit() else len(content or b"")
-    if size > limit:
-        raise CallError(ErrorCode.RESOURCE_EXHAUSTED, f"The response is larger than {limit} bytes.")
-    return content
-
-
-async def _read(response: HTTPResponse, limit: int) -> bytes:
-    """Return the body of a response without its content coding.
-
-    Raises:
-        CallError: As `_buffered`, and what `decoded` raises.
-    """
-    content = _buffered(response, limit)
-    if content is not None:
-        return content
-    coding = response.headers.get("content-encoding", "")
-    async with aclosing(decoded(response.chunks(), coding, max_bytes=limit)) as chunks:
-        return b"".join([piece async for piece in chunks])
 
 
 def _signed_request(

@@ -10,7 +10,7 @@ import codecs
 import re
 import zlib
 from base64 import b64encode
-from collections.abc import AsyncGenerator, Generator, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from contextlib import aclosing
 from http import HTTPStatus
 from typing import Any
@@ -32,6 +32,7 @@ from operations.front.public_errors import Redactor, parts_of
 from operations.openapi.reading import media
 from operations.openapi.reading.files import MARKS
 from operations.openapi.reading.media import EVENT_STREAM
+from operations.openapi.transport import HTTPResponse
 from operations.schema import Schema
 from operations.types import JSONObject
 
@@ -310,6 +311,38 @@ class _Layer:
                 return
 
 
+def read_buffered(response: HTTPResponse, limit: int) -> bytes | None:
+    """Return the body of a response if it has arrived already and has no content coding.
+
+    Raises:
+        CallError: `RESOURCE_EXHAUSTED` if it has, or declares, more than `limit` bytes.
+    """
+    headers = response.headers
+    if headers.get("content-encoding"):
+        return None
+    buffered: Callable[[], bytes | None] | None = getattr(response, "buffered", None)
+    content = None if buffered is None else buffered()
+    length = headers.get("content-length", "")
+    size = int(length) if content is None and length.isdigit() else len(content or b"")
+    if size > limit:
+        raise CallError(ErrorCode.RESOURCE_EXHAUSTED, f"The response is larger than {limit} bytes.")
+    return content
+
+
+async def read_whole(response: HTTPResponse, limit: int) -> bytes:
+    """Return the body of a response without its content coding.
+
+    Raises:
+        CallError: As `read_buffered` and `decoded`.
+    """
+    content = read_buffered(response, limit)
+    if content is not None:
+        return content
+    coding = response.headers.get("content-encoding", "")
+    async with aclosing(decoded(response.chunks(), coding, max_bytes=limit)) as chunks:
+        return b"".join([piece async for piece in chunks])
+
+
 class WholeResponse(msgspec.Struct, frozen=True, gc=False):
     """A good response, read to its end."""
 
@@ -394,12 +427,13 @@ def described_envelope(
     sequence: str | None = None,
     is_raw: bool = False,
     size: int | None = None,
+    is_clean: bool = False,
 ) -> DescribedEnvelope[Any]:
     """Return the envelope of a successful response, with the schema that describes its data."""
     meta = HTTPResponseMeta(
         status_code=status, headers=headers, content_type=content_type, sequence=sequence
     )
-    return DescribedEnvelope(data, meta, schema, is_raw, size)
+    return DescribedEnvelope(data, meta, schema, is_raw, size, is_clean)
 
 
 def event_data(text: str, *, as_text: bool = False) -> Any:

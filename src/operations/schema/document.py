@@ -14,6 +14,7 @@ from operations._json import JSONValueError, as_json, canonical
 from operations._text import printable
 from operations.errors import ErrorCode, SchemaError
 from operations.schema.casting import (
+    REFUSALS,
     Caches,
     CastPolicy,
     Normalise,
@@ -73,6 +74,21 @@ class CompiledSchema:
         if found is None:
             found = self._normalisers[policy] = Normaliser(self._checker, policy)
         return found.normalise_own if owns else found.normalise
+
+    def is_clean(self, text: bytes) -> bool:
+        """Return whether a JSON text is known to be valid and to need no change under any policy.
+
+        That is known for plain schemas, once a value was cast.
+        """
+        normaliser = self._normalisers.get("cast")
+        check = None if normaliser is None else normaliser.check_text
+        if check is None:
+            return False
+        try:
+            check(text)
+        except REFUSALS:
+            return False
+        return True
 
     def mismatches(self, value: Any) -> list[Change]:
         """Return the parts of a JSON value that do not fit, one entry per location."""
@@ -158,6 +174,10 @@ class Schema:
         self._is_cast = True
         with gc_paused(collects=False):
             yield
+
+    def is_clean(self, text: bytes) -> bool:
+        """Return whether a JSON text is known to be valid and to need no change. Compiles nothing."""
+        return self._compiled is not None and self._compiled.is_clean(text)
 
     @property
     def compiles_slowly(self) -> bool:

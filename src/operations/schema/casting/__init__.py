@@ -101,6 +101,8 @@ class Normaliser:
         self._quick: _Quick = self._choose
         self._is_clean: Callable[[Any], bool] | None = None
         """Whether a JSON value is known to need no change; None if that is not known in advance."""
+        self.check_text: Callable[[bytes], Any] | None = None
+        """Raises `REFUSALS` unless a JSON text is known to be valid and to need no change under any policy."""
 
     def normalise(self, value: Any) -> tuple[Any, list[Change] | None]:
         """See `Normalise`."""
@@ -184,6 +186,7 @@ class Normaliser:
 
         if check is not None:
             self._is_clean = is_clean
+            self.check_text = typed.check_text if shape.exact else None
 
         def quick(value: Any) -> tuple[Any, _Report | None]:
             report: _Report = self._stripped

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
-from msgspec import ValidationError, msgpack
+from msgspec import ValidationError, json, msgpack
 
 from operations._json import (
     JSONValueError,
@@ -330,6 +330,12 @@ class TypedStrip:
             return result, finish([value], [result])
         except REFUSALS:
             raise NeedsRepair from None
+
+    @property
+    def check_text(self) -> Callable[[bytes], Any] | None:
+        """As `check`, for JSON text."""
+        closed = self._closed()
+        return None if closed is None else json.Decoder(closed.type).decode
 
     @cached_property
     def check(self) -> Callable[[bytes], Any] | None:
