@@ -14,7 +14,6 @@ from operations._json import JSONValueError, as_json, canonical
 from operations._text import printable
 from operations.errors import ErrorCode, SchemaError
 from operations.schema.casting import (
-    REFUSALS,
     Caches,
     CastPolicy,
     Normalise,
@@ -23,6 +22,7 @@ from operations.schema.casting import (
     certain_types,
     mismatches,
 )
+from operations.schema.casting.stripping import REFUSALS
 from operations.schema.checking import Checker
 from operations.schema.explain import explain
 from operations.schema.references import is_annotation
