@@ -1,0 +1,73 @@
+"""Messages of NATS, as they are read from the connection."""
+
+import pytest
+from nats.errors import ProtocolError
+
+from operations.pubsub.nats.client import ReconnectingClient
+
+LARGE = b"x" * 100_000
+
+
+def listening() -> tuple[ReconnectingClient, list[tuple[bytes, str, str]]]:
+    """Return a client with the subscription 7, and the messages that it takes."""
+    client, taken = ReconnectingClient(), list[tuple[bytes, str, str]]()
+    subscription = object()
+    client._subs[7] = subscription  # type: ignore[assignment]
+    client.take_at_once(subscription, lambda *message: taken.append(message))
+    return client, taken
+
+
+@pytest.mark.requirement("R35")
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 50, 32_768, 1_000_000])
+async def test_messages_are_read_however_they_are_cut(size: int) -> None:
+    client, taken = listening()
+    text = b"".join(
+        (
+            b"MSG box.a 7 reply.to 5\r\nhello\r\n",
+            b"MSG box.b 7 11\r\nwith\r\nlines\r\n",
+            b"+OK\r\n",
+            b"MSG box.c 7 %d\r\n%b\r\n" % (len(LARGE), LARGE),
+            b"MSG box.d 7 20\r\nMSG box.x 7 3\r\nabc\r\n\r\n",
+            b"MSG unknown 8 3\r\nabc\r\n",
+            b"MSG box.e 7 1\r\n!\r\n",
+        )
+    )
+    if size < 50:
+        text = text.replace(LARGE, b"x" * 100).replace(b"100000", b"100")
+
+    for start in range(0, len(text), size):
+        await client._ps.parse(text[start : start + size])
+
+    assert [(subject, reply) for _, reply, subject in taken] == [
+        ("box.a", "reply.to"),
+        *((f"box.{name}", "") for name in "bcde"),
+    ]
+    assert [body for body, _, _ in taken][:2] == [b"hello", b"with\r\nlines"]
+    assert taken[2][0].strip(b"x") == b""
+    assert len(taken[2][0]) == (100 if size < 50 else len(LARGE))
+    assert taken[3][0] == b"MSG box.x 7 3\r\nabc\r\n"
+
+
+@pytest.mark.requirement("R35")
+@pytest.mark.parametrize(
+    "text", [b"MSG box.a 7 many\r\nhello\r\n", b"MSG box.a\r\n", b"MESSAGE\r\n"]
+)
+async def test_text_that_is_not_the_protocol_is_an_error(text: bytes) -> None:
+    client, taken = listening()
+
+    with pytest.raises(ProtocolError):
+        await client._ps.parse(text)
+
+    assert taken == []
+
+
+@pytest.mark.requirement("R35")
+async def test_a_message_that_cannot_be_processed_does_not_stop_the_next_ones(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    client, taken = listening()
+
+    await client._ps.parse(b"MSG box.\xff 7 1\r\na\r\nMSG box.b 7 1\r\nb\r\n")
+
+    assert [body for body, _, _ in taken] == [b"b"]
+    assert "could not be taken" in caplog.text
