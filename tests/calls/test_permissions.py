@@ -37,7 +37,7 @@ from operations.calls.events import (
 from operations.calls.monitoring import monitor_group
 from operations.envelopes import local_envelope
 from operations.errors import CallError, TransportError
-from operations.pubsub.base import Delivery, EventTarget, admin_of
+from operations.pubsub.base import Delivery, EventTarget
 from operations.pubsub.nats import connect_nats
 from operations.pubsub.redis import connect_redis
 from operations.pubsub.redis.readers import _READ_SHA
@@ -608,7 +608,7 @@ async def test_requests_of_several_clients_are_taken_in_turn(redis_server: Broke
 
         blocker = asyncio.create_task(busy.call("slow.sleep", {"seconds": 60}))
         await until(lambda: server.active == 1)
-        admin = admin_of(server.target)
+        admin = server.target.admin
         assert admin is not None
         async with asyncio.TaskGroup() as tasks:
             for calls, name, count in ((busy, "busy", 20), (calm, "calm", 3)):

@@ -30,7 +30,6 @@ from operations.pubsub.base import (
     QueueState,
     Subscription,
     WorkerStats,
-    admin_of,
     usable,
 )
 from operations.types import JSONObject
@@ -106,7 +105,7 @@ class GroupMonitor:
     def __init__(self, target: EventTarget, group: str) -> None:
         self._target = target
         self._group = group
-        self._admin = admin_of(target)
+        self._admin = target.admin
         self._workers = target.control(group)
         self.mailbox = target.mailbox()
         self._reports: dict[str, WorkerReport] = {}

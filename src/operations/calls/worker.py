@@ -55,7 +55,7 @@ from operations.calls.states import NEVER, Deadlines
 from operations.errors import CallError, ErrorCode, TransportError
 from operations.front.front import Front, credential_ended, identify_credential
 from operations.front.limits import AdmissionQueue, Limits, caller_key
-from operations.pubsub.base import PUT_TYPE, Delivery, EventTarget, Subscription, admin_of, usable
+from operations.pubsub.base import PUT_TYPE, Delivery, EventTarget, Subscription, usable
 from operations.pubsub.signing import SignedTarget
 from operations.registry import OperationRegistry
 from operations.types import options_of
@@ -148,9 +148,8 @@ class CallServer:
         """
         await self.listen()
         self._consuming = await self.target.consume(self.group, self)
-        admin = admin_of(self.target)
-        if admin is not None:
-            self._advertised = await admin.advertise(self.group, self.counters.stats)
+        if self.target.admin is not None:
+            self._advertised = await self.target.admin.advertise(self.group, self.counters.stats)
 
     def capacity(self) -> int:
         """Return how many more requests can begin now."""

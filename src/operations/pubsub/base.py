@@ -144,6 +144,7 @@ class EventTarget(Protocol):
             process, to one peer, or if replies are not private anyway. False if replies need the caller's mailbox.
         durable: Whether requests wait at the broker until a worker comes, and the broker never gives one out again
             that a worker has begun.
+        admin: The administration of the broker; None if there is no broker that keeps messages.
         is_connected: Whether the other end can be reached now.
     """
 
@@ -154,6 +155,7 @@ class EventTarget(Protocol):
     direct: bool = False
     broadcasts_replies: bool = False
     durable: bool = False
+    admin: "QueueAdmin | None" = None
 
     @property
     def is_connected(self) -> bool:
@@ -345,11 +347,6 @@ class QueueAdmin(Protocol):
             TransportError: If the broker cannot be asked.
         """
         ...
-
-
-def admin_of(target: EventTarget) -> QueueAdmin | None:
-    """Return the administration of a target's broker; None if it has no broker that keeps messages."""
-    return getattr(target, "admin", None)
 
 
 class LoopAffinity:

@@ -16,7 +16,6 @@ from heapq import nlargest
 from itertools import count
 from secrets import token_hex
 from time import time
-from typing import Any, cast
 
 import msgspec
 
@@ -25,10 +24,8 @@ from operations.pubsub.base import (
     Delivery,
     EventTarget,
     LogThrottle,
-    QueueAdmin,
     Receiver,
     Subscription,
-    admin_of,
 )
 
 logger = logging.getLogger("operations")
@@ -161,6 +158,7 @@ class SignedTarget(EventTarget):
         self.trusted = target.trusted
         self.identity = target.identity
         self.max_values = target.max_values
+        self.admin = target.admin
         self.signer = Signer(secret)
         self._target = target
 
@@ -225,16 +223,6 @@ class SignedTarget(EventTarget):
     async def is_waiting(self, queue: str, receipt: str) -> bool:
         """Return whether the broker still keeps a message."""
         return await self._target.is_waiting(queue, receipt)
-
-    @property
-    def admin(self) -> QueueAdmin | None:
-        """Return the operator's view of the broker."""
-        return admin_of(self._target)
-
-    @property
-    def values(self) -> Any:
-        """Return the values that the broker keeps for several processes, which are not signed."""
-        return cast("Any", self._target).values
 
     async def dead_letter(self, queue: str, body: bytes) -> None:
         """Keep a message without its signature: operators inspect it, workers do not read it again."""

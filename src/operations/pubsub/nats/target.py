@@ -37,10 +37,9 @@ from operations.pubsub.base import (
     Subscription,
 )
 from operations.pubsub.config import ANY_CLIENT, NatsConfig, enforce_address, enforce_client
-from operations.pubsub.nats.admin import NatsAdmin
+from operations.pubsub.nats.admin import NatsAdmin, NatsValues
 from operations.pubsub.nats.client import ReconnectingClient, Take
 from operations.pubsub.nats.queues import Consumers, DurableQueues
-from operations.pubsub.nats.store import NatsValues
 from operations.pubsub.signing import signed
 from operations.types import options_of
 
@@ -106,7 +105,7 @@ class NatsTarget(EventTarget):
         self._violations = LogThrottle()
         self._arriving: dict[str, asyncio.Future[str]] = {}
         self._connected = asyncio.Event()
-        self.admin = NatsAdmin(self._nats, prefix, self._all_of, self._refusal)
+        self.admin = self._admin = NatsAdmin(self._nats, prefix, self._all_of, self._refusal)
         self.values = NatsValues(self._nats, prefix, replicas)
 
     async def open(self, url: str, options: dict[str, Any], connect_timeout: float) -> None:
@@ -147,7 +146,7 @@ class NatsTarget(EventTarget):
         if self.durable:
             subjects_of = partial(self._all_of, kind="durable")
             self._durable = DurableQueues(self._nats, self._prefix, subjects_of, self._replicas)
-            self.admin.durable = self._durable
+            self._admin.durable = self._durable
             try:
                 await self._durable.open()
             except TransportError:
@@ -157,7 +156,7 @@ class NatsTarget(EventTarget):
     async def aclose(self) -> None:
         """Flush and disconnect."""
         self._affinity.is_closed = True
-        await self.admin.aclose()
+        await self._admin.aclose()
         if self._durable is not None:
             self._durable.close()
         with suppress(*_NATS_ERRORS):
@@ -396,7 +395,7 @@ class NatsTarget(EventTarget):
 
             await self._arrive([subject, own, roll_call], subscribe)
             if self._durable is not None:
-                await self.admin.keep_letters()
+                await self._admin.keep_letters()
                 taking = await self._durable.consume(queue, consumer, self._sender_of)
                 undo.push_async_callback(taking.aclose)
             return undo.pop_all()

@@ -13,8 +13,7 @@ presence  every reader also subscribes to a channel of the same name; the server
 
 import asyncio
 import logging
-import re
-from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from hashlib import sha1
 from secrets import token_hex
@@ -35,16 +34,13 @@ from operations.pubsub.base import (
     Consumer,
     EventTarget,
     LoopAffinity,
-    QueueState,
     Receiver,
-    StoredLetter,
-    WorkerStats,
 )
 from operations.pubsub.config import ANY_CLIENT, RedisConfig, enforce_client
+from operations.pubsub.redis.admin import RedisAdmin, RedisValues
 from operations.pubsub.redis.channels import Channels
 from operations.pubsub.redis.connection import Connector, PipelinedConnection, WrongServerError
 from operations.pubsub.redis.readers import MailboxReader, QueueReader
-from operations.pubsub.redis.store import RedisValues
 from operations.pubsub.signing import signed
 from operations.types import options_of
 
@@ -71,9 +67,6 @@ return ids
 _PUT_SHA = sha1(_PUT.encode(), usedforsecurity=False).hexdigest()
 
 _NO_WORKER, _FULL = -1, -2
-
-_ENTRY = re.compile(r"\d{1,20}-\d{1,20}", re.ASCII)
-"""The id of an entry of a stream."""
 
 _MAILBOX_LENGTH = 250_000
 """Messages that a mailbox keeps, for about a thousand subscriptions whose readers pause."""
@@ -401,92 +394,6 @@ class RedisTarget(EventTarget):
         """Keep a poisonous request in the stream `aside:` of its group and client, the last thousand of them."""
         name = self._dead_letters(queue, self._client)
         await self._link.post(*("XADD", name, "MAXLEN", "~", 1000, "*", "e", body), size=len(body))
-
-
-class RedisAdmin:
-    """Administration of the queues of a Redis server.
-
-    Args:
-        link: Carries the commands.
-        clients: The clients whose queues are seen.
-        queue: Returns the key of a queue of a client.
-        dead_letters: Returns the key of its dead letters.
-    """
-
-    def __init__(
-        self,
-        link: PipelinedConnection,
-        clients: Sequence[str],
-        queue: Callable[[str, str], str],
-        dead_letters: Callable[[str, str], str],
-    ) -> None:
-        self._link = link
-        self._clients = clients
-        self._queue = queue
-        self._dead_letters = dead_letters
-
-    async def advertise(self, queue: str, stats: Callable[[], WorkerStats]) -> None:
-        """Do nothing: Redis has no service discovery."""
-
-    async def _ask(self, *command: Any) -> Any:
-        await self._link.ready(_SEND_WAIT)
-        try:
-            return await self._link.request(*command)
-        except ResponseError as error:
-            raise TransportError(f"Redis: {error}") from error
-
-    async def state(self, queue: str) -> QueueState:
-        """Return the length of the streams of all clients, and the age of their first entry."""
-        names = [self._queue(queue, client) for client in self._clients]
-        letters = [self._dead_letters(queue, client) for client in self._clients]
-        clock, *answers = await asyncio.gather(
-            self._ask("TIME"),
-            *(self._ask("XLEN", name) for name in (*names, *letters)),
-            *(self._ask("XRANGE", name, "-", "+", "COUNT", 1) for name in names),
-        )
-        count = len(names)
-        first = [_milliseconds(found[0][0]) for found in answers[2 * count :] if found]
-        age = int(clock[0]) + int(clock[1]) / 1e6 - min(first) / 1000 if first else 0.0
-        return QueueState(
-            waiting=sum(answers[:count]),
-            oldest=max(0.0, age),
-            dead_letters=sum(answers[count : 2 * count]),
-        )
-
-    async def letters(self, queue: str, limit: int, letter: str = "") -> list[StoredLetter]:
-        """Return the newest entries of the streams of dead letters, or one. The id of a letter names its client."""
-        wanted = [(client, "+", "-") for client in self._clients]
-        if letter:
-            entry, _, client = letter.partition("@")
-            is_known = (
-                _ENTRY.fullmatch(entry) is not None and (client or ANY_CLIENT) in self._clients
-            )
-            wanted = [(client or ANY_CLIENT, entry, entry)] if is_known else []
-        found = [
-            StoredLetter(
-                id=entry.decode() + ("" if client == ANY_CLIENT else f"@{client}"),
-                body=fields[1],
-                stored_at=_milliseconds(entry),
-            )
-            for client, end, start in wanted
-            for entry, fields in await self._ask(
-                *("XREVRANGE", self._dead_letters(queue, client), end, start, "COUNT", limit)
-            )
-        ]
-        return sorted(found, key=lambda each: each.stored_at, reverse=True)[:limit]
-
-    async def remove(self, queue: str, letter: str) -> bool:
-        """Delete an entry of a stream of dead letters."""
-        entry, _, client = letter.partition("@")
-        if _ENTRY.fullmatch(entry) is None:
-            return False
-        name = self._dead_letters(queue, client or ANY_CLIENT)
-        return bool(await self._ask("XDEL", name, entry))
-
-
-def _milliseconds(entry: bytes) -> int:
-    """Return when an entry was added, in milliseconds since the epoch."""
-    return int(entry.partition(b"-")[0])
 
 
 class _Batch:
