@@ -99,7 +99,7 @@ def test_a_nested_call_of_an_unknown_operation_is_not_found(
     ran = run("call", "work.ask_nobody")
 
     assert ran.code == 4
-    assert "there is no operation nobody.home" in ran.err
+    assert "There is no operation 'nobody.home'" in ran.err
     assert started() == set()
 
 

@@ -46,10 +46,11 @@ def write(folder: Path, text: str, **modules: str) -> Path:
     return path
 
 
+@pytest.mark.parametrize("enabled", ["", "enabled = true"])
 async def test_audit_records_are_appended_to_a_private_file_also_after_rotation(
-    tmp_path: Path,
+    tmp_path: Path, enabled: str
 ) -> None:
-    path = write(tmp_path, '[audit]\nenabled = true\nfile = "audit.jsonl"\n')
+    path = write(tmp_path, f'[audit]\n{enabled}\nfile = "audit.jsonl"\n')
     file = tmp_path / "audit.jsonl"
 
     async with open_hub(path) as hub:

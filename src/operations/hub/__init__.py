@@ -85,7 +85,7 @@ async def _set_up(hub: Hub) -> AsyncGenerator[None]:
     file, config = hub.file, hub.file.config
     async with AsyncExitStack() as stack:
         audit = AuditConfig(**file.options(AuditConfig, config.audit))
-        if audit.enabled:
+        if audit.file is not None if audit.enabled is None else audit.enabled:
             sink = None if audit.file is None else AuditFile(audit.file)
             if sink is not None:
                 stack.callback(sink.close)

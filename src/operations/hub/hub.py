@@ -282,7 +282,8 @@ class Hub:
                 f"no connected source has {operation_id}, and {unasked} cannot be asked.{near}"
             )
             raise CallError(ErrorCode.UNAVAILABLE, message)
-        raise operation_not_found(operation_id, f"there is no operation {operation_id}.{near}")
+        message = f"There is no operation {operation_id!r}.{near}".removesuffix(".")
+        raise operation_not_found(operation_id, message)
 
     def _unasked(self, namespace: str) -> str:
         """Return the brokers that are not connected and whose workers may have a namespace that no source has."""

@@ -54,8 +54,8 @@ class LogConfig:
 class AuditConfig:
     """Records of every call: who, what, outcome, duration and id, never arguments or results."""
 
-    enabled: bool = False
-    """Keep records."""
+    enabled: bool | None = None
+    """Keep records; by default if `file` is set."""
 
     file: str | Path | None = None
     """Append them to this file, one JSON object per line; without it they go to the logger `operations.audit`. The file
