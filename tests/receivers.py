@@ -6,6 +6,7 @@ from operations.pubsub.base import Delivery
 class SilentReceiver:
     """Ignores everything; subclasses override what they observe."""
 
+    name = ""
     backlog: int | None = None
 
     def receive(self, delivery: Delivery) -> None: ...

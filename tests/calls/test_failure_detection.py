@@ -6,6 +6,8 @@ import time
 from collections import Counter
 from contextlib import AsyncExitStack
 from pathlib import Path
+from secrets import token_hex
+from typing import Any
 
 import anyio
 import pytest
@@ -88,6 +90,48 @@ async def test_requests_that_wait_at_the_broker_are_not_lost(
 
     assert [result.data for result in results] == [0, 1, 2, 3]
     assert Counter(lines(ledger)) == Counter("0123")
+
+
+class Losing(Shim):
+    """Loses one request on its way: something else arrives in its place."""
+
+    late = b""
+    receipt = ""
+
+    async def enqueue(self, queue: str, body: bytes, **options: Any) -> str:
+        if b'"number":3' not in body or self.late:
+            return await super().enqueue(queue, body, **options)
+        self.late = body
+        self.receipt = await super().enqueue(queue, b"{}", **options)
+        return self.receipt
+
+
+@pytest.mark.requirement("R36")
+async def test_a_mutation_that_no_worker_has_begun_is_sent_again(
+    broker_world: World, tmp_path: Path
+) -> None:
+    """The lost copy arrives after all, and does not run."""
+    ledger = tmp_path / "ledger"
+    async with AsyncExitStack() as stack:
+        enter = stack.enter_async_context
+        for _ in range(2):
+            await enter(broker_world.serve(slow_registry(ledger)))
+        target = Losing(await enter(broker_world.connect()))
+        calls = await enter(PendingRequestMap(target, heartbeat=0.1))
+        with anyio.fail_after(10):
+            for number in range(5):
+                # The first call is long enough for the caller to find all workers.
+                value = {"number": number, "seconds": 0 if number else 0.5}
+                assert (await calls.call("slow.pay", value, replayable=False)).data == number
+        for _ in range(4):
+            if target.names_consumer:
+                await target.send(target.receipt, target.late)
+            else:
+                key = token_hex(8)
+                await target.enqueue("operations", target.late, key=key, reply_to="", wait=1)
+        assert (await calls.call("slow.pay", {"number": 5, "seconds": 0})).data == 5
+
+    assert Counter(lines(ledger)) == Counter("012345")
 
 
 async def test_only_the_worker_that_has_a_call_is_probed(

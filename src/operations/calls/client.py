@@ -39,9 +39,8 @@ from operations.calls.events import (
     read_event,
     read_output,
 )
-from operations.calls.failure_detector import FailureDetector
+from operations.calls.failure_detector import MAX_SENDS, FailureDetector
 from operations.calls.sending import (
-    PATIENCE,
     RETRY,
     CallStream,
     ReplyPublisher,
@@ -76,9 +75,6 @@ DEFAULT_GROUP = "operations"
 DEFAULT_TIMEOUT = 30.0
 DEFAULT_WINDOW = 256
 """Items of a subscription that a worker may send before its consumer has read any."""
-
-MAX_SENDS = 10
-"""How often a request is sent that workers do not begin."""
 
 _CLOSING = 1.0
 """Seconds for the last messages when the map is closed."""
@@ -147,7 +143,8 @@ class PendingRequestMap(ReplyPublisher):
             self.mailbox,
             credential=partial(credential_of, credential, delegate),
             send_identity=self.target.trusted if send_identity is None else send_identity,
-            is_settling=lambda: self._detector.is_settling,
+            expects_workers=self._detector.expects_workers,
+            census=self._detector.census,
             spawn=self._spawn,
         )
         self._closers: list[Callable[[], Awaitable[None]]] = []
@@ -299,7 +296,8 @@ class PendingRequestMap(ReplyPublisher):
             operation_id, input, context, limit, identity, credential, metadata
         )
         future: asyncio.Future[ResponseEnvelope[Any]] = loop.create_future()
-        call = PendingCall(payload, replayable, loop.time() + limit, limit, future=future)
+        now = loop.time()
+        call = PendingCall(payload, replayable, now + limit, limit, now, future=future)
         try:
             await self._send(call)
             return await future
@@ -341,10 +339,10 @@ class PendingRequestMap(ReplyPublisher):
             payload = msgspec.structs.replace(
                 payload, credit=window, idle_timeout=None if idle is None else idle * 1000
             )
-            expires_at = asyncio.get_running_loop().time() + limit
+            now = asyncio.get_running_loop().time()
             stream = StreamEntry(payload.request_id, window)
             call = PendingCall(
-                payload, False, expires_at, limit, Expects.MANY, stream=stream, to=worker
+                payload, False, now + limit, limit, now, Expects.MANY, stream=stream, to=worker
             )
             try:
                 await self._send(call)
@@ -397,17 +395,15 @@ class PendingRequestMap(ReplyPublisher):
 
     async def _resend(self, call: PendingCall, *, may_have_begun: bool = True) -> None:
         """Send a call again, to any worker."""
-        if may_have_begun:
-            call.attempt += 1
+        call.attempt += may_have_begun
         call.misses = 0
         call.sent_at = 0.0
         call.worker = None
-        limit = PATIENCE
+        call.is_claimed = False
+        limit = None
         if call.payload.deadline is not None:
-            limit = max(0.0, call.payload.deadline / 1000 - time())
-        call.payload = msgspec.structs.replace(
-            call.payload, attempt=call.attempt, timeout_ms=limit * 1000
-        )
+            limit = max(0.0, call.payload.deadline - time() * 1000)
+        call.payload = msgspec.structs.replace(call.payload, attempt=call.attempt, timeout_ms=limit)
         await self._send_again(call)
 
     async def _send_again(self, call: PendingCall) -> None:
@@ -449,6 +445,7 @@ class PendingRequestMap(ReplyPublisher):
             self._finish(call, event)
             return
         call.seen_at = asyncio.get_running_loop().time()
+        call.is_claimed = True
         if isinstance(event, CallResponded) and event.payload.reply_to is not None:
             call.worker = event.payload.reply_to
         if call.stream.push(event, size, call.worker):
@@ -503,7 +500,8 @@ class PendingRequestMap(ReplyPublisher):
 
     async def _answer_offer(self, offer: OfferPayload) -> None:
         """Let a worker begin a request that waited, unless it may have begun elsewhere or its call has ended."""
-        event: CallEvent = CallAborted(payload=AbortPayload(request_id=offer.request_id))
+        refusal = AbortPayload(request_id=offer.request_id, resends=offer.resends)
+        event: CallEvent = CallAborted(payload=refusal)
         if await self._detector.accepts(offer):
             event = CallConfirmed(payload=ConfirmPayload(request_id=offer.request_id))
         with suppress(TransportError):
@@ -528,7 +526,7 @@ class PendingRequestMap(ReplyPublisher):
         if misdirected:
             self._spawn(self._send_again(call))
             return
-        if self._detector.is_settling:
+        if self._detector.expects_workers():
             loop = asyncio.get_running_loop()
             loop.call_later(RETRY, lambda: self._spawn(self._send_again(call)))
         else:
@@ -538,6 +536,7 @@ class PendingRequestMap(ReplyPublisher):
 
     def lost(self, reason: str) -> None:
         """The connection is lost; if it was the peer itself, so are the calls it has."""
+        self._detector.lost()
         if self.target.direct:
             for request_id, call in tuple(self.pending.items()):
                 # A mutation may have run, so retrying it blindly could run it twice.

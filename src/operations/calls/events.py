@@ -87,6 +87,9 @@ class RequestPayload(_Payload, frozen=True, kw_only=True):
     attempt: int = 1
     """Counts possible executions: it grows when a call is sent again that may have begun."""
 
+    resends: int = 0
+    """Numbers the copies of a request that was sent again, so that a worker can give up one of them."""
+
     required_version: int | None = None
     """The worker rejects the request unless it supports this version of the protocol."""
 
@@ -136,6 +139,9 @@ class AbortPayload(_Payload, frozen=True, kw_only=True):
 
     request_id: Name
 
+    resends: int | None = None
+    """If given, only this copy of the request, which was offered, must not begin."""
+
 
 class ErrorPayload(_Payload, frozen=True, kw_only=True):
     """The error of a call."""
@@ -175,11 +181,24 @@ class CreditPayload(_Payload, frozen=True, kw_only=True):
     """Items that may have been sent in all, so that the same event twice does no harm."""
 
 
+class FencePayload(_Payload, frozen=True, kw_only=True):
+    """A copy of a request that a worker gives up, so that another one can be sent: it will not begin."""
+
+    request_id: Name
+    resends: int = 0
+
+    age_ms: float = 0
+    """Milliseconds since the caller began to send the request; a worker may have forgotten what is older."""
+
+
 class ProbePayload(_Payload, frozen=True, kw_only=True):
     """The calls that a caller looks for."""
 
     request_ids: Annotated[list[Name], msgspec.Meta(max_length=10_000)]
     reply_to: Name
+
+    fences: Annotated[list[FencePayload], msgspec.Meta(max_length=10_000)] = []
+    """Copies that the worker should give up, unless they have begun."""
 
     stats: bool = False
     """Whether the worker should report its `WorkerStats`."""
@@ -192,6 +211,10 @@ class AlivePayload(_Payload, frozen=True, kw_only=True):
     """The worker's mailbox."""
 
     request_ids: list[Name] = []
+
+    fenced: list[FencePayload] = []
+    """The copies that did not begin here, and will not."""
+
     arrived: bool = False
     """The worker has connected or reconnected: requests that were on their way to it may be lost."""
 
@@ -213,6 +236,7 @@ class OfferPayload(_Payload, frozen=True, kw_only=True):
     """The worker's mailbox."""
 
     attempt: int = 1
+    resends: int = 0
 
 
 class ConfirmPayload(_Payload, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""Detect lost workers long before the deadline of the calls they have, lost callers, and a blocked event loop.
+"""Detect lost workers long before the deadline of the calls they have.
 
 A client probes calls that take longer than a heartbeat: the worker that has a call or, as long as that is unknown, all
 workers of the group. They report which of the calls they have, and send the replies again to those that have ended.
@@ -20,9 +20,9 @@ Rule 3: workers of other implementations that never respond to probes are not ju
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
@@ -31,12 +31,13 @@ from operations.calls.events import (
     AlivePayload,
     CallProbed,
     CallRequested,
+    FencePayload,
     OfferPayload,
     ProbePayload,
     encode_event,
 )
-from operations.calls.jobs import Job
-from operations.calls.states import NEVER, PendingCall
+from operations.calls.jobs import is_there
+from operations.calls.states import NEVER, Census, PendingCall
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, NotSentError, TransportError
 from operations.pubsub.base import EventTarget
@@ -47,22 +48,20 @@ SETTLING = 2.0
 """Seconds after a reconnect in which others may still be on their way back."""
 
 
-async def is_there(target: EventTarget, address: str) -> bool:
-    """Return whether a process listens at `address`; False for a malformed address.
-
-    Raises:
-        TransportError: If that cannot be known now.
-    """
-    try:
-        return await target.is_present(address)
-    except NotSentError:
-        if target.is_connected:
-            return False
-        raise
-
-
 MAX_ATTEMPTS = 3
 """How often a call is sent to workers that are lost while they have it."""
+
+MAX_SENDS = 10
+"""How often a request is sent that workers do not begin."""
+
+_RETURN = 1.0
+"""Seconds in which a worker that is gone may come back, at another server of the broker; two heartbeats if longer."""
+
+_LONGEST_PAUSE = 5.0
+"""Seconds between two attempts of a client to connect, at most."""
+
+_ROLL_CALL_PAUSE = 60.0
+"""Seconds between two roll calls, at most, while a worker does not respond to them."""
 
 _ANSWER = 0.4
 """Part of a heartbeat in which the workers of a group respond to a probe."""
@@ -78,6 +77,24 @@ _MAX_WORKERS = 10_000
 
 _STUCK = 2.0
 """Seconds a subscription may wait for an item that later ones have overtaken."""
+
+
+class _View(NamedTuple):
+    """The workers that did not respond to a probe.
+
+    Attributes:
+        gone: Not connected for some time.
+        absent: Not connected, but perhaps on their way back.
+        silent: Connected.
+        others: Whether there are workers that this client does not know; None if the broker does not count them.
+        are_there: Whether any worker is connected; None if there never was one.
+    """
+
+    gone: set[str]
+    absent: set[str]
+    silent: set[str]
+    others: bool | None
+    are_there: bool | None
 
 
 class FailureDetector:
@@ -104,7 +121,7 @@ class FailureDetector:
         pending: Mapping[str, PendingCall],
         *,
         end: Callable[[str, CallError], None],
-        resend: Callable[[PendingCall], Awaitable[None]],
+        resend: Callable[..., Awaitable[None]],
         call: Callable[..., Awaitable[ResponseEnvelope[Any]]],
         specs_changed: Callable[[], None],
         heartbeat: float,
@@ -131,19 +148,29 @@ class FailureDetector:
         self._changed_at = 0.0
         """When a worker, or this client, was last found to be gone or back."""
         self._hurry = asyncio.Event()
+        self._absent_since: dict[str, float] = {}
+        self._lost_at = 0.0
+        self._settled_at = 0.0
+        self._unserved_since = NEVER
         # Workers must be known before they can be missed.
-        self._roll_call = True
+        self._roll_call_at = 0.0
+        self._roll_call_pause = heartbeat
+        self.census = Census()
 
     def on_alive(self, alive: AlivePayload) -> None:
         """Note that a worker has reported its presence."""
         self._answers = True
+        self._unserved_since = NEVER
         now = asyncio.get_running_loop().time()
         if alive.arrived:
             self._changed_at = now
         if alive.leaving and all(call.worker != alive.worker for call in self._pending.values()):
             self._forget(alive.worker)
-        elif alive.worker in self._workers or len(self._workers) < _MAX_WORKERS:
+        elif alive.worker not in self._workers and len(self._workers) >= _MAX_WORKERS:
+            self.census.is_complete = False
+        else:
             self._workers[alive.worker] = now
+            self._absent_since.pop(alive.worker, None)
             if alive.specs and self._specs.get(alive.worker) != alive.specs:
                 self._specs.pop(alive.worker, None)
                 self._specs[alive.worker] = alive.specs
@@ -152,11 +179,17 @@ class FailureDetector:
             call = self._pending.get(request_id)
             if call is not None:
                 call.worker = alive.worker
+                call.is_claimed = True
                 call.seen_at = now
                 call.misses = 0
+        for fence in alive.fenced:
+            call = self._pending.get(fence.request_id)
+            if call is not None and call.payload.resends == fence.resends:
+                call.fenced_by += (alive.worker,)
 
     def _forget(self, worker: str) -> None:
-        self._workers.pop(worker, None)
+        if self._workers.pop(worker, None) is not None:
+            self.census.departures += 1
         if self._specs.pop(worker, None) is not None:
             self._specs_changed()
 
@@ -184,31 +217,58 @@ class FailureDetector:
     @property
     def is_settling(self) -> bool:
         """Whether a reconnect was so recent that absence means nothing yet."""
-        return asyncio.get_running_loop().time() < self.restored_at + SETTLING
+        return asyncio.get_running_loop().time() < self._settled_at
+
+    def expects_workers(self) -> bool:
+        """Return whether a group without workers, as the broker reports it now, may have them again in a moment.
+
+        Workers that have not said that they leave may be on their way to another server of the broker.
+        """
+        now = asyncio.get_running_loop().time()
+        if self._unserved_since == NEVER:
+            self._unserved_since = now
+        if self.is_settling or (self._workers and now - self._unserved_since < SETTLING):
+            return True
+        for worker in tuple(self._workers):
+            self._forget(worker)
+        return False
 
     async def accepts(self, offer: OfferPayload) -> bool:
         """Return whether a worker may begin a request that waited, and note that it has the call then."""
         loop = asyncio.get_running_loop()
         if self._target.durable:
             # A worker that began it before a reconnect responds to the probe after that, and has the call.
-            await asyncio.sleep(max(0.0, self.restored_at + SETTLING - loop.time()))
+            await asyncio.sleep(max(0.0, self._settled_at - loop.time()))
         call = self._pending.get(offer.request_id)
         if (
             call is None
-            or call.attempt != offer.attempt
+            or (call.attempt, call.payload.resends) != (offer.attempt, offer.resends)
             or call.worker not in {None, offer.worker}
             # Any other restored broker may deliver a request a second time.
             or (not self._target.durable and 0 < call.sent_at <= self.restored_at)
         ):
             return False
         call.worker = offer.worker
+        call.is_claimed = True
         call.seen_at = loop.time()
         return True
 
+    def lost(self) -> None:
+        """Note that the connection is lost: from now on workers may come and go unnoticed."""
+        self.census.is_complete = False
+        if self._lost_at <= self.restored_at:
+            self._lost_at = asyncio.get_running_loop().time()
+
     def restored(self) -> None:
         """Note that the connection is restored: probe at once for workers and for replies sent meanwhile."""
-        self._roll_call = True
-        self.restored_at = self._changed_at = asyncio.get_running_loop().time()
+        now = asyncio.get_running_loop().time()
+        outage = now - self._lost_at if self._lost_at > self.restored_at else 0.0
+        # The pauses of others between attempts grow with the outage.
+        self._settled_at = now + SETTLING + min(outage / 2, _LONGEST_PAUSE)
+        self._roll_call_at = 0.0
+        self._roll_call_pause = self._heartbeat
+        self.census.restorations += 1
+        self.restored_at = self._changed_at = now
         self._hurry.set()
 
     async def run(self) -> None:
@@ -237,41 +297,46 @@ class FailureDetector:
             for call in self._pending.values()
             if call.sent_at and asked_at - call.seen_at >= patience
         ]
-        if not self._target.is_connected or not (quiet or self._roll_call):
+        is_roll_call = asked_at >= self._roll_call_at
+        if not self._target.is_connected or not (quiet or is_roll_call):
             return
-        await self._probe_all(quiet)
-        if not quiet or self.is_settling:
-            return
+        await self._probe_all(quiet, is_roll_call)
         await asyncio.sleep(_ANSWER * self._heartbeat)
-        are_there = await self._are_there(asked_at)
-        if not (self._answers or are_there is False) or self.is_settling:
-            return
+        if is_roll_call:
+            await self._take_census(asked_at)
         missing = [call for call in quiet if call.seen_at < asked_at and self._is_open(call)]
         if missing and self._target.is_connected:
-            gone, silent, others = await self._silent_since(asked_at)
-            if are_there is False:
-                # A request that the broker keeps will not be consumed, either, unless it may wait for a worker.
-                is_durable = self._target.durable
-                waiting = [is_durable and await self._is_waiting(call) for call in missing]
-                pairs = zip(missing, waiting, strict=True)
-                lost = [call for call, waits in pairs if not waits and self._is_missed(call)]
+            if self.is_settling:
+                # Absence means nothing yet, but workers that are back may report that they have not begun a call.
+                before = [call for call in missing if call.sent_at <= self.restored_at]
+                kept = await asyncio.gather(*map(self._is_waiting, before))
+                pairs = zip(before, kept, strict=True)
+                await self._resend_unbegun([call for call, is_kept in pairs if not is_kept])
             else:
-                lost = [call for call in missing if await self._is_lost(call, gone, silent, others)]
-            await asyncio.gather(*(self._replace(call) for call in lost if self._is_open(call)))
-        await self._tend_streams(quiet)
+                await self._judge(missing, asked_at)
+        if not self.is_settling:
+            await self._tend_streams(quiet)
 
-    async def _probe_all(self, quiet: list[PendingCall]) -> None:
+    async def _probe_all(self, quiet: list[PendingCall], is_roll_call: bool) -> None:
         """Ask each worker for the calls that it has, and all workers for the calls whose worker is unknown."""
-        by_address: dict[str, list[str]] = {}
-        if self._roll_call:
-            by_address[self._all_workers] = []
-            self._roll_call = False
+        by_address: dict[str, list[str]] = {self._all_workers: []} if is_roll_call else {}
         for call in quiet:
             address = call.worker or self._all_workers
             by_address.setdefault(address, []).append(call.payload.request_id)
         for address, ids in by_address.items():
             for start in range(0, max(1, len(ids)), _PER_PROBE):
                 await self._probe(address, ids[start : start + _PER_PROBE])
+
+    async def _take_census(self, asked_at: float) -> None:
+        """Note whether all workers have responded to a roll call."""
+        self._roll_call_at = NEVER
+        count = await self._target.count_present(self._all_workers)
+        heard = sum(seen_at >= asked_at for seen_at in self._workers.values())
+        if count is not None and self._lost_at < asked_at:
+            self.census.is_complete = heard >= count
+            if heard < count:
+                self._roll_call_at = asked_at + self._roll_call_pause
+                self._roll_call_pause = min(2 * self._roll_call_pause, _ROLL_CALL_PAUSE)
 
     async def _are_there(self, moment: float) -> bool | None:
         """Return whether workers are present that respond to probes; None if there never were any."""
@@ -282,8 +347,10 @@ class FailureDetector:
         self._were_there = self._were_there or there
         return there if self._were_there else None
 
-    async def _probe(self, address: str, request_ids: list[str]) -> None:
-        payload = ProbePayload(request_ids=request_ids, reply_to=self._mailbox)
+    async def _probe(
+        self, address: str, request_ids: list[str], fences: Sequence[FencePayload] = ()
+    ) -> None:
+        payload = ProbePayload(request_ids=request_ids, reply_to=self._mailbox, fences=list(fences))
         # The address of a lost worker no longer exists; presence is checked below.
         with suppress(NotSentError):
             await self._target.send(address, encode_event(CallProbed(payload=payload)))
@@ -291,30 +358,56 @@ class FailureDetector:
     def _is_open(self, call: PendingCall) -> bool:
         return call.payload.request_id in self._pending
 
-    async def _silent_since(self, moment: float) -> tuple[set[str], set[str], bool | None]:
-        """Return the workers that have left, those that are connected but silent, and whether there are others.
+    async def _judge(self, missing: list[PendingCall], asked_at: float) -> None:
+        """Send lost calls again, or end them."""
+        are_there = await self._are_there(asked_at)
+        if not (self._answers or are_there is False) or self.is_settling:
+            return
+        view = await self._view(missing, asked_at, are_there)
+        lost = [call for call in missing if await self._is_lost(call, view)]
+        safe = [call for call in lost if call.worker not in view.gone]
+        unsafe = [call for call in lost if call.worker in view.gone]
+        unsafe += await self._resend_unbegun(safe)
+        await asyncio.gather(*(self._replace(call) for call in unsafe if self._is_open(call)))
 
-        The last one is None if the broker does not count them.
-        """
-        silent = [worker for worker, seen_at in self._workers.items() if seen_at < moment]
+    async def _view(
+        self, missing: list[PendingCall], moment: float, are_there: bool | None
+    ) -> "_View":
+        """Return which workers have not responded since a moment, and forget those that are gone."""
+        known = {call.worker: 0.0 for call in missing if call.worker is not None}
+        known.update(self._workers)
+        silent = [worker for worker, seen_at in known.items() if seen_at < moment]
         present = await asyncio.gather(*(is_there(self._target, worker) for worker in silent))
-        gone = {worker for worker, there in zip(silent, present, strict=True) if not there}
+        absent = {worker for worker, there in zip(silent, present, strict=True) if not there}
+        self._absent_since = {worker: self._absent_since.get(worker, moment) for worker in absent}
+        patience = max(_RETURN, 2 * self._heartbeat)
+        gone = {
+            worker for worker, since in self._absent_since.items() if moment - since >= patience
+        }
         for worker in gone:
             self._forget(worker)
             self._changed_at = moment
         count = await self._target.count_present(self._all_workers)
-        return gone, set(silent) - gone, None if count is None else count > len(self._workers)
+        others = None if count is None else count > len(self._workers.keys() - absent)
+        return _View(gone, absent - gone, set(silent) - absent, others, are_there)
 
-    async def _is_lost(
-        self, call: PendingCall, gone: set[str], silent: set[str], others: bool | None
-    ) -> bool:
-        if call.worker in gone:
+    async def _is_lost(self, call: PendingCall, view: "_View") -> bool:
+        if call.worker in view.gone:
             return True
-        if await self._is_waiting(call):
+        if view.absent and (call.worker is None or call.worker in view.absent):
+            # A worker may be on its way to another server of the broker; only a mutation waits for it.
+            if call.stream is None and not self._is_known_to_be_replayable(call):
+                call.misses += 1
+                return False
+            if call.worker is not None:
+                return True
+        # If there are no workers, a request is not consumed that the broker keeps, unless it may wait for one.
+        if (view.are_there or self._target.durable) and await self._is_waiting(call):
             return False
-        if others is None:
-            others = call.sent_at > self._changed_at
-        if call.worker in silent or (call.worker is None and (silent or others)):
+        if view.are_there is False:
+            return self._is_missed(call)
+        others = call.sent_at > self._changed_at if view.others is None else view.others
+        if call.worker in view.silent or (call.worker is None and (view.silent or others)):
             return asyncio.get_running_loop().time() - call.seen_at > self._silence
         return self._is_missed(call)
 
@@ -332,6 +425,53 @@ class FailureDetector:
         except TransportError as error:
             logger.debug("%s: %s", call.payload.request_id, error)
             return True
+
+    async def _resend_unbegun(self, calls: Iterable[PendingCall]) -> list[PendingCall]:
+        """Send calls again that no worker has begun; return the others.
+
+        Each worker that can have a call is asked to give it up. If all of them did, no copy of it can begin any more.
+        """
+        asked: list[PendingCall] = []
+        others: list[PendingCall] = []
+        by_address: dict[str, list[FencePayload]] = {}
+        now = asyncio.get_running_loop().time()
+        for call in calls:
+            if not self._can_be_fenced(call):
+                others.append(call)
+                continue
+            call.fenced_by = ()
+            asked.append(call)
+            fence = FencePayload(
+                request_id=call.payload.request_id,
+                resends=call.payload.resends,
+                age_ms=(now - call.made_at) * 1000,
+            )
+            by_address.setdefault(call.worker or self._all_workers, []).append(fence)
+        if not asked:
+            return others
+        for address, fences in by_address.items():
+            for start in range(0, len(fences), _PER_PROBE):
+                await self._probe(address, [], fences[start : start + _PER_PROBE])
+        await asyncio.sleep(_ANSWER * self._heartbeat)
+        count = await self._target.count_present(self._all_workers)
+        for call in asked:
+            workers = self._workers if call.worker is None else (call.worker,)
+            is_unbegun = (
+                self._can_be_fenced(call)
+                and all(worker in call.fenced_by for worker in workers)
+                and (call.worker is not None or (count is not None and 0 < count <= len(workers)))
+            )
+            if not is_unbegun:
+                others.append(call)
+            elif self._is_open(call):
+                logger.info("%s is sent again: no worker has begun it", call.payload.request_id)
+                await self._resend(call, may_have_begun=False)
+        return others
+
+    def _can_be_fenced(self, call: PendingCall) -> bool:
+        """Return whether the workers that can have a call are known, and none has claimed it."""
+        is_covered = call.worker is not None or call.departures == self.census.departures
+        return is_covered and not call.is_claimed and call.sends < MAX_SENDS
 
     async def _replace(self, call: PendingCall) -> None:
         """Send a lost call again if that is safe, or end it."""
@@ -366,14 +506,17 @@ class FailureDetector:
             )
             self._end(request.request_id, error)
 
-    async def _may_run_again(self, call: PendingCall) -> bool:
-        """Return whether the operation is a query or idempotent, according to its caller or its workers."""
+    def _is_known_to_be_replayable(self, call: PendingCall) -> bool | None:
         if call.replayable is not None:
             return call.replayable
-        operation_id = call.payload.operation_id
-        known = self._replayable.get(operation_id)
+        return self._replayable.get(call.payload.operation_id)
+
+    async def _may_run_again(self, call: PendingCall) -> bool:
+        """Return whether the operation is a query or idempotent, according to its caller or its workers."""
+        known = self._is_known_to_be_replayable(call)
         if known is not None:
             return known
+        operation_id = call.payload.operation_id
         try:
             envelope = await self._call(
                 "services.schema",
@@ -401,57 +544,3 @@ class FailureDetector:
             elif call.worker is not None:
                 # The last credit may have been lost. It is a total, so sending it twice does no harm.
                 await self._target.send(call.worker, call.stream.credit())
-
-
-_CHECK_CALLERS = 0.25
-"""Seconds between two checks of the callers; a caller that misses two has left."""
-
-
-async def abandoned_jobs(target: EventTarget, jobs: Mapping[str, Job]) -> AsyncGenerator[Job]:
-    """Return the jobs of a worker whose callers have left, again in each check until they end."""
-    loop = asyncio.get_running_loop()
-    while True:
-        await asyncio.sleep(_CHECK_CALLERS)
-        now = loop.time()
-        # A job that has a claim is still in its queue.
-        old = [
-            job
-            for job in jobs.values()
-            if job.claim is None and now - job.arrived_at > _CHECK_CALLERS
-        ]
-        if not old or not target.is_connected:
-            continue
-        callers = list({job.reply_to for job in old})
-        try:
-            present = await asyncio.gather(*(is_there(target, caller) for caller in callers))
-        except TransportError:
-            continue
-        gone = {caller for caller, there in zip(callers, present, strict=True) if not there}
-        for job in old:
-            if job.reply_to not in gone:
-                job.absent_since = NEVER
-            elif job.absent_since == NEVER:
-                job.absent_since = now
-            elif not job.answered:
-                yield job
-
-
-_BLOCKED = 1.0
-"""Seconds for which the event loop may be blocked without a warning."""
-
-
-async def watch_loop_lag(jobs: Mapping[str, Job]) -> None:
-    """Warn when the event loop of a worker was blocked."""
-    loop = asyncio.get_running_loop()
-    tick = _BLOCKED / 4
-    while True:
-        before = loop.time()
-        await asyncio.sleep(tick)
-        lag = loop.time() - before - tick
-        if lag > _BLOCKED:
-            suspects = sorted({job.request.operation_id for job in jobs.values()})
-            logger.warning(
-                "the event loop was blocked for %.1f s; running then: %s",
-                lag,
-                ", ".join(suspects[:10]) or "nothing that still runs",
-            )

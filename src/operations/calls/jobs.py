@@ -1,13 +1,13 @@
-"""The requests in a worker, as data: their times, their callers, how far they may run ahead, and counts.
+"""The requests in a worker: their times and callers, how far they may run ahead, which lost their callers, and counts.
 
-Rule 1: nothing here does I/O.
-Rule 2: the counts name no operation, caller or input.
+The counts name no operation, caller or input.
 """
 
 import asyncio
 import logging
 from bisect import bisect_left
 from collections import deque
+from collections.abc import AsyncGenerator, Mapping
 from time import time
 from typing import Any
 
@@ -22,13 +22,21 @@ from operations.calls.events import RequestPayload
 from operations.calls.services import SERVICES
 from operations.calls.states import NEVER
 from operations.context import NOTHING, CallerChannel, OperationContext
-from operations.errors import CallError, ErrorCode, timed_out, timeout_error
+from operations.errors import (
+    CallError,
+    ErrorCode,
+    NotSentError,
+    TransportError,
+    timed_out,
+    timeout_error,
+)
 from operations.front.front import Front
 from operations.front.limits import AdmissionQueue, call_seconds
 from operations.pubsub.base import Claim, EventTarget, WorkerStats
 from operations.registry import OperationRegistry
 from operations.specs import OperationSpec, OperationType
 
+logger = logging.getLogger("operations")
 access_log = logging.getLogger("operations.access")
 
 MAX_UNREAD_BYTES = 4 * 1024 * 1024
@@ -411,3 +419,71 @@ class WorkerCounters:
             queue_seconds=round(self.queue_seconds, 6),
             leaving=leaving,
         )
+
+
+async def is_there(target: EventTarget, address: str) -> bool:
+    """Return whether a process listens at `address`; False for a malformed address.
+
+    Raises:
+        TransportError: If that cannot be known now.
+    """
+    try:
+        return await target.is_present(address)
+    except NotSentError:
+        if target.is_connected:
+            return False
+        raise
+
+
+_CHECK_CALLERS = 0.25
+"""Seconds between two checks of the callers; a caller that misses two has left."""
+
+
+async def abandoned_jobs(target: EventTarget, jobs: Mapping[str, Job]) -> AsyncGenerator[Job]:
+    """Return the jobs of a worker whose callers have left, again in each check until they end."""
+    loop = asyncio.get_running_loop()
+    while True:
+        await asyncio.sleep(_CHECK_CALLERS)
+        now = loop.time()
+        # A job that has a claim is still in its queue.
+        old = [
+            job
+            for job in jobs.values()
+            if job.claim is None and now - job.arrived_at > _CHECK_CALLERS
+        ]
+        if not old or not target.is_connected:
+            continue
+        callers = list({job.reply_to for job in old})
+        try:
+            present = await asyncio.gather(*(is_there(target, caller) for caller in callers))
+        except TransportError:
+            continue
+        gone = {caller for caller, there in zip(callers, present, strict=True) if not there}
+        for job in old:
+            if job.reply_to not in gone:
+                job.absent_since = NEVER
+            elif job.absent_since == NEVER:
+                job.absent_since = now
+            elif not job.answered:
+                yield job
+
+
+_BLOCKED = 1.0
+"""Seconds for which the event loop may be blocked without a warning."""
+
+
+async def watch_loop_lag(jobs: Mapping[str, Job]) -> None:
+    """Warn when the event loop of a worker was blocked."""
+    loop = asyncio.get_running_loop()
+    tick = _BLOCKED / 4
+    while True:
+        before = loop.time()
+        await asyncio.sleep(tick)
+        lag = loop.time() - before - tick
+        if lag > _BLOCKED:
+            suspects = sorted({job.request.operation_id for job in jobs.values()})
+            logger.warning(
+                "the event loop was blocked for %.1f s; running then: %s",
+                lag,
+                ", ".join(suspects[:10]) or "nothing that still runs",
+            )

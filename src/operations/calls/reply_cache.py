@@ -4,19 +4,23 @@ Rule 1: a request gets exactly one last reply, unless its caller aborted it.
 Rule 2: the last reply of a call is cached while there is room, and sent again only to the client that made the call.
 Rule 3: no request runs twice: an id is remembered until `max_ids` others have come after it, and never longer than
         twice that.
+Rule 4: a copy of a request that the worker gave up (`FencePayload`) does not begin; a later copy may.
 """
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
+from time import monotonic
 from typing import Any
 
 from operations.calls.events import (
+    AbortPayload,
     AlivePayload,
     CallAlive,
     CallCompleted,
     CallOffered,
     CompletePayload,
+    FencePayload,
     OfferPayload,
     ProbePayload,
     encode_error,
@@ -63,6 +67,10 @@ class Recent:
 
     def __len__(self) -> int:
         return len(self._ids)
+
+    def never_had(self, request_id: str, age: float) -> bool:
+        """Return whether the request certainly has not come in the last `age` seconds."""
+        return request_id not in self._ids and monotonic() - age > self._ids.complete_since
 
     def finish(self, request_id: str, body: bytes, reply_to: str) -> None:
         """Keep the last event of a call, unless it alone would take a quarter of the room."""
@@ -125,13 +133,32 @@ class Replies:
         self._counters = counters
         self._spawn = spawn
         self._recent = Recent()
+        self._fenced = BoundedSet(MAX_IDS)
         self._misdirections = LogThrottle()
         self.specs = ""
         """A digest of the operations that the worker serves."""
 
-    def is_new(self, key: str) -> bool:
-        """Remember the key of a request; return False if it was known."""
+    def is_new(self, key: str, resends: int = 0) -> bool:
+        """Remember the key of a request; return False if it was known, or this copy of it was given up."""
+        if len(self._fenced) and f"{key} {resends}" in self._fenced:
+            return False
         return self._recent.add(key)
+
+    def _fence(self, fence: FencePayload, sender: str) -> bool:
+        """Give up a copy of a request; return False if it has begun, or may have begun and was forgotten."""
+        request_id, age = fence.request_id, fence.age_ms / 1000
+        key = sender + request_id
+        job = self.find(request_id, sender)
+        if job is None:
+            if not all(self._recent.never_had(each, age) for each in (key, request_id)):
+                return False
+        elif job.is_started and job.claim is None and not job.is_offered:
+            return False
+        else:
+            # Its caller decides: it will not confirm this copy any more.
+            job.is_stale = True
+        self._fenced.add(f"{key} {fence.resends}")
+        return True
 
     def find(self, request_id: str, sender: str) -> Job | None:
         """Return the job of a request, if its own client refers to it."""
@@ -289,6 +316,22 @@ class Replies:
         if job.task is not None and job.is_started:
             job.task.cancel()
 
+    def abort(self, abort: AbortPayload, sender: str) -> None:
+        """Stop a job at the request of its caller, or refuse one that was offered."""
+        job = self.find(abort.request_id, sender)
+        copy = abort.resends
+        # The refusal of an offer that was made twice comes twice.
+        if copy is not None and (job is None or not job.is_offered or job.request.resends != copy):
+            return
+        if job is None:
+            # It may have overtaken the request, which then counts as known.
+            self.is_new(sender + abort.request_id)
+            return
+        if job.is_offered:
+            # Another worker may have the call: its caller waits for the reply of that one.
+            self.drop(job)
+        self.stop(job, CallError(ErrorCode.ABORTED, "the call was aborted"))
+
     def repeat(self, key: str, reply_to: str) -> "asyncio.Task[Any] | None":
         """Send the last reply of a call again to its caller; None if it is not cached."""
         reply = self._recent.last_reply(key, reply_to)
@@ -304,7 +347,10 @@ class Replies:
         """Ask the caller whether a request that waited may begin."""
         request = job.request
         payload = OfferPayload(
-            request_id=request.request_id, worker=self._mailbox, attempt=request.attempt
+            request_id=request.request_id,
+            worker=self._mailbox,
+            attempt=request.attempt,
+            resends=request.resends,
         )
         await self._send(job.reply_to, encode_event(CallOffered(payload=payload)))
 
@@ -336,7 +382,12 @@ class Replies:
         leaving = self.is_leaving and not held
         stats = self._counters.stats(leaving=self.is_leaving) if probe.stats else None
         payload = AlivePayload(
-            worker=self._mailbox, request_ids=held, leaving=leaving, specs=self.specs, stats=stats
+            worker=self._mailbox,
+            request_ids=held,
+            fenced=[fence for fence in probe.fences if self._fence(fence, sender)],
+            leaving=leaving,
+            specs=self.specs,
+            stats=stats,
         )
         await self._send(probe.reply_to, encode_event(CallAlive(payload=payload)))
 

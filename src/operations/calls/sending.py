@@ -17,6 +17,8 @@ from math import isnan
 from time import time
 from typing import Any, Self, cast
 
+from msgspec.structs import replace
+
 from operations._decoding import enforce_bounds
 from operations._json import JSONLimitError, JSONValueError, as_json
 from operations.access import Identity
@@ -32,7 +34,7 @@ from operations.calls.events import (
     encode_item,
     encode_response,
 )
-from operations.calls.states import NEVER, PendingCall, StreamEntry
+from operations.calls.states import NEVER, Census, PendingCall, StreamEntry
 from operations.context import OperationContext, new_request_id
 from operations.envelopes import ResponseEnvelope, lift_envelope
 from operations.errors import (
@@ -105,7 +107,8 @@ class RequestSender:
         mailbox: The address for replies.
         credential: Returns the credential of a call.
         send_identity: Whether to send the identity of the caller.
-        is_settling: Whether a reconnect was so recent that the workers may still be reconnecting.
+        expects_workers: Returns whether a group without workers may have them again in a moment.
+        census: Which workers are known.
         spawn: Runs a coroutine in the background.
     """
 
@@ -117,7 +120,8 @@ class RequestSender:
         *,
         credential: Callable[[str, OperationContext | None, str | None], str | None],
         send_identity: bool,
-        is_settling: Callable[[], bool],
+        expects_workers: Callable[[], bool],
+        census: Census,
         spawn: Callable[[Coroutine[Any, Any, Any]], object],
     ) -> None:
         self._target = target
@@ -126,7 +130,8 @@ class RequestSender:
         self._workers = target.control(group)
         self._credential = credential
         self._send_identity = send_identity
-        self._is_settling = is_settling
+        self._expects_workers = expects_workers
+        self._census = census
         self._spawn = spawn
         self._waiting = 0
         self._waiting_bytes = 0
@@ -181,6 +186,8 @@ class RequestSender:
             CallError: `UNAVAILABLE`, `RESOURCE_EXHAUSTED` or `VALIDATION_ERROR`; then it was not delivered.
         """
         request, target = call.payload, self._target
+        if call.sends:
+            request = call.payload = replace(request, resends=call.sends)
         try:
             body = encode_event(CallRequested(payload=request))
         except (TypeError, ValueError, RecursionError) as error:
@@ -201,6 +208,9 @@ class RequestSender:
             reason = "too many calls wait for the broker already"
             raise CallError(ErrorCode.UNAVAILABLE, reason, begun=False)
         call.sends += 1
+        census = self._census
+        call.departures = census.departures if census.is_complete else -1
+        restorations = census.restorations
         # A broker drops a key that it has seen before.
         key = request.request_id if call.sends == 1 else f"{request.request_id}-{call.sends}"
         self._waiting += 1
@@ -208,11 +218,19 @@ class RequestSender:
         try:
             with Sending() as sending:
                 call.interrupt = sending.interrupt
-                call.receipt = await self._deliver(body, key, call.to)
+                receipt = await self._deliver(body, key, call.to)
+                if target.names_consumer:
+                    # Only this worker can have it.
+                    call.worker = receipt or call.to or None
+                else:
+                    call.receipt = receipt
         finally:
             call.interrupt = None
             self._waiting -= 1
             self._waiting_bytes -= size
+        if census.restorations != restorations:
+            # It may have been sent over the new connection, when other workers were there.
+            call.departures = -1
         call.sent_at = call.seen_at = asyncio.get_running_loop().time()
 
     async def _deliver(self, body: bytes, key: str, worker: str) -> str:
@@ -227,8 +245,7 @@ class RequestSender:
                     self._group, body, key=key, reply_to=self._mailbox, wait=wait
                 )
             except NoReceiverError as error:
-                # After a reconnect the workers may be on their way back, too.
-                if not self._is_settling():
+                if not self._expects_workers():
                     raise CallError(ErrorCode.UNAVAILABLE, str(error), begun=False) from error
             except TooLargeError as error:
                 raise CallError(ErrorCode.RESOURCE_EXHAUSTED, str(error)) from error

@@ -288,6 +288,22 @@ def _numbered(payload: ResponsePayload) -> ResponseEnvelope[Any]:
     return ResponseEnvelope(envelope.data, meta)
 
 
+class Census:
+    """What a client knows about the workers of its group.
+
+    Attributes:
+        is_complete: Whether it knows every worker that can begin its requests without asking.
+        departures: How many workers were found to be gone, or have left.
+        restorations: How often the connection was restored.
+    """
+
+    __slots__ = ("departures", "is_complete", "restorations")
+
+    def __init__(self) -> None:
+        self.is_complete = False
+        self.departures = self.restorations = 0
+
+
 class PendingCall(msgspec.Struct, eq=False):
     """One call that waits for its end."""
 
@@ -301,6 +317,9 @@ class PendingCall(msgspec.Struct, eq=False):
 
     limit: float
     """Seconds it has."""
+
+    made_at: float
+    """When it was made, by the loop's clock."""
 
     expects: Expects = Expects.ONE
     future: "asyncio.Future[ResponseEnvelope[Any]] | None" = None
@@ -322,7 +341,16 @@ class PendingCall(msgspec.Struct, eq=False):
     """How many probes in a row found no worker with it."""
 
     worker: str | None = None
-    """The mailbox of the worker that has it, once known."""
+    """The mailbox of the worker that has it, once known, or of the only one that can have it."""
+
+    is_claimed: bool = False
+    """Whether a worker reported that it has it, or was allowed to begin it."""
+
+    departures: int = -1
+    """How many workers had left when it was sent, if all that were there were known; -1 if they were not."""
+
+    fenced_by: tuple[str, ...] = ()
+    """The workers that did not begin its last copy, and will not."""
 
     interrupt: Callable[[], None] | None = None
     """Stops its sender, while the request is being sent."""

@@ -26,6 +26,7 @@ from operations._text import printable
 from operations.access import Identity
 from operations.calls.config import WorkerConfig
 from operations.calls.events import (
+    AbortPayload,
     CallAborted,
     CallConfirmed,
     CallCredited,
@@ -37,17 +38,19 @@ from operations.calls.events import (
     check_request,
     read_event,
 )
-from operations.calls.failure_detector import SETTLING, abandoned_jobs, watch_loop_lag
+from operations.calls.failure_detector import SETTLING
 from operations.calls.jobs import (
     Job,
     RefusedError,
     WorkerCounters,
+    abandoned_jobs,
     aged,
     exhausted,
     job_for,
     may_have_run,
     principal_of,
     set_after,
+    watch_loop_lag,
 )
 from operations.calls.reply_cache import Replies, quietly
 from operations.calls.services import SERVICES, digest_of, serves_itself, service_operations
@@ -86,7 +89,8 @@ class CallServer:
         self.registry = registry
         self.target = target
         self.group = config.group
-        self.mailbox = target.control(token_hex(16))
+        self.name = token_hex(16)
+        self.mailbox = target.control(self.name)
         self.jobs: dict[str, Job] = {}
         self._restored_at = self._connected_at = 0.0
         self.malformed = self.ignored = self.duplicates = 0
@@ -267,7 +271,7 @@ class CallServer:
         if type(event) is CallConfirmed:
             self._confirm(event.payload.request_id, sender)
         elif type(event) is CallAborted:
-            self._abort(event.payload.request_id, sender)
+            self._replies.abort(event.payload, sender)
         elif type(event) is CallCredited:
             job = self._replies.find(event.payload.request_id, sender)
             if job is not None and job.pace is not None:
@@ -289,7 +293,7 @@ class CallServer:
         try:
             await replied.wait()
         except asyncio.CancelledError:
-            self._abort(request.request_id)
+            self._replies.abort(AbortPayload(request_id=request.request_id), "")
             raise
 
     def _admit(
@@ -311,7 +315,7 @@ class CallServer:
             malformed = MalformedEvent(problem, PUT_TYPE, request_id)
             set_after(self._reject(malformed, reply_to, sender), replied)
             return
-        if not self._replies.is_new(key):
+        if not self._replies.is_new(key, request.resends):
             self.duplicates += 1
             known = self.jobs.get(key)
             # A job that has not begun removes the request itself.
@@ -361,17 +365,6 @@ class CallServer:
             job.code = error.code
             self.counters.refuse(job)
             set_after(self._replies.refuse(job, error), job.replied)
-
-    def _abort(self, request_id: str, sender: str = "") -> None:
-        job = self._replies.find(request_id, sender)
-        if job is not None:
-            if job.is_offered:
-                # Another worker may have the call: its caller waits for the reply of that one.
-                self._replies.settle(job)
-            self._replies.stop(job, CallError(ErrorCode.ABORTED, "the call was aborted"))
-        else:
-            # It may have overtaken the request, which then counts as known.
-            self._replies.is_new(sender + request_id)
 
     def _reject(
         self, event: MalformedEvent, reply_to: str, sender: str

@@ -206,16 +206,23 @@ def worker_operations(hub: Hub, *, is_up: Callable[[], bool]) -> list[Any]:
         return []
 
     @contextmanager
-    def found(broker: str) -> Generator[tuple[str, GroupMonitor]]:
+    def found(broker: str | None) -> Generator[tuple[str, GroupMonitor]]:
         """The name and the workers of a broker; an error of its connection becomes that of the call."""
-        for source in _brokers(hub):
+        brokers = _brokers(hub)
+        if broker is None:
+            if len(brokers) != 1:
+                names = ", ".join(source.name for source in brokers) or "none"
+                message = f"Name the broker: there are {len(brokers)} ({names})"
+                raise CallError(ErrorCode.VALIDATION_ERROR, message)
+            broker = brokers[0].name
+        for source in brokers:
             if source.is_called(broker) and source.opened is not None and source.opened.monitor:
                 try:
                     yield source.name, source.opened.monitor
                 except TransportError as error:
                     raise CallError(ErrorCode.UNAVAILABLE, str(error)) from error
                 return
-        known = ", ".join(source.name for source in _brokers(hub)) or "none"
+        known = ", ".join(source.name for source in brokers) or "none"
         message = f"There is no connected broker {broker!r}; the brokers are: {known}"
         raise CallError(ErrorCode.VALIDATION_ERROR, message)
 
@@ -233,24 +240,24 @@ def worker_operations(hub: Hub, *, is_up: Callable[[], bool]) -> list[Any]:
             await asyncio.sleep(_WORKERS_SECONDS)
 
     @operation("hub.dead_letters", type="query", scopes=[SCOPE])
-    async def dead_letters(broker: str) -> list[DeadLetter]:
+    async def dead_letters(broker: str | None = None) -> list[DeadLetter]:
         """List the newest requests that were given up because they cost every worker that began them.
 
         Args:
-            broker: The name of the broker.
+            broker: The name of the broker, if there is more than one.
         """
         with found(broker) as (_, monitor):
             return await monitor.letters()
 
     @operation("hub.replay_letter", scopes=[SCOPE])
-    async def replay(broker: str, letter: str) -> Any:
+    async def replay(letter: str, broker: str | None = None) -> Any:
         """Call the operation of a dead letter once more, and remove the letter if that succeeds.
 
         The call has the `credential` of the broker in the config. It may cost one more worker.
 
         Args:
-            broker: The name of the broker.
             letter: The id of the dead letter.
+            broker: The name of the broker, if there is more than one.
         """
         with found(broker) as (name, monitor):
             options = hub.file.options(RemoteConfig, hub.file.config.brokers[name])
@@ -258,12 +265,12 @@ def worker_operations(hub: Hub, *, is_up: Callable[[], bool]) -> list[Any]:
             return envelope.data
 
     @operation("hub.drop_letter", scopes=[SCOPE])
-    async def drop(broker: str, letter: str) -> None:
+    async def drop(letter: str, broker: str | None = None) -> None:
         """Remove a dead letter.
 
         Args:
-            broker: The name of the broker.
             letter: The id of the dead letter.
+            broker: The name of the broker, if there is more than one.
         """
         with found(broker) as (_, monitor):
             await monitor.remove(letter)

@@ -112,6 +112,11 @@ class Consumer(Receiver, Protocol):
     """Receives the messages of a queue."""
 
     @property
+    def name(self) -> str:
+        """The name of this consumer, 32 hex digits; `control(name)` is its address. Empty if it has none."""
+        ...
+
+    @property
     def backlog(self) -> int | None:
         """The number of messages that may wait at the broker for each consumer, if it keeps them; None for no limit."""
         ...
@@ -145,6 +150,7 @@ class EventTarget(Protocol):
         durable: Whether requests wait at the broker until a worker comes, and the broker never gives one out again
             that a worker has begun.
         admin: The administration of the broker; None if there is no broker that keeps messages.
+        names_consumer: Whether `enqueue` returns the address of the consumer that it sent a message to.
         is_connected: Whether the other end can be reached now.
     """
 
@@ -156,6 +162,7 @@ class EventTarget(Protocol):
     broadcasts_replies: bool = False
     durable: bool = False
     admin: "QueueAdmin | None" = None
+    names_consumer: bool = False
 
     @property
     def is_connected(self) -> bool:
@@ -213,7 +220,8 @@ class EventTarget(Protocol):
             wait: Seconds to wait for a connection while there is none.
 
         Returns:
-            A receipt for `is_waiting`; empty if the broker keeps no messages.
+            A receipt for `is_waiting`, or the address of the only consumer that can have the message if the target
+            `names_consumer`; empty if there is neither.
 
         Raises:
             NoReceiverError: If the broker reports that it has no consumer.
@@ -525,12 +533,17 @@ class BoundedSet:
     """A set of limited size: its older half is dropped when the newer half is full.
 
     Dropping one name at a time would cost more: a dict whose first keys were removed is searched for the next one.
+
+    Attributes:
+        complete_since: All names that were added after this time are remembered, by `monotonic`.
     """
 
-    __slots__ = ("_newer", "_older", "_size")
+    __slots__ = ("_began_at", "_newer", "_older", "_size", "complete_since")
 
     def __init__(self, size: int) -> None:
         self._size = size
+        self._began_at = float("-inf")
+        self.complete_since = float("-inf")
         self._newer: set[str] = set()
         self._older: set[str] = set()
 
@@ -548,6 +561,7 @@ class BoundedSet:
         newer.add(name)
         if len(newer) >= self._size:
             self._older, self._newer = newer, set()
+            self.complete_since, self._began_at = self._began_at, monotonic()
         return True
 
     def discard(self, name: str) -> None:

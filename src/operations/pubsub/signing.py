@@ -155,6 +155,7 @@ class SignedTarget(EventTarget):
         self.direct = target.direct
         self.broadcasts_replies = target.broadcasts_replies
         self.durable = target.durable
+        self.names_consumer = target.names_consumer
         self.trusted = target.trusted
         self.identity = target.identity
         self.max_values = target.max_values
@@ -285,6 +286,7 @@ class _VerifyingConsumer(_Verifying):
 
     def __init__(self, target: SignedTarget, consumer: Consumer, address: str) -> None:
         super().__init__(target, consumer, address)
+        self.name = consumer.name
         self.backlog = consumer.backlog
         self.capacity = consumer.capacity
 

@@ -93,14 +93,16 @@ class _NoJetStreamError(TransportError):
     """No server of the account runs JetStream."""
 
 
-_ASK_EVERY = 5.0
-"""Seconds between two questions for the consumers of a plain queue, while requests are sent to it."""
+_ASK_EVERY, _ASK_SOON = 5.0, 1.0
+"""Seconds between two questions for the consumers of a plain queue, while requests are sent to it: the second one while
+fewer than two are known, because one that has just come gets no requests before it is known."""
 
 
 class Consumers:
     """The consumers of a plain queue, among which a caller spreads its requests evenly.
 
-    The server would pick one at random for every request: of 64 requests for 8 workers, some worker gets about 14.
+    The server would pick one at random for every request: of 64 requests for 8 workers, some worker gets about 14. The
+    caller would also not know which one to ask for a request that may be lost.
 
     Args:
         subject: The subject on which the server picks one.
@@ -110,20 +112,18 @@ class Consumers:
         self.subject = subject
         self._seen_at: dict[str, float] = {}
         self._round: list[str] = []
-        self._is_one_silent = False
         self._asked_at = float("-inf")
         self._loop = asyncio.get_running_loop()
 
     def is_due(self) -> bool:
         """Return whether the consumers should be asked for now; then note that they are."""
         now = self._loop.time()
-        if now - self._asked_at < _ASK_EVERY:
+        if now - self._asked_at < (_ASK_EVERY if len(self._seen_at) > 1 else _ASK_SOON):
             return False
         # Consumers that did not answer the last question are blocked or gone.
         for name, seen_at in tuple(self._seen_at.items()):
             if seen_at < self._asked_at:
                 del self._seen_at[name]
-                self._is_one_silent = True
         self._asked_at = now
         return True
 
@@ -147,10 +147,7 @@ class Consumers:
             name = self._round.pop()
             if name in self._seen_at:
                 return name
-        if len(self._seen_at) > 1:
-            self._is_one_silent = False
-        elif not (self._seen_at and self._is_one_silent):
-            # The server may also pick a consumer that came a moment ago. It would still pick one whose host is gone.
+        if not self._seen_at:
             return ""
         # In another order each time, so that no pattern of requests meets the same consumer.
         self._round = list(self._seen_at)

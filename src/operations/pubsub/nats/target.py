@@ -86,7 +86,7 @@ class NatsTarget(EventTarget):
         self.trusted = trusted
         self.max_bytes = 1024 * 1024
         self.max_values = max_values
-        self.durable = durable
+        self.durable, self.names_consumer = durable, not durable
         self._prefix = prefix
         enforce_client(client)
         self._client = client
@@ -376,7 +376,7 @@ class NatsTarget(EventTarget):
                 sender = "_INBOX."
             consumer.receive(Delivery(body, reply, sender=sender))
 
-        name = token_hex(16)
+        name = consumer.name or token_hex(16)
         subject, roll_call = self._all_of(queue), self._all_of(queue, "who")
         own = f"{self._prefix}.to.{name}.*"
 
@@ -425,7 +425,7 @@ class NatsTarget(EventTarget):
         if consumer:
             subject, key = f"{self._prefix}.to.{consumer}.{self._client}", f"{key}={consumer}"
         await self._publish(subject, body, f"{reply_to}.{key}" if reply_to else "")
-        return ""
+        return f"{self._control_space}{consumer}" if consumer else ""
 
     async def _ask_for(self, queue: str, consumers: Consumers) -> None:
         """Ask the consumers of a queue for their names, which arrive later."""

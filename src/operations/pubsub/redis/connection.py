@@ -272,7 +272,7 @@ async def _enforce_version(node: Any) -> None:
 
 
 class WrongServerError(NotSentError):
-    """The server cannot carry out a command now: it is a replica, loads its data, or has lost the shard."""
+    """No server carried out a command: it is a replica, loads its data, or has lost the shard or the connection."""
 
 
 def is_wrong_server(error: Exception) -> bool:
@@ -500,7 +500,7 @@ class PipelinedConnection(ReconnectingConnection):
         if self._outbox_bytes > MAX_BUFFERED:
             await self._drained.wait()
         if not self._up.is_set():
-            raise NotSentError("Redis cannot be reached")
+            raise WrongServerError("Redis cannot be reached")
         self._outbox.append((command, future, size))
         self._outbox_bytes += size
         self._drained.clear()
@@ -595,4 +595,4 @@ class PipelinedConnection(ReconnectingConnection):
         self._waiting.clear()
         for _, future, _ in unsent:
             if future is not None and not future.done():
-                future.set_exception(NotSentError("the connection to Redis was lost"))
+                future.set_exception(WrongServerError("the connection to Redis was lost"))
