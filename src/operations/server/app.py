@@ -51,14 +51,7 @@ def create_app(config: ServerConfig, registry: OperationRegistry) -> Starlette:
         graph = CallGraph(limit=_REMEMBERED)
     recording = None if graph is None else _Recording(registry, graph)
     readiness = Readiness(config.ready)
-    pages = Pages(
-        pipeline,
-        sessions,
-        metrics,
-        title=config.title,
-        version=config.version,
-        readiness=readiness,
-    )
+    pages = Pages(config, pipeline, sessions, metrics, readiness)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncGenerator[None]:
@@ -115,14 +108,7 @@ def create_probe_app(config: ServerConfig, registry: OperationRegistry) -> Starl
     """Serve `/healthz`, `/readyz` and `/metrics` of a process that serves no HTTP otherwise, such as a worker."""
     sessions, readiness = Sessions(), Readiness(config.ready)
     pipeline, metrics = _pipeline(config, registry, sessions), CallMetrics(registry)
-    pages = Pages(
-        pipeline,
-        sessions,
-        metrics,
-        title=config.title,
-        version=config.version,
-        readiness=readiness,
-    )
+    pages = Pages(config, pipeline, sessions, metrics, readiness)
     routes = {path: pages.routes[path] for path in ("/healthz", "/readyz", "/metrics")}
     app = _App(
         lambda inside: AccessLog(

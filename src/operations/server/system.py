@@ -25,7 +25,7 @@ import msgspec
 from operations.access import Identity
 from operations.calls.graph import CallGraph, CallRecord
 from operations.errors import CallError, ErrorCode
-from operations.front.config import Ready
+from operations.front.config import Ready, ServerConfig
 from operations.front.http import RequestPipeline, RequestState
 from operations.front.messages import JSON, Reply, decode_json, json_reply
 from operations.front.public_errors import METADATA_PATH, malformed
@@ -342,19 +342,16 @@ class Pages:
 
     def __init__(
         self,
+        config: ServerConfig,
         pipeline: RequestPipeline,
         sessions: Sessions,
         metrics: CallMetrics,
-        *,
-        title: str,
-        version: str,
         readiness: Readiness,
     ) -> None:
+        self._config = config
         self._pipeline = pipeline
         self._sessions = sessions
         self._metrics = metrics
-        self._title = title
-        self._version = version
         self._readiness = readiness
         self._documents: OrderedDict[tuple[Any, ...], bytes] = OrderedDict()
         self.routes = {
@@ -385,7 +382,12 @@ class Pages:
 
     def _build(self, specs: list[OperationSpec], server_url: str) -> bytes:
         return msgspec.json.encode(
-            to_openapi(specs, title=self._title, version=self._version, server_url=server_url)
+            to_openapi(
+                specs,
+                title=self._config.title,
+                version=self._config.version,
+                server_url=server_url,
+            )
         )
 
     async def _session(self, state: RequestState) -> Reply:
