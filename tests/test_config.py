@@ -678,7 +678,7 @@ def test_every_table_is_tried() -> None:
     assert {each.__name__ for each in Entry.__subclasses__()} == {e.__name__ for e in ENTRIES}
 
 
-def test_what_a_file_cannot_set_is_known() -> None:
+def test_fields_that_a_file_cannot_set_are_listed() -> None:
     """A field that is added to a config class is a key of the file, unless it is added to this list, too."""
     found = {
         f"{cls.__name__}.{name}": entry.derived.without.get(name)

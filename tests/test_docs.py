@@ -76,7 +76,7 @@ def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
         assert (page.parent / target).exists(), target
 
 
-def test_the_readme_works_outside_the_repository_and_begins_with_what_to_type() -> None:
+def test_the_readme_works_outside_the_repository_and_begins_with_commands() -> None:
     text = (PROJECT / "README.md").read_text(encoding="utf-8")
     pictures = re.findall(r"!\[[^\]]+\]\((docs/pictures/[\w.]+)\)", text)
 

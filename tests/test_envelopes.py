@@ -125,7 +125,7 @@ MCP = {"source": "mcp", "isError": False, "content": []}
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_only_resembles_an_envelope_is_none(value: object) -> None:
+def test_an_envelope_lookalike_is_not_an_envelope(value: object) -> None:
     assert not is_response_envelope(value)
     with pytest.raises(ValueError, match="not a response envelope"):
         ResponseEnvelope.from_wire(value)

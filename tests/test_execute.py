@@ -335,7 +335,7 @@ async def test_a_value_that_does_not_fit_stays_and_is_reported(
     assert [(change.path, change.kind) for change in envelope.meta.changes] == [(path, "mismatch")]
 
 
-async def test_a_typed_function_that_breaks_its_promise_returns_what_it_returned() -> None:
+async def test_a_mismatched_result_of_a_typed_function_is_returned_unchanged() -> None:
     registry = OperationRegistry()
 
     @registry.operation("test.bad")
@@ -358,7 +358,7 @@ async def test_a_typed_function_that_breaks_its_promise_returns_what_it_returned
         ("off", {"id": None, "x": 1}, []),
     ],
 )
-async def test_each_policy_lists_what_it_changed(policy: Any, data: Any, kinds: list[str]) -> None:
+async def test_each_policy_lists_its_changes(policy: Any, data: Any, kinds: list[str]) -> None:
     registry = single(echo, output_schema=RESULT, output=policy)
 
     envelope = await registry.execute("test.run", {"id": None, "x": 1})
@@ -392,7 +392,7 @@ async def test_mismatches_are_counted_up_to_a_limit() -> None:
         ("off", {"id": "7"}, False),
     ],
 )
-async def test_each_operation_may_choose_what_happens_to_a_misfit(
+async def test_each_operation_may_choose_its_output_policy(
     policy: Any, data: Any, warned: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     registry = single(echo, output_schema=RESULT, output=policy)
@@ -401,7 +401,7 @@ async def test_each_operation_may_choose_what_happens_to_a_misfit(
     assert bool(caplog.records) is warned
 
 
-async def test_strict_output_refuses_a_misfit_and_keeps_what_fits() -> None:
+async def test_strict_output_rejects_mismatches_and_keeps_valid_data() -> None:
     registry = single(echo, output_schema=RESULT, output="strict")
 
     assert (await registry.execute("test.run", {"id": 7})).data == {"id": 7}
@@ -577,7 +577,7 @@ async def test_every_exception_of_a_handler_is_one_execution_error(raised: BaseE
 
 
 @pytest.mark.parametrize("raised", [KeyboardInterrupt, SystemExit])
-async def test_what_ends_the_process_is_not_mapped(raised: type[BaseException]) -> None:
+async def test_exceptions_that_end_the_process_are_not_mapped(raised: type[BaseException]) -> None:
     async def handler(_input: Any, _context: OperationContext) -> None:
         raise raised
 
@@ -740,7 +740,7 @@ async def test_a_deadline_in_seconds_is_rejected_with_advice() -> None:
     assert "milliseconds" in error.message
 
 
-async def test_what_is_no_context_middleware_or_observer_is_refused() -> None:
+async def test_an_invalid_context_middleware_or_observer_is_rejected() -> None:
     registry = single(add)
     nothing: Any = None
 
@@ -858,7 +858,7 @@ async def test_env_can_be_limited_to_namespaces() -> None:
             thing.__wrapped__  # noqa: B018
 
 
-async def test_env_and_its_paths_list_what_can_be_called() -> None:
+async def test_env_and_its_paths_list_operations() -> None:
     async def handler(_input: Any, context: OperationContext) -> Any:
         env = context.env
         return [
@@ -895,7 +895,7 @@ def test_env_lists_only_the_allowed_namespaces() -> None:
     assert list(env.test) == []
 
 
-def test_env_lists_only_what_the_nested_call_has_access_to() -> None:
+def test_env_lists_only_operations_that_the_nested_call_may_call() -> None:
     registry = nesting(echo)
 
     nobody, outer, both = (
@@ -1112,7 +1112,7 @@ async def test_a_middlewares_own_failure_is_mapped() -> None:
 
 
 @pytest.mark.requirement("R46")
-async def test_observers_see_who_what_outcome_and_no_arguments() -> None:
+async def test_observers_see_caller_operation_and_outcome_but_no_arguments() -> None:
     registry = single(add, access_control=GUARD)
     events: list[CallEvent] = []
 
@@ -1164,7 +1164,7 @@ async def test_a_cancelled_call_is_observed_as_aborted() -> None:
     assert events[-1].code == ErrorCode.ABORTED
 
 
-async def test_an_entry_point_carries_what_it_can(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_entry_point_offers_its_channels(caplog: pytest.LogCaptureFixture) -> None:
     carried: list[Any] = []
 
     async def carry(*args: Any) -> Any:
@@ -1238,7 +1238,7 @@ async def test_an_envelope_made_by_hand_holds_json_too(made: ResponseEnvelope[An
     assert (await failing(spare)).code == ErrorCode.EXECUTION_ERROR
 
 
-async def test_an_envelope_made_by_hand_may_hold_what_becomes_json() -> None:
+async def test_data_of_an_envelope_is_converted_to_json() -> None:
     moment = datetime(2026, 1, 2, tzinfo=UTC)
 
     async def handler(_input: Any, _context: OperationContext) -> Any:

@@ -90,7 +90,7 @@ async def test_a_search_can_be_narrowed() -> None:
 
 
 @pytest.mark.requirement("R07")
-async def test_what_a_caller_may_not_call_it_does_not_find() -> None:
+async def test_a_caller_does_not_find_operations_without_access() -> None:
     registry = build()
     gateway = Gateway(registry)
 

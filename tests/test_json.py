@@ -300,7 +300,7 @@ def async_function() -> Any:
     ],
     ids=kind,
 )
-def test_what_has_no_form_in_json_is_refused_by_its_type(value: Any) -> None:
+def test_values_without_a_form_in_json_are_rejected_by_type(value: Any) -> None:
     with pytest.raises(JSONValueError) as caught:
         to_json({"a": [0, value]})
 
@@ -576,7 +576,7 @@ def test_values_and_depth_are_counted_exactly(
 
 
 @given(JSON_VALUES)
-def test_what_is_encoded_is_decoded(value: Any) -> None:
+def test_every_encoded_value_is_decoded(value: Any) -> None:
     assert decode_json(msgspec.json.encode(value), max_values=1000) == value
 
 
@@ -601,7 +601,7 @@ def test_what_is_encoded_is_decoded(value: Any) -> None:
         b"\xef\xbb\xbf{}",
     ],
 )
-def test_what_is_not_json_is_not_decoded(raw: bytes | str) -> None:
+def test_texts_that_are_not_json_are_not_decoded(raw: bytes | str) -> None:
     with pytest.raises(JSONValueError):
         decode_json(raw, max_values=1000)
 

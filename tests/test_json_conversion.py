@@ -304,7 +304,7 @@ def test_other_values_are_not(value: Any) -> None:
 
 @pytest.mark.requirement("R28")
 @pytest.mark.parametrize("policy", ["cast", "keep", "strict", "off"])
-async def test_what_is_not_json_inside_an_object_is_rejected(policy: OutputPolicy) -> None:
+async def test_values_that_are_not_json_inside_an_object_are_rejected(policy: OutputPolicy) -> None:
     @dataclasses.dataclass
     class Number:
         value: float | None

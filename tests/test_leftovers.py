@@ -74,7 +74,7 @@ async def a_ring_of_pieces(*, is_left: bool) -> None:
         (a_ring_of_pieces, "KB"),
     ],
 )
-def test_what_is_left_is_found(
+def test_leftovers_are_found(
     loop: asyncio.AbstractEventLoop, leave: Any, word: str, is_left: bool
 ) -> None:
     leftovers = Leftovers(loop)

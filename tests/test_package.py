@@ -59,7 +59,7 @@ FORBIDDEN = {
 
 @pytest.mark.requirement("R14")
 @pytest.mark.parametrize("what", FORBIDDEN)
-def test_no_module_can_run_what_it_reads(what: str) -> None:
+def test_no_module_executes_data(what: str) -> None:
     pattern = re.compile(FORBIDDEN[what])
 
     offenders = [str(path) for path in SOURCES if pattern.search(path.read_text(encoding="utf-8"))]

@@ -24,14 +24,14 @@ def test_an_unexpected_error_is_logged_and_leaves_as_its_code_and_the_request(
     assert "r1" in record.getMessage()
 
 
-def test_an_operator_may_expose_what_happened() -> None:
+def test_an_operator_may_expose_exceptions() -> None:
     shown = public_error(map_error(KeyError("boom")), "r1", expose=True)
 
     assert shown.message == "KeyError: 'boom'"
 
 
 @pytest.mark.requirement("R17")
-def test_what_was_meant_for_the_caller_passes(caplog: pytest.LogCaptureFixture) -> None:
+def test_errors_for_the_caller_pass(caplog: pytest.LogCaptureFixture) -> None:
     error = CallError("TASK_CLOSED", "closed", {"id": 7}, retryable=True)
 
     assert public_error(error, "r1").to_wire() == error.to_wire()

@@ -116,7 +116,7 @@ def numbers(_input: Any, _context: OperationContext) -> Iterator[int]:
         ),
     ],
 )
-def test_what_cannot_work_is_refused_with_a_reason(
+def test_invalid_settings_are_rejected_with_a_reason(
     registry: OperationRegistry, candidate: Any, why: str
 ) -> None:
     with pytest.raises(RegistrationError, match=why):
@@ -275,7 +275,7 @@ class Elsewhere:
             yield local_envelope(index, operation_id)
 
 
-async def test_what_has_no_handler_here_goes_to_the_remote() -> None:
+async def test_an_operation_without_a_local_handler_goes_to_the_remote() -> None:
     remote = Elsewhere()
     registry = OperationRegistry(remote=remote)
     registry.register_spec(spec(input_schema={"type": "object"}))

@@ -81,7 +81,7 @@ def test_an_installed_wheel_runs(release: Path, tmp_path: Path) -> None:
     assert ran.stdout.strip().endswith(VERSION), ran.stderr
 
 
-def test_the_sdist_contains_what_it_is_built_and_tested_with(release: Path) -> None:
+def test_the_sdist_contains_its_build_and_tests(release: Path) -> None:
     (path,) = release.glob("*.tar.gz")
     with tarfile.open(path) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}

@@ -129,7 +129,7 @@ def test_a_package_can_be_scanned_by_name_and_as_a_module(
 
 
 @pytest.mark.parametrize("source", ["no.such.package", "no/such/folder", ".x"])
-def test_what_is_not_there_is_an_error(
+def test_a_missing_module_is_an_error(
     source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -121,7 +121,7 @@ def test_the_id_splits_at_the_first_dot() -> None:
     assert (FULL.namespace, FULL.name) == ("task", "create.many")
 
 
-def test_what_may_be_replayed() -> None:
+def test_replayable_operations() -> None:
     assert PLAIN.replayable
     assert FULL.replayable
     assert not OperationSpec(name="x", namespace="y", type=OperationType.MUTATION).replayable
@@ -264,7 +264,7 @@ def test_a_spec_cannot_be_altered() -> None:
     assert msgspec.structs.replace(PLAIN, name="y").name == "y"
 
 
-def test_what_a_spec_writes_is_not_its_own() -> None:
+def test_a_written_spec_is_a_copy() -> None:
     spec = OperationSpec(
         name="run",
         namespace="test",

@@ -23,7 +23,7 @@ async def test_a_function_runs_elsewhere_with_this_tasks_context() -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError("x"), KeyError("y"), SystemExit(3)])
-async def test_what_a_function_raises_is_raised_here(error: BaseException) -> None:
+async def test_exceptions_of_a_function_are_raised_in_the_caller(error: BaseException) -> None:
     def fail() -> None:
         raise error
 

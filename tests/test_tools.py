@@ -186,7 +186,7 @@ async def test_a_timeout_holds_even_if_the_handler_ignores_it() -> None:
     ("type", "idempotent", "tries"),
     [("query", False, 3), ("mutation", False, 1), ("mutation", True, 3)],
 )
-async def test_only_what_may_run_twice_is_repeated(type: str, idempotent: bool, tries: int) -> None:
+async def test_only_replayable_calls_are_repeated(type: str, idempotent: bool, tries: int) -> None:
     registry, seen = OperationRegistry(), list[int]()
     configure_tools(registry, {"shop.*": ToolConfig(retry=2)})
 
@@ -252,7 +252,7 @@ def failing(error: CallError, retry: RetryPolicy | int) -> tuple[OperationRegist
     return registry, seen
 
 
-async def test_what_takes_a_person_is_never_repeated() -> None:
+async def test_calls_that_wait_for_a_person_are_never_repeated() -> None:
     error = CallError(ErrorCode.APPROVAL_REQUIRED, "ask", retryable=True, begun=False)
     registry, seen = failing(error, 5)
 
@@ -321,7 +321,7 @@ async def test_select_keeps_parts_of_results_and_of_items() -> None:
     assert spec.output_schema.is_unknown
 
 
-async def test_select_keeps_what_any_of_its_pointers_names() -> None:
+async def test_select_keeps_the_values_of_all_pointers() -> None:
     registry = OperationRegistry()
     pointers = ["/items/*/id", "/items/0/name", "/*/total", "/sums/all", "/whole/part", "/whole"]
     configure_tools(registry, {"shop.*": ToolConfig(select=pointers)})
@@ -404,7 +404,7 @@ async def test_a_renamed_operation_has_its_new_id_only_and_can_be_taken_away_by_
         configure_tools(registry, {"shop.*": ToolConfig(rename="a.b")})
 
 
-async def test_settings_apply_to_what_is_registered_and_later_ones_win() -> None:
+async def test_settings_apply_to_registered_operations_and_later_ones_win() -> None:
     registry = OperationRegistry()
 
     @registry.operation("shop.buy")

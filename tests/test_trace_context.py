@@ -81,7 +81,7 @@ async def test_it_reaches_an_http_api_behind_the_hub() -> None:
 
 
 @pytest.mark.parametrize("parent", ["", "x", f"{PARENT}\r\nx: y", PARENT.upper(), 5, None])
-def test_what_is_no_trace_context_goes_nowhere(parent: Any) -> None:
+def test_an_invalid_trace_context_is_dropped(parent: Any) -> None:
     assert trace_context({"traceparent": parent, "tracestate": "a=b"}) == {}
 
 

@@ -336,7 +336,7 @@ async def test_an_input_that_has_no_exact_text_cannot_be_approved(value: Any) ->
     assert ran == []
 
 
-async def test_what_was_approved_runs_also_if_the_input_changes_meanwhile() -> None:
+async def test_the_approved_input_runs_even_if_it_changes_meanwhile() -> None:
     registry, ran = anything()
     value = {"amount": [1]}
     context = OperationContext(identity=ALICE)
@@ -351,7 +351,7 @@ async def test_what_was_approved_runs_also_if_the_input_changes_meanwhile() -> N
     assert ran == [{"amount": [1]}]
 
 
-async def test_a_question_shows_what_would_run_and_not_what_it_looks_like() -> None:
+async def test_a_question_escapes_invisible_characters_of_the_input() -> None:
     registry, _ = anything()
     configure_tools(registry, {"task.do": ToolConfig(approve=ApprovalRule(ask_caller=True))})
     asked: list[str] = []

@@ -439,7 +439,7 @@ async def test_an_mcp_client_confirms_or_declines(era: str, action: Any, expecte
         assert world.ran == [1]
 
 
-async def test_listings_show_only_what_a_grant_covers() -> None:
+async def test_listings_show_only_operations_of_a_grant() -> None:
     async with opened("http") as world:
         token = world.grants.create("alice", "bot", operations=["task.*"])
         headers = {"authorization": f"Bearer {token}"}

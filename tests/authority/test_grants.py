@@ -76,7 +76,7 @@ inputs = st.sampled_from([{}, {"n": 1}, {"n": 5}, None])
 @pytest.mark.requirement("R63")
 @settings(max_examples=150, deadline=None)
 @given(st.lists(blocks, min_size=1, max_size=5), ids, inputs)
-def test_no_sequence_of_narrowings_allows_what_a_prefix_rejects(
+def test_no_narrowing_allows_a_call_that_an_earlier_block_rejects(
     chain: list[Block], operation_id: str, value: Any
 ) -> None:
     token = resolving.mint(KEY, core.Subject(id="alice"), chain[0])

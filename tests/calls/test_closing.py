@@ -55,7 +55,7 @@ async def test_a_subscription_can_be_cancelled_at_every_step(
 
 
 @pytest.mark.parametrize("first", ["target", "map", "worker"])
-async def test_what_is_closed_in_the_wrong_order_ends_all_the_same(
+async def test_closing_in_the_wrong_order_still_ends(
     world: World, registry: OperationRegistry, first: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "log"

@@ -162,7 +162,7 @@ async def test_subscribing_to_a_query_is_refused(world: World, registry: Operati
 
 
 @pytest.mark.requirement("R31")
-async def test_cancelling_a_call_cancels_its_handler_and_what_it_called(
+async def test_cancelling_a_call_cancels_its_handler_and_nested_calls(
     world: World, registry: OperationRegistry, tmp_path: Path
 ) -> None:
     path = tmp_path / "log"
@@ -281,7 +281,7 @@ async def test_a_credential_is_verified_by_the_worker(
 
 
 @pytest.mark.requirement("R07")
-async def test_a_caller_sees_only_what_it_may_call(
+async def test_a_caller_sees_only_operations_that_it_may_call(
     world: World, registry: OperationRegistry
 ) -> None:
     def resolve(token: str) -> Identity:

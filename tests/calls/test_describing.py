@@ -129,7 +129,7 @@ def test_every_encoded_spec_is_decoded(documents: list[tuple[Any, Any]]) -> None
     assert [spec.to_wire() for spec in listener.specs] == [spec.to_wire() for spec in specs]
 
 
-def test_what_no_message_can_carry_is_left_out_and_hides_nothing() -> None:
+def test_a_spec_that_fits_no_message_is_left_out_alone() -> None:
     large = {"$ref": "#/$defs/Large", "$defs": {"Large": {"description": "x" * 60_000}}}
     specs = [
         query("a"),
@@ -193,7 +193,7 @@ async def test_a_large_api_is_imported_over_a_broker() -> None:
         {"leftOut": ["a"]},
     ],
 )
-def test_what_is_no_piece_is_refused(piece: Any) -> None:
+def test_a_malformed_piece_is_rejected(piece: Any) -> None:
     with pytest.raises(CallError) as caught:
         SpecDecoder().add(piece)
 

@@ -66,7 +66,7 @@ def test_r50_the_schemas_agree_with_the_vectors(case: Any) -> None:
 
 
 @pytest.mark.parametrize("type", CALL_EVENT_SCHEMAS)
-def test_the_schemas_refuse_what_is_no_event(type: str) -> None:
+def test_the_schemas_reject_malformed_events(type: str) -> None:
     for value in ({}, {"type": type, "id": "", "payload": {}}, {"type": "x", "id": ""}, None):
         assert CALL_EVENT_SCHEMAS[type].errors(value)
 
@@ -106,7 +106,7 @@ def test_a_content_block_of_an_unknown_kind_becomes_text() -> None:
     assert envelope.meta.content[0].text == '{"type":"hologram","x":1}'
 
 
-def test_what_is_no_envelope_is_refused() -> None:
+def test_a_malformed_envelope_is_rejected() -> None:
     for output in (1, {}, {"data": 1}, {"data": 1, "meta": {"source": "dream"}}):
         with pytest.raises(ValueError, match="envelope"):
             read_output(answer(output).payload.output)

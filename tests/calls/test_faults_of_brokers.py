@@ -282,7 +282,7 @@ async def test_f6_a_deadline_holds_while_a_request_is_handed_over(
 
 
 @pytest.mark.requirement("R12")
-async def test_closing_ends_what_is_being_handed_over(
+async def test_closing_ends_a_delivery_in_progress(
     mortal: tuple[Broker, BrokerWorld], registry: OperationRegistry
 ) -> None:
     async with swallowed(mortal, registry) as (calls, through):
@@ -319,7 +319,9 @@ async def test_f4_a_deadline_holds_while_workers_may_be_on_their_way_back(
 
 
 @pytest.mark.requirement("R12")
-async def test_what_redis_refuses_is_unavailable_and_not_late(registry: OperationRegistry) -> None:
+async def test_a_request_that_redis_rejects_is_unavailable_at_once(
+    registry: OperationRegistry,
+) -> None:
     with running(RedisServer()) as broker:
         world = redis_world(broker.url)
         async with world.serve(registry), caller(world) as calls, Redis(port=broker.port) as admin:

@@ -171,7 +171,7 @@ def _hang_on(task: "asyncio.Task[Any]", kept: list[Any]) -> None:
 @pytest.mark.parametrize(
     "deed", [_keep, _keep_weakly, _cancel_later, _cancel_and_take_back, _rename, _hang_on]
 )
-async def test_r32_what_a_handler_does_to_its_task_concerns_no_other_call(
+async def test_r32_a_handler_that_cancels_its_task_affects_no_other_call(
     deed: Callable[["asyncio.Task[Any]", list[Any]], None],
 ) -> None:
     registry = OperationRegistry()

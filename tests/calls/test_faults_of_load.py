@@ -64,7 +64,7 @@ async def test_f9_a_process_that_stops_reading_loses_nothing_and_holds_little(
 
 
 @pytest.mark.requirement("F9")
-async def test_f9_a_broker_that_cuts_off_who_stops_reading_is_an_error_and_not_silence() -> None:
+async def test_f9_a_reader_that_the_broker_disconnects_gets_an_error() -> None:
     limits = 'max_payload: 524288\nmax_pending: 524288\nwrite_deadline: "200ms"'
     with running(NatsServer(config=limits)) as broker:
         world = nats_world(broker.url)
@@ -379,7 +379,7 @@ async def test_r39_one_identity_cannot_take_every_place_by_many_spellings(
 
 
 @pytest.mark.requirement("R39")
-async def test_r39_those_who_need_no_credential_are_counted_by_who_they_are(
+async def test_r39_callers_without_credential_are_counted_by_identity(
     registry: OperationRegistry,
 ) -> None:
     target = MemoryTarget()
@@ -435,7 +435,7 @@ async def test_f31_a_storm_of_cancelled_calls_leaves_nothing_behind(
 
 
 @pytest.mark.requirement("F31")
-async def test_f31_what_was_cancelled_but_still_runs_counts(registry: OperationRegistry) -> None:
+async def test_f31_a_cancelled_call_that_still_runs_counts(registry: OperationRegistry) -> None:
     target = MemoryTarget()
     async with (
         serve_calls(registry, target, concurrency=2, queue=0, grace=0) as worker,

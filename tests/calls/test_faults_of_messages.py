@@ -128,7 +128,7 @@ async def test_f12_a_missing_item_is_an_error_and_never_a_gap(lost: int) -> None
 
 
 @pytest.mark.requirement("R18", "F14")
-async def test_f14_what_is_too_large_is_refused_at_once(
+async def test_f14_a_request_that_is_too_large_is_rejected_at_once(
     world: World, registry: OperationRegistry
 ) -> None:
     loop = asyncio.get_running_loop()

@@ -272,7 +272,7 @@ async def test_f33_a_worker_that_stands_still_for_five_seconds_loses_nothing(
     assert len(started(path)) == 1
 
 
-async def test_f33_a_warning_names_what_ran_while_the_loop_stood_still(
+async def test_f33_a_warning_names_the_call_that_blocked_the_loop(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     world = MemoryWorld()

@@ -57,7 +57,7 @@ def test_the_line_is_bounded_in_bytes_too() -> None:
     assert floor.admission.offer(Work(size=30)) == refusal
 
 
-def test_what_is_not_worth_starting_does_not_take_a_place() -> None:
+def test_an_expired_request_occupies_no_slot() -> None:
     floor = Floor(calls=1, queue=10)
     first, stale, fresh = Work(), Work(), Work()
     for work in (first, stale, fresh):
@@ -132,7 +132,7 @@ def test_a_word_too_large_to_keep_is_not_kept_but_its_id_is() -> None:
 
 @pytest.mark.no_cover
 @pytest.mark.requirement("R42")
-def test_r42_what_is_remembered_takes_no_more_than_is_allowed_for_it() -> None:
+def test_r42_the_reply_cache_stays_within_its_bound() -> None:
     recent = Recent(max_ids=20_000, max_bytes=4 * 1024 * 1024)
     tracemalloc.start()
     try:

@@ -231,7 +231,7 @@ async def test_a_timeout_that_is_not_a_number_is_refused(registry: OperationRegi
     assert of_call.value.code == of_stream.value.code == ErrorCode.VALIDATION_ERROR
 
 
-async def test_what_a_middleware_gives_twice_is_not_shared_by_those_who_get_it() -> None:
+async def test_an_envelope_that_a_middleware_returns_twice_is_copied() -> None:
     registry = OperationRegistry()
     kept: dict[str, Any] = {}
 
@@ -268,7 +268,7 @@ async def test_what_a_middleware_gives_twice_is_not_shared_by_those_who_get_it()
 
 
 @pytest.mark.requirement("R28")
-async def test_r28_what_is_beside_the_data_is_json_and_measured_too() -> None:
+async def test_r28_fields_beside_the_data_are_json_and_measured_too() -> None:
     registry = OperationRegistry()
     headers = {"a": "b"}
     kept: ResponseEnvelope[Any] = http_envelope(

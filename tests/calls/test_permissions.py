@@ -490,7 +490,7 @@ async def test_r61_the_shipped_script_is_all_that_clients_run(scheme: str, tmp_p
                 await bob.evalsha("0" * 40, 1, "operations:queue:operations:bob")
 
 
-async def test_r61_nats_rejects_what_an_attacker_publishes_and_subscribes_to(
+async def test_r61_nats_rejects_messages_and_subscriptions_of_an_attacker(
     tmp_path: Path,
 ) -> None:
     overheard: list[Any] = []

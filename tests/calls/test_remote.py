@@ -82,7 +82,7 @@ async def test_every_hop_appends_the_changes_it_makes(world: World) -> None:
     assert len(items) == 1
 
 
-async def test_what_has_no_handler_here_goes_to_the_remote(
+async def test_an_operation_without_a_local_handler_goes_to_the_remote(
     world: World, registry: OperationRegistry
 ) -> None:
     async with world.serve(registry), world.connect() as target, PendingRequestMap(target) as calls:
@@ -200,7 +200,7 @@ async def test_an_import_without_workers_is_unavailable() -> None:
     assert caught.value.code == ErrorCode.UNAVAILABLE
 
 
-async def test_spokes_register_what_they_serve_and_it_goes_when_they_do() -> None:
+async def test_operations_of_spokes_are_registered_while_they_are_connected() -> None:
     center = OperationRegistry()
 
     @center.operation("hub.hello", type="query")

@@ -179,9 +179,7 @@ async def test_f25_a_worker_that_drains_on_a_websocket_takes_nothing_new() -> No
 
 
 @pytest.mark.requirement("R38", "F10", "F25")
-async def test_f25_what_a_draining_worker_is_about_to_finish_is_not_refused_when_it_comes_again() -> (
-    None
-):
+async def test_f25_a_draining_worker_does_not_reject_a_repeated_request_that_it_runs() -> None:
     registry = OperationRegistry()
     started, draining = asyncio.Event(), asyncio.Event()
 

@@ -65,7 +65,9 @@ def test_commands_continue_without_missing_sources_and_report_them(run: Run) -> 
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_who_needs_what_is_not_there_fails(run: Run, arguments: list[str], source: str) -> None:
+def test_a_command_that_needs_a_missing_source_fails(
+    run: Run, arguments: list[str], source: str
+) -> None:
     ran = run(*arguments)
 
     assert ran.code == 8
@@ -84,7 +86,7 @@ def test_doctor_fails_for_every_missing_source(run: Run, monkeypatch: pytest.Mon
     assert failed == ["local", "openapi:shop", "mcp:files", "mcp:gone.json"]
 
 
-async def test_serving_goes_on_with_what_is_there(
+async def test_serving_continues_with_connected_sources(
     broken: Path, environment: dict[str, str]
 ) -> None:
     async with started(environment, "serve") as (_, ready):
@@ -135,7 +137,7 @@ def test_a_worker_needs_its_broker(run: Run, folder: Path, url: str) -> None:
     assert "Connect call failed" in ran.err
 
 
-def test_what_is_away_stays_known(run: Run, folder: Path) -> None:
+def test_operations_of_a_disconnected_source_stay_known(run: Run, folder: Path) -> None:
     (folder / "more.py").write_text(
         "from operations import operation\n\n\n"
         "@operation('more.run')\nasync def run() -> int:\n    return 1\n"

@@ -134,7 +134,7 @@ def test_an_invalid_value_is_reported_with_its_operation(run: Run, folder: Path)
     assert ran.error["details"]["errors"][0]["path"] == "/day"
 
 
-def test_an_unknown_property_comes_with_what_was_meant(run: Run) -> None:
+def test_an_unknown_property_is_reported_with_a_suggestion(run: Run) -> None:
     ran = run("call", "work.ship", "siez=small")
 
     assert '/siez is not a known property. Did you mean "size"?\n' in ran.err
@@ -147,7 +147,7 @@ def test_the_envelope_shows_the_source_of_the_data(run: Run) -> None:
     assert ran.json["meta"]["source"] == "local"
 
 
-def test_the_operator_may_do_everything_and_others_what_they_may(run: Run) -> None:
+def test_the_operator_has_full_access_and_others_their_own(run: Run) -> None:
     assert run("call", "work.secret").json == "hidden"
     assert run("call", "work.secret", "--as", "alice").json == "hidden"
     ran = run("call", "work.secret", "--as", "alise")
@@ -250,7 +250,7 @@ def test_a_wrong_config_is_reported_as_json_too(run: Run, folder: Path) -> None:
 
 
 @pytest.mark.requirement("R47")
-def test_what_others_wrote_cannot_steer_a_terminal(run: Run) -> None:
+def test_third_party_text_cannot_control_a_terminal(run: Run) -> None:
     assert "\x1b" not in run("call", "work.rude").out
     shown = run("show", "work.rude").out
     assert "\x1b" not in shown

@@ -102,7 +102,7 @@ def test_omitted_operations_are_listed_before_other_losses(run: Run) -> None:
     assert [loss.operation_id for loss in losses] == ["a.n128", "a.n129"]
 
 
-def test_what_is_asked_for_must_exist(run: Run) -> None:
+def test_a_requested_operation_must_exist(run: Run) -> None:
     ran = run("export", "openai", "work.ad")
 
     assert ran.code == 4
@@ -244,7 +244,7 @@ def test_the_python_client_has_a_class_once_however_many_operations_share_it() -
     assert source.count('amount: "NotRequired[str]"') == 1
 
 
-def test_the_python_client_keeps_apart_what_only_looks_shared() -> None:
+def test_the_python_client_separates_types_of_the_same_name() -> None:
     def at_home(**home: str) -> dict[str, Any]:
         properties = {name: {"type": kind} for name, kind in home.items()}
         return {

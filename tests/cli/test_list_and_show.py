@@ -50,7 +50,7 @@ def test_a_truncated_list_is_marked(run: Run) -> None:
 
 
 @pytest.mark.requirement("R07")
-def test_a_caller_sees_what_it_may_call(run: Run) -> None:
+def test_a_caller_sees_operations_that_it_may_call(run: Run) -> None:
     assert "work.secret" in ids(run("list"))
     assert "work.secret" in ids(run("list", "--as", "alice"))
     assert "work.secret" not in ids(run("list", "--as", "bob"))

@@ -120,7 +120,7 @@ def test_import_reports_why_there_is_nothing(
     assert "Traceback" not in ran.err
 
 
-def test_trace_shows_calls_as_a_tree_without_what_they_carried(run: Run, folder: Path) -> None:
+def test_trace_shows_calls_as_a_tree_without_their_data(run: Run, folder: Path) -> None:
     run("call", "work.outer")
     run("call", "work.fail")
     run("call", "work.count", "to=2")
@@ -176,7 +176,7 @@ def test_doctor_reports_results_that_differed_from_their_schema(run: Run, folder
     assert "1 value did not fit and stayed unchanged" in findings["row.get"]["words"]
 
 
-def test_doctor_finds_what_is_missing(
+def test_doctor_finds_missing_parts(
     run: Run, monkeypatch: pytest.MonkeyPatch, folder: Path
 ) -> None:
     monkeypatch.setenv("ALICE_KEY", "CANARY")
@@ -240,7 +240,7 @@ def test_shells_can_complete_every_command(run: Run, shell: str) -> None:
         assert command in script
 
 
-def test_ids_are_completed_from_what_was_there_last(run: Run) -> None:
+def test_ids_are_completed_from_the_last_listing(run: Run) -> None:
     run("list")
 
     answer = run("__complete", "show", "work.a").out
@@ -273,7 +273,7 @@ def test_without_a_terminal_the_demo_ends_after_its_tour(
 
 
 @pytest.mark.slow
-async def test_the_commands_of_the_tour_do_what_it_shows(
+async def test_the_commands_of_the_tour_have_the_shown_results(
     folder: Path, environment: dict[str, str]
 ) -> None:
     kinds: set[tuple[bool, bool]] = (

@@ -203,7 +203,7 @@ def test_other_machines_are_rejected_without_sign_in(folder: Path, run: Callable
     assert "public = true" in ran.err
 
 
-def test_what_modules_print_is_no_result(folder: Path, run: Callable[..., Ran]) -> None:
+def test_output_of_modules_is_not_a_result(folder: Path, run: Callable[..., Ran]) -> None:
     with (folder / "ops.py").open("a") as module:
         module.write("print('hello from the module')")
 
@@ -212,7 +212,7 @@ def test_what_modules_print_is_no_result(folder: Path, run: Callable[..., Ran]) 
     assert (ran.out, ran.code) == ("2\n", 0)
 
 
-async def test_a_worker_serves_callers_on_redis_and_finishes_what_runs(
+async def test_a_worker_serves_callers_on_redis_and_finishes_running_calls(
     folder: Path, environment: dict[str, str]
 ) -> None:
     with broker_running(RedisServer()) as broker, anyio.fail_after(110):

@@ -69,7 +69,7 @@ def started(folder: Path) -> Callable[[], set[str]]:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_only_what_is_wanted_is_started(
+def test_only_needed_sources_are_started(
     run: Callable[..., Ran],
     started: Callable[[], set[str]],
     command: list[str],
@@ -82,7 +82,7 @@ def test_only_what_is_wanted_is_started(
     assert started() == servers
 
 
-def test_what_an_operation_calls_is_started_when_it_calls_it(
+def test_a_source_is_started_by_a_nested_call(
     run: Callable[..., Ran], started: Callable[[], set[str]]
 ) -> None:
     ran = run("call", "work.ask_files")
@@ -103,7 +103,7 @@ def test_a_nested_call_of_an_unknown_operation_is_not_found(
     assert started() == set()
 
 
-def test_a_misspelt_operation_is_guessed_from_what_was_seen_before(
+def test_a_misspelt_operation_gets_a_suggestion_from_earlier_listings(
     run: Callable[..., Ran], started: Callable[[], set[str]]
 ) -> None:
     run("list")

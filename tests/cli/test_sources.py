@@ -146,7 +146,7 @@ async def test_a_name_that_is_taken_costs_the_second_source_alone(folder: Path) 
         assert "registered already" in second.failure
 
 
-async def test_an_mcp_json_gives_what_can_be_reached(folder: Path) -> None:
+async def test_an_mcp_json_gives_the_reachable_servers(folder: Path) -> None:
     tools = Path(__file__).parents[2] / "src/operations/cli/demo/tools.py"
     (folder / "mcp.json").write_text(
         f'{{"mcpServers": {{"money": {{"command": "{sys.executable}", "args": ["{tools}"]}},'
@@ -283,7 +283,7 @@ def test_servers_of_an_mcp_json_start_in_its_folder(folder: Path, run: Callable[
     assert run("list", "--ids", "--config", "m/mcp.json").out == "money.convert\n"
 
 
-async def test_what_was_there_before_is_unavailable_while_its_source_is(
+async def test_known_operations_are_unavailable_while_their_source_is(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(folder))
@@ -300,7 +300,7 @@ async def test_what_was_there_before_is_unavailable_while_its_source_is(
         assert caught.value.code == ErrorCode.UNAVAILABLE
 
 
-async def test_a_broker_with_a_namespace_cannot_have_what_is_not_in_it(folder: Path) -> None:
+async def test_a_broker_with_a_namespace_has_only_its_operations(folder: Path) -> None:
     away = '[brokers.away]\nurl = "redis://127.0.0.1:1"\nworkers = true\nnamespace = "far"\n'
 
     async with hub_of(folder, away) as hub:

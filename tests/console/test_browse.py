@@ -118,7 +118,7 @@ def test_colours_follow_the_system_and_the_switch(eyes: Eyes) -> None:
 
 
 @pytest.mark.requirement("R47")
-def test_what_others_wrote_is_text_and_hides_nothing(eyes: Eyes) -> None:
+def test_third_party_text_is_shown_as_text(eyes: Eyes) -> None:
     page = eyes.open("#/weather.broken")
 
     words = page.locator(".description")

@@ -128,7 +128,7 @@ def test_form_and_json_agree(eyes: Eyes) -> None:
     expect(page.locator(".chip.good")).to_be_visible()
 
 
-def test_what_a_schema_does_not_expect_is_kept_and_sent(eyes: Eyes) -> None:
+def test_undeclared_values_are_kept_and_sent(eyes: Eyes) -> None:
     eyes.witness.expect("/call", 422)
     page = eyes.open("#/shop.deliver")
     odd = {"size": {"not": "a number"}, "method": 7, "days": "mon", "more": [1]}
@@ -141,7 +141,7 @@ def test_what_a_schema_does_not_expect_is_kept_and_sent(eyes: Eyes) -> None:
     expect(page.locator(".chip.bad")).to_have_text("VALIDATION_ERROR")
 
 
-def test_numbers_beyond_what_scripts_can_count_stay_exact(eyes: Eyes) -> None:
+def test_large_numbers_stay_exact(eyes: Eyes) -> None:
     page = eyes.open("#/shop.deliver")
     exact = "12345678901234567890"
 
@@ -155,7 +155,7 @@ def test_numbers_beyond_what_scripts_can_count_stay_exact(eyes: Eyes) -> None:
     expect(page.locator(".side.data")).to_contain_text(f"exact: {exact}")
 
 
-def test_what_is_not_json_is_not_sent(eyes: Eyes) -> None:
+def test_text_that_is_not_json_is_not_sent(eyes: Eyes) -> None:
     page = eyes.open("#/task.get")
 
     raw(page).fill('{"id": ')
@@ -242,7 +242,7 @@ def test_cancelling_stops_the_handler(eyes: Eyes) -> None:
     until(page, lambda: STATE["open"] == 0)
 
 
-def test_what_was_entered_is_there_when_one_comes_back(eyes: Eyes) -> None:
+def test_input_is_kept_when_returning_to_a_page(eyes: Eyes) -> None:
     page = eyes.open("#/task.get")
 
     page.get_by_label("id").fill("2")

@@ -52,7 +52,7 @@ def call(eyes: Eyes, operation_id: str, name: str) -> None:
     connection.close()
 
 
-def test_what_appears_and_goes_does_so_in_the_list(garden: Eyes) -> None:
+def test_added_and_removed_operations_change_the_list(garden: Eyes) -> None:
     page = garden.open()
     expect(page.get_by_role("status")).to_have_text("2 operations")
 

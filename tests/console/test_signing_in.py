@@ -12,7 +12,7 @@ def sign_in(page: Page, key: str = KEY) -> None:
     page.keyboard.press("Enter")
 
 
-def test_what_was_denied_works_after_signing_in(eyes: Eyes) -> None:
+def test_a_denied_call_works_after_signing_in(eyes: Eyes) -> None:
     eyes.witness.expect("/schema", 404)
     page = eyes.open("#/task.finish")
 

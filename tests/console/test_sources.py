@@ -150,7 +150,7 @@ def test_an_operator_sees_the_sources_live_and_controls_them(eyes: Eyes, late: i
 
 
 @pytest.mark.requirement("R15")
-def test_other_callers_see_what_is_not_connected_and_nothing_else(eyes: Eyes, axe: str) -> None:
+def test_other_callers_see_only_the_names_of_disconnected_sources(eyes: Eyes, axe: str) -> None:
     eyes.witness.expect("/schema", 404)
     page = eyes.open("#/~sources", csp=False)
     sign_in(page, READER)

@@ -207,7 +207,7 @@ async def test_the_rate_is_limited_on_stdio(folder: Path) -> None:
 
 
 @pytest.mark.requirement("R54")
-async def test_the_operator_sees_what_an_operation_raised(folder: Path) -> None:
+async def test_the_operator_sees_exceptions_of_operations(folder: Path) -> None:
     child = await asyncio.create_subprocess_exec(
         sys.executable,
         *("-m", "operations", "call", "test.broken", "--json"),

@@ -498,7 +498,7 @@ async def test_sizes_are_limited_at_a_worker(limits: Limits, value: Any, outcome
     [(VALUES, "RESOURCE_EXHAUSTED"), (DEEP, "VALIDATION_ERROR"), (1, "fine")],
     ids=["values", "depth", "fine"],
 )
-async def test_a_worker_checks_what_a_caller_did_not(value: Any, outcome: str) -> None:
+async def test_a_worker_validates_input_that_a_caller_did_not(value: Any, outcome: str) -> None:
     payload = {"requestId": "1", "operationId": "test.open", "input": {"value": value}}
     body = msgspec.json.encode({"type": "call.requested", "id": "", "payload": payload})
     target = MemoryTarget(trusted=False)

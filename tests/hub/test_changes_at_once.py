@@ -121,7 +121,7 @@ async def test_a_source_is_either_disabled_or_has_operations() -> None:
     assert len(registry) == 0
 
 
-async def test_what_was_replaced_is_closed_soon_after_its_last_call(
+async def test_a_replaced_source_is_closed_soon_after_its_last_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("operations.hub.source.QUIET_SECONDS", 0.3)
@@ -197,7 +197,7 @@ async def test_the_length_of_queries_changes_with_the_file(tmp_path: Path) -> No
             assert response.status == 422
 
 
-async def test_what_an_operator_disabled_stays_disabled_when_the_file_is_read_again(
+async def test_a_disabled_source_stays_disabled_after_a_reload(
     tmp_path: Path,
 ) -> None:
     path = written(tmp_path, ENTRY)

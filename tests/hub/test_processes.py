@@ -210,7 +210,7 @@ async def test_processes_that_cannot_start_are_not_started_again(
         ("console = true\n", "console goes with"),
     ],
 )
-def test_what_needs_one_process_is_a_mistake(tmp_path: Path, more: str, fault: str) -> None:
+def test_settings_that_need_one_process_are_mistakes(tmp_path: Path, more: str, fault: str) -> None:
     path = tmp_path / "operations.toml"
     path.write_text(f"[serve]\nprocesses = 2\n{more}")
     with pytest.raises(ConfigError, match=fault):

@@ -146,7 +146,7 @@ def test_servers_under_nearly_the_right_name_are_refused_with_the_right_one(key:
 
 
 @pytest.mark.parametrize("document", ["[]", '{"mcpServers": {"a": 1}}', "nonsense"])
-def test_what_is_no_such_document_is_refused(document: str, tmp_path: Path) -> None:
+def test_a_file_of_another_kind_is_rejected(document: str, tmp_path: Path) -> None:
     file = tmp_path / "mcp.json"
     file.write_text(document)
 

@@ -62,7 +62,7 @@ async def test_a_server_that_never_answers_is_given_up_in_time() -> None:
     assert time.monotonic() - began < 15
 
 
-async def test_what_a_server_prints_before_speaking_is_ignored() -> None:
+async def test_output_of_a_server_before_the_protocol_is_ignored() -> None:
     async with connect_mcp("raw", raw("noisy")) as client:
         registry = await connected(client)
         envelope = await registry.execute("raw.answer", {"result": {"content": []}})
@@ -233,7 +233,7 @@ async def test_a_server_that_ignores_the_end_is_killed() -> None:
     assert children() == before
 
 
-async def test_what_a_server_started_ends_with_it() -> None:
+async def test_children_of_a_server_end_with_it() -> None:
     async with connect_mcp("raw", raw("parent")) as client:
         registry = await connected(client)
         pid = int((await registry.execute("raw.pid", {})).data[0]["text"])
@@ -243,7 +243,7 @@ async def test_what_a_server_started_ends_with_it() -> None:
     await eventually(lambda: not is_alive(grandchild))
 
 
-async def test_what_left_the_servers_group_does_not_hold_up_the_closing() -> None:
+async def test_children_that_left_the_process_group_do_not_delay_closing() -> None:
     with anyio.fail_after(10):
         async with connect_mcp("raw", raw("daemon")) as client:
             registry = await connected(client)

@@ -351,7 +351,7 @@ async def test_an_answer_that_never_comes_ends_at_the_configured_time() -> None:
 
 
 @pytest.mark.parametrize(("kind", "tries"), [("mutation", 1), ("query", 2)])
-async def test_what_may_have_been_carried_out_is_repeated_only_if_it_reads(
+async def test_a_request_that_may_have_run_is_repeated_only_if_it_reads(
     kind: str, tries: int
 ) -> None:
     seen: list[int] = []
@@ -652,7 +652,7 @@ def debug_error(request: Request, message_id: Any) -> Response:
 @pytest.mark.requirement("R17")
 @pytest.mark.parametrize("answer", [debug_page, debug_error])
 @pytest.mark.parametrize("asks", [False, True], ids=["fixed", "asked for"])
-async def test_what_a_server_echoes_of_our_secrets_stays_here(
+async def test_secrets_that_a_server_echoes_are_redacted(
     answer: Callable[[Request, Any], Response], asks: bool
 ) -> None:
     token = "canary/token"

@@ -213,7 +213,7 @@ async def test_a_handler_that_hangs_ends_with_the_time_of_the_call() -> None:
 
 
 @pytest.mark.requirement("R07")
-async def test_going_on_needs_what_calling_needs() -> None:
+async def test_continuing_requires_the_access_of_the_tool() -> None:
     def rule(spec: OperationSpec) -> AccessControl:
         return AccessControl(["greet"] if spec.name == "greet" else [])
 
@@ -250,7 +250,7 @@ async def test_a_tool_in_quarantine_cannot_be_continued() -> None:
     assert caught.value.code == ErrorCode.UNAVAILABLE
 
 
-async def test_going_on_with_what_is_no_tool_or_with_arguments_that_do_not_fit_is_refused() -> None:
+async def test_continuing_an_unknown_tool_or_with_invalid_arguments_is_rejected() -> None:
     async with connect_mcp("asking", MCPClientConfig(server=asking_server())) as client:
         registry = OperationRegistry()
         registry.register_all(client)

@@ -164,7 +164,7 @@ async def test_a_closed_server_raises() -> None:
     assert caught.value.code == ErrorCode.UNAVAILABLE  # type: ignore[attr-defined]
 
 
-async def test_the_registry_closes_what_it_was_given() -> None:
+async def test_the_registry_closes_its_services() -> None:
     with nothing_left_behind():
         async with OperationRegistry() as registry:
             connecting = connect_mcp("raw", raw())

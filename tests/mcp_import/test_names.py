@@ -19,7 +19,7 @@ def test_a_safe_name_is_one_for_an_operation_or_there_is_none(name: str) -> None
 
 
 @pytest.mark.parametrize("name", ["", "a\nb", "a\x00", "a\u200bb", "\u202ea", "x" * 257])
-def test_what_cannot_be_seen_is_no_name(name: str) -> None:
+def test_invisible_characters_are_not_a_name(name: str) -> None:
     with pytest.raises(ValueError, match="its name"):
         safe_name(name)
 

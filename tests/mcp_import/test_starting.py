@@ -126,7 +126,7 @@ async def test_no_secret_is_reported_from_any_source(
         assert canary not in caplog.text
 
 
-async def test_what_is_filled_in_from_the_environment_is_a_secret() -> None:
+async def test_values_from_the_environment_are_secrets() -> None:
     entry = {"command": "no-such-command-anywhere", "args": ["${FROM_SHELL}", "-v"]}
 
     config = MCPClientConfig.from_entry(entry, {"FROM_SHELL": "canary-shell"})

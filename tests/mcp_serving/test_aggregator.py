@@ -246,7 +246,7 @@ async def test_nothing_is_lost_behind_a_hub(era: str, version: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("era", ERAS)
-async def test_two_servers_behind_a_hub_give_what_each_gives_directly(era: str) -> None:
+async def test_two_servers_behind_a_hub_equal_direct_connections(era: str) -> None:
     install_node_servers()
     direct, through = Person(), Person()
     with anyio.fail_after(90):

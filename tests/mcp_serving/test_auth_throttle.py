@@ -104,7 +104,7 @@ async def test_a_crowd_of_credentials_is_not_asked_for_all_at_a_time() -> None:
 
 
 @pytest.mark.requirement("R31")
-async def test_those_who_show_nothing_have_places_as_well() -> None:
+async def test_callers_without_credential_have_slots_as_well() -> None:
     directory = Directory()
     async with http(identify=directory) as client, anyio.create_task_group() as crowd:
         answers: list[int] = []
@@ -138,7 +138,7 @@ async def test_finding_out_ends_with_the_client() -> None:
         assert (await client.post("/mcp", **ADD)).status_code == 200
 
 
-async def test_a_body_that_came_while_it_was_found_out_who_asks_is_read() -> None:
+async def test_a_body_that_arrives_during_identification_is_read() -> None:
     async def slow(request: Request) -> Identity | None:
         # Longer than the watch's patience: it looks for the client meanwhile.
         await asyncio.sleep(0.2)
@@ -152,6 +152,6 @@ async def test_a_body_that_came_while_it_was_found_out_who_asks_is_read() -> Non
     assert response.json()["result"]["structuredContent"] == {"id": text}
 
 
-async def test_what_is_no_identity_is_a_refusal() -> None:
+async def test_a_result_that_is_not_an_identity_is_a_rejection() -> None:
     async with http(identify=lambda request: "ann") as client:
         assert (await client.post("/mcp", **ADD)).status_code == 401

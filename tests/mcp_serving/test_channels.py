@@ -100,7 +100,7 @@ async def test_a_handler_uses_the_callers_model_and_roots(era: str) -> None:
 
 
 @BOTH
-async def test_what_a_client_cannot_do_is_unavailable(era: str) -> None:
+async def test_features_that_a_client_lacks_are_unavailable(era: str) -> None:
     async with Client(to_mcp(asking()), mode=era) as client:
         for name in ("ask__name", "ask__model", "ask__roots"):
             result = await client.call_tool(name, {})
@@ -108,7 +108,7 @@ async def test_what_a_client_cannot_do_is_unavailable(era: str) -> None:
             assert error_of(result)["code"] == "UNAVAILABLE"
 
 
-async def test_what_is_no_request_for_a_completion_is_not_sent() -> None:
+async def test_malformed_completion_requests_are_not_sent() -> None:
     async with Client(to_mcp(asking()), mode="legacy", sampling_callback=complete) as client:
         result = await client.call_tool("ask__nonsense", {})
 
@@ -225,7 +225,7 @@ CAN: dict[str, Any] = {"elicitation": {}}
 
 
 @pytest.mark.requirement("R11")
-async def test_only_who_began_a_call_can_answer_its_questions() -> None:
+async def test_only_the_caller_can_answer_its_questions() -> None:
     elicitations = Elicitations()
     asked = await elicitations.begin(interview, CallerChannel(), CAN, {}, ("ann", "x"))
     token = asked["requestState"]
@@ -255,7 +255,7 @@ async def test_a_question_without_an_answer_is_asked_again() -> None:
     assert done["said"] == {}
 
 
-async def test_what_a_resumed_call_reports_goes_to_the_request_that_resumed_it() -> None:
+async def test_progress_of_a_resumed_call_goes_to_the_resuming_request() -> None:
     heard: list[str] = []
 
     def channel(name: str) -> CallerChannel:

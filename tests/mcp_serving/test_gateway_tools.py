@@ -46,7 +46,7 @@ async def test_many_tools_hide_behind_four(settings: Any, hidden: bool) -> None:
     assert (names == FOUR) is hidden
 
 
-async def test_how_much_there_is_depends_on_who_asks() -> None:
+async def test_listings_depend_on_the_caller() -> None:
     registry = OperationRegistry()
     for number in range(4):
 
@@ -98,7 +98,7 @@ async def test_a_batch_runs_as_the_caller_and_reveals_no_more_than_a_call(era: s
 
 
 @pytest.mark.requirement("R07")
-async def test_the_gateway_hides_what_one_may_not_call() -> None:
+async def test_the_gateway_hides_operations_without_access() -> None:
     async with Client(to_mcp(example(), disclosure="gateway")) as client:
         found = await structured(client, "search", {"query": "delete"})
         read = await client.call_tool("schema", {"operation": "task.delete"})

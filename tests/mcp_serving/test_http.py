@@ -236,7 +236,7 @@ async def test_any_host_may_be_allowed_but_no_other_sites_page() -> None:
 
 @pytest.mark.requirement("R07", "R08", "R16")
 @pytest.mark.parametrize("lean", [True, False])
-async def test_who_asks_decides_and_doubt_refuses(
+async def test_the_identity_decides_and_failed_checks_reject(
     lean: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = to_mcp(example(), identify=identify, scopes_supported=["task:write"])
@@ -264,7 +264,7 @@ async def test_who_asks_decides_and_doubt_refuses(
 
 
 @pytest.mark.requirement("R11")
-async def test_a_session_belongs_to_who_opened_it() -> None:
+async def test_a_session_belongs_to_its_opener() -> None:
     opening = {
         "protocolVersion": "2025-11-25",
         "capabilities": {},

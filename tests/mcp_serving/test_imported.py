@@ -187,7 +187,7 @@ async def test_operations_of_this_process_keep_their_addresses() -> None:
     assert text == "ours"
 
 
-async def test_links_lead_to_what_the_same_server_gives() -> None:
+async def test_links_lead_to_resources_of_the_same_server() -> None:
     def link(uri: str) -> types.ResourceLink:
         return types.ResourceLink(type="resource_link", uri=uri, name="n")
 

@@ -61,7 +61,7 @@ def library() -> OperationRegistry:
 
 
 @BOTH
-async def test_operations_are_listed_as_what_they_are_marked(era: str) -> None:
+async def test_operations_are_listed_by_their_marks(era: str) -> None:
     async with Client(to_mcp(library()), mode=era) as client:
         resources = (await client.list_resources()).resources
         templates = (await client.list_resource_templates()).resource_templates
@@ -99,7 +99,7 @@ async def test_resources_are_read_by_their_operations(era: str) -> None:
 @BOTH
 @pytest.mark.parametrize("uri", ["book://secret", "book://nothing", "book://Emma/pages/7/8"])
 @pytest.mark.requirement("R07")
-async def test_what_one_may_not_read_is_not_there(era: str, uri: str) -> None:
+async def test_resources_without_access_are_not_listed(era: str, uri: str) -> None:
     async with Client(to_mcp(library()), mode=era) as client:
         with pytest.raises(MCPError) as caught:
             await client.read_resource(uri)
@@ -132,7 +132,7 @@ async def test_prompts_are_filled_in_by_their_operations(era: str) -> None:
 
 
 @BOTH
-async def test_prompts_and_resources_pass_on_what_other_servers_gave(
+async def test_prompts_and_resources_of_other_servers_are_passed_on(
     registry: OperationRegistry, era: str
 ) -> None:
     inside = MCPResourceContent(uri="far://x", mime_type="text/plain", text="far")
@@ -198,7 +198,7 @@ def grow(registry: OperationRegistry) -> None:
         return 1
 
 
-async def test_older_clients_hear_of_changes_and_of_what_changed_only() -> None:
+async def test_older_clients_are_notified_of_changed_listings_only() -> None:
     registry, heard = example(), list[str]()
 
     async def hear(message: Any) -> None:
@@ -228,7 +228,7 @@ async def test_newer_clients_hear_of_changes_they_listen_for() -> None:
 
 @pytest.mark.filterwarnings("ignore::mcp.shared.exceptions.MCPDeprecationWarning")
 @pytest.mark.requirement("R11")
-async def test_who_watches_a_resource_hears_of_its_updates() -> None:
+async def test_subscribers_of_a_resource_are_notified_of_updates() -> None:
     server: RegistryServer = to_mcp(library())
     heard: list[str] = []
 
@@ -250,7 +250,7 @@ async def test_who_watches_a_resource_hears_of_its_updates() -> None:
 
 
 @pytest.mark.requirement("R11")
-async def test_newer_clients_watch_what_they_may_read() -> None:
+async def test_newer_clients_watch_resources_with_access() -> None:
     server = to_mcp(library(), identity=Identity("ann", []))
     async with (
         Client(server) as client,

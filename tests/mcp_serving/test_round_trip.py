@@ -178,7 +178,7 @@ async def test_an_import_of_an_export_gives_back_the_operations() -> None:
     assert (caught.value.code, caught.value.details) == ("TASK_LOCKED", {"by": "ann"})
 
 
-async def test_what_was_served_twice_is_still_the_same() -> None:
+async def test_serving_twice_gives_the_same_contract() -> None:
     """A registry, imported, served again and imported again."""
     config = MCPClientConfig(server=to_mcp(example()), trust_annotations=True)
     async with connect_mcp("near", config) as near:

@@ -76,7 +76,7 @@ def test_a_schema_that_may_admit_null_is_seen(document: Any, never: bool) -> Non
 
 @pytest.mark.parametrize("value", [[], [1, [2]], [{"v": 1}]])
 @pytest.mark.parametrize("wrong", ["x", [None], [{}]])
-def test_a_boxed_schema_admits_what_it_admitted_before(value: Any, wrong: Any) -> None:
+def test_a_boxed_schema_accepts_the_same_values(value: Any, wrong: Any) -> None:
     box = Schema(boxed(TREE, "result"))
     items = Schema(items_schema(TREE))
 

@@ -267,7 +267,7 @@ async def test_a_subscription_gives_each_item_as_progress_and_all_at_the_end(era
 
 
 @pytest.mark.requirement("R12")
-async def test_a_subscription_without_end_ends_with_what_there_is(
+async def test_an_endless_subscription_ends_with_the_items_so_far(
     registry: OperationRegistry,
 ) -> None:
     @registry.operation("clock.ticks")
@@ -283,7 +283,7 @@ async def test_a_subscription_without_end_ends_with_what_there_is(
 
 @BOTH
 @pytest.mark.requirement("R07")
-async def test_callers_see_and_call_what_they_may(era: str) -> None:
+async def test_callers_see_and_call_operations_with_access(era: str) -> None:
     writer = Identity("ann", ["task:write"])
     async with Client(to_mcp(example()), mode=era) as client:
         assert "task__delete" not in await tool_names(client)

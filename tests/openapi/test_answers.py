@@ -123,7 +123,7 @@ async def test_json_that_is_called_something_else_is_read_where_json_is_promised
 
 
 @pytest.mark.parametrize("kind", ["application/json", "text/html"])
-async def test_what_should_be_json_and_is_not_is_an_error(kind: str) -> None:
+async def test_invalid_json_is_an_error(kind: str) -> None:
     async with (
         serving(responding(b"<html>sign in</html>", kind)) as url,
         imported(document(), base_url=url) as registry,
@@ -136,7 +136,7 @@ async def test_what_should_be_json_and_is_not_is_an_error(kind: str) -> None:
 
 @pytest.mark.requirement("R28")
 @pytest.mark.parametrize("content", [b"NaN", b'{"a":Infinity}', b'"\\ud800"', b"[" * 100_000, b"{"])
-async def test_what_is_not_json_is_refused(content: bytes) -> None:
+async def test_input_that_is_not_json_is_rejected(content: bytes) -> None:
     async with (
         serving(responding(content, "application/json")) as url,
         imported(SCHEMALESS, base_url=url) as registry,
@@ -279,7 +279,7 @@ async def test_declared_json_is_read_without_a_content_type(
 
 
 @pytest.mark.requirement("R16")
-async def test_an_answer_that_is_not_what_it_should_be_is_in_the_details() -> None:
+async def test_an_unexpected_response_is_in_the_details() -> None:
     async def respond(request: web.Request) -> web.Response:
         text = f"<h1>Sign in</h1> {request.headers['X-API-Key']}"
         return web.Response(text=text, content_type="text/html")
@@ -292,7 +292,7 @@ async def test_an_answer_that_is_not_what_it_should_be_is_in_the_details() -> No
     assert caught.value.details["body"] == "<h1>Sign in</h1> ***"
 
 
-async def test_closing_a_service_ends_what_is_under_way_and_opens_nothing(
+async def test_closing_a_service_ends_its_calls_and_opens_nothing(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     arrived, over = asyncio.Event(), asyncio.Event()
@@ -489,7 +489,7 @@ async def test_cancelling_a_call_closes_its_request() -> None:
     ],
 )
 @pytest.mark.parametrize("method", ["get", "put", "post", "patch"])
-async def test_only_what_is_safe_to_repeat_is_repeated(
+async def test_only_repeatable_requests_are_repeated(
     status: int, headers: dict[str, str], options: dict[str, Any], unsafe: int, method: str
 ) -> None:
     count = 0
@@ -632,7 +632,7 @@ async def test_an_answer_that_is_no_http_is_an_error_and_the_next_call_works(
 
 
 @pytest.mark.parametrize(("method", "retryable"), [("get", True), ("post", False)])
-async def test_what_may_have_arrived_is_not_to_be_repeated_blindly(
+async def test_a_request_that_may_have_arrived_is_not_retryable(
     method: str, retryable: bool
 ) -> None:
     async def respond(request: web.Request) -> web.Response:

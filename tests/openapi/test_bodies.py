@@ -96,7 +96,7 @@ def test_a_body_is_written_as_its_media_type_wants(
         ("multipart/form-data", "x"),
     ],
 )
-def test_what_cannot_be_written_is_refused(kind: str, value: Any) -> None:
+def test_a_value_that_cannot_be_written_is_rejected(kind: str, value: Any) -> None:
     with pytest.raises(CallError) as caught:
         written(kind, value, is_bytes=True)
     assert caught.value.code == ErrorCode.VALIDATION_ERROR

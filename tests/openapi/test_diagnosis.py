@@ -83,7 +83,7 @@ async def test_every_kind_of_obstacle_is_found() -> None:
     assert "#/no" in found.unresolved[0].reason
 
 
-async def test_examples_are_compared_with_what_reaches_a_caller() -> None:
+async def test_examples_are_compared_with_the_data_of_callers() -> None:
     found = await found_in(DOCUMENT)
 
     assert found.examples == 4

@@ -182,7 +182,7 @@ def test_only_schemas_that_are_used_are_kept_and_each_once() -> None:
         assert restored(document, f"test.{name}").output_schema.document != {}
 
 
-def test_definitions_alike_but_for_what_they_refer_to_stay_apart() -> None:
+def test_definitions_that_differ_only_in_references_stay_separate() -> None:
     def using(leaf: dict[str, Any]) -> dict[str, Any]:
         tree = {"properties": {"leaf": {"$ref": "#/$defs/Leaf"}}}
         return {"$ref": "#/$defs/Tree", "$defs": {"Tree": tree, "Leaf": leaf}}
@@ -326,7 +326,7 @@ def used_only(schema: Any) -> Any:
 
 @settings(max_examples=15, deadline=None)
 @given(st.lists(specs(), max_size=4, unique_by=lambda s: s.id.lower()))
-def test_what_was_exported_is_what_is_read_back(exported: list[OperationSpec]) -> None:
+def test_an_exported_schema_is_read_back_unchanged(exported: list[OperationSpec]) -> None:
     registry = OperationRegistry(Operation(each, nothing) for each in exported)
     document = json.loads(json.dumps(to_openapi(registry)))
 

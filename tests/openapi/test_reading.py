@@ -107,7 +107,7 @@ def _laughs() -> str:
     ],
     ids=range(14),
 )
-def test_what_is_no_document_is_refused(text: str | bytes) -> None:
+def test_a_file_that_is_not_a_document_is_rejected(text: str | bytes) -> None:
     with pytest.raises(DocumentError):
         decode_document(text)
 
@@ -182,13 +182,13 @@ async def test_a_path_instead_of_an_address_raises_with_advice() -> None:
         await from_openapi_url("petstore.yaml", CONFIG)
 
 
-def test_what_is_no_description_at_all_is_pointed_out() -> None:
+def test_a_document_without_paths_is_reported() -> None:
     service = from_openapi({"asyncapi": "2.0"}, CONFIG)
     assert "is it an OpenAPI document?" in service.problems[0].reason
 
 
 @pytest.mark.parametrize("whole", [None, [], "text", 7])
-def test_what_is_no_object_is_no_description(whole: Any) -> None:
+def test_a_value_that_is_not_an_object_is_not_a_description(whole: Any) -> None:
     with pytest.raises(DocumentError):
         from_openapi(whole, CONFIG)
 

@@ -294,7 +294,7 @@ def test_a_document_of_webhooks_alone_is_reported_as_such() -> None:
     assert not problem.is_skipped
 
 
-def test_references_that_form_a_cycle_cost_only_what_uses_them() -> None:
+def test_references_that_form_a_cycle_affect_only_their_users() -> None:
     doc = document()
     doc["paths"]["/a"] = {"$ref": "#/paths/~1b"}
     doc["paths"]["/b"] = {"$ref": "#/paths/~1a/x"}

@@ -44,7 +44,7 @@ def original() -> OperationRegistry:
     return registry
 
 
-async def test_what_was_exported_comes_back_the_same_and_runs() -> None:
+async def test_an_export_is_imported_with_equal_operations_that_run() -> None:
     source = original()
     document = to_openapi(source)
     async with running(create_app(source)) as url, OperationRegistry() as registry:

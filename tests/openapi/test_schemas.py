@@ -110,7 +110,7 @@ def test_a_closed_schema_stays_closed_where_its_parts_agree() -> None:
     assert not Schema(built).check({"a": "x", "b": 1})
 
 
-def test_only_what_is_reached_is_carried() -> None:
+def test_only_referenced_definitions_are_included() -> None:
     built = build(
         {"properties": {"a": REF}},
         A={"items": {"$ref": "#/components/schemas/B"}},
@@ -138,7 +138,7 @@ def test_circles_and_dead_ends_allow_anything(caplog: pytest.LogCaptureFixture) 
         ("3.1", {"$ref": "#/$defs/A", "description": "d", "minLength": 2}),
     ],
 )
-def test_what_stands_beside_a_reference_counts_from_3_1_on(version: str, expected: Any) -> None:
+def test_keywords_beside_a_reference_apply_from_3_1_on(version: str, expected: Any) -> None:
     built = build({**REF, "description": "d", "minLength": 2}, version=version, A={})
     assert {key: value for key, value in built.items() if key != "$defs"} == expected
 
@@ -150,7 +150,7 @@ def test_a_nullable_reference_may_be_null() -> None:
     assert not schema.check(1)
 
 
-def test_what_is_read_only_is_not_asked_for_and_what_is_write_only_not_expected() -> None:
+def test_read_only_properties_are_no_input_and_write_only_ones_no_output() -> None:
     thing = {
         "type": "object",
         "properties": {
@@ -170,7 +170,7 @@ def test_what_is_read_only_is_not_asked_for_and_what_is_write_only_not_expected(
     assert response["required"] == ["id", "name", "made"]
 
 
-def test_a_part_that_requires_what_another_part_hides_does_not_require_it() -> None:
+def test_a_part_does_not_require_a_property_that_another_part_hides() -> None:
     base = {"type": "object", "properties": {"id": {"readOnly": True}, "name": {}}}
     schema = {"allOf": [REF, {"required": ["id", "name"]}]}
     assert build(schema, A=base)["allOf"][1] == {"required": ["name"]}
@@ -241,7 +241,7 @@ def test_definitions_with_odd_names_get_safe_and_distinct_ones() -> None:
     assert not Schema(built).check([])
 
 
-def test_what_nests_without_end_is_cut() -> None:
+def test_endless_nesting_is_cut() -> None:
     deep: Any = {"type": "string"}
     for _ in range(400):
         deep = {"type": "array", "items": deep}

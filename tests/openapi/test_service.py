@@ -528,7 +528,7 @@ async def test_a_service_can_be_used_in_two_event_loops_at_once(echo: Echo) -> N
     collect_left_open()
 
 
-async def test_closing_closes_what_another_loop_has_open(echo: Echo) -> None:
+async def test_closing_closes_connections_of_another_loop(echo: Echo) -> None:
     service = from_openapi(document(), HTTPServiceConfig(namespace="api", base_url=echo.url))
     registry = OperationRegistry(list(service))
     called, closed = asyncio.Event(), threading.Event()
@@ -628,7 +628,7 @@ async def test_an_unknown_name_is_reported_as_missing() -> None:
     assert caught.value.code == ErrorCode.UNAVAILABLE
 
 
-def test_what_a_reference_to_a_parameter_is_described_as_wins() -> None:
+def test_the_description_beside_a_reference_takes_precedence() -> None:
     doc = document(
         parameters=[{"$ref": "#/components/parameters/Q", "description": "here"}],
         components={"parameters": {"Q": {"name": "q", "in": "query", "description": "there"}}},

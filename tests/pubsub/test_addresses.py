@@ -140,7 +140,7 @@ async def test_a_login_at_a_broker_is_in_no_log(
 
 
 @pytest.mark.requirement("R16")
-async def test_what_goes_over_a_websocket_is_in_no_log(
+async def test_messages_of_a_websocket_are_not_logged(
     registry: OperationRegistry, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)

@@ -71,7 +71,7 @@ async def test_messages_to_a_mailbox_arrive_whole_and_in_order(world: World) -> 
     assert recorder.bodies == [event(number) for number in range(500)]
 
 
-async def test_messages_to_a_topic_reach_everyone_who_listens(world: World) -> None:
+async def test_messages_to_a_topic_reach_every_listener(world: World) -> None:
     if world.name == "websocket":
         pytest.skip("there is nobody but the peer")
     async with two_ends(world) as (near, far):
@@ -120,7 +120,7 @@ async def test_a_queue_without_workers_raises(world: World) -> None:
         await until(lambda: recorder.unclaimed == ["k1"])
 
 
-async def test_presence_is_known_without_the_help_of_those_who_are_present(world: World) -> None:
+async def test_presence_is_known_without_replies_of_listeners(world: World) -> None:
     async with two_ends(world) as (near, far):
         box = far.mailbox()
         if world.name != "websocket":
@@ -150,7 +150,7 @@ async def test_nothing_arrives_after_a_subscription_is_closed(world: World) -> N
     assert recorder.bodies == []
 
 
-async def test_what_is_too_large_is_refused_before_it_is_sent(world: World) -> None:
+async def test_a_message_that_is_too_large_is_rejected_before_it_is_sent(world: World) -> None:
     if world.name == "memory":
         pytest.skip("nothing is too large for memory; the calls have their own bound")
     async with two_ends(world) as (near, far):

@@ -254,7 +254,7 @@ async def test_the_age_of_a_request_is_measured_by_the_server(
 
 @pytest.mark.requirement("R34")
 @pytest.mark.parametrize("what", ["stream", "consumer"])
-async def test_r34_what_is_taken_away_from_jetstream_is_made_again(
+async def test_r34_deleted_streams_of_jetstream_are_created_again(
     jetstream: Broker, what: str
 ) -> None:
     async with (
@@ -274,7 +274,7 @@ async def test_r34_what_is_taken_away_from_jetstream_is_made_again(
                 assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3
 
 
-async def test_what_jetstream_cannot_store_is_unavailable(jetstream: Broker) -> None:
+async def test_a_request_that_jetstream_cannot_store_is_unavailable(jetstream: Broker) -> None:
     assert isinstance(jetstream, NatsServer)
     async with connect_nats(jetstream.url, durable=True) as here, PendingRequestMap(here) as calls:
         jetstream.kill()
@@ -330,7 +330,7 @@ async def test_with_permissions_durability_needs_the_documented_ones() -> None:
 
 
 @pytest.mark.requirement("R61")
-async def test_r61_with_permissions_an_attacker_cannot_reach_what_waits_in_the_stream() -> None:
+async def test_r61_with_permissions_an_attacker_cannot_reach_requests_in_the_stream() -> None:
     answers: list[Any] = []
     errors: list[str] = []
 

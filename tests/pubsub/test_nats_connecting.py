@@ -134,7 +134,7 @@ async def test_a_login_that_is_refused_is_refused_at_once(login: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["address", "options", "token"])
-async def test_a_login_may_hold_what_an_address_may_not(how: str) -> None:
+async def test_a_login_may_contain_characters_that_an_address_may_not(how: str) -> None:
     login, written = "p@ss/%41,w", "p%40ss%2F%2541%2Cw"
     server = NatsServer(
         *(("--auth", login) if how == "token" else ("--user", "a b", "--pass", login))

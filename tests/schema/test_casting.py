@@ -89,9 +89,7 @@ POINT = {
         ),
     ],
 )
-def test_what_the_schema_does_not_know_is_stripped(
-    document: Any, value: Any, expected: Any
-) -> None:
+def test_undeclared_properties_are_stripped(document: Any, value: Any, expected: Any) -> None:
     assert _edited(_cast(document, value)) == (expected, [])
 
 
@@ -576,7 +574,7 @@ BOTH = {
         ),
     ],
 )
-def test_an_intersection_keeps_what_any_of_its_members_knows(
+def test_an_intersection_keeps_the_properties_of_all_members(
     value: Any, expected: Any, kinds: Any
 ) -> None:
     result = _cast(BOTH, value)
@@ -585,7 +583,7 @@ def test_an_intersection_keeps_what_any_of_its_members_knows(
     assert _kinds(result) == kinds
 
 
-def test_a_closed_member_of_an_intersection_bars_what_it_does_not_know() -> None:
+def test_a_closed_member_of_an_intersection_forbids_other_properties() -> None:
     document = {
         "allOf": [
             {"type": "object", "properties": {"a": {}}, "additionalProperties": False},
@@ -640,7 +638,7 @@ def test_recursive_schemas_are_cast_as_deep_as_the_data_goes() -> None:
     assert _kinds(result) == [("/next/id", "converted"), ("/next/next/id", "created")]
 
 
-def test_what_requires_itself_is_left_incomplete() -> None:
+def test_a_value_that_requires_itself_stays_incomplete() -> None:
     endless = {"type": "object", "properties": {"self": {"$ref": "#"}}, "required": ["self"]}
 
     assert _edited(_cast(endless, {})) == ({}, [])
@@ -650,7 +648,7 @@ def test_what_requires_itself_is_left_incomplete() -> None:
 # Conditions
 
 
-def test_what_a_condition_asks_about_is_never_stripped() -> None:
+def test_properties_of_a_condition_are_never_stripped() -> None:
     document = {
         "type": "object",
         "properties": {"a": {}},
@@ -683,7 +681,7 @@ def test_a_condition_without_an_alternative() -> None:
     "dialect",
     ["https://json-schema.org/draft/2020-12/schema", "http://json-schema.org/draft-07/schema#"],
 )
-def test_what_comes_with_a_property_is_known_when_it_is_there(dialect: str) -> None:
+def test_dependent_schemas_apply_if_their_property_is_present(dialect: str) -> None:
     keyword = "dependentSchemas" if "2020" in dialect else "dependencies"
     document = {
         "$schema": dialect,
@@ -772,14 +770,14 @@ class Text(str):
         ({}, {"a": Point(1)}, {"a": {"x": 1, "y": 5, "secret": "s"}}),
     ],
 )
-def test_what_a_handler_returns_is_not_a_change(document: Any, value: Any, expected: Any) -> None:
+def test_an_unchanged_result_lists_no_change(document: Any, value: Any, expected: Any) -> None:
     result = _cast(document, value)
 
     assert Schema(document).check(result.value)
     assert _edited(result) == (expected, [])
 
 
-def test_what_is_stripped_need_not_be_json() -> None:
+def test_stripped_values_need_not_be_json() -> None:
     connection = object()
 
     assert _edited(_cast(POINT, {"x": 1, "y": 1, "_connection": connection})) == (
@@ -804,7 +802,7 @@ def test_what_is_stripped_need_not_be_json() -> None:
         ({}, [[object()]], "/0/0"),
     ],
 )
-def test_what_is_kept_has_to_be_json(document: Any, value: Any, path: str) -> None:
+def test_kept_values_must_be_json(document: Any, value: Any, path: str) -> None:
     schema = Schema(document)
 
     with pytest.raises(JSONValueError) as caught:
@@ -925,7 +923,7 @@ def test_large_constants_are_kept(constant: int) -> None:
 
 
 @pytest.mark.parametrize("odd", [range(3), UserList([1]), sqlite3.Row])
-def test_what_only_resembles_an_object_is_none(odd: Any) -> None:
+def test_an_object_lookalike_is_not_converted(odd: Any) -> None:
     schema = Schema({"type": "object", "properties": {"a": {"type": "object", "properties": {}}}})
 
     for value in (odd, {"a": odd}):

@@ -56,7 +56,7 @@ NOT_JSON: list[Any] = [
     "document", [CLOSED, {}, {"type": ["object", "array", "number", "string"]}, True]
 )
 @pytest.mark.parametrize("value", NOT_JSON, ids=lambda value: type(value).__name__)
-def test_what_is_not_json_is_invalid_with_its_path(document: Any, value: Any) -> None:
+def test_a_value_that_is_not_json_is_invalid_with_its_path(document: Any, value: Any) -> None:
     schema = Schema(document)
 
     for path, wrapped in (("", value), ("/a", {"a": value}), ("/c/0", {"c": [value]})):

@@ -334,7 +334,7 @@ def test_the_same_schema_met_twice_at_a_place_is_explained_once() -> None:
     ]
 
 
-def test_what_only_the_validator_understands_is_still_refused_with_a_word() -> None:
+def test_failures_of_validator_only_keywords_have_a_message() -> None:
     scoped = {
         "$id": "https://example.com/root",
         "$ref": "list",

@@ -909,7 +909,7 @@ def test_every_failing_place_is_reported() -> None:
     assert [path for path, _ in caught.value.faults] == ["/a/0/due", "/a/0/weight", "/b/0/due"]
 
 
-def test_what_a_class_raises_for_other_reasons_is_not_a_refusal() -> None:
+def test_other_exceptions_of_a_class_are_not_rejections() -> None:
     @dataclasses.dataclass
     class Buggy:
         a: int
@@ -1228,7 +1228,7 @@ def test_a_union_tries_the_next_member_where_one_refuses() -> None:
     assert convert({"low": 2, "high": 1}) == {"low": 2, "high": 1}
 
 
-def test_a_constrained_member_of_a_union_takes_what_it_allows() -> None:
+def test_a_constrained_member_of_a_union_takes_its_values() -> None:
     annotation = Annotated[str, msgspec.Meta(max_length=2)] | uuid.UUID
     convert = converter_for(annotation)
     assert convert is not None
@@ -1270,7 +1270,7 @@ def test_msgspec_agrees_about_its_structs() -> None:
     ],
     ids=lambda value: described(value)[:30],
 )
-def test_what_has_no_form_in_json_is_refused_by_name(annotation: Any, words: str) -> None:
+def test_a_type_without_a_form_in_json_is_rejected_by_name(annotation: Any, words: str) -> None:
     with pytest.raises(SchemaError, match=words):
         schema_for(annotation)
 

@@ -174,7 +174,7 @@ def test_nested_unions_are_scored_as_one() -> None:
     assert _cast(document, {"t": "dog"}).value == {"t": "dog", "trick": ""}
 
 
-def test_one_hundred_points_for_a_tag_ten_for_what_is_valid_one_for_what_is_there() -> None:
+def test_a_tag_scores_one_hundred_a_valid_property_ten_a_present_one_one() -> None:
     first = {
         "type": "object",
         "properties": {"a": {"type": "string"}, "b": {"type": "string"}},
@@ -207,7 +207,7 @@ def test_members_that_come_to_match_in_the_end_are_heeded_too() -> None:
     assert _cast(document, {"x": 1}).value == {"b": 1, "c": 2}
 
 
-def test_what_is_stripped_and_then_filled_by_a_default_is_replaced() -> None:
+def test_a_property_stripped_and_then_filled_counts_as_replaced() -> None:
     document = {
         "anyOf": [
             {"type": "object", "properties": {"b": {"type": "string", "default": "d"}}},

@@ -244,7 +244,7 @@ def test_there_are_errors_exactly_where_the_check_fails(schema: Any, value: Any)
 
 @many
 @given(any_schemas, json_values, policies)
-def test_both_passes_agree_on_what_needs_no_conversion(
+def test_both_passes_agree_on_values_without_conversion(
     schema: Any, value: Any, policy: CastPolicy
 ) -> None:
     """The quick pass may give up, but its result is that of the thorough one."""

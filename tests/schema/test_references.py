@@ -47,7 +47,7 @@ def test_every_kind_of_reference_is_resolved(value: Any, places: list[str]) -> N
     assert [fault.path for fault in schema.errors(value)] == places
 
 
-def test_what_is_referred_to_is_known_to_the_cast() -> None:
+def test_the_cast_follows_references() -> None:
     value = {"relative": {"a": "x", "z": 1}, "root": {"pointer": 1, "z": 1}, "z": 1}
 
     assert Schema(ANCHORED).cast(value).value == {"relative": {"a": "x"}, "root": {"pointer": 1}}
@@ -87,7 +87,7 @@ def test_up_to_draft_7_an_identifier_beside_a_reference_is_none() -> None:
     assert [fault.path for fault in schema.errors({"a": 1})] == ["/a"]
 
 
-def test_what_is_no_schema_where_one_should_be_is_passed_over() -> None:
+def test_a_value_in_place_of_a_schema_is_skipped() -> None:
     odd = {
         "properties": 5,
         "allOf": {},

@@ -99,7 +99,7 @@ def test_definitions_are_compiled_once_for_all_documents(monkeypatch: pytest.Mon
     assert len(compiled) == 3
 
 
-def test_unevaluated_properties_count_what_shared_definitions_evaluate() -> None:
+def test_unevaluated_properties_include_those_of_shared_definitions() -> None:
     definitions = {
         "base": {"type": "object", "properties": {"x": {"type": "integer"}}},
         "closed": {"allOf": [{"$ref": "#/$defs/base"}], "unevaluatedProperties": False},

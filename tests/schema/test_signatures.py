@@ -93,7 +93,7 @@ def test_parameters_become_a_closed_object_with_docs_and_defaults() -> None:
     assert signature.context_parameter is None
 
 
-async def test_a_bound_handler_gives_what_the_function_gives() -> None:
+async def test_a_bound_handler_returns_the_result_of_the_function() -> None:
     handler = read(add).bind(add)
 
     assert await handler({"a": 1.0, "b": 4}, CONTEXT) == 5
@@ -471,7 +471,7 @@ def test_how_a_function_runs_is_seen(function: Any, kind: str, output: Any) -> N
     assert signature.output_schema.document == output
 
 
-def test_bound_methods_and_partials_take_what_is_left() -> None:
+def test_bound_methods_and_partials_take_the_remaining_parameters() -> None:
     assert document(Callables().method)["properties"].keys() == {"a"}
     assert call(Callables().method, {"a": 1.0}) == 1
     assert call(Callables.of_class, {"a": 1.0}) == 1
@@ -482,7 +482,7 @@ def test_bound_methods_and_partials_take_what_is_left() -> None:
     assert asyncio.run(call(wrapped(add), {"a": 1.0})) == 3
 
 
-def test_the_docstring_of_what_is_called_is_the_description() -> None:
+def test_the_docstring_of_the_function_is_the_description() -> None:
     assert read(AsyncCall()).description == "An object that can be called."
     assert read(functools.partial(add, 1)).description.startswith("Add two")
     assert read(wrapped(add)).description.startswith("Add two")
@@ -508,7 +508,7 @@ async def coroutine_of_stream() -> AsyncIterator[int]:
         (type, "class"),
     ],
 )
-def test_what_cannot_be_an_operation_is_refused(function: Any, words: str) -> None:
+def test_an_object_that_cannot_be_an_operation_is_rejected(function: Any, words: str) -> None:
     with pytest.raises(RegistrationError, match=words):
         read(function)
 

@@ -182,7 +182,7 @@ _EXACT = {
         max_size=2,
     )
 )
-def test_what_an_exact_type_accepts_is_valid_json_and_what_closures_would_give(value: Any) -> None:
+def test_values_of_an_exact_type_are_valid_and_equal_those_of_closures(value: Any) -> None:
     shape = _shape(_EXACT)
     assert shape is not None
     assert shape.exact
@@ -236,7 +236,9 @@ def test_what_an_exact_type_accepts_is_valid_json_and_what_closures_would_give(v
         ),
     ],
 )
-def test_what_needs_only_stripping_is_stripped(document: Any, value: Any, expected: Any) -> None:
+def test_a_value_that_needs_only_stripping_is_stripped(
+    document: Any, value: Any, expected: Any
+) -> None:
     assert _strip(document, value) == expected
 
 
@@ -257,7 +259,9 @@ def test_what_needs_only_stripping_is_stripped(document: Any, value: Any, expect
         ({"anyOf": [{"type": "object"}, {"type": "null"}]}, [5]),
     ],
 )
-def test_what_needs_more_is_given_up(document: Any, value: Any) -> None:
+def test_a_value_that_needs_conversion_is_left_to_the_thorough_pass(
+    document: Any, value: Any
+) -> None:
     with pytest.raises(NeedsRepair):
         _strip(document, value)
 
@@ -281,7 +285,7 @@ def test_what_needs_more_is_given_up(document: Any, value: Any) -> None:
         ({"type": "array", "prefixItems": [{"type": "array", "prefixItems": [{}]}]}, [[1]]),
     ],
 )
-def test_what_is_too_deep_is_given_up(document: Any, value: Any) -> None:
+def test_a_deep_value_is_left_to_the_thorough_pass(document: Any, value: Any) -> None:
     with pytest.raises(NeedsRepair):
         _strip(document, value, room=1)
 

@@ -83,7 +83,7 @@ def test_check_agrees_with_the_suite(draft: str, group: str) -> None:
 
 
 @pytest.mark.parametrize(("draft", "group"), GROUPS)
-def test_what_is_invalid_is_explained(draft: str, group: str) -> None:
+def test_invalid_values_are_explained(draft: str, group: str) -> None:
     for description, schema, test in _tests(draft, group):
         faults = schema.errors(test["data"])
         assert bool(faults) is not schema.check(test["data"]), description

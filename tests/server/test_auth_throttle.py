@@ -120,7 +120,7 @@ async def test_a_known_credential_does_not_wait_for_the_checks_of_an_attacker() 
     assert {await task for task in waiting} == {401}
 
 
-async def test_those_who_have_the_right_one_may_come_all_at_once() -> None:
+async def test_callers_with_a_valid_credential_may_arrive_at_once() -> None:
     asking: list[str] = []
     release = asyncio.Event()
 
@@ -136,7 +136,7 @@ async def test_those_who_have_the_right_one_may_come_all_at_once() -> None:
     assert await asyncio.gather(*(shown(client, f"{n}") for n in range(30))) == [200] * 30
 
 
-async def test_what_could_not_be_looked_at_was_not_wrong() -> None:
+async def test_an_unchecked_credential_does_not_count_as_wrong() -> None:
     async def down(connection: HTTPConnection) -> Identity | None:
         raise ConnectionError("the directory is down")
 
@@ -194,7 +194,7 @@ async def test_credentials_inside_a_socket_are_not_guessed_either() -> None:
     assert codes == ["ACCESS_DENIED"] * 20 + ["RESOURCE_EXHAUSTED"] * 5
 
 
-async def test_mcp_lets_those_who_have_the_right_one_come_all_at_once() -> None:
+async def test_over_mcp_callers_with_a_valid_credential_may_arrive_at_once() -> None:
     asking: list[object] = []
     release = asyncio.Event()
 
@@ -213,7 +213,7 @@ async def test_mcp_lets_those_who_have_the_right_one_come_all_at_once() -> None:
     assert not {401, 429} & set(answers)
 
 
-async def test_mcp_does_not_mark_what_could_not_be_looked_at() -> None:
+async def test_over_mcp_an_unchecked_credential_does_not_count_as_wrong() -> None:
     is_down = True
 
     def identify(request: HTTPConnection) -> Identity | None:

@@ -49,7 +49,7 @@ def ids(response: Any) -> list[str]:
 
 
 @pytest.mark.requirement("R07")
-async def test_search_finds_what_the_caller_may_call() -> None:
+async def test_search_finds_operations_that_the_caller_may_call() -> None:
     client = serving()
 
     assert ids(await client.get("/search?query=task")) == ["task.get"]
@@ -97,7 +97,7 @@ async def test_a_repeated_or_unreadable_parameter_is_malformed() -> None:
 
 
 @pytest.mark.requirement("R07")
-async def test_a_schema_is_shown_to_who_may_call() -> None:
+async def test_a_schema_is_shown_to_callers_with_access() -> None:
     client = serving()
 
     assert (await client.get("/schema?operation=task.get")).json["type"] == "query"

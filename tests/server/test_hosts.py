@@ -179,7 +179,7 @@ async def test_names_and_pages_can_be_allowed() -> None:
         ("none", "navigate", "document", 200),
     ],
 )
-async def test_pages_elsewhere_may_not_embed_what_is_here(
+async def test_pages_of_other_sites_may_not_embed_these(
     site: str, mode: str, dest: str, status: int
 ) -> None:
     sent = {"sec-fetch-site": site, "sec-fetch-mode": mode, "sec-fetch-dest": dest}

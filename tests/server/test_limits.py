@@ -100,7 +100,7 @@ async def test_calls_at_a_time_are_bounded_for_each_caller_and_for_all() -> None
 
 
 @pytest.mark.requirement("R39")
-async def test_what_a_caller_may_have_at_a_time_counts_for_all_entry_points_together() -> None:
+async def test_the_concurrency_of_a_caller_is_counted_over_all_entry_points() -> None:
     registry = OperationRegistry()
     release = asyncio.Event()
 
@@ -206,7 +206,7 @@ async def test_each_caller_has_a_rate_of_its_own() -> None:
     assert len(ran) == 4
 
 
-async def test_a_batch_costs_what_its_calls_cost() -> None:
+async def test_a_batch_counts_as_its_calls() -> None:
     client, ran = serving(Limits(rate_per_caller=0.001, burst=5))
     calls = {"calls": [{"operation": "test.run"}] * 6}
 
@@ -283,7 +283,7 @@ def test_memory_of_rates_is_bounded() -> None:
     assert len(rate._buckets) == 10
 
 
-def test_a_gate_forgets_who_has_left() -> None:
+def test_a_limiter_forgets_callers_that_have_left() -> None:
     gate = ConcurrencyLimiter(10, 10)
 
     with gate.enter("a"), gate.enter("a"), gate.enter("b"):

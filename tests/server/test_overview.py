@@ -57,7 +57,7 @@ def ids(response: Any) -> list[str]:
 
 
 @pytest.mark.requirement("R07")
-def test_operations_are_listed_to_those_who_may_call_them() -> None:
+def test_operations_are_listed_to_callers_with_access() -> None:
     http = client(build())
 
     assert ids(http.get("/operations")) == ["open.hello", "open.outer"]

@@ -31,7 +31,7 @@ def serving(**options: Any) -> tuple[Client, OperationRegistry]:
 
 
 @pytest.mark.requirement("R07")
-async def test_the_document_shows_what_the_caller_may_call() -> None:
+async def test_the_document_shows_operations_that_the_caller_may_call() -> None:
     client, registry = serving(title="Demo", version="2.0")
 
     anyone = (await client.get("/openapi.json")).json
@@ -47,7 +47,7 @@ async def test_the_document_shows_what_the_caller_may_call() -> None:
 
 
 @pytest.mark.requirement("R07")
-async def test_metrics_show_what_the_caller_may_call() -> None:
+async def test_metrics_show_operations_that_the_caller_may_call() -> None:
     client, _ = serving()
     await client.get("/open/get?id=1")
     await client.get("/open/get?id=x")
@@ -80,7 +80,7 @@ async def test_readiness_is_asked_for(answer: Any) -> None:
     assert (await client.get("/healthz")).status == 200
 
 
-async def test_what_is_mounted_knows_who_asks() -> None:
+async def test_a_mounted_application_gets_the_identity() -> None:
     seen: list[Any] = []
 
     async def mounted(scope: Any, receive: Any, send: Any) -> None:
@@ -97,7 +97,7 @@ async def test_what_is_mounted_knows_who_asks() -> None:
     assert [(path, who and who.id) for path, who in seen] == [("/mcp", "alice"), ("/mcp", None)]
 
 
-async def test_a_socket_knows_who_asks() -> None:
+async def test_a_socket_gets_the_identity() -> None:
     seen: list[Any] = []
 
     async def socket(scope: Any, receive: Any, send: Any) -> None:

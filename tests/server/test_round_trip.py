@@ -91,7 +91,7 @@ async def outcome(registry: OperationRegistry, spec: OperationSpec, value: Any) 
     st.lists(operations(), min_size=1, max_size=4, unique_by=lambda o: o.spec.id),
     st.lists(VALUES, min_size=1, max_size=4),
 )
-async def test_what_was_served_comes_back_the_same_and_does_the_same(
+async def test_a_served_registry_is_imported_with_equal_specs_and_results(
     served: list[Operation], values: list[Any]
 ) -> None:
     there = OperationRegistry(served)

@@ -34,7 +34,7 @@ async def wait_for(is_so: Callable[[], bool]) -> None:
 
 
 @pytest.mark.requirement("R12")
-async def test_who_calls_what_will_not_be_cancelled_is_answered_in_time() -> None:
+async def test_a_call_that_ignores_cancellation_is_answered_in_time() -> None:
     registry = OperationRegistry()
     release = asyncio.Event()
     ended: list[int] = []
@@ -67,7 +67,7 @@ async def test_who_calls_what_will_not_be_cancelled_is_answered_in_time() -> Non
 
 
 @pytest.mark.requirement("R12")
-async def test_what_has_no_time_left_is_not_started() -> None:
+async def test_a_call_without_remaining_time_is_not_started() -> None:
     registry = OperationRegistry()
     ran: list[int] = []
 
@@ -114,7 +114,7 @@ async def test_nested_calls_end_with_the_time_of_the_call_they_are_part_of() -> 
     assert 'operations_calls_running{operation="test.outer"} 0' in text
 
 
-async def test_a_batch_gives_what_was_done_in_time() -> None:
+async def test_a_batch_returns_the_results_of_calls_finished_in_time() -> None:
     registry = OperationRegistry()
 
     @registry.operation("test.slow")
@@ -136,7 +136,7 @@ async def test_a_batch_gives_what_was_done_in_time() -> None:
     assert quickly["envelope"]["data"] == 8
 
 
-async def test_what_a_cancelled_handler_still_gives_is_given() -> None:
+async def test_a_result_after_cancellation_is_returned() -> None:
     registry = OperationRegistry()
 
     @registry.operation("test.partial")
@@ -201,7 +201,7 @@ async def test_a_slow_body_has_its_own_time_and_then_the_call_has_all_of_its_own
 
 
 @pytest.mark.requirement("R12", "R31")
-async def test_finding_out_who_asks_ends_with_the_time_and_with_the_client() -> None:
+async def test_identifying_a_caller_ends_with_the_timeout_and_with_the_client() -> None:
     registry = OperationRegistry()
     inside = most = 0
 
@@ -234,7 +234,7 @@ async def test_finding_out_who_asks_ends_with_the_time_and_with_the_client() -> 
 
 
 @pytest.mark.requirement("R12", "R31")
-async def test_a_socket_is_refused_when_finding_out_who_opens_it_takes_too_long() -> None:
+async def test_a_socket_is_rejected_if_identifying_its_caller_takes_too_long() -> None:
     inside = most = opened = 0
 
     async def resolver(connection: HTTPConnection) -> None:
@@ -264,7 +264,7 @@ async def test_a_socket_is_refused_when_finding_out_who_opens_it_takes_too_long(
     assert (inside, most, opened) == (0, 5, 0)
 
 
-async def test_a_body_that_came_while_it_was_found_out_who_asks_is_read() -> None:
+async def test_a_body_that_arrives_during_identification_is_read() -> None:
     registry = OperationRegistry()
 
     @registry.operation("test.run")

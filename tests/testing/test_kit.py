@@ -37,7 +37,7 @@ async def tell() -> Any:
     yield 1
 
 
-async def test_operations_are_replaced_and_what_was_called_is_seen(under_test: UnderTest) -> None:
+async def test_operations_are_replaced_and_their_calls_recorded(under_test: UnderTest) -> None:
     shop = under_test(registry)
     mail = shop.fake("mail.send", {"id": 7})
 
