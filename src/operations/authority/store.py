@@ -109,10 +109,11 @@ class SQLiteValues:
 
     async def swap(self, key: str, old: bytes | None, new: bytes | None) -> bool:
         """Replace a value."""
-        sql = "REPLACE INTO held SELECT ?1, ?3 WHERE (SELECT value FROM held WHERE key = ?1) IS ?2 RETURNING 1"
         if new is None:
-            sql = "DELETE FROM held WHERE key = ?1 AND value = ?2 AND ?3 IS NULL RETURNING 1"
-        return bool(await to_thread(self._run, sql, key, old, new))
+            sql = "DELETE FROM held WHERE key = ? AND value = ? RETURNING 1"
+            return bool(await to_thread(self._run, sql, key, old))
+        sql = "REPLACE INTO held SELECT ?, ? WHERE (SELECT value FROM held WHERE key = ?) IS ? RETURNING 1"
+        return bool(await to_thread(self._run, sql, key, new, key, old))
 
     async def items(self, table: str) -> dict[str, bytes]:
         """Return all values of a table."""
