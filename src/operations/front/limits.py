@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from ipaddress import IPv6Address, ip_address
 from time import monotonic
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Annotated, Any, Final, Generic, Protocol, TypeVar
+
+from msgspec import Meta
 
 from operations._json import MAX_DEPTH, MAX_REQUEST_VALUES
 from operations._text import counted
@@ -20,6 +22,7 @@ from operations._time_limits import ANSWER_SECONDS, held_slot
 from operations.access import Identity
 from operations.errors import CallError, ErrorCode
 from operations.specs import Operation
+from operations.types import Count, Seconds
 
 REMEMBERED: Final = 10_000
 """Callers, addresses or credentials that are remembered."""
@@ -32,65 +35,65 @@ UNCOUNTED_OUTPUT: Final = 32 * 1024
 class Limits:
     """The limits of a server, for all its entry points together."""
 
-    body_bytes: int = 4 * 1024 * 1024
+    body_bytes: Count = 4 * 1024 * 1024
     """Size of a request body or a WebSocket message."""
 
-    body_seconds: float = 15
+    body_seconds: Seconds = 15
     """Time for a whole request body to arrive, in seconds."""
 
-    values: int = MAX_REQUEST_VALUES
+    values: Count = MAX_REQUEST_VALUES
     """JSON values in one request: every object, array, string, number and literal."""
 
-    depth: int = MAX_DEPTH
+    depth: Count = MAX_DEPTH
     """Nesting of the data in one request."""
 
-    answer_seconds: float = ANSWER_SECONDS
+    answer_seconds: Seconds = ANSWER_SECONDS
     """Time for a person to answer all questions of one call, in seconds. Time limits of the server stop meanwhile."""
 
-    query_characters: int = 1_000
+    query_characters: Count = 1_000
     """Length of a search query."""
 
-    calls: int = 1000
+    calls: Count = 1000
     """Concurrent calls from all callers."""
 
-    calls_per_caller: int = 250
+    calls_per_caller: Count = 250
     """Concurrent calls. A caller without identity counts by its address."""
 
-    queue: int = 16_384
+    queue: Annotated[int, Meta(ge=0)] = 16_384
     """Calls that wait for a slot at a worker. Servers reject calls beyond `calls` at once."""
 
-    queue_bytes: int = 64 * 1024 * 1024
+    queue_bytes: Count = 64 * 1024 * 1024
     """Size of the requests that wait."""
 
-    streams: int = 10_000
+    streams: Count = 10_000
     """Open streams from all callers, and as many WebSockets."""
 
-    streams_per_caller: int = 2_000
+    streams_per_caller: Count = 2_000
     """Open streams of one caller, and as many WebSockets."""
 
-    rate_per_caller: float | None = None
+    rate_per_caller: Annotated[float, Meta(gt=0)] | None = None
     """Requests per second, on average; None for no limit."""
 
-    burst: int = 100
+    burst: Count = 100
     """Requests that a caller may send at once after a pause."""
 
-    failed_attempts_per_second: float | None = 0.2
+    failed_attempts_per_second: Annotated[float, Meta(gt=0)] | None = 0.2
     """Different wrong credentials per second from one address, on average; None for no limit. Beyond that, every
     credential is still checked, but the response to a wrong one is delayed and becomes RESOURCE_EXHAUSTED."""
 
-    failed_attempts: int = 20
+    failed_attempts: Annotated[int, Meta(ge=0)] = 20
     """Wrong credentials that an address may show at once."""
 
-    output_bytes: int = 256 * 1024 * 1024
+    output_bytes: Count = 256 * 1024 * 1024
     """Response bytes that clients have not read yet, for all callers."""
 
-    output_bytes_per_caller: int = 64 * 1024 * 1024
+    output_bytes_per_caller: Count = 64 * 1024 * 1024
     """Response bytes that one caller has not read yet."""
 
-    sessions: int = 1_000
+    sessions: Count = 1_000
     """Open MCP sessions."""
 
-    sessions_per_caller: int = 100
+    sessions_per_caller: Count = 100
     """Open MCP sessions of one caller. Its oldest idle session ends when it opens another."""
 
 
