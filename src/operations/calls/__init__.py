@@ -3,9 +3,8 @@
 from operations.calls.client import PendingRequestMap
 from operations.calls.config import RemoteConfig, WorkerConfig
 from operations.calls.graph import CallGraph, CallRecord, read_graph, render_tree
-from operations.calls.handler import build_call_handler
 from operations.calls.remote import RemoteService, from_calls
-from operations.calls.worker import CallServer, serve_calls
+from operations.calls.worker import CallServer, build_call_handler, serve_calls
 from operations.protocol import CALL_EVENT_SCHEMAS
 
 __all__ = [

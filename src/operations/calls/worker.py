@@ -9,21 +9,21 @@ Rule 4: a request that waited longer than a heartbeat, or that was queued before
         on a target with signed messages, where others may repeat it.
 Rule 5: no message can stop the worker: a malformed one is counted, and rejected if it names a reply address.
 Rule 6: a client refers only to its own requests, and gets replies only at its own mailboxes.
+Rule 7: a call handler, for requests that the program itself received, is a worker that takes none from the target.
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from contextvars import copy_context
-from functools import partial
 from operator import is_not
 from secrets import token_hex
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 from operations._signals import shutdown_event
 from operations._text import printable
-from operations.access import Identity
+from operations.calls.client import PendingRequestMap
 from operations.calls.config import WorkerConfig
 from operations.calls.events import (
     AbortPayload,
@@ -38,6 +38,7 @@ from operations.calls.events import (
     check_request,
     read_event,
 )
+from operations.calls.execution import JobExecutor
 from operations.calls.failure_detector import SETTLING
 from operations.calls.jobs import (
     Job,
@@ -48,16 +49,15 @@ from operations.calls.jobs import (
     exhausted,
     job_for,
     may_have_run,
-    principal_of,
     set_after,
     watch_loop_lag,
 )
-from operations.calls.reply_cache import Replies, quietly
+from operations.calls.reply_cache import Replies
 from operations.calls.services import SERVICES, digest_of, serves_itself, service_operations
 from operations.calls.states import NEVER, Deadlines
 from operations.errors import CallError, ErrorCode, TransportError
-from operations.front.front import Front, credential_ended, identify_credential
-from operations.front.limits import AdmissionQueue, Limits, caller_key
+from operations.front.front import CredentialResolver
+from operations.front.limits import AdmissionQueue
 from operations.pubsub.base import PUT_TYPE, Delivery, EventTarget, Subscription, usable
 from operations.pubsub.signing import SignedTarget
 from operations.registry import OperationRegistry
@@ -96,12 +96,7 @@ class CallServer:
         self.malformed = self.ignored = self.duplicates = 0
         self._services = OperationRegistry(service_operations(registry, target))
         self._shared = front
-        # The queue limits calls per caller; behind a broker all callers have one address.
-        own = Limits(calls=limits.calls, calls_per_caller=limits.calls)
-        self._front = front or Front(registry, own)
         self.backlog: int | None = limits.calls + limits.queue
-        self._address = config.address
-        self._resolve = config.resolve
         self._grace = config.grace
         self._heartbeat = config.heartbeat
         self._patience = config.patience
@@ -120,6 +115,7 @@ class CallServer:
             counters=self.counters,
             spawn=self._spawn,
         )
+        self._executor = JobExecutor(registry, config, self._admission, self._replies)
         self._running: set[asyncio.Task[None]] = set()
         self._background: set[asyncio.Task[Any]] = set()
         self._watching: list[asyncio.Task[Any]] = []
@@ -414,7 +410,10 @@ class CallServer:
             if job.claim is not None or job.is_stale:
                 await self._prepare(job)
             if not job.answered:
-                await self._attend(job)
+                try:
+                    await self._executor.attend(job)
+                except RefusedError as refused:
+                    self._refuse(job, refused.error)
         except GeneratorExit:
             # The loop is closed: nothing else can start.
             raise
@@ -453,86 +452,6 @@ class CallServer:
             job.confirmed = self._loop.create_future()
             await self._replies.offer(job)
             await job.confirmed
-
-    async def _attend(self, job: Job) -> None:
-        # The timer cannot fire while a handler blocks the loop.
-        if job.expires_at <= self._loop.time():
-            await quietly(self._replies.fail(job, job.timeout_error()))
-            return
-        request = job.request
-        try:
-            identity = job.identity
-            if request.credential is not None:
-                identity = await self._identify(job, request.credential)
-            if self._shared is None:
-                await self._execute(job, identity)
-            else:
-                await self._execute_through(self._shared, job, identity)
-        except RefusedError as refused:
-            self._refuse(job, refused.error)
-        except CallError as error:
-            await quietly(self._replies.fail(job, error))
-
-    async def _identify(self, job: Job, credential: str) -> Identity | None:
-        identity = await identify_credential(
-            credential, self._resolve, self._front.auth, self._address
-        )
-        reason = self._admission.identified(job, principal_of(identity))
-        if reason is not None:
-            raise RefusedError(exhausted(reason))
-        if job.expires_at <= self._loop.time():
-            raise job.timeout_error()
-        return identity
-
-    async def _execute_through(self, front: Front, job: Job, identity: Identity | None) -> None:
-        """Run a job if the rules that all entry points of a server share admit it."""
-        caller = job.caller = caller_key(identity, self._address)
-        try:
-            if job.spec is not None:
-                front.enforce_visible(job.spec, identity)
-                if job.request.attempt > 1 and not job.replayable:
-                    raise may_have_run(job)
-            elif not job.registry.has_remote:  # It gets the same reply as a hidden operation.
-                front.find(job.request.operation_id, identity)
-            slot = front.admit(caller, is_stream=job.is_stream)
-        except CallError as error:
-            raise RefusedError(error) from error
-        with slot:
-            await self._execute(job, identity)
-
-    async def _execute(self, job: Job, identity: Identity | None) -> None:
-        """Run the operation and send its results."""
-        job.identity_id = None if identity is None else identity.id
-        request, replies, registry = job.request, self._replies, job.registry
-        context = job.context(identity, self._loop.time())
-        sequence: int | None = None
-        try:
-            job.begun = job.spec is not None or registry.has_remote
-            if not job.is_stream:
-                envelope = await registry.execute(request.operation_id, request.input, context)
-                await replies.respond(job, envelope)
-                return
-            sequence = 0
-            end = partial(replies.stop, job, credential_ended())
-            watch = self._front.credentials.watch_message
-            unwatch = watch(request.credential, identity, self._resolve, end)
-            stream = registry.subscribe(request.operation_id, request.input, context)
-            try:
-                async for envelope in stream:
-                    await replies.item(job, envelope, sequence)
-                    sequence += 1
-            finally:
-                unwatch()
-                await stream.aclose()
-            await replies.complete(job, sequence)
-        except CallError as error:
-            if not job.begun and error.code == ErrorCode.OPERATION_NOT_FOUND:
-                # Another worker of the group may have it: its code may be newer.
-                error = CallError(error.code, error.message, error.details, retryable=True)
-            await quietly(replies.fail(job, error, sequence))
-        except TransportError as error:
-            # The caller will ask for the reply.
-            logger.debug("%s: a reply could not be sent: %s", printable(request.request_id), error)
 
     def _registry_of(self, operation_id: str) -> OperationRegistry:
         """Return the registry that has an operation: those about the worker itself are in another one."""
@@ -590,3 +509,57 @@ async def serve_calls(
         yield server
     finally:
         await server.aclose()
+
+
+CallHandler: TypeAlias = Callable[[CallRequested], Coroutine[Any, Any, None]]
+
+
+def build_call_handler(
+    registry: OperationRegistry,
+    call_map: PendingRequestMap,
+    *,
+    resolve: CredentialResolver | None = None,
+    expose_errors: bool | None = None,
+) -> CallHandler:
+    """Return the coroutine function that serves one `call.requested` event.
+
+    The coroutine returns when the last reply was sent. It raises `ValueError` if the event has no `replyTo` on a target
+    that needs one, `TransportError` if the target cannot be reached, and `CallError` if `call_map` is closed. Aborts,
+    credit and probes for its requests arrive through the target. Closing `call_map` gives running requests 10 seconds
+    and ends the rest with `UNAVAILABLE`.
+
+    Args:
+        registry: The operations to serve.
+        call_map: Its target carries the replies; the target also decides whether `identity` in events is trusted.
+        resolve: Return the identity that a `credential` belongs to.
+        expose_errors: Show callers the text of unexpected exceptions; by default only on trusted targets.
+    """
+    target = call_map.target
+    opening = asyncio.Lock()
+    server: CallServer | None = None
+
+    async def open_server() -> CallServer:
+        nonlocal server
+        async with opening:
+            if server is None:
+                # Replies without an address go to all callers of the group, of which the map is one.
+                await call_map.open()
+                opened = CallServer(
+                    registry,
+                    target,
+                    WorkerConfig(
+                        group=call_map.group, resolve=resolve, expose_errors=expose_errors
+                    ),
+                )
+                await opened.listen()
+                await call_map.close_with(opened.aclose)
+                server = opened
+        return server
+
+    async def handle(event: CallRequested) -> None:
+        request = event.payload
+        reply_to = request.reply_to or call_map.address_of(request.request_id)
+        worker = server or await open_server()
+        await worker.serve(request, reply_to)
+
+    return handle
