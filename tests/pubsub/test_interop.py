@@ -8,6 +8,7 @@ from typing import Any
 
 import anyio
 import pytest
+from redis.asyncio import Redis
 from tests.calls.waiting import until
 from tests.servers import Broker, RedisServer, running
 from websockets.asyncio.server import ServerConnection, serve
@@ -131,3 +132,21 @@ async def test_over_redis_subscriptions_survive_a_new_connection(broker: Broker)
                     break
                 except CallError:
                     await asyncio.sleep(0.05)
+
+
+@pytest.mark.requirement("R13", "R50")
+async def test_over_redis_a_malformed_request_with_an_id_gets_an_error(broker: Broker) -> None:
+    payload = {"requestId": "r1", "operationId": 7}
+    event = json.dumps({"type": "call.requested", "id": "", "payload": payload})
+    async with (
+        connect_redis_interop(broker.url, prefix="odd:") as target,
+        serve_calls(one_operation(), target),
+        Redis.from_url(broker.url) as redis,
+        redis.pubsub() as errors,
+    ):
+        await errors.subscribe("odd:call.error:")
+        assert (await errors.get_message(timeout=5))["type"] == "subscribe"
+        await redis.publish("odd:call.requested:", event)
+        message = await errors.get_message(timeout=5)
+
+    assert json.loads(message["data"])["payload"]["code"] == "VALIDATION_ERROR"

@@ -368,7 +368,8 @@ class CallServer:
         """Reply to a malformed request in the background; None if it has no id or no reply address of its client."""
         self.malformed += 1
         address = reply_to or event.reply_to
-        is_readable = event.type == PUT_TYPE and event.request_id and address
+        has_reader = bool(address) or self.target.broadcasts_replies
+        is_readable = event.type == PUT_TYPE and event.request_id and has_reader
         if not is_readable or not self._replies.is_allowed(address, sender):
             return None
         error = CallError(event.code, f"the request is malformed: {event.reason}")
