@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, nullcontext
 from typing import Any
 
+import aiohttp
 import anyio
 import pytest
 from mcp import Client
@@ -107,3 +108,19 @@ def test_mcp_is_imported_only_if_it_is_served() -> None:
         assert "operations.mcp" not in sys.modules
     finally:
         sys.modules.update(modules)
+
+
+@pytest.mark.requirement("R13")
+async def test_a_binary_frame_does_not_end_a_websocket() -> None:
+    payload = {"requestId": "r1", "operationId": "math.add", "input": {"a": 1, "b": 2}}
+    app = create_app(registry(), websocket=True)
+    async with (
+        running(app) as url,
+        aiohttp.ClientSession() as http,
+        http.ws_connect(f"{url}/ws") as socket,
+    ):
+        await socket.send_bytes(b"\xff\x00")
+        await socket.send_json({"type": "call.requested", "id": "", "payload": payload})
+        reply = await socket.receive_json(timeout=5)
+
+    assert reply["type"] == "call.responded"

@@ -316,10 +316,14 @@ class _Socket:
 
     async def receive(self) -> bytes:
         try:
-            message = (await self._socket.receive_text()).encode()
-        except (WebSocketDisconnect, RuntimeError, KeyError) as error:
-            # A KeyError is a binary frame: not this protocol.
+            event = await self._socket.receive()
+        except RuntimeError as error:
             raise EOFError(str(error)) from error
+        if event["type"] == "websocket.disconnect":
+            raise EOFError(event.get("reason") or "")
+        # A binary frame is not this protocol: like any malformed message, it must not end the connection.
+        text: str | None = event.get("text")
+        message = event.get("bytes") or b"" if text is None else text.encode()
         if len(message) > self._max_bytes:
             await self._socket.close(1009)
             raise EOFError(f"a message of more than {self._max_bytes} bytes")
