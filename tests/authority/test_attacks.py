@@ -434,6 +434,20 @@ async def test_a_grant_that_ends_while_its_call_waits_runs_nothing(
     assert office.ran == []
 
 
+async def test_a_record_that_another_version_wrote_is_used_once() -> None:
+    values = MemoryValues()
+    office = Office(Store(values))
+    assert await office.call() == REQUIRED
+    ((key, held),) = (await values.items("approval")).items()
+    await values.swap(key, held, b'{"later": 1, ' + held[1:])
+
+    assert await office.answer() == "approved"
+    ((_, held),) = (await values.items("approval")).items()
+    await values.swap(key, held, held[:-1] + b', "later": 1}')
+    with anyio.fail_after(5):
+        assert [await office.call(), await office.call()] == ["deleted", REQUIRED]
+
+
 class FailingValues(MemoryValues):
     """Fails at one step."""
 

@@ -156,7 +156,7 @@ class Approvals:
                 return record
             if record.state == "pending" and not await self._wait(ends, changed, context):
                 message = (
-                    f"{record.operation} must be approved by a person: repeat the same call then"
+                    f"A person must approve {record.operation}: repeat the same call afterwards"
                 )
                 details = {"approval": record.id, "until": record.until}
                 raise CallError(ErrorCode.APPROVAL_REQUIRED, message, details, retryable=True)
@@ -191,9 +191,12 @@ class Approvals:
     async def _replace(self, record: Approval, state: str, **fields: Any) -> Approval | None:
         """Change the state of a record and return it; None if that changed since, or the record has ended."""
         new: Approval = replace(record, state=state, **fields)
-        old, encoded = msgspec.json.encode(record), msgspec.json.encode(new)
         may_change = state in _NEXT.get(record.state, ()) and not record.has_ended
-        is_changed = may_change and await self._store.swap(_key(record.id), old, encoded)
+        # Compared as a record: a hub of another version may have written other bytes.
+        held = await self._store.get(_key(record.id)) if may_change else None
+        is_same = held is not None and _decode(held) == record
+        encoded = msgspec.json.encode(new)
+        is_changed = is_same and await self._store.swap(_key(record.id), held, encoded)
         await self._store.announce()
         return new if is_changed else None
 
