@@ -12,9 +12,9 @@ from contextlib import asynccontextmanager, closing, suppress
 from functools import partial
 from math import inf
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar
 
-from operations.errors import CallError, ErrorCode
+from operations.errors import CallError, ErrorCode, TransportError
 from operations.pubsub.base import EventTarget
 
 logger = logging.getLogger("operations")
@@ -195,10 +195,12 @@ async def open_broker_store(target: EventTarget) -> AsyncGenerator[Store]:
     """Yield a store at the broker of a target, which several hubs share.
 
     Raises:
-        TransportError: If the broker cannot be reached.
+        TransportError: If the broker cannot be reached, or keeps no values.
     """
-    topic, values = target.topic("authority"), cast("Any", target).values
-    store = Store(values, partial(target.send, topic, b'{"type":"changed"}'))
+    if target.values is None:
+        raise TransportError("this connection keeps no values for several processes")
+    topic = target.topic("authority")
+    store = Store(target.values, partial(target.send, topic, b'{"type":"changed"}'))
     listening = await target.listen((topic,), store)
     try:
         yield store

@@ -16,7 +16,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from time import monotonic
-from typing import Annotated, Protocol, TypeAlias
+from typing import Annotated, Any, Protocol, TypeAlias
 
 import msgspec
 
@@ -150,6 +150,7 @@ class EventTarget(Protocol):
         durable: Whether requests wait at the broker until a worker comes, and the broker never gives one out again
             that a worker has begun.
         admin: The administration of the broker; None if there is no broker that keeps messages.
+        values: The values that the broker keeps for several processes (`authority.store.Values`); None if it does not.
         names_consumer: Whether `enqueue` returns the address of the consumer that it sent a message to.
         is_connected: Whether the other end can be reached now.
     """
@@ -162,6 +163,7 @@ class EventTarget(Protocol):
     broadcasts_replies: bool = False
     durable: bool = False
     admin: "QueueAdmin | None" = None
+    values: Any = None
     names_consumer: bool = False
 
     @property

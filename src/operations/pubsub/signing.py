@@ -160,6 +160,7 @@ class SignedTarget(EventTarget):
         self.identity = target.identity
         self.max_values = target.max_values
         self.admin = target.admin
+        self.values = target.values
         self.signer = Signer(secret)
         self._target = target
 
