@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import anyio
 import pytest
 
+from operations.calls.execution import WEIGHT, Recent
 from operations.calls.jobs import MAX_UNREAD_BYTES, Pace
-from operations.calls.reply_cache import WEIGHT, Recent
 from operations.calls.states import NEVER, Deadlines
 from operations.context import new_request_id
 from operations.front.limits import AdmissionQueue, Limits

@@ -38,7 +38,7 @@ from operations.calls.events import (
     check_request,
     read_event,
 )
-from operations.calls.execution import JobExecutor
+from operations.calls.execution import JobExecutor, Replies
 from operations.calls.failure_detector import SETTLING
 from operations.calls.jobs import (
     Job,
@@ -52,7 +52,6 @@ from operations.calls.jobs import (
     set_after,
     watch_loop_lag,
 )
-from operations.calls.reply_cache import Replies
 from operations.calls.services import SERVICES, digest_of, serves_itself, service_operations
 from operations.calls.states import NEVER, Deadlines
 from operations.errors import CallError, ErrorCode, TransportError
