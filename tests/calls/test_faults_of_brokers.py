@@ -546,11 +546,11 @@ async def test_a_redis_without_free_connections_is_reported_as_unreachable(
 
 
 async def test_a_missing_broker_is_reported_as_unreachable() -> None:
-    for world in (
-        redis_world(f"redis://127.0.0.1:{free_port()}"),
-        nats_world(f"nats://127.0.0.1:{free_port()}"),
-        WebSocketWorld(),
+    for world, options in (
+        (redis_world(f"redis://127.0.0.1:{free_port()}"), {"connect_timeout": 0.5}),
+        (nats_world(f"nats://127.0.0.1:{free_port()}"), {"connect_timeout": 0.5}),
+        (WebSocketWorld(), {}),
     ):
         with anyio.fail_after(10), pytest.raises(Exception, match="cannot be reached"):
-            async with world.connect():
+            async with world.connect(**options):
                 pass

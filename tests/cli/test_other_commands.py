@@ -106,7 +106,7 @@ def test_import_starts_a_server_or_reads_an_mcp_json(run: Run, folder: Path) -> 
         (["nope.yaml"], 1, "there is no file"),
         (["http://127.0.0.1:9/openapi.json"], 8, "openapi:127_0_0_1"),
         (["http://127.0.0.1:9/mcp"], 8, "mcp:127_0_0_1"),
-        (["redis://127.0.0.1:9"], 8, "broker:127_0_0_1"),
+        (["redis+sentinel://127.0.0.1:9"], 8, "broker:127_0_0_1"),
         (["no_such_package"], 8, "neither a file, a folder nor a package"),
     ],
 )
@@ -181,7 +181,7 @@ def test_doctor_finds_missing_parts(
 ) -> None:
     monkeypatch.setenv("ALICE_KEY", "CANARY")
     with (folder / "operations.toml").open("a") as config:
-        config.write("[brokers.main]\nurl = 'redis://127.0.0.1:9'\n")
+        config.write("[brokers.main]\nurl = 'redis://127.0.0.1:9'\nconnect_timeout = 0.3\n")
 
     ran = run("doctor", "--json")
 

@@ -288,7 +288,7 @@ async def test_known_operations_are_unavailable_while_their_source_is(
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(folder))
     (folder / "operations").mkdir()
-    text = '[brokers.away]\nurl = "redis://127.0.0.1:1"\nworkers = true\n'
+    text = '[brokers.away]\nurl = "redis://127.0.0.1:1"\nworkers = true\nconnect_timeout = 0.3\n'
     remember_ids(config_file(folder, text), ["far.sleep"])
 
     async with hub_of(folder, text) as hub:
@@ -301,7 +301,8 @@ async def test_known_operations_are_unavailable_while_their_source_is(
 
 
 async def test_a_broker_with_a_namespace_has_only_its_operations(folder: Path) -> None:
-    away = '[brokers.away]\nurl = "redis://127.0.0.1:1"\nworkers = true\nnamespace = "far"\n'
+    away = '[brokers.away]\nurl = "redis://127.0.0.1:1"\nworkers = true\nconnect_timeout = 0.3\n'
+    away += 'namespace = "far"\n'
 
     async with hub_of(folder, away) as hub:
         for wanted, code in (("far.x", "UNAVAILABLE"), ("near.x", "OPERATION_NOT_FOUND")):

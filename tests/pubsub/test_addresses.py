@@ -4,6 +4,7 @@ import base64
 import logging
 import traceback
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -49,9 +50,9 @@ def everything_said(error: BaseException | None) -> Iterator[str]:
     ],
 )
 async def test_an_address_of_redis_that_leads_nowhere(
-    connect: Callable[[str], Any], url: str, word: str, caplog: pytest.LogCaptureFixture
+    connect: Callable[..., Any], url: str, word: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await nowhere(connect, url, word, caplog)
+    await nowhere(partial(connect, connect_timeout=0.3), url, word, caplog)
 
 
 @pytest.mark.requirement("R16")

@@ -11,7 +11,7 @@ import pytest
 from redis.asyncio import Redis
 from tests.calls.waiting import until
 from tests.receivers import SilentReceiver
-from tests.servers import RedisServer, proxy, running
+from tests.servers import Broker, NatsServer, RedisServer, proxy, running
 
 from operations.errors import TransportError
 from operations.pubsub.base import Delivery
@@ -108,3 +108,51 @@ async def test_a_client_leaves_a_redis_that_became_read_only() -> None:
             with anyio.fail_after(20):
                 await near.enqueue("work", request, key="1", reply_to="", wait=5)
                 await received.wait()
+
+
+@pytest.mark.requirement("R34")
+@pytest.mark.parametrize(
+    ("server", "connect"), [(RedisServer, connect_redis), (NatsServer, connect_nats)]
+)
+async def test_a_client_that_starts_before_its_broker_connects(
+    server: type[Broker], connect: Any
+) -> None:
+    broker = server()
+    try:
+        with anyio.fail_after(10):
+            async with asyncio.TaskGroup() as tasks:
+                connecting = tasks.create_task(_listening(connect(broker.url)))
+                done, _ = await asyncio.wait({connecting}, timeout=0.2)
+                assert not done
+                await asyncio.to_thread(broker.start)
+    finally:
+        broker.close()
+
+
+async def _listening(connecting: Any) -> None:
+    async with connecting as target:
+        await target.listen((target.mailbox(),), SilentReceiver())
+
+
+@pytest.mark.requirement("R34")
+async def test_a_client_that_starts_while_a_master_is_replaced_connects() -> None:
+    with running(RedisServer()) as old, running(RedisServer()) as new:
+        async with proxy(old.port) as through, Redis(port=old.port) as admin:
+            # The address leads to a replica for a moment.
+            await admin.replicaof("127.0.0.1", new.port)
+            url = f"redis://127.0.0.1:{through.port}"
+            with anyio.fail_after(10):
+                async with asyncio.TaskGroup() as tasks:
+                    starting = tasks.create_task(_listening(connect_redis(url)))
+                    done, _ = await asyncio.wait({starting}, timeout=0.3)
+                    assert not done
+                    through.target = new.port
+
+
+@pytest.mark.requirement("R16")
+async def test_a_wrong_password_is_an_error_at_once() -> None:
+    with running(RedisServer("--requirepass", "right")) as broker:
+        url = f"redis://:wrong@127.0.0.1:{broker.port}"
+        with anyio.fail_after(4), pytest.raises(TransportError):
+            async with connect_redis(url):
+                pass

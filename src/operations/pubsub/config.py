@@ -9,8 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from ssl import SSLContext, create_default_context
-from typing import Any
-from urllib.parse import quote, unquote, urlsplit, urlunsplit
+from typing import Any, NamedTuple
+from urllib.parse import parse_qs, quote, unquote, urlsplit, urlunsplit
 
 from operations._json import MAX_REQUEST_VALUES
 from operations._text import enforce_lists
@@ -68,7 +68,8 @@ class BrokerConfig:
     """How many JSON values a message may hold, both ways. All clients should agree."""
 
     connect_timeout: Seconds = field(default=5.0, kw_only=True)
-    """Seconds for a connection to be made, with its handshake."""
+    """Seconds for a connection to be made, with its handshake. A broker that is not there yet, or elects a leader, is
+    tried again for so long."""
 
     ca_file: str | Path | None = field(default=None, kw_only=True)
     """The certificates of the authorities to trust with TLS, instead of the system's."""
@@ -222,3 +223,60 @@ def _flaw(url: str, schemes: Collection[str], needs_host: bool) -> str:
     except UnicodeError:
         return "its user name or password is not UTF-8"
     return ""
+
+
+_DEFAULT_PORTS = {"sentinel": 26379, "cluster": 6379}
+
+
+class RedisAddress(NamedTuple):
+    """An address in its parts.
+
+    Attributes:
+        kind: `sentinel`, `cluster`, or empty for one server.
+        url: The address of one server, for redis-py: the first one, with login and options.
+        servers: Host and port of each Sentinel, or of each known node of the cluster.
+        service: The name of the master, for Sentinel.
+        sentinel_login: The user and password of the Sentinels, if they have one.
+    """
+
+    kind: str
+    url: str
+    servers: list[tuple[str, int]]
+    service: str
+    sentinel_login: dict[str, str]
+
+
+def read_redis_address(url: str) -> RedisAddress:
+    """Return the parts of an address of Redis.
+
+    Raises:
+        TransportError: If it cannot be read.
+    """
+    scheme, _, kind = url.partition("://")[0].partition("+")
+    if kind not in _DEFAULT_PORTS:
+        enforce_address(url, ("redis", "rediss", "unix"), needs_host=False)
+        return RedisAddress("", url, [], "", {})
+    rest = url.partition("://")[2]
+    # Only the hosts are a list: a login may contain a comma, in its encoded form.
+    netloc, slash, path = rest.partition("/")
+    login, at, hosts = netloc.rpartition("@")
+    servers: list[tuple[str, int]] = []
+    for host in hosts.split(","):
+        one = f"{scheme}://{login}{at}{host}{slash}{path}"
+        enforce_address(one, ("redis", "rediss"))
+        parts = urlsplit(one)
+        servers.append((parts.hostname or "", parts.port or _DEFAULT_PORTS[kind]))
+    parts = urlsplit(f"{scheme}://{login}{at}{hosts.partition(',')[0]}{slash}{path}")
+    service, _, database = parts.path.strip("/").partition("/")
+    if kind == "cluster":
+        return RedisAddress(kind, urlunsplit(parts), servers, "", {})
+    if not service:
+        raise TransportError(
+            "the address cannot be read: it names no master: redis+sentinel://host:26379/mymaster"
+        )
+    given = parse_qs(parts.query)
+    names = {"sentinel_username": "username", "sentinel_password": "password"}
+    sentinel_login = {names[key]: values[0] for key, values in given.items() if key in names}
+    query = "&".join(part for part in parts.query.split("&") if part.partition("=")[0] not in names)
+    one = urlunsplit(parts._replace(path=f"/{database}" if database else "", query=query))
+    return RedisAddress(kind, one, servers, service, sentinel_login)

@@ -163,11 +163,18 @@ class DurableQueues:
         prefix: The prefix of the subjects.
         subjects_of: Returns the subjects of a queue, for all clients.
         replicas: The number of servers that keep a stream which is created here.
+        patience: Seconds for which a cluster without a leader is asked again when a client starts.
     """
 
     def __init__(
-        self, client: Client, prefix: str, subjects_of: Callable[[str], str], replicas: int
+        self,
+        client: Client,
+        prefix: str,
+        subjects_of: Callable[[str], str],
+        replicas: int,
+        patience: float,
     ) -> None:
+        self._patience = patience
         self._nats = client
         self._js: Any = client.jetstream(timeout=_ANSWER)  # pyright: ignore[reportUnknownMemberType]
         self._subjects = f"{prefix}.durable.>"
@@ -185,7 +192,7 @@ class DurableQueues:
             TransportError: If the server has no JetStream, or the stream cannot be created.
         """
         try:
-            stream = await self._find() or await self._create()
+            stream = await self._patiently(self._find_or_create)
         except TimeoutError as error:
             raise TransportError(_SILENT) from error
         except ServiceUnavailableError as error:
@@ -198,6 +205,22 @@ class DurableQueues:
         self._stream = stream.config.name
         window = float(stream.config.duplicate_window or 0)
         self._repeat_for = max(0.0, min(_PATIENCE, window - 2 * _CONFIRM))
+
+    async def _patiently(self, work: Callable[[], Awaitable[Any]]) -> Any:
+        """Return the result of `work`, which is repeated while a cluster elects a leader."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + self._patience
+        while True:
+            try:
+                return await work()
+            except (Error, TimeoutError) as error:
+                is_temporary = getattr(error, "err_code", None) in _TEMPORARY
+                if loop.time() >= end or not (is_temporary or isinstance(error, TimeoutError)):
+                    raise
+            await asyncio.sleep(_RETRY)
+
+    async def _find_or_create(self) -> Any:
+        return await self._find() or await self._create()
 
     async def _find(self) -> Any:
         """Return the description of the stream, which the operator may call otherwise; None if there is none."""

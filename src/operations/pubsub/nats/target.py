@@ -145,7 +145,9 @@ class NatsTarget(EventTarget):
         self._connected.set()
         if self.durable:
             subjects_of = partial(self._all_of, kind="durable")
-            self._durable = DurableQueues(self._nats, self._prefix, subjects_of, self._replicas)
+            self._durable = DurableQueues(
+                self._nats, self._prefix, subjects_of, self._replicas, connect_timeout
+            )
             self._admin.durable = self._durable
             try:
                 await self._durable.open()

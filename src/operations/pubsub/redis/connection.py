@@ -13,17 +13,19 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, NamedTuple, cast
-from urllib.parse import parse_qs, urlsplit, urlunsplit
+from ssl import SSLError
+from typing import Any, cast
 
 import hiredis
 from redis.asyncio import ConnectionPool
 from redis.crc import key_slot
 from redis.exceptions import (
     AskError,
+    AuthenticationError,
     BusyLoadingError,
     ClusterError,
     NoPermissionError,
+    ReadOnlyError,
     RedisError,
     ResponseError,
 )
@@ -31,7 +33,7 @@ from redis.exceptions import (
 from operations._resilience import Backoff
 from operations.errors import NotSentError, TransportError
 from operations.pubsub.base import NOT_PERMITTED, LogThrottle
-from operations.pubsub.config import enforce_address
+from operations.pubsub.config import read_redis_address
 
 logger = logging.getLogger("operations")
 
@@ -48,57 +50,6 @@ pack_command: Callable[[tuple[Any, ...]], bytes] = cast("Any", hiredis).pack_com
 
 _MAX_HOPS = 3
 """Number of cluster nodes that are asked for the owner of a slot."""
-
-_DEFAULT_PORTS = {"sentinel": 26379, "cluster": 6379}
-
-
-class _Address(NamedTuple):
-    """An address in its parts.
-
-    Attributes:
-        kind: `sentinel`, `cluster`, or empty for one server.
-        url: The address of one server, for redis-py: the first one, with login and options.
-        servers: Host and port of each Sentinel, or of each known node of the cluster.
-        service: The name of the master, for Sentinel.
-        sentinel_login: The user and password of the Sentinels, if they have one.
-    """
-
-    kind: str
-    url: str
-    servers: list[tuple[str, int]]
-    service: str
-    sentinel_login: dict[str, str]
-
-
-def _read(url: str) -> _Address:
-    scheme, _, kind = url.partition("://")[0].partition("+")
-    if kind not in _DEFAULT_PORTS:
-        enforce_address(url, ("redis", "rediss", "unix"), needs_host=False)
-        return _Address("", url, [], "", {})
-    rest = url.partition("://")[2]
-    # Only the hosts are a list: a login may contain a comma, in its encoded form.
-    netloc, slash, path = rest.partition("/")
-    login, at, hosts = netloc.rpartition("@")
-    servers: list[tuple[str, int]] = []
-    for host in hosts.split(","):
-        one = f"{scheme}://{login}{at}{host}{slash}{path}"
-        enforce_address(one, ("redis", "rediss"))
-        parts = urlsplit(one)
-        servers.append((parts.hostname or "", parts.port or _DEFAULT_PORTS[kind]))
-    parts = urlsplit(f"{scheme}://{login}{at}{hosts.partition(',')[0]}{slash}{path}")
-    service, _, database = parts.path.strip("/").partition("/")
-    if kind == "cluster":
-        return _Address(kind, urlunsplit(parts), servers, "", {})
-    if not service:
-        raise TransportError(
-            "the address cannot be read: it names no master: redis+sentinel://host:26379/mymaster"
-        )
-    given = parse_qs(parts.query)
-    names = {"sentinel_username": "username", "sentinel_password": "password"}
-    sentinel_login = {names[key]: values[0] for key, values in given.items() if key in names}
-    query = "&".join(part for part in parts.query.split("&") if part.partition("=")[0] not in names)
-    one = urlunsplit(parts._replace(path=f"/{database}" if database else "", query=query))
-    return _Address(kind, one, servers, service, sentinel_login)
 
 
 class Connector:
@@ -132,7 +83,7 @@ class Connector:
         self.timeout = timeout
         self.followers: set[Callable[[], None]] = set()
         self._server = ("", 0)
-        self._address = _read(url)
+        self._address = read_redis_address(url)
         is_tagged = "{" in prefix or self._address.kind != "cluster"
         self.prefix = prefix if is_tagged else f"{{{prefix.rstrip(':')}}}:"
         # RESP2, because replies are not converted to maps. No retries, because only
@@ -266,9 +217,25 @@ async def _enforce_version(node: Any) -> None:
     known = dict(zip(answer[::2], answer[1::2], strict=False))
     version = known.get(b"version", b"5 or older").decode()
     if int(version.partition(".")[0].partition(" ")[0]) < 7:
-        raise TransportError(
+        raise _UnsupportedServerError(
             f"a Redis Cluster needs version 7 or newer, and this one has {version}"
         )
+
+
+class _UnsupportedServerError(TransportError):
+    """The server cannot be used at all."""
+
+
+def _is_final(error: BaseException | None) -> bool:
+    """Return whether an attempt to connect failed for a reason that the next one cannot change."""
+    final = (_UnsupportedServerError, AuthenticationError, NoPermissionError, SSLError)
+    while error is not None:
+        if isinstance(error, final):
+            return True
+        if isinstance(error, ResponseError) and not is_wrong_server(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 class WrongServerError(NotSentError):
@@ -277,7 +244,7 @@ class WrongServerError(NotSentError):
 
 def is_wrong_server(error: Exception) -> bool:
     """Return whether a server rejects commands that another server, or the same one later, carries out."""
-    return isinstance(error, (BusyLoadingError, AskError, ClusterError)) or any(
+    return isinstance(error, (BusyLoadingError, ReadOnlyError, AskError, ClusterError)) or any(
         word in str(error) for word in ("READONLY", "LOADING", "MASTERDOWN")
     )
 
@@ -357,6 +324,7 @@ class ReconnectingConnection(ABC):
         self._after = after
         self._up = asyncio.Event()
         self._backoff = Backoff()
+        self._failure: Exception | None = None
         self._loop = asyncio.get_running_loop()
         self._opened: asyncio.Future[None] = self._loop.create_future()
         self._task: asyncio.Task[None] | None = None
@@ -367,7 +335,7 @@ class ReconnectingConnection(ABC):
         return self._up.is_set()
 
     async def open(self) -> None:
-        """Connect, and stay connected until it is closed.
+        """Connect, and stay connected until it is closed. A server that is not there yet gets the whole time.
 
         Raises:
             TransportError: If that fails; then nothing goes on in the background.
@@ -379,7 +347,10 @@ class ReconnectingConnection(ABC):
                 await self._opened
         except TimeoutError:
             await self.stop()
-            reason = f"Redis cannot be reached: no answer for {seconds:g} seconds"
+            if self._failure is not None:
+                reason = f"{self._failure} (tried again and again for {seconds:g} seconds)"
+            else:
+                reason = f"Redis cannot be reached: no answer for {seconds:g} seconds"
             raise TransportError(reason) from None
         except BaseException:
             await self.stop()
@@ -397,12 +368,14 @@ class ReconnectingConnection(ABC):
             try:
                 await self._live()
             except (TransportError, *CONNECTION_ERRORS) as error:
-                if not self._opened.done():
+                self._failure = error
+                if self._opened.done():
+                    if self._backoff.attempt == 0:
+                        logger.warning("the connection to Redis was lost: %s", error)
+                    self._lost(f"the connection to Redis was lost: {error}")
+                elif _is_final(error):
                     self._opened.set_exception(TransportError(str(error)))
                     return
-                if self._backoff.attempt == 0:
-                    logger.warning("the connection to Redis was lost: %s", error)
-                self._lost(f"the connection to Redis was lost: {error}")
             except Exception as error:
                 # Reconnect after any error: no other task would notice it.
                 logger.exception("reading from Redis failed")
