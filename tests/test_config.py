@@ -251,7 +251,7 @@ MISTAKES: list[tuple[str, str, int | None, str, str]] = [
         SHOP + "[openapi.shop.auth]\ntype = 'bearer'\ntoken = 'CANARY'",
         5,
         "openapi.shop.auth.token",
-        "secrets do not stand in this file",
+        "secrets do not belong in this file",
     ),
     (
         "a secret in a header",

@@ -93,7 +93,7 @@ class MCPClientConfig:
     """How to reach one MCP server: a `command` to start, a `url`, or a `server` of this process.
 
     Raises:
-        ValueError: Saying which field is wrong.
+        ValueError: If a field is not valid; the message names it.
     """
 
     command: str | None = None
@@ -281,7 +281,7 @@ class MCPClientConfig:
         (`unknown_keys`).
 
         Raises:
-            ValueError: Naming the field that is wrong, or the variable that is not set.
+            ValueError: If a field is not valid or a variable is not set; the message names it.
         """
         variables = os.environ if environ is None else environ
         unknown = unknown_keys(entry)

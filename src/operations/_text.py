@@ -49,7 +49,7 @@ def enforce_lists(**values: Container[str] | Iterable[str] | None) -> None:
     """Reject a single string where a list of strings is expected: it would be read letter by letter.
 
     Raises:
-        ValueError: Naming the argument, never its value, which may be a secret.
+        ValueError: If it is not valid; the message names the argument, but not its value, which may be a secret.
     """
     for name, value in values.items():
         if isinstance(value, str | bytes):

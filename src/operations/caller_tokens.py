@@ -125,7 +125,7 @@ class TokenExchange:
     no caller is behind, such as connecting to an MCP server, get a token of this client (`client_credentials`).
 
     Raises:
-        ValueError: Naming the field that is wrong.
+        ValueError: If a field is not valid; the message names it.
     """
 
     token_url: str
@@ -219,7 +219,7 @@ class CallerToken:
     """The credential of a call's caller: one of `users`, `function` and `exchange`.
 
     Raises:
-        ValueError: Naming the field that is wrong.
+        ValueError: If a field is not valid; the message names it.
     """
 
     users: Mapping[str, Annotated[str, NAMED]] = field(default_factory=dict[str, str], repr=False)

@@ -103,7 +103,7 @@ class ResultPages:
         return _enveloped(pages[0], envelope)
 
     def next(self, cursor: str, context: OperationContext) -> JSONObject:
-        """Return the page that a cursor stands for.
+        """Return the page of a cursor.
 
         Raises:
             CallError: `VALIDATION_ERROR` if it is unknown to this caller or has expired.

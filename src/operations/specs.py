@@ -58,7 +58,7 @@ def enforce_policy(output: OutputPolicy | None) -> None:
     """Raise an error for a policy that does not exist; None leaves it to the registry.
 
     Raises:
-        ValueError: Naming the policies.
+        ValueError: If it is unknown; the message lists the policies.
     """
     if output is None or output in _POLICIES:
         return
@@ -219,7 +219,7 @@ class OperationSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
         """Return the spec that `to_wire` wrote.
 
         Raises:
-            ValueError: Naming the invalid path.
+            ValueError: If a part is not valid; the message names its path.
         """
         return msgspec.convert(wire, cls, dec_hook=_schema_from_wire)
 
@@ -228,7 +228,7 @@ class OperationSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
         """Return the spec in a JSON text.
 
         Raises:
-            ValueError: Naming the invalid path.
+            ValueError: If a part is not valid; the message names its path.
         """
         return cls.from_wire(
             decode_json(text, max_values=MAX_DOCUMENT_VALUES, max_depth=MAX_DOCUMENT_DEPTH)

@@ -90,7 +90,7 @@ class ToolConfig:
     """Settings for the operations that match an id or a pattern; None leaves a setting unchanged.
 
     Raises:
-        ValueError: Naming the field that is wrong.
+        ValueError: If a field is not valid; the message names it.
     """
 
     scopes: Collection[str] | None = None

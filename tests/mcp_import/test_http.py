@@ -636,7 +636,7 @@ def echoing(answer: Callable[[Request, Any], Response]) -> Starlette:
 
 
 def debug_page(request: Request, _: Any) -> Response:
-    # The last of it stands where the body is cut off.
+    # The secret ends where the body is truncated.
     headers = json.dumps(dict(request.headers))
     return Response(headers + "x" * (4080 - len(headers)) + request.headers["authorization"], 500)
 

@@ -261,7 +261,7 @@ def description_of(text: str, dialect: Dialect, report: Report) -> str:
 
 
 def input_of(spec: OperationSpec, arguments: JSONObject) -> Any:
-    """Return the input of an operation that the arguments of a tool call stand for."""
+    """Return the input of an operation for the arguments of a tool call."""
     return arguments.get("input") if _is_wrapped(Outline.of(spec.input_schema)) else arguments
 
 

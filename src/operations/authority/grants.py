@@ -69,7 +69,7 @@ def new_block(holder: str, **options: Unpack[BlockOptions]) -> Block:
     """Return a block with a new id; without `operations` it covers all.
 
     Raises:
-        GrantError: Naming the field that is wrong.
+        GrantError: If a field is not valid; the message names it.
     """
     seconds = options.pop("seconds", None)
     until = None if seconds is None else clock() + int(seconds * 1000)

@@ -254,7 +254,7 @@ class FailureDetector:
         return True
 
     def lost(self) -> None:
-        """Note that the connection is lost: from now on workers may come and go unnoticed."""
+        """Note that the connection is lost: from now on workers may start and stop unnoticed."""
         self.census.is_complete = False
         if self._lost_at <= self.restored_at:
             self._lost_at = asyncio.get_running_loop().time()

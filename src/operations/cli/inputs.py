@@ -44,7 +44,7 @@ _BINARY = frozenset({"binary", "byte", "base64"})
 
 
 def read_input(arguments: Sequence[str], outline: Outline, limits: Limits) -> Any:
-    """Return the input that the arguments of a call stand for.
+    """Return the input for the arguments of a call.
 
     Raises:
         CallError: `VALIDATION_ERROR`, if they do not fit the types of the schema; `RESOURCE_EXHAUSTED` beyond a
@@ -211,7 +211,7 @@ def _value(sign: str, text: str, outline: Outline, keys: list[str], limits: Limi
 
 
 def _unreadable(what: str, reason: str, keys: Sequence[str] = ()) -> CallError:
-    """An error about `what`, which stands at `keys` of the input, or is the whole of it."""
+    """Return an error about `what`, located at `keys` of the input, or about the whole input."""
     path = "".join("/" + key.replace("~", "~0").replace("/", "~1") for key in keys)
     fault = {"path": path, "message": reason, "keyword": "input"}
     return CallError(ErrorCode.VALIDATION_ERROR, f"{what} {reason}", {"errors": [fault]})

@@ -221,7 +221,7 @@ class Wording:
         options = self._options(expected) if "anyOf" in expected else []
         titles = {option.get("title") for option in options}
         if expected.get("title") in _SECRETS and isinstance(self._given(path), str):
-            return f"must be {_BY_NAME}: secrets do not stand in this file."
+            return f"must be {_BY_NAME}: secrets do not belong in this file."
         if titles & _SECRETS:
             words = [f'"{word}"' for option in options for word in option.get("enum", ())]
             return f"must be {' or '.join(words) or 'a string'}, or {_BY_NAME}."

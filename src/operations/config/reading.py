@@ -132,7 +132,7 @@ def enforce_trusted(path: Path, environ: Mapping[str, str] | None = None) -> Non
     `OPERATIONS_CONFIG` names; and those at or below a path in `OPERATIONS_TRUST` (separated as in `PATH`).
 
     Raises:
-        ConfigError: Saying who owns it, and how to trust it.
+        ConfigError: If another user owns it; the message explains how to trust it.
     """
     variables = os.environ if environ is None else environ
     if not hasattr(os, "geteuid") or variables.get(VARIABLE):

@@ -63,7 +63,7 @@ class MCPServerSettings:
     """How `to_mcp` serves a registry over MCP.
 
     Raises:
-        ValueError: Naming the field that is wrong.
+        ValueError: If a field is not valid; the message names it.
     """
 
     name: str = "operations"
@@ -112,7 +112,7 @@ class MCPServerSettings:
     """The caller on stdio and in memory, where no HTTP request identifies it."""
 
     identify: Resolver | None = None
-    """Resolves who sends an HTTP request."""
+    """Resolves the identity behind an HTTP request."""
 
     expose_errors: bool = field(default=False, metadata=_OF_SERVER)
     """Show the text of unexpected errors to callers."""

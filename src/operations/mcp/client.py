@@ -225,7 +225,7 @@ class MCPClient:
         if not self._catalog.operations:
             await self._take(session)
         else:
-            # Calls need not wait for the list, but what arguments travel as headers must be known.
+            # Calls need not wait for the listing, but the arguments that are sent as headers must be known.
             session.learn(self._catalog.tools.values())
             self._stale.set()
         if session.is_modern and _tells_of_changes(capabilities):

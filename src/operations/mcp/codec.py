@@ -234,7 +234,7 @@ def _bytes_of(block: MCPContentBlock) -> bytes:
 
 
 def moved(schema: JSONSchema, to: str, since: str = "#") -> JSONSchema:
-    """Return a schema that stands at `since` in its document, with its references to itself rewritten for `to`."""
+    """Return a schema located at `since` in its document, with its references to itself rewritten for `to`."""
 
     def change(copy: JSONObject) -> None:
         for keyword in ("$ref", "$dynamicRef"):

@@ -136,7 +136,7 @@ class Connection:
         """Connect for the first time.
 
         Raises:
-            CallError: Saying why it did not work.
+            CallError: If it failed; the message gives the reason.
         """
         self.start()
         await self.acquire()

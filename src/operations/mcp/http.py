@@ -123,7 +123,7 @@ async def _open_sse(config: MCPClientConfig, redactor: Redactor) -> AsyncGenerat
 
 
 def _failed_message(request: httpx2.Request, response: httpx2.Response) -> SessionMessage | None:
-    """Return the answer to the message in `request` that `response` stands for; None if no call waits for one."""
+    """Return the answer that `response` means for the message in `request`; None if no call waits for one."""
     request_id = _decoded(request.content).get("id")
     if request_id is None:
         return None

@@ -218,7 +218,7 @@ class HTTPServiceConfig:
     Nothing secret is in its repr.
 
     Raises:
-        ValueError: Naming the field that is wrong.
+        ValueError: If a field is not valid; the message names it.
     """
 
     namespace: str

@@ -67,7 +67,7 @@ class Shared:
 
 
 class Endpoint:
-    """One operation of a service. Costs next to nothing until it is used.
+    """One operation of a service; cheap until its first use.
 
     Args:
         shared: What all operations of the service share.

@@ -85,10 +85,10 @@ def _enforce_text(name: str, text: str) -> None:
 
 
 def enforce_segments(path: str, template: str) -> None:
-    """Let a filled template through: whatever the arguments and marks of a segment make together.
+    """Pass a filled template if the whole segment is safe.
 
     Raises:
-        CallError: With code `VALIDATION_ERROR`, if segments came or went, or one became dots.
+        CallError: With code `VALIDATION_ERROR`, if the number of segments changed, or one became dots.
     """
     segments, originals = path.split("/"), template.split("/")
     if len(segments) != len(originals):

@@ -528,7 +528,7 @@ async def _secret(source: Any, context: OperationContext) -> Any:
     """Return a configured secret, or the one that `source` finds for this caller.
 
     Raises:
-        CallError: `ACCESS_DENIED` if finding it fails. Why is in the cause, not in the message.
+        CallError: `ACCESS_DENIED` if finding it fails. The reason is in the cause, not in the message.
     """
     if not callable(source):
         return source

@@ -41,7 +41,7 @@ from operations.openapi.security import Security
 from operations.openapi.transport import REPEATABLE, Draft
 
 MAX_PAUSE = 30.0
-"""Seconds we wait at most before reconnecting, whatever the server asks for."""
+"""The longest pause before reconnecting, in seconds, even if the server asks for more."""
 
 _PAUSE = 0.25
 _REMEMBERED = 1000

@@ -173,7 +173,7 @@ _OWNED = frozenset(
         "x-method-override", "x-original-url", "x-real-ip", "x-rewrite-url",
     }
 )  # fmt: skip
-"""Headers that belong to the client or to configuration, whatever a document declares."""
+"""Headers of the client or the configuration, which a document cannot set."""
 
 _OWNED_PREFIXES = ("mcp-", "x-forwarded-", "proxy-", "sec-")
 _NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")

@@ -38,7 +38,7 @@ class Checker:
         shared: Definitions to use instead of the document's own, which are added to them.
 
     Raises:
-        SchemaError: Naming the place, if the document is no JSON Schema or beyond a limit.
+        SchemaError: If the document is not a JSON Schema or beyond a limit; the message names the place.
     """
 
     __slots__ = (

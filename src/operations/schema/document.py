@@ -188,7 +188,7 @@ class Schema:
         """Return the compiled schema; made once.
 
         Raises:
-            SchemaError: Naming the place, if the document is no JSON Schema or beyond a limit.
+            SchemaError: If the document is not a JSON Schema or beyond a limit; the message names the place.
         """
         compiled = self._compiled
         if compiled is None:

@@ -106,7 +106,7 @@ class _Walk:
         self._seen: set[tuple[str, str]] = set()
 
     def faults(self, site: Site, value: Any, path: str) -> Iterator[ValidationIssue]:
-        """Yield the failures of `value`, which stands at `path`, against one schema."""
+        """Yield the failures of `value`, located at `path`, against one schema."""
         if (site.pointer, path) in self._seen:
             return
         self._seen.add((site.pointer, path))

@@ -35,7 +35,7 @@ _WIDE = tuple("\\" + letter for letter in "wWdDsSbBpP")
 """Classes that stand for many ranges of Unicode."""
 
 _SIZE = 1_000_000
-"""Bytes one compiled pattern may take; Unicode classes are what makes them large."""
+"""Bytes one compiled pattern may take; Unicode classes make them large."""
 
 ANY_TEXT = "^"
 """A pattern that every text matches."""
@@ -287,7 +287,7 @@ def compile_schema(
         keywords: Further keywords.
 
     Raises:
-        SchemaError: Naming the place, if it is no JSON Schema.
+        SchemaError: If it is not a JSON Schema; the message names the place.
     """
     try:
         return dialect.validator(
@@ -330,7 +330,7 @@ def measured(document: Any) -> JSONSchema:
     """Return a copy of a document that is JSON and not too large.
 
     Raises:
-        SchemaError: Naming the place.
+        SchemaError: If it is not valid; the message names the place.
     """
     if not isinstance(document, (dict, bool)):
         raise SchemaError("a schema is an object, true or false")

@@ -219,7 +219,7 @@ lists take as long with pages of 500 schemas as with pages of 5,000.
 """
 
 _SHARED: Final = "operations:shared"
-"""The keyword that stands for a reference out of a page."""
+"""The keyword that replaces a reference to another page."""
 
 _IDENTIFIED = frozenset({"$id", "$anchor", "$dynamicAnchor", "$schema"})
 _UNEVALUATED = frozenset({"unevaluatedProperties", "unevaluatedItems"})

@@ -1,6 +1,6 @@
 """Resolvers of identities from HTTP requests: API keys, the cookies of browser sessions, and combinations.
 
-A browser shows a credential once, and a cookie stands for it from then on: `EventSource` and WebSockets cannot send an
+A browser sends a credential once, and a cookie replaces it from then on: `EventSource` and WebSockets cannot send an
 Authorization header, and keys must not appear in URLs.
 
 Rule 1: an identity comes from a verified credential of the request, never from other parts of the request.

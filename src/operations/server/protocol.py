@@ -148,7 +148,7 @@ class Exchange:
             self._changed.set()
 
     async def receive(self) -> Message:
-        """Return the next part of the request's body, finally that the client has disconnected (ASGI)."""
+        """Return the next part of the request's body, and at the end the ASGI message for a disconnected client."""
         if self._expects_continue and not self.is_started:
             self._expects_continue = False
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")

@@ -1,7 +1,7 @@
 """`to_openapi`: the HTTP API of a registry as an OpenAPI 3.1 document.
 
 Rule 1: it describes exactly what `operations.server` serves; both read queries by `QueryArguments`.
-Rule 2: the same operations give the same document, in whatever order they were registered.
+Rule 2: the same operations give the same document, independently of their order of registration.
 """
 
 import logging

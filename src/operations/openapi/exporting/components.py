@@ -92,7 +92,7 @@ class Components:
         self._pieces: dict[int, _Piece] = {}
 
     def place(self, schema: JSONSchema, title: str) -> tuple[JSONSchema, dict[str, str]] | None:
-        """Return `schema` as it can stand in the document, its definitions moved to the components.
+        """Return `schema` for the document, with its definitions moved to the components.
 
         Args:
             schema: A JSON Schema document.
@@ -423,7 +423,7 @@ def restore_schema(
 
     restored = with_references(schema, back)
     if restored.get("$ref") == "#" and "$ref" in schema and len(schema) == 1:
-        # The schema refers to itself, and so is a component: its reference stands for it.
+        # The schema refers to itself, and so is a component: use its reference.
         name = cast("str", schema["$ref"]).removeprefix(PREFIX)
         restored = with_references(components[name], back)
     done: set[str] = set()

@@ -80,7 +80,7 @@ class QueryArguments:
         self._by_name = {parameter.name: parameter for parameter in self.parameters}
 
     def read(self, query: bytes) -> Any:
-        """Return the input that a query string stands for.
+        """Return the input for a query string.
 
         Raises:
             CallError: `VALIDATION_ERROR` where a parameter is repeated that may not be.

@@ -24,7 +24,7 @@ from operations.types import JSONObject, JSONSchema
 _Describe: TypeAlias = Callable[[SchemaDraft, Media, SchemaConverter], JSONObject]
 _NULL: JSONObject = {"type": "null"}
 _EMPTY = frozenset({204, 205, 304})
-"""Responses without a body, whatever a document declares."""
+"""Responses that never have a body, even if a document declares one."""
 
 
 class Described:

@@ -72,7 +72,7 @@ def is_file(schema: JSONObject) -> bool:
         return False
     if schema.get("format") == "binary":
         return True
-    # 3.1: bytes are whatever has a media type and no encoding that makes it text.
+    # 3.1: a string with a media type but without an encoding is bytes.
     media = schema.get("contentMediaType")
     return isinstance(media, str) and not schema.get("contentEncoding")
 

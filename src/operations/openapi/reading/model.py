@@ -356,7 +356,7 @@ class Swagger2Reader(_Reader):
             problem = self.check_parameter(found)
             if problem:
                 raise DocumentError(problem)
-            # There is one body, whatever it is called, and header names are the same in any case.
+            # There is one body, under any name, and header names ignore case.
             name = "" if found["in"] == "body" else found["name"]
             merged[found["in"], name.lower() if found["in"] == "header" else name] = found
         nodes = list(merged.values())

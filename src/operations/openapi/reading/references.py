@@ -1,4 +1,4 @@
-"""Follow the `$ref`s of one API description, wherever they stand. Reads nothing.
+"""Follow the `$ref`s of one API description. Reads no files.
 
 A document that spans files becomes one document first (`files.py`); a reference to anything outside of it is an error.
 """

@@ -248,7 +248,7 @@ class Normaliser:
         return result
 
     def _once(self, value: Any) -> tuple[Any, bool]:
-        """Both passes, one after the other; and whether more was done than stripping and filling."""
+        """Run both passes; return the result and whether they did more than stripping and filling."""
         try:
             stripped = self._stage.strip(value, MAX_DEPTH)
             if self._accepts(stripped):

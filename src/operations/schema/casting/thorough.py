@@ -47,7 +47,7 @@ _NAMES: dict[type, str] = {
     bool: "boolean",
     type(None): "null",
 }
-"""The JSON types, by the exact Python types that stand for them."""
+"""The JSON types, by their exact Python types."""
 
 
 _CONTAINERS = frozenset({dict, list})

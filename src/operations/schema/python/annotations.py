@@ -132,7 +132,7 @@ def origin_of(annotation: Any) -> Any:
 
 
 def _meaning(variable: TypeVar) -> Any:
-    """Return the type that a free type variable stands for."""
+    """Return the type for a free type variable."""
     if variable.__constraints__:
         return Union[variable.__constraints__]  # noqa: UP007 - they are a tuple
     return Any if variable.__bound__ is None else variable.__bound__

@@ -187,7 +187,7 @@ class Scalar(msgspec.Struct, frozen=True, eq=False):
     """A string, number, boolean or null, perhaps with a meaning of its own."""
 
     annotation: Any
-    """How msgspec calls it, with its constraints."""
+    """The type for msgspec, with its constraints."""
 
     kinds: Kinds
     exact: Kinds
@@ -302,7 +302,7 @@ class Choice(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def exact(self) -> Kinds:
-        """Those of whose options none stands for something else."""
+        """Those whose options all stay unchanged."""
         changed = (value for value, meaning in self.options if value is not meaning)
         return self._types() - set(map(type, changed))
 

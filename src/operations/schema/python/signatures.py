@@ -306,7 +306,7 @@ class Signature:
         return self.parameters.bind(function, subject)
 
     def arguments(self, positional: tuple[Any, ...], named: dict[str, Any]) -> JSONObject:
-        """Return the input that the arguments of a call stand for. The schema reports missing ones.
+        """Return the input for the arguments of a call. The schema reports missing ones.
 
         Raises:
             TypeError: If the function does not take them, or the context is among them.
