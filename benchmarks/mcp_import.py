@@ -1,4 +1,4 @@
-"""What a call of an imported MCP tool costs beside the bare SDK client, and what starting many servers costs.
+"""Measure calls of an imported MCP tool beside the bare SDK client, and the start of many servers.
 
 Promises: at most 1.15x over stdio and over HTTP; 50 servers connect within 1.5x the time of the slowest of them. The
 servers are children: the SDK's own (its costs are the same for both sides) and, for the start of many, one without

@@ -51,7 +51,7 @@ def log_level() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def nothing_left_of_faults(request: pytest.FixtureRequest) -> None:
-    """After every row of the fault matrix, nothing is left of it."""
+    """Check that a test of the fault matrix leaves nothing behind."""
     marks = request.node.iter_markers("requirement")
     if any(row.startswith("F") for mark in marks for row in mark.args):
         request.getfixturevalue("nothing_left")

@@ -1250,7 +1250,7 @@ async def test_data_of_an_envelope_is_converted_to_json() -> None:
 
 
 async def test_an_integer_that_cannot_be_written_is_no_json() -> None:
-    """R27: on the way in and on the way out."""
+    """R27, for inputs and for results."""
     error = await failing(single(echo), {"n": 10**5000})
     assert error.code == ErrorCode.VALIDATION_ERROR
     assert error.details["errors"][0]["path"] == "/n"

@@ -82,7 +82,7 @@ def test_ids_come_from_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(os, "urandom", urandom)
     while not drawn:
-        # Until those drawn earlier are used up.
+        # Until the ids generated in advance are used up.
         first = new_request_id()
     ids = [first, *(new_request_id() for _ in range(100))]
 

@@ -139,7 +139,7 @@ async def test_a_spec_can_get_its_handler_later(registry: OperationRegistry) -> 
 
 
 def test_a_handler_needs_a_spec_that_has_none(registry: OperationRegistry) -> None:
-    with pytest.raises(RegistrationError, match="register_spec it first"):
+    with pytest.raises(RegistrationError, match="call register_spec first"):
         registry.register_handler("task.get", answer)
     registry.register(Operation(spec(), answer))
     with pytest.raises(RegistrationError, match="has a handler already"):

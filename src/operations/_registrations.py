@@ -122,7 +122,7 @@ class Registrations(PipelineHost):
         return self.register_all(operations_of(service), replace=replace)
 
     def register_spec(self, spec: OperationSpec, *, replace: bool = False) -> Operation:
-        """Add a contract whose handler comes later, or is the remote's.
+        """Add a contract whose handler is registered later, or runs at the remote.
 
         Raises:
             RegistrationError: If its id is taken and `replace` is not set.
@@ -143,7 +143,7 @@ class Registrations(PipelineHost):
         """
         known = self.registered(operation_id)
         if known is None:
-            raise RegistrationError(f"{operation_id} has no spec here: register_spec it first")
+            raise RegistrationError(f"{operation_id} has no spec: call register_spec first")
         if self.current_id(operation_id) not in self._elsewhere and not replace:
             raise RegistrationError(f"{operation_id} has a handler already: pass replace=True")
         return self.register(with_fields(known, handler=handler, blocking=None), replace=True)

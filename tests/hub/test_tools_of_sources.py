@@ -159,7 +159,7 @@ async def test_settings_apply_to_operations_of_every_source_and_beat_it(tmp_path
                     calls.clear()
                     assert (await run(find(hub, source, "flaky"))).data == 7
                 assert await code_of(run(find(hub, source, "slow"))) == ErrorCode.TIMEOUT
-                # The source beats the file, and the table beats the source.
+                # The source overrides the file, and the table overrides the source.
                 wrong, odd = find(hub, source, "wrong"), find(hub, source, "odd")
                 assert hub.registry.output_of(wrong) == "strict"
                 assert hub.registry.output_of(odd) == "warn"

@@ -71,7 +71,7 @@ async def test_a_flood_of_trailers_ends_the_connection(flood: bytes) -> None:
                 sent += 16_000
         writer.close()
 
-    # What the kernel buffers on both sides of the loopback; 109 MB were accepted before.
+    # The buffers of the kernel on both sides of the loopback; 109 MB were accepted before.
     assert sent < 16_000_000
 
 

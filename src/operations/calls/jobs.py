@@ -151,7 +151,7 @@ class Job(msgspec.Struct, eq=False):
     """Set when its last reply was sent, for requests that the program itself received."""
 
     absent_since: float = NEVER
-    """When the caller was first found to be gone, by the loop's clock."""
+    """When the caller was first found to have left, by the loop's clock."""
 
     caller: str = ""
     """The key by which the limits of a server count the caller, once it is known."""

@@ -205,7 +205,7 @@ class ServerConfig:
     """Serve the call protocol on WebSockets at `/ws`; or an ASGI application to serve there."""
 
     console: bool | ASGIApp = False
-    """Serve the web console at `/`; or an ASGI application to serve there, for every path that is nothing else."""
+    """Serve the web console at `/`; or an ASGI application to serve there, for all other paths."""
 
     resolve: CredentialResolver | None = None
     """Returns the identity that a `credential` inside a WebSocket message belongs to."""

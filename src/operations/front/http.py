@@ -382,7 +382,7 @@ class RequestPipeline:
         state.slot = (front.streams if is_stream else front.calls).hold(state.caller)
 
     def start_work(self, state: RequestState) -> None:
-        """From now on the work ends with the request's time, if the caller channel has it, and with its client.
+        """Cancel the work when the request's time limit expires, if it has one, or when its client disconnects.
 
         Raises:
             CallError: `TIMEOUT` if no time is left, for example because reading took all of it.

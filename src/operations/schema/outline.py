@@ -26,7 +26,7 @@ class Outline:
         self._root = here if root is None else root
         self.schema, passed = followed(here, self._root)
         self.reference = passed[-1] if passed else None
-        """The definition that stands here by its name."""
+        """The name of the definition that is used here."""
         self.names = (*names, *passed)
         """The references that led here, for telling recursion."""
 
