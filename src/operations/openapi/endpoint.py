@@ -130,8 +130,9 @@ class Endpoint:
         Raises:
             CallError: If it fails, or its response is an error.
         """
-        shared, draft = self._shared, self._draft(input)
-        given = object_of(input).get(self._ready().save_to)
+        shared, plan = self._shared, self._plan or self._ready()
+        draft = self._draft(input)
+        given = object_of(input).get(plan.save_to)
         target = None if given is None else self._target(given)
         response = await shared.client.exchange(draft, shared.security, context, target)
         if target is not None:
