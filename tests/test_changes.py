@@ -119,6 +119,25 @@ async def test_a_later_hop_appends_its_own_changes() -> None:
     assert kinds(envelope.meta.changes) == KINDS
 
 
+async def test_a_later_hop_does_not_count_again_what_the_list_has_no_room_for() -> None:
+    names = [f"p{number}" for number in range(30)]
+    schema = Schema({"type": "object", "properties": {name: {"type": "integer"} for name in names}})
+
+    async def many(input: Any, context: OperationContext) -> JSONObject:
+        return {**dict.fromkeys(names, "x"), "more": 1}
+
+    spec = OperationSpec(
+        name="many", namespace="test", type=OperationType.QUERY, output_schema=schema
+    )
+    first, target = OperationRegistry([Operation(spec, many)]), MemoryTarget()
+    async with serve_calls(first, target), from_calls(target) as remote:
+        second = OperationRegistry(remote)
+        here, there = await first.execute("test.many"), await second.execute("test.many")
+
+    assert here.meta.changes_count == there.meta.changes_count == 31
+    assert here.meta.changes == there.meta.changes
+
+
 async def test_metrics_and_the_call_graph_count_changes_by_kind() -> None:
     registry = rows()
     metrics, graph = CallMetrics(registry), CallGraph()

@@ -354,11 +354,17 @@ def add_changes(meta: MetaT, changes: Sequence[Change]) -> MetaT:
     later = [change for change in changes if change not in known]
     if not later:
         return meta
+    count = sum(change.count for change in later)
+    if len(known) == MAX_CHANGES:
+        # The earlier hop counted further mismatches without listing them: these may be the same.
+        unlisted = meta.changes_count - sum(change.count for change in known)
+        repeated = sum(change.count for change in later if change.kind == "mismatch")
+        count -= min(unlisted, repeated)
     listed = sorted((*meta.changes, *later), key=lambda change: change.kind != "mismatch")
     return msgspec.structs.replace(
         meta,
         changes=tuple(listed[:MAX_CHANGES]),
-        changes_count=meta.changes_count + sum(change.count for change in later),
+        changes_count=meta.changes_count + count,
     )
 
 
