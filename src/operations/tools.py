@@ -293,7 +293,8 @@ class _Tool:
         is_query = operation.spec.type is OperationType.QUERY
         self._rate = RateLimiter(config.rate, math.ceil(config.rate or 1))
         limit = config.concurrency
-        self._slots = None if limit is None else ConcurrencyLimiter(limit, limit)
+        what = f"concurrent calls of {self._id}"
+        self._slots = None if limit is None else ConcurrencyLimiter(limit, limit, what)
         retry = config.retry or 0
         self._retry = RetryPolicy(attempts=retry + 1) if isinstance(retry, int) else retry
         self._budget = RetryBudget(self._retry.budget)

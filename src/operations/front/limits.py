@@ -228,11 +228,12 @@ class ConcurrencyLimiter:
             CallError: `RESOURCE_EXHAUSTED` if none is free.
         """
         mine = self._by_caller.get(caller, 0)
+        if self.total + amount > self._limit:
+            message = f"Too many {self._what}: try again later"
+            raise CallError(ErrorCode.RESOURCE_EXHAUSTED, message, retryable=True)
         if mine + amount > self._limit_per_caller:
             message = f"Too many {self._what}: you have {mine} of {self._limit_per_caller}"
             raise CallError(ErrorCode.RESOURCE_EXHAUSTED, message, retryable=True)
-        if self.total + amount > self._limit:
-            raise CallError(ErrorCode.RESOURCE_EXHAUSTED, f"Too many {self._what}", retryable=True)
         self.add(caller, amount)
         return Slot(self, caller, amount)
 
