@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from tests.mcp_import.support import (
 from operations import CallError, ErrorCode, OperationRegistry
 from operations._resilience import FAILURES, CircuitOpenError
 from operations.mcp import MCPClientConfig, connect_mcp
+from operations.tools import RetryPolicy, ToolConfig, configure_tools
 
 
 def text_of(envelope: Any) -> str:
@@ -138,6 +140,26 @@ async def test_an_http_server_that_was_restarted_is_used_again() -> None:
             await client.__aexit__(None, None, None)
 
     assert envelope.data == {"result": 3}
+
+
+async def test_a_retry_policy_repeats_a_mutation_that_did_not_reach_its_server() -> None:
+    registry, port = OperationRegistry(), free_port()
+    policy = RetryPolicy(attempts=1000, first_pause=0.05, last_pause=0.05, budget=1000)
+    configure_tools(registry, {"demo.add": ToolConfig(retry=policy)})
+    counters, stop = registry.count_calls()
+    async with AsyncExitStack() as stack:
+        stack.callback(stop)
+        stack.enter_context(anyio.fail_after(30))
+        async with serving_demo(port) as url:
+            config = MCPClientConfig(url=url, version="2025-11-25", reconnect_timeout=0.05)
+            registry.register_all(await stack.enter_async_context(connect_mcp("demo", config)))
+            spec = registry.get_spec("demo.add")
+            assert spec is not None
+            assert not spec.replayable
+        adding = asyncio.create_task(registry.execute("demo.add", {"a": 1, "b": 2}))
+        await eventually(lambda: counters.of("demo.add").retries > 1)
+        async with serving_demo(port):
+            assert (await adding).data == {"result": 3}
 
 
 @pytest.mark.parametrize("version", ["2025-11-25", "2026-07-28"])

@@ -12,12 +12,15 @@ import anyio
 import nats
 import pytest
 from tests.calls.operations_under_test import build_registry
+from tests.calls.processes import worker_processes
 from tests.calls.shim import Shim
 from tests.calls.waiting import started, until
+from tests.calls.worlds import nats_world
 from tests.pubsub.ledger import Ledger
 from tests.servers import Broker, NatsServer, running
 
 from operations.calls import PendingRequestMap, serve_calls
+from operations.calls.monitoring import monitor_group
 from operations.errors import CallError, ErrorCode, TransportError
 from operations.pubsub.nats import connect_nats
 from operations.registry import OperationRegistry
@@ -433,3 +436,26 @@ async def test_mutations_that_wait_in_the_stream_are_not_lost(
 
     assert [result.data for result in results] == ["written"] * 4
     assert len(started(path)) == 4
+
+
+@pytest.mark.requirement("R49", "F30")
+async def test_a_durable_request_that_kills_every_worker_becomes_a_dead_letter(
+    jetstream: Broker, tmp_path: Path
+) -> None:
+    """The workers are processes, and the input of the request really kills them."""
+    path, world = tmp_path / "log", nats_world(jetstream.url)
+    async with (
+        worker_processes(world, 4, target={"durable": True}),
+        world.connect(durable=True) as here,
+        PendingRequestMap(here, heartbeat=0.2) as calls,
+    ):
+        with anyio.fail_after(30), pytest.raises(CallError) as caught:
+            await calls.call("slow.crash", {"path": str(path)}, timeout=60)
+        assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3
+        async with monitor_group(here) as monitor:
+            (letter,) = await monitor.letters()
+            assert (letter.operation, letter.deliveries) == ("slow.crash", 3)
+            assert (await monitor.look()).dead_letters == 1
+
+    assert caught.value.details == {"deliveries": 3}
+    assert len(started(path)) == 3

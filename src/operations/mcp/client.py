@@ -320,7 +320,11 @@ class MCPClient:
         retries = Retries(connection, replayable)
         context = call.context
         while True:
-            session = connection.session or await connection.acquire()
+            try:
+                session = connection.session or await connection.acquire()
+            except CallError as error:
+                error.begun = retries.begun
+                raise
             try:
                 with sending_for(context):
                     result = await session.relay(

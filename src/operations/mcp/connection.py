@@ -17,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import anyio
 import httpx2
@@ -420,9 +420,15 @@ class Retries:
         self._backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         self.has_refreshed = False
 
+    @property
+    def begun(self) -> Literal[False] | None:
+        """False if nothing was sent that may have been carried out."""
+        return False if self._replayable == self._is_safe else None
+
     async def allow(self, failure: ServerError) -> bool:
         """Wait if necessary, and return whether to send the request again."""
         if failure.unsent:
+            failure.error.begun = self.begun
             return await self._wait()
         if failure.error.code == ErrorCode.UNAVAILABLE and self._replayable:
             self._replayable = False

@@ -232,7 +232,12 @@ def build_tool(
 
             async def send(added: JSONObject) -> JSONObject:
                 params = {"name": tool_name, "arguments": arguments, **added}
-                return await request("tools/call", params, context, replayable=replayable)
+                try:
+                    return await request("tools/call", params, context, replayable=replayable)
+                except CallError as error:
+                    # The tool has begun: it has asked a question.
+                    error.begun = None
+                    raise
 
             result = await settle(result, send, config, context)
             if is_question(result):
@@ -241,7 +246,7 @@ def build_tool(
         envelope = tool_envelope(result, output_schema)
         return envelope if exported is None else restore_envelope(envelope, exported)
 
-    return Operation(spec, call, config.output, source_timeout=config.timeout)
+    return Operation(spec, call, config.output, source_timeout=config.timeout, forwards=True)
 
 
 Find = Callable[[str], tuple[Operation, JSONObject] | None]
