@@ -1,4 +1,4 @@
-"""The first call of every operation of a large document: how long, how much memory, how long the loop stands still.
+"""Measure the first call of every operation of a large document: time, memory, and how long the loop is blocked.
 
 usage: openapi_first_use.py [--document FILE] [--operations N]
 

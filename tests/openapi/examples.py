@@ -28,10 +28,10 @@ from operations.openapi.reading.media import is_json
 from operations.openapi.reading.schemas import Direction
 
 HARMLESS = frozenset({"stripped", "filled"})
-"""What may happen to a value that is valid under its own schema."""
+"""The allowed changes to a value that is valid under its own schema."""
 
 HONEST = HARMLESS | {"converted", "mismatch"}
-"""What may happen to any value: nothing is invented."""
+"""The allowed changes to any value: nothing is invented."""
 
 
 @dataclass

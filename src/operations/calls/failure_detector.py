@@ -55,7 +55,7 @@ MAX_SENDS = 10
 """How often a request is sent that workers do not begin."""
 
 _RETURN = 1.0
-"""Seconds in which a worker that is gone may come back, at another server of the broker; two heartbeats if longer."""
+"""Seconds in which a lost worker may reconnect to another server of the broker; two heartbeats if longer."""
 
 _LONGEST_PAUSE = 5.0
 """Seconds between two attempts of a client to connect, at most."""
@@ -373,7 +373,7 @@ class FailureDetector:
     async def _view(
         self, missing: list[PendingCall], moment: float, are_there: bool | None
     ) -> "_View":
-        """Return which workers have not responded since a moment, and forget those that are gone."""
+        """Return which workers have not responded since a moment, and forget those that have left."""
         known = {call.worker: 0.0 for call in missing if call.worker is not None}
         known.update(self._workers)
         silent = [worker for worker, seen_at in known.items() if seen_at < moment]

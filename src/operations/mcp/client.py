@@ -559,7 +559,7 @@ async def connect_mcp(
 
     Raises:
         CallError: `UNAVAILABLE`, saying why it cannot be used.
-        ValueError: If the entry makes no sense.
+        ValueError: If the entry is not valid.
     """
     if not isinstance(config, MCPClientConfig):
         config = MCPClientConfig.from_entry(config)

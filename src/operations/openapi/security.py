@@ -387,7 +387,7 @@ class Security:
             headers: The configured headers of the call, if they are known already.
 
         Raises:
-            CallError: `ACCESS_DENIED` if a credential cannot be obtained, and what a provider of tokens raises.
+            CallError: `ACCESS_DENIED` if a credential cannot be obtained, and the errors of a provider of tokens.
         """
         if headers is None:
             headers = await self.headers_of(context)

@@ -61,7 +61,7 @@ _SHARED: Mapping[int, tuple[str, str]] = {
     422: ("Invalid", "The input does not fit its schema; `details.errors` has every path."),
 }
 _MANY = 3
-"""Operations that must have a response alike for it to stand among the components."""
+"""Operations that must share a response for it to become a component."""
 
 _FAILED = "The call failed: a limit, a time-out, or an error of the operation."
 
@@ -121,7 +121,7 @@ def to_openapi(
 
 
 def _share_responses(paths: JSONObject, shared: JSONObject) -> None:
-    """Let error responses that many operations have alike stand once."""
+    """Write error responses that many operations share once."""
     found: dict[bytes, list[tuple[JSONObject, str]]] = {}
     for item in paths.values():
         # The GET beside it has the same ones.

@@ -54,7 +54,7 @@ class _Piece:
     """Kept, so that its id stays its own."""
 
     digest: bytes
-    """Of its canonical text: alike for schemas that are alike."""
+    """The digest of its canonical text, which is the same for equal schemas."""
 
     references: tuple[str, ...]
 

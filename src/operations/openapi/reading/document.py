@@ -450,7 +450,7 @@ def _only_ref(node: JSONObject) -> str | None:
 
 
 class DeclaredRequests:
-    """Collects what callers should know about one document's requests.
+    """Collects remarks for callers about the requests of one document.
 
     Args:
         description: The document.

@@ -297,7 +297,7 @@ MARKS = (
     (codecs.BOM_UTF16_LE, "utf-16-le"),
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
-"""Byte order marks: UTF-32 before UTF-16, whose marks begin alike."""
+"""Byte order marks: UTF-32 before UTF-16, whose marks have the same beginning."""
 
 
 def decode_document(content: bytes | str, *, max_bytes: int = MAX_DOCUMENT_BYTES) -> Any:

@@ -265,7 +265,7 @@ class _Service:
 
 
 def _number(letter: str) -> int:
-    """Return the number of a message; 0 if it is none."""
+    """Return the number of a message; 0 if the text is not a number."""
     return int(letter) if letter.isascii() and letter.isdigit() and len(letter) < 20 else 0
 
 

@@ -138,7 +138,7 @@ class Consumers:
         self._asked_at = float("-inf")
 
     def gone(self, name: str) -> None:
-        """Note that a consumer is gone."""
+        """Forget a consumer that has left."""
         self._seen_at.pop(name, None)
 
     def next(self) -> str:
@@ -267,7 +267,7 @@ class DurableQueues:
                 info = await self._js.consumer_info(self._stream, _consumer_name(queue))
             except NotFoundError as error:
                 if error.err_code != _NO_CONSUMER:
-                    # The stream is gone, and the request with it.
+                    # The stream was deleted, and the request with it.
                     return False
                 info = None
             except (Error, TimeoutError) as error:
@@ -339,7 +339,7 @@ class DurableQueues:
     async def _open_again(self, failed: type[TransportError]) -> None:
         """Find or create the stream in the background, once for all requests that miss it.
 
-        It is gone, or it has no leader now: then the next attempt to publish may be faster.
+        It was deleted, or it has no leader now: then the next attempt to publish may be faster.
         """
         if self._opening is None:
             self._opening = asyncio.get_running_loop().create_task(self.open())
@@ -467,7 +467,7 @@ class DurableTaking:
             await self._batch.begun(len(messages), began)
 
     async def _recover(self, error: Error) -> None:
-        """Create the consumer and the stream again if they are gone; the connection may also be lost."""
+        """Create the consumer and the stream again if they were deleted; the connection may also be lost."""
         logger.debug("JetStream: %s", error)
         try:
             await self._prepare()
@@ -477,14 +477,14 @@ class DurableTaking:
         await asyncio.sleep(_RETRY)
 
     async def _compare_clocks(self) -> None:
-        """How old a request is, is for the server's clock to say; ours may be another one, or be set."""
+        """Measure the difference to the server's clock, which determines the age of requests."""
         before = self._loop.time()
         if before - self._compared_at < _COMPARE:
             return
         try:
             now = await self._clock()
         except (Error, TimeoutError, ValueError) as error:
-            logger.debug("the server does not say what time it is: %s", error)
+            logger.debug("the time of the server is unknown: %s", error)
             now = time()
         self._compared_at = self._loop.time()
         self._ahead = now - (before + self._compared_at) / 2

@@ -6,7 +6,7 @@ queue     a subject of each client. Workers subscribe to those of all clients an
 mailbox   a subject of its own; the token after it names the request a message is about
 topic     a subject
 control   a subject of each client
-presence  a ping to the subject: the server answers for those who are gone
+presence  a ping to the subject: the server answers if there is no listener
 
 Durable queues are in `queues`. They have subjects of their own, and their workers consume the plain ones, too: workers
 can be switched to durable queues first, and callers then, without a request that is lost or runs twice.

@@ -356,7 +356,7 @@ class _Reader:
         return named.target if isinstance(named.target, Scalar) else named
 
     def _union(self, members: tuple[Any, ...], notes: Notes) -> Shape:
-        """Return the members; a constraint on all holds for those that it can hold for."""
+        """Return the shape of a union; a constraint on the union applies to the members that support it."""
         shapes: list[Shape] = []
         constrained = False
         for member in members:
