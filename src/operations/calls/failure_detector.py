@@ -5,7 +5,7 @@ workers of the group. They report which of the calls they have, and send the rep
 
     claimed by a worker                                     -> wait
     the broker still keeps the request                      -> wait, if workers are there or the queue is durable
-    the broker reports that the worker has left             -> lost, now
+    the broker reports that the worker has left             -> lost, now; a mutation waits two heartbeats for its return
     the worker is connected but silent                      -> it may be busy: lost only after `silence`
     every worker responded, and none has the call           -> lost, after a second probe
     no worker ever responded, and none is present now       -> lost, after a second probe
@@ -13,9 +13,11 @@ workers of the group. They report which of the calls they have, and send the rep
 Rule 1: a worker that is merely busy loses nothing. "Every worker" means as many as the broker counts (Redis). NATS
         does not count; there it means all that responded before, and only if one of them, or this client, was
         disconnected since the call was sent. Otherwise a worker that did not respond yet may have the call.
-Rule 2: a lost call runs again if that is known to be safe (a query, or idempotent), at most `MAX_ATTEMPTS` times.
-        Every other one ends with `UNAVAILABLE`: it may have run.
-Rule 3: workers of other implementations that never respond to probes are not judged by them.
+Rule 2: a lost call is sent again if every worker that can have received it gives it up: it did not begin there, and
+        will not. On NATS that is the worker that it was sent to, on Redis all that were there when it was sent.
+Rule 3: any other lost call runs again if that is known to be safe (a query, or idempotent), at most `MAX_ATTEMPTS`
+        times, and ends with `UNAVAILABLE` if it is not: it may have run.
+Rule 4: workers of other implementations that never respond to probes are not judged by them.
 """
 
 import asyncio
