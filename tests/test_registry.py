@@ -172,7 +172,7 @@ async def test_a_replaced_operation_runs_its_new_handler(registry: OperationRegi
     async def other(_input: Any, _context: OperationContext) -> int:
         return 43
 
-    registry.register(Operation(spec(), other), replace=True)
+    registry.register(Operation(spec(), other), True)
 
     assert (await registry.execute("task.get")).data == 43
 

@@ -58,7 +58,7 @@ class Registrations(PipelineHost):
         self._services: list[Any] = []
         self._watchers: list[Observer] = []
 
-    def register(self, operation: Registrable, *, replace: bool = False) -> Operation:
+    def register(self, operation: Registrable, replace: bool = False) -> Operation:
         """Add an operation, a function marked by `@operation`, or a contract whose handler is elsewhere.
 
         Raises:
