@@ -584,3 +584,23 @@ async def test_a_list_too_large_to_send_is_refused_early(monkeypatch: pytest.Mon
         assert "one namespace" in caught.value.message
         assert len((await calls.call("services.list", {"namespace": "few"})).data) == 3
         await calls.aclose()
+
+
+async def test_a_service_closed_during_a_failing_refresh_stops_following(
+    registry: OperationRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, asked = MemoryTarget(), asyncio.Event()
+
+    async def fail_when_cancelled() -> bool:
+        asked.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            raise CallError(ErrorCode.UNAVAILABLE, "the call has ended") from None
+        return True
+
+    before = asyncio.all_tasks()
+    async with serve_calls(registry, target), from_calls(target) as service:
+        monkeypatch.setattr(service.calls, "has_workers", fail_when_cancelled)
+        await asyncio.wait_for(asked.wait(), 10)
+    await until(lambda: asyncio.all_tasks() == before)

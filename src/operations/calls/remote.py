@@ -145,7 +145,7 @@ class RemoteService:
 
     async def _follow(self) -> None:
         """Notice that the workers change, leave or come back."""
-        while True:
+        while self._following is not None:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK):
                     await self._changed.wait()
@@ -216,7 +216,9 @@ class RemoteService:
         """End the pending calls; the target stays open. Closing twice is harmless."""
         following, self._following = self._following, None
         if following is not None:
+            # Closing the calls first would end it with an error of theirs, after which it would go on.
             following.cancel()
+            await asyncio.wait({following})
         await self.calls.aclose()
 
     def _import(self, spec: OperationSpec) -> Operation:
