@@ -1,6 +1,7 @@
 """Operations elsewhere as operations here: imports, remotes, hubs and spokes."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
@@ -107,6 +108,7 @@ async def test_an_operation_without_a_local_handler_goes_to_the_remote(
 async def test_time_is_inherited_over_three_levels(world: World) -> None:
     """The innermost call, two processes away, has at most the time of the outermost."""
     seen: list[float] = []
+    times: list[float] = []
     async with AsyncExitStack() as stack:
         far = OperationRegistry()
 
@@ -114,6 +116,7 @@ async def test_time_is_inherited_over_three_levels(world: World) -> None:
         async def end(context: OperationContext) -> None:
             assert context.deadline is not None
             seen.append(context.deadline)
+            times.append(time.time() * 1000)
 
         await stack.enter_async_context(world.serve(far))
         target = await stack.enter_async_context(world.connect())
@@ -124,6 +127,7 @@ async def test_time_is_inherited_over_three_levels(world: World) -> None:
         async def middle(context: OperationContext) -> None:
             assert context.deadline is not None
             seen.append(context.deadline)
+            times.append(time.time() * 1000)
             await context.env.far.end({})
 
         bridge = MemoryTarget()
@@ -131,7 +135,8 @@ async def test_time_is_inherited_over_three_levels(world: World) -> None:
         caller = await stack.enter_async_context(PendingRequestMap(bridge))
         await caller.call("near.middle", {}, timeout=5)
 
-    assert seen[1] <= seen[0] + 20
+    # Machines may disagree about the time, so the remaining seconds travel, and the way is not counted.
+    assert seen[1] <= seen[0] + (times[1] - times[0]) + 20
 
 
 async def test_an_import_can_be_renamed_and_guarded(registry: OperationRegistry) -> None:

@@ -215,11 +215,13 @@ class RemoteService:
     async def aclose(self) -> None:
         """End the pending calls; the target stays open. Closing twice is harmless."""
         following, self._following = self._following, None
-        if following is not None:
-            # Closing the calls first would end it with an error of theirs, after which it would go on.
-            following.cancel()
-            await asyncio.wait({following})
-        await self.calls.aclose()
+        try:
+            if following is not None:
+                # Closing the calls first would end it with an error of theirs.
+                following.cancel()
+                await asyncio.wait({following})
+        finally:
+            await self.calls.aclose()
 
     def _import(self, spec: OperationSpec) -> Operation:
         there = spec.id
