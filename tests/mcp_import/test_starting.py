@@ -1,5 +1,7 @@
 """A server that does not start: the error has the command, the output and advice, but no secret."""
 
+import asyncio
+import gc
 import logging
 import sys
 from pathlib import Path
@@ -14,6 +16,7 @@ from tests.mcp_import.support import free_port, nothing_left_behind, raw, servin
 
 from operations import CallError, ErrorCode, OperationRegistry
 from operations.mcp import MCPClientConfig, MCPClientLoader, StartError, connect_mcp
+from operations.mcp.stdio import Child, open_stdio
 
 
 async def report_of(config: MCPClientConfig | dict[str, Any]) -> str:
@@ -224,3 +227,25 @@ async def test_a_setting_in_the_environment_hides_nothing() -> None:
     env = {"LOG_LEVEL": "error", "MODE": "python", "APP_PASS": "abcd", "X": "a-long-secret-value"}
 
     assert "error: python said ***, and ***" in await report_of(python(code, env=env))
+
+
+def test_a_start_that_is_cancelled_at_any_step_leaves_no_process_and_no_pipe() -> None:
+    config = python("import sys; sys.stdin.read()", shutdown_timeout=0.01)
+
+    async def start(scope: anyio.CancelScope) -> None:
+        with scope:
+            async with open_stdio(config, Child("files", str)):
+                await anyio.sleep_forever()
+
+    async def cancel_after(steps: int) -> None:
+        async with anyio.create_task_group() as tasks:
+            scope = anyio.CancelScope()
+            tasks.start_soon(start, scope)
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            scope.cancel()
+
+    for steps in range(12):
+        asyncio.run(cancel_after(steps))
+    # What was left open warns when it is collected, and every warning is an error.
+    gc.collect()

@@ -240,17 +240,23 @@ async def open_stdio(config: MCPClientConfig, child: Child) -> AsyncGenerator[St
     """
     loop = asyncio.get_running_loop()
     # As `asyncio.create_subprocess_exec`, which does not give the transport: `_stop` closes it.
-    transport, protocol = await loop.subprocess_exec(
-        lambda: SubprocessStreamProtocol(limit=_CHUNK, loop=loop),
-        cast("str", config.command),
-        *config.args,
-        stdin=PIPE,
-        stdout=PIPE,
-        stderr=PIPE,
-        env=get_default_environment() | dict(config.env),
-        cwd=config.cwd,
-        start_new_session=True,
+    starting = loop.create_task(
+        loop.subprocess_exec(
+            lambda: SubprocessStreamProtocol(limit=_CHUNK, loop=loop),
+            cast("str", config.command),
+            *config.args,
+            stdin=PIPE,
+            stdout=PIPE,
+            stderr=PIPE,
+            env=get_default_environment() | dict(config.env),
+            cwd=config.cwd,
+            start_new_session=True,
+        )
     )
+    # Cancelled again and again, as cancel scopes do, it would leave its process and its pipes behind.
+    with anyio.CancelScope(shield=True):
+        await starting
+    transport, protocol = starting.result()
     process = Process(transport, protocol, loop)
     # No await from here to the task group: a cancellation in between would leave the child running.
     child.process = process
