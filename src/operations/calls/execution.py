@@ -325,9 +325,16 @@ class Replies:
     def stop(self, job: Job, error: CallError) -> None:
         """Reply with `error` unless the job has its reply, and cancel its task. Its slot is free when it has ended."""
         if not job.answered:
-            self._spawn(quietly(self.conclude(job, self._encode_error(job, error))))
+            self._send_later(self.conclude(job, self._encode_error(job, error)))
         if job.task is not None and job.is_started:
             job.task.cancel()
+
+    def _send_later(self, sending: Awaitable[None]) -> "asyncio.Task[Any]":
+        task = self._spawn(quietly(sending))
+        if isinstance(sending, Coroutine):
+            # A task that is cancelled before it begins leaves it unawaited.
+            task.add_done_callback(lambda _: sending.close())
+        return task
 
     def abort(self, abort: AbortPayload, sender: str) -> None:
         """Stop a job at the request of its caller, or refuse one that was offered."""
@@ -354,7 +361,7 @@ class Replies:
         """Reply to a request that does not run, and forget its id: it may come again."""
         self.drop(job)
         body = encode_error(job.request.request_id, error, begun=False, worker=self._mailbox)
-        return self._spawn(quietly(self._send_claimed(job, body)))
+        return self._send_later(self._send_claimed(job, body))
 
     async def offer(self, job: Job) -> None:
         """Ask the caller whether a request that waited may begin."""
