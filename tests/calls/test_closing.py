@@ -1,6 +1,7 @@
 """Ends in every order: closing, cancelling and losing the broker while the others are still at it."""
 
 import asyncio
+import gc
 from contextlib import AsyncExitStack
 from contextvars import ContextVar
 from pathlib import Path
@@ -14,7 +15,9 @@ from tests.servers import Broker
 
 from operations.access import Identity
 from operations.calls import PendingRequestMap, serve_calls
+from operations.calls.events import CallRequested, RequestPayload, encode_event
 from operations.errors import CallError, ErrorCode
+from operations.pubsub.base import Delivery
 from operations.pubsub.memory import MemoryTarget
 from operations.registry import OperationRegistry
 
@@ -207,3 +210,22 @@ async def test_a_delivered_value_is_a_copy() -> None:
 
     assert envelope.data == [1, {"a": [2]}, "ü", [3], 10**30, {"more": []}]
     assert given == {"items": [1, {"a": [2]}, "ü", (3,), 10**30]}
+
+
+async def test_a_refusal_that_is_cancelled_before_it_is_sent_leaves_nothing(
+    registry: OperationRegistry,
+) -> None:
+    target = MemoryTarget()
+    request = RequestPayload(request_id="r1", operation_id="math.add", input={"a": 1, "b": 2})
+    async with serve_calls(registry, target) as worker:
+        before = asyncio.all_tasks()
+        worker._replies.is_leaving = True
+        worker.receive(Delivery(encode_event(CallRequested(payload=request)), target.mailbox()))
+        refusing = asyncio.all_tasks() - before
+        for task in refusing:
+            task.cancel()
+        await asyncio.gather(*refusing, return_exceptions=True)
+
+    assert refusing
+    # An unawaited coroutine warns when it is collected, and every warning is an error.
+    gc.collect()

@@ -180,7 +180,7 @@ def resolvers(hub: Hub) -> list[IdentityResolver]:
 # ------------------------------------------------------------ several processes
 
 VARIABLE: Final = "OPERATIONS_PROCESS"
-"""Tells a process which descriptors it inherited: the listening socket, and the channel to the first process."""
+"""Names the descriptors that a process inherits: the listening socket, and the channel to the first process."""
 
 _READY, _RELOAD = b"r", b"h"
 _ENDED = 1
