@@ -1,6 +1,6 @@
 """Calls over every transport, side by side with the bare transport: 1 KiB, 64 callers, uvloop, two processes.
 
-    python benchmarks/calls.py [--calls 4000] [--repeats 3] [--workers 1] [--only redis]
+    python benchmarks/calls.py [--calls 4000] [--repeats 9] [--workers 1] [--only redis]
 
 The bare contenders do what a user would write by hand: `nats.request`, a request and a reply stream on Redis, an
 echo matched by id on a WebSocket. Ours carry the same kilobyte through access, validation and envelopes.
@@ -43,6 +43,15 @@ INPUT = {"value": {"text": "y" * 990}}
 BODY = json.dumps(INPUT).encode()
 CALLERS = 64
 ITEMS = 10_000
+CONTENDERS = (
+    "nats bare",
+    "nats",
+    "redis bare",
+    "redis",
+    "websocket bare",
+    "websocket",
+    "memory",
+)
 PROMISED = {"nats": 0.70, "redis": 0.80, "websocket": 0.70}
 
 
@@ -278,36 +287,44 @@ async def stream_rate(stream: Callable[[], Awaitable[int]]) -> float:
     return await stream() / (time.perf_counter() - started)
 
 
-def resident_megabytes() -> float:
+def peak_megabytes() -> float:
     for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-        if line.startswith("VmRSS"):
+        if line.startswith("VmHWM"):
             return int(line.split()[1]) / 1024
     return 0
+
+
+async def connect(stack: AsyncExitStack, name: str, ports: dict[str, int]) -> Contender:
+    """Return the functions that call one worker, or read its stream, over the transport of that name."""
+    enter = stack.enter_async_context
+    match name:
+        case "nats bare":
+            return await bare_nats(stack, f"nats://127.0.0.1:{ports['nats']}")
+        case "nats":
+            return await ours(stack, await enter(connect_nats(f"nats://127.0.0.1:{ports['nats']}")))
+        case "redis bare":
+            return await bare_redis(stack, ports["redis"])
+        case "redis":
+            url = f"redis://127.0.0.1:{ports['redis']}"
+            return await ours(stack, await enter(connect_redis(url)))
+        case "websocket bare":
+            return await bare_websocket(stack, ports["bare"])
+        case "websocket":
+            url = f"ws://127.0.0.1:{ports['websocket']}"
+            return await ours(stack, await enter(connect_websocket(url)))
+        case _:
+            memory = MemoryTarget()
+            await enter(serve_calls(build_registry(), memory))
+            return await ours(stack, memory)
 
 
 async def measure(
     ports: dict[str, int], workers: list[int], calls: int, repeats: int, only: str
 ) -> None:
     async with AsyncExitStack() as stack:
-        enter = stack.enter_async_context
-        nats_url, redis_url = (
-            f"nats://127.0.0.1:{ports['nats']}",
-            f"redis://127.0.0.1:{ports['redis']}",
-        )
-        memory = MemoryTarget()
-        await enter(serve_calls(build_registry(), memory))
-        contenders: dict[str, Contender] = {
-            "nats bare": await bare_nats(stack, nats_url),
-            "nats": await ours(stack, await enter(connect_nats(nats_url))),
-            "redis bare": await bare_redis(stack, ports["redis"]),
-            "redis": await ours(stack, await enter(connect_redis(redis_url))),
-            "websocket bare": await bare_websocket(stack, ports["bare"]),
-            "websocket": await ours(
-                stack, await enter(connect_websocket(f"ws://127.0.0.1:{ports['websocket']}"))
-            ),
-            "memory": await ours(stack, memory),
+        contenders = {
+            name: await connect(stack, name, ports) for name in CONTENDERS if only in name
         }
-        contenders = {name: both for name, both in contenders.items() if only in name}
         runs: dict[str, list[Load]] = {name: [] for name in contenders}
         streams: dict[str, list[float]] = {name: [] for name in contenders}
         for call, _ in contenders.values():
@@ -319,9 +336,10 @@ async def measure(
         rows: dict[str, Any] = {}
         for name in contenders:
             base = f"{name} bare"
-            share = items = None
+            share = cpu_share = items = None
             if base in runs:
                 share = ratio(runs[name], runs[base], "rate")
+                cpu_share = ratio(runs[base], runs[name], "cpu")
                 pairs = zip(streams[name], streams[base], strict=True)
                 items = statistics.median(one / bare for one, bare in pairs)
             rate, p50, p99, cpu, _ = (
@@ -334,36 +352,50 @@ async def measure(
                 "p50 ms": p50,
                 "p99 ms": p99,
                 "CPU us": cpu,
+                "CPU, of bare": cpu_share,
                 "items/s": round(statistics.median(streams[name])),
                 "items, of bare": items,
             }
         show("64 callers, 1 KiB", rows)
-        rows = {}
-        for name in ("nats", "redis", "websocket", "memory"):
-            if name not in contenders:
-                continue
-            call = contenders[name][0]
-            started = time.perf_counter()
-            results = await asyncio.gather(*(call() for _ in range(10_000)), return_exceptions=True)
-            errors = sum(isinstance(result, BaseException) for result in results)
-            rows[name] = {
-                "calls/s": round(10_000 / (time.perf_counter() - started)),
-                "errors": errors,
-                "MB": round(resident_megabytes()),
-            }
-        show("10,000 calls at once", rows)
+
+
+async def burst(ports: dict[str, int], name: str) -> None:
+    """Print the rate, the errors and the peak memory of 10,000 calls at once, as JSON."""
+    async with AsyncExitStack() as stack:
+        call, _ = await connect(stack, name, ports)
+        started = time.perf_counter()
+        results = await asyncio.gather(*(call() for _ in range(10_000)), return_exceptions=True)
+        elapsed = time.perf_counter() - started
+    errors = sum(isinstance(result, BaseException) for result in results)
+    row = {"calls/s": round(10_000 / elapsed), "errors": errors, "MB": round(peak_megabytes())}
+    print(json.dumps(row))
+
+
+def bursts(ports: dict[str, int], only: str) -> None:
+    """Measure 10,000 calls at once over each transport, each in a process of its own."""
+    rows = {}
+    for name in CONTENDERS:
+        if only in name and "bare" not in name:
+            command = [sys.executable, __file__, "--burst", name, "--ports", json.dumps(ports)]
+            rows[name] = json.loads(subprocess.check_output(command))
+    show("10,000 calls at once", rows)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--calls", type=int, default=4000)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--only", default="")
-    parser.add_argument("--serve")
+    # How the benchmark starts its own processes: a worker, and one burst of calls.
+    parser.add_argument("--ports", type=json.loads)
+    parser.add_argument("--burst")
     arguments = parser.parse_args()
-    if arguments.serve:
-        uvloop.run(serve(json.loads(arguments.serve)))
+    if arguments.burst:
+        uvloop.run(burst(arguments.ports, arguments.burst))
+        return
+    if arguments.ports:
+        uvloop.run(serve(arguments.ports))
         return
     with running(NatsServer()) as on_nats, running(RedisServer()) as on_redis:
         ports = {
@@ -372,13 +404,14 @@ def main() -> None:
             "bare": free_port(),
             "websocket": free_port(),
         }
-        command = [sys.executable, __file__, "--serve", json.dumps(ports)]
+        command = [sys.executable, __file__, "--ports", json.dumps(ports)]
         others = [subprocess.Popen(command) for _ in range(arguments.workers)]
         try:
             wait_for_port(ports["websocket"], 60)
             time.sleep(0.3 + 0.3 * arguments.workers)
             pids = [other.pid for other in others]
             uvloop.run(measure(ports, pids, arguments.calls, arguments.repeats, arguments.only))
+            bursts(ports, arguments.only)
         finally:
             for other in others:
                 other.kill()
