@@ -4,7 +4,7 @@ Rule 1: a host that the operator configured (`base_url`, `url`, `allowed_hosts`,
 Rule 2: a host that a third party names (a document, an MCP server's OAuth metadata) must be public; the address
         that is connected to decides.
 Rule 3: credentials go only to hosts of the first kind.
-Rule 4: a server rejects an unknown Host (421). An Origin that is neither its own nor allowed is 403, and so is a
+Rule 4: a server rejects an unknown Host (421), except an address that asks for its health. An Origin that is neither its own nor allowed is 403, and so is a
         request that a page elsewhere embeds, for which browsers send no Origin (`Sec-Fetch-Site`). Other programs send
         neither header. Every entry point uses these rules.
 """
@@ -236,12 +236,14 @@ class HostRules:
         self._known: set[bytes] = set()
 
     def check(
-        self, headers: Iterable[tuple[bytes, bytes]]
+        self, headers: Iterable[tuple[bytes, bytes]], *, is_probe: bool = False
     ) -> tuple[HostError | None, bytes | None]:
         """Return why a request is rejected, or else the origin of the foreign page that sends it.
 
         Args:
             headers: Of the request, with names in lower case.
+            is_probe: Whether any address or no Host will do, as load balancers send them. The name of another server,
+                which a web page may have directed to this machine, will not.
         """
         host = origin = None
         count = 0
@@ -258,7 +260,9 @@ class HostRules:
                 origin = value.strip() if origin is None else b"null"
             else:
                 fetch[name] = value
-        if host is None or count != 1 or not self._is_ours(host):
+        if host is None and is_probe:
+            host = b""
+        elif host is None or count != 1 or not self._is_ours(host, is_probe):
             return _UNKNOWN_HOST, None
         if origin is not None:
             if origin.decode("latin-1").lower() in self._origins:
@@ -269,14 +273,24 @@ class HostRules:
             return None, None
         return _FOREIGN_PAGE, None
 
-    def _is_ours(self, host: bytes) -> bool:
-        if host in self._known:
+    def _is_ours(self, host: bytes, is_probe: bool) -> bool:
+        if host in self._known or (is_probe and _is_address(host)):
             return True
         name = host.decode("latin-1").lower()
         is_ours = "*" in self._hosts or name in self._hosts or _without_port(name) in self._hosts
         if is_ours and len(self._known) < 64:
             self._known.add(host)
         return is_ours
+
+
+def _is_address(host: bytes) -> bool:
+    """Return whether a Host is an IP address, with or without a port."""
+    name = _without_port(host.decode("latin-1"))
+    try:
+        ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return False
+    return True
 
 
 def _is_same(origin: bytes, host: bytes) -> bool:

@@ -89,8 +89,17 @@ async def test_only_pages_of_ours_may_talk(origin: str, status: int) -> None:
     assert not any(name.startswith("access-control") for name in response.headers)
 
 
-@pytest.mark.parametrize("names", [["host", "host"], []])
-async def test_a_request_has_exactly_one_host(names: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("path", "names", "status"),
+    [
+        ("/test/run", ["host", "host"], 421),
+        ("/test/run", [], 421),
+        ("/healthz", ["host", "host"], 421),
+        # HTTP/1.0, which some load balancers use.
+        ("/healthz", [], 200),
+    ],
+)
+async def test_a_request_has_exactly_one_host(path: str, names: list[str], status: int) -> None:
     app = serving().app
     sent: list[Message] = []
 
@@ -101,12 +110,12 @@ async def test_a_request_has_exactly_one_host(names: list[str]) -> None:
         sent.append(message)
 
     scope = {
-        "type": "http", "method": "POST", "path": "/test/run", "query_string": b"",
+        "type": "http", "method": "GET", "path": path, "query_string": b"",
         "headers": [(name.encode(), b"localhost") for name in names],
     }  # fmt: skip
     await app(scope, receive, send)
 
-    assert sent[0]["status"] == 421
+    assert sent[0]["status"] == status
 
 
 @pytest.mark.requirement("R21")
@@ -139,9 +148,27 @@ async def test_a_socket_from_elsewhere_is_closed_before_it_opens(headers: dict[s
     assert opened == []
 
 
-async def test_probes_answer_to_any_name() -> None:
-    for target in ("/healthz", "/readyz"):
-        assert (await serving().get(target, headers={"host": "10.0.0.7:8000"})).status == 200
+@pytest.mark.requirement("R21")
+@pytest.mark.parametrize("target", ["/healthz", "/readyz"])
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"host": "localhost:8000"}, 200),
+        ({"host": "10.0.0.7:8000"}, 200),
+        ({"host": "10.0.0.7"}, 200),
+        ({"host": "[fd00::7]:8000"}, 200),
+        ({"host": "evil.example"}, 421),
+        ({"host": "10.0.0.7.nip.io"}, 421),
+        ({"host": "167772167"}, 421),
+        ({"host": ""}, 421),
+        ({"host": "10.0.0.7:8000", "origin": "http://evil.example"}, 403),
+        ({"host": "10.0.0.7:8000", "origin": "http://10.0.0.7:8000"}, 200),
+    ],
+)
+async def test_probes_also_answer_to_any_address(
+    target: str, headers: dict[str, str], status: int
+) -> None:
+    assert (await serving().get(target, headers=headers)).status == status
 
 
 async def test_names_and_pages_can_be_allowed() -> None:

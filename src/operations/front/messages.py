@@ -255,12 +255,11 @@ class HostGuard:
         """Serve or reject a request."""
         if scope["type"] not in ("http", "websocket"):
             return self._app(scope, receive, send)
-        if scope["path"].endswith("z") and route_path(scope) in PROBES:
-            return self._app(scope, receive, send)
+        is_probe = scope["path"].endswith("z") and route_path(scope) in PROBES
         headers = scope["headers"]
         if DROPS_TRAILERS not in scope and any(name == b"transfer-encoding" for name, _ in headers):
             return error_reply(_CHUNKED, "-").send(send)
-        error, page = self._rules.check(headers)
+        error, page = self._rules.check(headers, is_probe=is_probe)
         if error is not None and not (error.status == 421 and _is_test_client(scope)):
             rejected = RequestError(error.status, ErrorCode.ACCESS_DENIED, error.message)
             reply = error_reply(rejected, "-")
