@@ -1,7 +1,7 @@
 """Identities, and the access that operations require.
 
 Rule 1: fail closed. An operation with requirements rejects a caller without identity, and an error is a rejection.
-Rule 2: a rejection never names the missing scope or resource.
+Rule 2: a rejection never names the missing scope or resource, nor an operation that the caller did not call itself.
 Rule 3: access to one resource is checked when the input is final; until then some resource of the type is enough.
 """
 
@@ -249,6 +249,24 @@ def enforce_access(
         raise access_denied(operation_id)
 
 
-def access_denied(operation_id: str) -> CallError:
-    """Return the error for a rejected caller, without a reason."""
-    return CallError(ErrorCode.ACCESS_DENIED, f"Access denied: {operation_id}")
+class AccessDeniedError(CallError):
+    """The access check of an operation rejected its caller.
+
+    Attributes:
+        operation_id: The operation.
+    """
+
+    def __init__(self, operation_id: str, message: str) -> None:
+        super().__init__(ErrorCode.ACCESS_DENIED, message)
+        self.operation_id = operation_id
+
+
+def access_denied(operation_id: str, *, nested: bool = False) -> AccessDeniedError:
+    """Return the error for a rejected caller, without a reason.
+
+    Args:
+        operation_id: The operation that the caller called.
+        nested: Whether that operation called another one, which the caller may not call and need not know.
+    """
+    reason = " calls an operation that its caller may not call" if nested else ""
+    return AccessDeniedError(operation_id, f"Access denied: {operation_id}{reason}")

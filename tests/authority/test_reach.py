@@ -45,6 +45,10 @@ def build(**options: Any) -> OperationRegistry:
         """Pass the context of a reached call on to another operation."""
         return (await registry.execute("admin.drop", {}, context.child("price.of"))).data
 
+    @registry.operation("agent.follow")
+    async def follow(context: OperationContext) -> AsyncIterator[Any]:
+        yield (await context.env.call("admin.drop")).data
+
     @registry.operation("agent.read", **options)
     async def read(context: OperationContext) -> Any:
         return [item.data async for item in context.env.subscribe("price.watch")]
@@ -61,6 +65,7 @@ async def outcome(registry: OperationRegistry, operation_id: str, **input: Any) 
 
 
 DENIED = ErrorCode.ACCESS_DENIED
+THEN_DROP = {"then": "admin.drop"}
 
 
 async def test_an_undeclared_nested_call_is_checked_as_its_caller() -> None:
@@ -71,6 +76,25 @@ async def test_an_undeclared_nested_call_is_checked_as_its_caller() -> None:
     assert await outcome(registry, "agent.read") == DENIED
     admin = OperationContext(identity=Identity("root", ["admin"]))
     assert (await registry.execute("agent.run", {"tool": "admin.drop"}, admin)).data == "dropped"
+
+
+async def test_a_rejected_nested_call_is_not_named_to_the_outer_caller() -> None:
+    registry = build(calls=["price.*"])
+    context = OperationContext(identity=Identity("anyone"))
+
+    errors: list[CallError] = []
+    for arguments in ({"tool": "admin.drop"}, {"tool": "price.of", "arguments": THEN_DROP}):
+        with pytest.raises(CallError) as caught:
+            await registry.execute("agent.run", arguments, context)
+        errors.append(caught.value)
+    with pytest.raises(CallError) as caught:
+        _ = [item async for item in registry.subscribe("agent.follow", {}, context)]
+    errors.append(caught.value)
+
+    text = "Access denied: {} calls an operation that its caller may not call"
+    named = ("agent.run", "agent.run", "agent.follow")
+    assert [error.message for error in errors] == [text.format(each) for each in named]
+    assert {error.code for error in errors} == {DENIED}
 
 
 async def test_a_declared_nested_call_runs_on_the_authority_of_the_operation() -> None:

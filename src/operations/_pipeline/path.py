@@ -20,7 +20,7 @@ from operations._json import JSONValueError, as_json
 from operations._pipeline.lenient import convert_input
 from operations._pipeline.outcome import ENVELOPES, CallSeries, Envelope, is_large, of_middleware
 from operations._pipeline.plan import Call, Next, PipelineHost, Plan
-from operations.access import access_denied
+from operations.access import AccessDeniedError, access_denied
 from operations.context import CLOSED, OperationContext
 from operations.envelopes import LocalResponseMeta, MCPResponseMeta, ResponseEnvelope, add_changes
 from operations.errors import CallError, ErrorCode, map_error, timed_out, timeout_error
@@ -249,6 +249,8 @@ def fail(plan: Plan, context: OperationContext, error: BaseException) -> NoRetur
         if task is not None and task.cancelling():
             # Also if the handler's cleanup raised something else since.
             raise cancellation
+    if isinstance(error, AccessDeniedError) and error.operation_id != plan.id:
+        raise access_denied(plan.id, nested=True) from error
     if isinstance(error, CallError):
         raise error
     if isinstance(error, asyncio.CancelledError):
