@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from dataclasses import fields as fields_of
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias, cast, get_type_hints
 from urllib.parse import urlsplit
@@ -277,13 +278,21 @@ class MCPClientConfig:
         `${NAME}`, `${env:NAME}` and `${NAME:-default}` are filled in from `environ` (the process's own unless
         given); reports show neither these values nor those of an `envFile`. `disabledTools`,
         `excludeTools`, `includeTools` and `enabledTools` of other clients select the imported tools. Other keys of
-        theirs are ignored: in particular none grants anything. Unknown keys are ignored with a warning
-        (`unknown_keys`).
+        theirs are ignored: in particular none grants anything. The fields of this class have the same effect as in
+        Python, also in camelCase, except `timeout` and `version`, which mean something else to other clients. Unknown
+        keys are ignored with a warning (`unknown_keys`).
 
         Raises:
             ValueError: If a field is not valid or a variable is not set; the message names it.
         """
         variables = os.environ if environ is None else environ
+        # An mcp.json holds none of these; a mapping in code may.
+        objects = {name: entry[name] for name in _OBJECTS if not _is_json(entry.get(name))}
+        entry = {key: value for key, value in entry.items() if key not in objects}
+        if entry.get("access") is not None:
+            # Ignoring it would open the operations to everyone.
+            raise ValueError("'access' must be an AccessControl or a function")
+        options = {**objects, **options}
         unknown = unknown_keys(entry)
         for key, words in unknown.items():
             logger.warning("ignored in an MCP server's entry: %s %s", ascii(key)[1:-1], words)
@@ -294,6 +303,8 @@ class MCPClientConfig:
         secrets: list[str] = []
         for key, name in _ENTRY_FIELDS.items():
             if entry.get(key) is None:
+                if name == "max_timeout" and key in entry:
+                    fields[name] = None
                 continue
             value = _filled(entry[key], variables, secrets)
             if name == "env_file":
@@ -328,24 +339,30 @@ def _merged(earlier: Any, given: Any) -> Any:
     return given
 
 
+def _is_json(value: Any) -> bool:
+    return value is None or isinstance(value, (str, int, float, list, Mapping))
+
+
+_OBJECTS = ("access", "auth", "elicit", "login", "sample", "server")
+"""Fields whose values are objects of Python."""
+
+_FOREIGN = frozenset({
+    "alwaysAllow", "authProviderType", "autoApprove", "autoStart", "description", "dev", "disabled", "enabled",
+    "env_vars", "extensionName", "gallery", "icon", "id", "name", "note", "oauth", "source", "startup_timeout_sec",
+    "timeout", "tool_timeout_sec", "tools", "trust", "version",
+})  # fmt: skip
+"""Keys of other tools, which are ignored without a warning."""
+
+_OWN = [
+    each.name
+    for each in fields_of(MCPClientConfig)
+    if each.name not in {*_OBJECTS, *_FOREIGN, "secrets", "transport"}
+]
+
 _ENTRY_FIELDS = {
     "envFile": "env_file",
-    **{
-        name: name
-        for name in (
-            "command",
-            "args",
-            "env",
-            "cwd",
-            "url",
-            "headers",
-            "namespace",
-            "allow",
-            "deny",
-            "queries",
-            "pin",
-        )
-    },
+    **{name: name for name in _OWN},
+    **{re.sub("_(.)", lambda match: match[1].upper(), name): name for name in _OWN},
     "includeTools": "allow",
     "enabledTools": "allow",
     "excludeTools": "deny",
@@ -358,16 +375,9 @@ _ENTRY_FIELDS = {
 }
 """The keys of an entry, and the field that each one sets."""
 
-_ENTRY_TYPES: dict[str, Any] = {**get_type_hints(MCPClientConfig), "cwd": str}
+_ENTRY_TYPES: dict[str, Any] = {**get_type_hints(MCPClientConfig, include_extras=True), "cwd": str}
 
 _TARGETS = frozenset({"command", "url", "serverUrl", "httpUrl", "server"})
-
-_FOREIGN = frozenset({
-    "alwaysAllow", "authProviderType", "autoApprove", "autoStart", "description", "dev", "disabled", "enabled",
-    "env_vars", "extensionName", "gallery", "icon", "id", "name", "note", "oauth", "source", "startup_timeout_sec",
-    "timeout", "tool_timeout_sec", "tools", "trust", "version",
-})  # fmt: skip
-"""Keys of other tools, which are ignored without a warning."""
 
 
 def unknown_keys(entry: Mapping[str, Any]) -> dict[str, str]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from operations import AccessControl
 from operations.mcp import ClientCredentials, MCPClient, MCPClientConfig, read_servers, unknown_keys
 
 
@@ -123,6 +124,28 @@ def test_references_to_the_environment_are_replaced_at_any_depth() -> None:
 def test_a_wrong_entry_is_explained(entry: dict[str, Any], named: str) -> None:
     with pytest.raises(ValueError, match=re.escape(named)):
         MCPClientConfig.from_entry(entry, {})
+
+
+def test_an_entry_takes_the_fields_of_the_config(caplog: pytest.LogCaptureFixture) -> None:
+    access = AccessControl(["files"])
+    entry = {
+        "command": "a",
+        "trust_annotations": True,
+        "connectTimeout": 3,
+        "max_timeout": None,
+        "args": None,
+        "access": access,
+    }
+
+    config = MCPClientConfig.from_entry(entry)
+
+    assert (config.trust_annotations, config.connect_timeout) == (True, 3)
+    assert (config.max_timeout, config.args) == (None, ())
+    assert config.access is access
+    assert not caplog.text
+    for wrong in ({"trust_annotations": "no"}, {"connect_timeout": -1}, {"access": ["files"]}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            MCPClientConfig.from_entry({**entry, **wrong})
 
 
 def test_an_unknown_key_is_reported_and_ignored(
