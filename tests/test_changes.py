@@ -11,12 +11,21 @@ from tests.mcp_serving.support import ERAS
 from tests.openapi.serving import serving as serving_http
 from tests.server.asgi import Client
 
-from operations import OperationContext, OperationRegistry, OperationSpec, Schema
+from operations import (
+    HTTPResponseMeta,
+    OperationContext,
+    OperationRegistry,
+    OperationSpec,
+    Schema,
+    local_envelope,
+)
 from operations.calls import CallGraph, from_calls, serve_calls
+from operations.envelopes import read_changes
 from operations.mcp import MCPClientConfig, connect_mcp, to_mcp
-from operations.openapi import HTTPServiceConfig, from_openapi
+from operations.openapi import HTTPServiceConfig, from_openapi, to_openapi
 from operations.pubsub.memory import MemoryTarget
 from operations.server import create_app
+from operations.server.running import running
 from operations.specs import Operation, OperationType, OutputPolicy
 from operations.telemetry import CallMetrics
 from operations.types import JSONObject
@@ -106,6 +115,28 @@ async def test_mcp_clients_see_them_in_meta_and_our_importer_restores_them(era: 
         here.register_all(far)
         envelope = await here.execute("far.row__get", {})
     assert kinds(envelope.meta.changes) == KINDS
+
+
+async def test_our_importer_restores_them_from_http() -> None:
+    here = OperationRegistry()
+    there = rows("keep")
+    async with running(create_app(there)) as url:
+        config = HTTPServiceConfig("far", base_url=url, restore=True)
+        async with from_openapi(to_openapi(there), config) as far:
+            here.register_all(far)
+            envelope = await here.execute("row.get", {})
+
+    assert envelope.data == {"id": 5, "state": "paused", "size": 3}
+    assert kinds(envelope.meta.changes) == KINDS
+    assert envelope.meta.changes_count == 4
+    assert isinstance(envelope.meta, HTTPResponseMeta)
+    assert "operations-meta" not in envelope.meta.headers
+
+
+def test_their_number_is_kept_if_they_do_not_fit_a_header() -> None:
+    envelope = read_changes(local_envelope(1, "a.b"), {"omitted": True, "changesCount": 300})
+
+    assert (envelope.meta.changes, envelope.meta.changes_count) == ((), 300)
 
 
 async def test_a_later_hop_appends_its_own_changes() -> None:

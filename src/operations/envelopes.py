@@ -380,16 +380,13 @@ def read_changes(envelope: ResponseEnvelope[T], wire: Any) -> ResponseEnvelope[T
     """Return `envelope` with the changes that `changes_to_wire` wrote; unchanged if there are none to read."""
     fields = object_of(wire)
     changes = tuple(_changes_of(fields.get("changes")))
-    if not changes:
-        return envelope
     count: Any = fields.get("changesCount")
     listed = sum(change.count for change in changes)
-    meta = msgspec.structs.replace(
-        envelope.meta,
-        changes=changes,
-        changes_count=max(listed, count) if type(count) is int else listed,
-    )
-    return ResponseEnvelope(envelope.data, meta)
+    total = max(listed, count) if type(count) is int else listed
+    if not total:
+        return envelope
+    meta = msgspec.structs.replace(envelope.meta, changes=changes, changes_count=total)
+    return msgspec.structs.replace(envelope, meta=meta)
 
 
 def unwrap(envelope: ResponseEnvelope[T]) -> T:

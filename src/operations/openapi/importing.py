@@ -14,11 +14,19 @@ from typing import Any
 
 import msgspec
 
+from operations._decoding import decode_json
 from operations._hosts import TrustedHosts
-from operations._json import is_object, list_of, object_of, text_of
+from operations._json import (
+    MAX_RESPONSE_VALUES,
+    JSONValueError,
+    is_object,
+    list_of,
+    object_of,
+    text_of,
+)
 from operations.access import OPEN, AccessControl
 from operations.context import OperationContext
-from operations.envelopes import ResponseEnvelope
+from operations.envelopes import ResponseEnvelope, read_changes
 from operations.errors import CallError
 from operations.openapi.client import Client
 from operations.openapi.config import HTTPServiceConfig, OperationOutline
@@ -44,12 +52,15 @@ from operations.openapi.reading.files import Bundle
 from operations.openapi.reading.media import EVENT_STREAM
 from operations.openapi.reading.model import operation_names, safe_name
 from operations.openapi.request_plan import BODY
+from operations.openapi.responses import WholeResponse
 from operations.openapi.security import Security, TokenSources
 from operations.openapi.transport import Draft
 from operations.specs import Operation, OperationSpec, OperationType
 from operations.types import JSONObject, JSONSchema
 
 _JSON = "application/json"
+_META = "operations-meta"
+"""Asks for an envelope's meta, and carries it in the response."""
 
 
 class ExportedEndpoint(Endpoint):
@@ -105,7 +116,17 @@ class ExportedEndpoint(Endpoint):
         if not self.is_stream:
             # Bytes come as bytes where the server may choose.
             draft.headers["Accept"] = "*/*"
+            draft.headers[_META] = "true"
         return draft
+
+    def _envelope(self, response: WholeResponse) -> ResponseEnvelope[Any]:
+        headers = {name: text for name, text in response.headers.items() if name != _META}
+        envelope = super()._envelope(msgspec.structs.replace(response, headers=headers))
+        try:
+            there = decode_json(response.headers.get(_META, "{}"), max_values=MAX_RESPONSE_VALUES)
+        except JSONValueError:
+            return envelope
+        return read_changes(envelope, there)
 
     def _original(self, shown: JSONSchema, whole: JSONSchema | None) -> JSONSchema:
         if whole is not None:
