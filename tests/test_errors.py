@@ -59,8 +59,9 @@ DECLARED = [ErrorDefinition("GONE"), ErrorDefinition("GONE_FOR_EVER")]
     ("exception", "code", "message"),
     [
         (ValueError("GONE"), "GONE", "GONE"),
-        (ValueError("GONE: since monday"), "GONE", "GONE: since monday"),
-        (ValueError("GONE_FOR_EVER: x"), "GONE_FOR_EVER", "GONE_FOR_EVER: x"),
+        (ValueError("GONE: since monday"), "GONE", "since monday"),
+        (ValueError("GONE:"), "GONE", "GONE"),
+        (ValueError("GONE_FOR_EVER: x"), "GONE_FOR_EVER", "x"),
         (ValueError("GONE fishing"), ErrorCode.EXECUTION_ERROR, "ValueError: GONE fishing"),
         (ValueError("OTHER: x"), ErrorCode.EXECUTION_ERROR, "ValueError: OTHER: x"),
         (ValueError(), ErrorCode.EXECUTION_ERROR, "ValueError"),

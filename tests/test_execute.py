@@ -602,7 +602,7 @@ async def test_a_declared_code_in_a_message_is_taken() -> None:
 
     assert (error.code, error.message, error.unexpected) == (
         "TASK_GONE",
-        "TASK_GONE: task 7",
+        "task 7",
         False,
     )
 

@@ -90,7 +90,7 @@ class CallError(OperationsError):
 
     def __str__(self) -> str:
         # Tracebacks and logs need the code as well.
-        return f"{self.code}: {self.message}"
+        return with_code(self.code, self.message)
 
     def __repr__(self) -> str:
         return f"CallError({self.code!r}, {self.message!r})"
@@ -121,6 +121,11 @@ class CallError(OperationsError):
             wire.get("details"),
             retryable=wire.get("retryable") is True,
         )
+
+
+def with_code(code: str, message: str) -> str:
+    """Return an error as one line of text; a message that is only the code is not repeated."""
+    return f"{code}: {message}" if message != code else code
 
 
 def _readable(text: object) -> str:
@@ -195,7 +200,7 @@ def map_error(exception: BaseException, error_schemas: Iterable[DeclaredError] =
     """Return the `CallError` for `exception`.
 
     A `CallError` is returned unchanged. An exception whose message is a declared code, or starts with
-    one and a colon, gets that code and keeps its message. Every other exception becomes
+    one and a colon, gets that code, and the rest of the text as its message. Every other exception becomes
     `EXECUTION_ERROR`, marked `unexpected`, with its type and text as the message.
     """
     if isinstance(exception, CallError):
@@ -206,7 +211,8 @@ def map_error(exception: BaseException, error_schemas: Iterable[DeclaredError] =
         text = ""
     for declared in error_schemas:
         if text == declared.code or text.startswith(declared.code + ":"):
-            return CallError(declared.code, text)
+            rest = text.removeprefix(declared.code + ":").strip()
+            return CallError(declared.code, rest or declared.code)
     kind = type(exception).__name__
     error = CallError(ErrorCode.EXECUTION_ERROR, f"{kind}: {text}" if text else kind)
     error.unexpected = True

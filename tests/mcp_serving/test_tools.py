@@ -12,6 +12,7 @@ from tests.mcp_serving.support import ERAS, PNG, error_of, example, tool_names
 from operations import (
     CallError,
     ErrorCode,
+    ErrorDefinition,
     Identity,
     Operation,
     OperationContext,
@@ -116,6 +117,24 @@ async def test_a_declared_error_is_a_result_with_its_code_and_details(era: str) 
         "details": {"by": "ann"},
     }
     assert result["content"][0]["text"].startswith("TASK_LOCKED: locked")
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("raised", "shown"),
+    [("NOPE: not today", "NOPE: not today"), ("NOPE", "NOPE")],
+)
+async def test_the_text_of_an_error_has_its_code_once(
+    era: str, raised: str, shown: str, registry: OperationRegistry
+) -> None:
+    @registry.operation("test.fail", errors=[ErrorDefinition("NOPE")])
+    async def fail() -> None:
+        raise LookupError(raised)
+
+    result = await call(registry, era, "test__fail")
+
+    assert result["content"][0]["text"] == shown
+    assert error_of(result)["code"] == "NOPE"
 
 
 @BOTH

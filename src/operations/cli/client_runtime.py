@@ -22,7 +22,7 @@ class OperationError(Exception):
     """
 
     def __init__(self, code: ErrorCode, message: str, details: Any = None) -> None:
-        super().__init__(f"{code}: {message}")
+        super().__init__(f"{code}: {message}" if message != code else code)
         self.code: ErrorCode = code
         self.message = message
         self.details = details

@@ -33,7 +33,7 @@ from operations.envelopes import (
     ResponseEnvelope,
     changes_to_wire,
 )
-from operations.errors import CallError
+from operations.errors import CallError, with_code
 from operations.front.public_errors import public_error
 from operations.mcp.codec import CHANGES_KEY, DATA_KEY, ERROR_KEY, RESULT, is_imported, passed_meta
 from operations.mcp.serving.catalog import Addresses, Resource, prefixed, properties_of
@@ -126,7 +126,7 @@ def error_result(error: CallError, request_id: str, *, expose: bool, declared: b
             errors against it as well, so the error then is in `_meta`.
     """
     wire = public_error(error, request_id, expose=expose).to_wire()
-    text = f"{wire['code']}: {wire['message']}"
+    text = with_code(wire["code"], wire["message"])
     if "details" in wire:
         text = f"{text}\n{msgspec.json.encode(wire['details']).decode()}"
     result: JSONObject = {"content": [text_block(text)], "isError": True}
