@@ -26,6 +26,7 @@ from tests.servers import running as broker_running
 from operations import (
     AccessControl,
     CallError,
+    ErrorCode,
     Identity,
     OperationContext,
     OperationRegistry,
@@ -43,6 +44,7 @@ from operations.authority import (
     read_token,
 )
 from operations.authority import grants as resolving
+from operations.authority.approvals import Approvals
 from operations.authority.store import open_broker_store
 from operations.calls import PendingRequestMap, from_calls, serve_calls
 from operations.calls.hub import WebSocketHub
@@ -525,11 +527,14 @@ def test_grants_approvals_and_the_ledger_at_the_command_line(
     assert "open.ping" not in run("list", "--as", token)[1]
     _, child = run("grant", "narrow", token, "--holder", "sub", "-o", "task.delete")
     assert json.loads(run("grant", "show", child, "--json")[1])["blocks"][1]["holder"] == "sub"
+    shown = run("grant", "show", child)[1].splitlines()
+    assert shown[0] == 'subject  {"id":"alice"}'
+    assert '  operations  ["task.delete"]' in shown[shown.index("  holder  sub") :]
 
     assert run("call", "task.delete", "id=1", "--as", child)[0] == 9
     (waiting,) = json.loads(run("approvals", "list", "--json")[1])
     assert (waiting["input"], waiting["acting"]) == ({"id": 1}, ["bot", "sub"])
-    assert run("approvals", "approve", waiting["id"])[0] == 0
+    assert run("approvals", "approve", waiting["id"]) == (0, 'approved task.delete {"id": 1}')
     assert run("call", "task.delete", "id=2", "--as", child)[0] == 9
     assert run("call", "task.delete", "id=1", "--as", child) == (0, '"deleted"')
     assert run("call", "task.delete", "id=1", "--as", child)[0] == 9
@@ -599,6 +604,10 @@ async def test_every_store_changes_values_by_compare_and_set(kind: str, tmp_path
         assert await other.get("a.x") is None
         assert await other.items("a") == {"a.y": b"5"}
         assert await other.swap("a.x", None, b"7")
+        for unknown in ("", "-", "*", "no id", "a/b", "ü\n"):
+            with pytest.raises(CallError, match="There is no approval") as caught:
+                await Approvals(one).answer(unknown, True, OperationContext(trusted=True))
+            assert caught.value.code == ErrorCode.VALIDATION_ERROR
 
 
 @pytest.mark.parametrize("kind", ["redis", "nats", "nats without JetStream"])

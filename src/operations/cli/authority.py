@@ -149,11 +149,11 @@ async def show(token: str, /, *, common: Common = DEFAULTS) -> None:
         common: What every command takes.
     """
     subject, blocks = read_token(token)
-    shown: Any = to_builtins(blocks)
+    shown: Any = to_builtins(list(blocks))
     for block in shown:
         if "until" in block:
             block["until"] = _time(block["until"])
-    common.screen().value({"subject": to_builtins(subject), "blocks": shown})
+    common.screen().fields({"subject": to_builtins(subject), "blocks": shown})
 
 
 @grant_app.command
@@ -248,7 +248,10 @@ async def deny(approval: str, /, *, reason: str | None = None, common: Common = 
 async def _answer(approval: str, reason: str | None, common: Common, *, approve: bool) -> None:
     async with _opened(common) as authority:
         done = await authority.approvals.answer(approval, approve, _OPERATOR, reason)
-    common.screen().value(to_builtins(done))
+    if common.screen().json:
+        common.screen().value(to_builtins(done))
+    else:
+        common.screen().write(plain(f"{done.state} {done.operation} {json.dumps(done.input)}"))
 
 
 def _show(found: list[Approval], screen: Screen) -> None:

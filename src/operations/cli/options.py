@@ -10,7 +10,15 @@ Rule 5: text of others (descriptions, results, messages) has no markup, and no c
 import logging
 import shlex
 import sys
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from enum import IntEnum
@@ -27,7 +35,7 @@ from rich.highlighter import JSONHighlighter
 from rich.style import Style
 from rich.text import Text
 
-from operations._json import list_of, object_of, to_json
+from operations._json import is_object, list_of, object_of, to_json
 from operations._text import counted
 from operations.config import ConfigError, ConfigFile, enforce_trusted, find_config, load_config
 from operations.errors import CallError, ErrorCode, OperationsError, TransportError
@@ -88,6 +96,18 @@ def encoded(value: Any, *, indent: int = 0) -> str:
     return (msgspec.json.format(text, indent=indent) if indent else text).decode()
 
 
+def _lines(record: JSONObject, indent: str = "") -> Iterator[str]:
+    """Yield an object as lines of text; a list of objects as a section for each."""
+    for name, value in record.items():
+        sections = list_of(value)
+        if sections and all(map(is_object, sections)):
+            for section in sections:
+                yield f"{indent}{name}"
+                yield from _lines(section, f"{indent}  ")
+        else:
+            yield f"{indent}{name}  {value if isinstance(value, str) else encoded(value)}"
+
+
 class Screen:
     """The two streams of one command."""
 
@@ -118,6 +138,14 @@ class Screen:
             self.out.print(JSONHighlighter()(plain(text)), soft_wrap=True)
         else:
             self.write(text)
+
+    def fields(self, record: JSONObject) -> None:
+        """Write an object as JSON if that was asked for, otherwise one line per field."""
+        if self.json:
+            self.value(record)
+            return
+        for line in _lines(record):
+            self.write(plain(line))
 
     def item(self, value: Any) -> None:
         """One JSON value on one line, at once: an item of a stream."""
@@ -213,8 +241,8 @@ class Screen:
         if self.json:
             self._complain({"error": error.to_wire()})
             return
-        line = Text(f"{plain(error.code)}: ", style="bold red")
-        line.append(plain(error.message), style="red")
+        line = Text(plain(error.code), style="bold red")
+        line.append(plain(str(error).removeprefix(error.code)), style="red")
         self.err.print(line, soft_wrap=True)
         details: Any = error.to_wire().get("details")
         if error.code == ErrorCode.VALIDATION_ERROR:

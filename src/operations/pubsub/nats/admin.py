@@ -22,6 +22,7 @@ from nats.js.api import KeyValueConfig, StreamConfig
 from nats.js.errors import (
     BadRequestError,
     BucketNotFoundError,
+    InvalidKeyError,
     KeyNotFoundError,
     NotFoundError,
 )
@@ -311,7 +312,7 @@ class NatsValues:
         """Return a value."""
         try:
             value: bytes = (await (await self._open()).get(key)).value
-        except KeyNotFoundError:
+        except (KeyNotFoundError, InvalidKeyError):
             return None
         return value
 
