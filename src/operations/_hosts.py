@@ -4,9 +4,9 @@ Rule 1: a host that the operator configured (`base_url`, `url`, `allowed_hosts`,
 Rule 2: a host that a third party names (a document, an MCP server's OAuth metadata) must be public; the address
         that is connected to decides.
 Rule 3: credentials go only to hosts of the first kind.
-Rule 4: a server rejects an unknown Host (421), except an address that asks for its health. An Origin that is neither its own nor allowed is 403, and so is a
-        request that a page elsewhere embeds, for which browsers send no Origin (`Sec-Fetch-Site`). Other programs send
-        neither header. Every entry point uses these rules.
+Rule 4: a server rejects an unknown Host (421), except an address that asks for its health. An Origin that is neither
+        its own nor allowed is 403, and so is a request that a page elsewhere embeds, for which browsers send no Origin
+        (`Sec-Fetch-Site`). Other programs send neither header. Every entry point uses these rules.
 """
 
 import ipaddress
