@@ -49,6 +49,7 @@ def finisher(spec: OperationSpec, policy: OutputPolicy) -> Finisher:
     compiled = None if policy == "off" else _compiled(operation_id, spec.output_schema)
     normalise = _normalise(operation_id, compiled, policy)
     certain = frozenset[type]() if compiled is None else compiled.certain
+    containers = frozenset({dict}) if compiled is None else compiled.open_containers
     log = ChangeLog(operation_id)
 
     def finish(result: Any) -> Envelope:
@@ -56,6 +57,8 @@ def finisher(spec: OperationSpec, policy: OutputPolicy) -> Finisher:
         changes = None
         if kind in certain and (kind is not int or result.bit_length() < _BITS):
             data = result
+        elif kind in containers:
+            data = to_json(result)
         else:
             if kind is int:
                 to_json(result)  # rejected if it has too many digits

@@ -21,10 +21,12 @@ from operations.schema.casting import (
     caches_of,
     certain_types,
     mismatches,
+    open_containers,
 )
 from operations.schema.casting.stripping import REFUSALS
 from operations.schema.checking import Checker
 from operations.schema.explain import explain
+from operations.schema.plans import Plan
 from operations.schema.references import is_annotation
 from operations.schema.results import CastResult, Change, ValidationIssue, misfit
 from operations.schema.shared import SharedDefinitions
@@ -56,7 +58,16 @@ class CompiledSchema:
     @property
     def certain(self) -> frozenset[type]:
         """The types whose every value is valid: those need neither a check nor a cast."""
-        return certain_types(self._caches.planner.plan((self._checker.document.root,)))
+        return certain_types(self._root)
+
+    @property
+    def open_containers(self) -> frozenset[type]:
+        """The types of containers that are valid whatever they hold: those need only be JSON."""
+        return open_containers(self._root)
+
+    @property
+    def _root(self) -> Plan:
+        return self._caches.planner.plan((self._checker.document.root,))
 
     @property
     def _caches(self) -> Caches:

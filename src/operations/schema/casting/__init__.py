@@ -80,6 +80,13 @@ def certain_types(root: Plan) -> frozenset[type]:
     return scalar_types(root.types or ()) & _ALWAYS_JSON
 
 
+def open_containers(root: Plan) -> frozenset[type]:
+    """Return the types of containers that are valid whatever they hold."""
+    if not root.is_bare:
+        return frozenset()
+    return frozenset(kind for kind, name in _CONTAINERS.items() if root.allows(name))
+
+
 def mismatches(caches: Caches, root: Site, value: Any) -> list[Change]:
     """Return the parts of a JSON value that do not fit, one entry per location."""
     faults = explain(caches.planner, root, value, _MAX_MISMATCHES)
