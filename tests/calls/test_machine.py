@@ -17,7 +17,7 @@ from hypothesis.stateful import (
 )
 
 from operations.calls import CallServer, PendingRequestMap
-from operations.calls.config import WorkerConfig
+from operations.calls.jobs import WorkerConfig
 from operations.context import OperationContext
 from operations.errors import CallError
 from operations.pubsub.memory import MemoryTarget

@@ -3,15 +3,16 @@
 import asyncio
 import tracemalloc
 from dataclasses import dataclass
+from typing import Any
 
 import anyio
 import pytest
 
-from operations.calls.execution import WEIGHT, Recent
+from operations.calls.execution import WEIGHT, AdmissionQueue, Recent
 from operations.calls.jobs import MAX_UNREAD_BYTES, Pace
 from operations.calls.states import NEVER, Deadlines
 from operations.context import new_request_id
-from operations.front.limits import AdmissionQueue, Limits
+from operations.front.limits import Limits
 
 
 @dataclass(eq=False)
@@ -27,7 +28,8 @@ class Floor:
 
     def __init__(self, **limits: int) -> None:
         self.started: list[Work] = []
-        self.admission: AdmissionQueue[Work] = AdmissionQueue(Limits(**limits), self._start)
+        start: Any = self._start
+        self.admission: Any = AdmissionQueue(Limits(**limits), start)
 
     def _start(self, work: Work) -> bool:
         if work.worth_it:

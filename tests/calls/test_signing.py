@@ -16,6 +16,7 @@ from tests.calls.worlds import BrokerWorld, World
 
 from operations.calls import CallServer, PendingRequestMap, serve_calls
 from operations.calls.events import AbortPayload, CallAborted, encode_event, encode_response
+from operations.calls.execution import Recent
 from operations.envelopes import local_envelope
 from operations.errors import CallError, ErrorCode
 from operations.pubsub.base import EventTarget
@@ -182,7 +183,7 @@ async def test_a_mutation_does_not_run_again_after_many_other_messages(tmp_path:
             await near.enqueue("operations", body, key=f"k{number}", reply_to="", wait=1)
         assert worker.ignored == 10_000
         # Its own memory of ids is bounded, too.
-        worker._replies.clear()
+        worker._recent = Recent()
         await bare.enqueue("operations", request, key="again", reply_to="", wait=1)
         assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3
 

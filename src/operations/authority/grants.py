@@ -351,23 +351,6 @@ async def enforce_valid(identity: Identity, store: Store) -> None:
         raise CallError(ErrorCode.ACCESS_DENIED, "The credential is not valid any more")
 
 
-def credential_of(
-    own: str | None,
-    delegate: Delegate | None,
-    operation_id: str,
-    context: OperationContext | None,
-    given: str | None,
-) -> str | None:
-    """Return the credential of a call to another process: the one given, one on behalf of the caller, or the `own` one.
-
-    Listings, and calls on the authority of the operator or of an operation, use the own one.
-    """
-    if given is not None:
-        return given
-    is_own = context is None or context.trusted or context.authority is not None
-    return own if delegate is None or is_own else delegate(operation_id, context)
-
-
 def _subject(identity: Identity, origin: Origin | None = None) -> Subject:
     held = identity.resources
     return Subject(

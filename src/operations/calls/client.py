@@ -8,16 +8,15 @@ Rule 4: no message can stop the client: a malformed one is counted, and an event
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from functools import partial
 from time import time
 from typing import Any, Self
 
 import msgspec
 
 from operations.access import Identity
-from operations.authority.grants import Delegate, credential_of
+from operations.authority.grants import Delegate
 from operations.calls.events import (
     AbortPayload,
     CallAborted,
@@ -34,6 +33,7 @@ from operations.calls.events import (
     MalformedEvent,
     OfferPayload,
     RequestPayload,
+    ResponsePayload,
     encode_error,
     encode_event,
     read_event,
@@ -42,9 +42,8 @@ from operations.calls.events import (
 from operations.calls.failure_detector import MAX_SENDS, FailureDetector
 from operations.calls.sending import (
     RETRY,
+    CallSender,
     CallStream,
-    ReplyPublisher,
-    RequestSender,
     closed_error,
     enforce_number,
     remaining,
@@ -80,7 +79,7 @@ _CLOSING = 1.0
 """Seconds for the last messages when the map is closed."""
 
 
-class PendingRequestMap(ReplyPublisher):
+class PendingRequestMap(CallSender):
     """Calls operations of a worker group over an event target, and remembers the calls that have not ended.
 
     Use it as an async context manager, or let it open at the first call and `aclose` it. A registry takes it as its
@@ -118,7 +117,8 @@ class PendingRequestMap(ReplyPublisher):
         heartbeat: float = 1.0,
         silence: float = 15.0,
     ) -> None:
-        super().__init__(MemoryTarget() if target is None else usable(target), group)
+        target = MemoryTarget() if target is None else usable(target)
+        super().__init__(target, group, credential, delegate, send_identity)
         self.timeout = timeout
         self.idle_timeout = idle_timeout
         self.on_specs_changed: Callable[[], None] = lambda: None
@@ -137,21 +137,10 @@ class PendingRequestMap(ReplyPublisher):
             heartbeat=heartbeat,
             silence=silence,
         )
-        self._sender = RequestSender(
-            self.target,
-            group,
-            self.mailbox,
-            credential=partial(credential_of, credential, delegate),
-            send_identity=self.target.trusted if send_identity is None else send_identity,
-            expects_workers=self._detector.expects_workers,
-            census=self._detector.census,
-            spawn=self._spawn,
-        )
         self._closers: list[Callable[[], Awaitable[None]]] = []
         self._subscription: Subscription | None = None
         self._opening: asyncio.Lock | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._tasks: set[asyncio.Task[Any]] = set()
         self._detecting: asyncio.Task[Any] | None = None
         self._closed = False
         self._was_unreachable = False
@@ -243,12 +232,6 @@ class PendingRequestMap(ReplyPublisher):
         """
         return self.target.direct or await self._detector.find_workers()
 
-    def _spawn(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
     # ---------------------------------------------------------------------------------------- calling
 
     async def call(
@@ -292,12 +275,11 @@ class PendingRequestMap(ReplyPublisher):
             enforce_number("timeout", limit)
             message = f"{operation_id} was not sent: its time had run out"
             raise timeout_error(message, None if context is None else context.deadline)
-        payload = self._sender.request(
-            operation_id, input, context, limit, identity, credential, metadata
-        )
+        payload = self._request(operation_id, input, context, limit, identity, credential, metadata)
         future: asyncio.Future[ResponseEnvelope[Any]] = loop.create_future()
         now = loop.time()
         call = PendingCall(payload, replayable, now + limit, limit, now, future=future)
+        self._add(call)
         try:
             await self._send(call)
             return await future
@@ -333,7 +315,7 @@ class PendingRequestMap(ReplyPublisher):
             if idle is not None:
                 enforce_number("idle_timeout", idle)
             limit = remaining(context, NEVER)
-            payload = self._sender.request(
+            payload = self._request(
                 operation_id, input, context, limit, identity, credential, metadata
             )
             payload = msgspec.structs.replace(
@@ -344,6 +326,7 @@ class PendingRequestMap(ReplyPublisher):
             call = PendingCall(
                 payload, False, now + limit, limit, now, Expects.MANY, stream=stream, to=worker
             )
+            self._add(call)
             try:
                 await self._send(call)
             except BaseException as error:
@@ -375,13 +358,11 @@ class PendingRequestMap(ReplyPublisher):
 
     # ---------------------------------------------------------------------------------------- sending
 
-    # Not a coroutine: the caller awaits its result, which saves one step for every call.
-    def _send(self, call: PendingCall) -> Awaitable[None]:
-        """Send a new call."""
+    def _add(self, call: PendingCall) -> None:
+        """Note a call that waits for its end from now on."""
         self.pending[call.payload.request_id] = call
         if call.expires_at < self._deadlines.next:
             self._deadlines.schedule(call.expires_at)
-        return self._sender.send(call)
 
     def _forget(self, call: PendingCall, error: BaseException) -> None:
         """Remove a call that failed; if its caller was cancelled, ask the worker to stop."""
@@ -391,7 +372,7 @@ class PendingRequestMap(ReplyPublisher):
         if future is not None and not future.cancel() and not future.cancelled():
             future.exception()
         if isinstance(error, asyncio.CancelledError):
-            self._sender.abort(call)
+            self._ask_to_stop(call)
 
     async def _resend(self, call: PendingCall, *, may_have_begun: bool = True) -> None:
         """Send a call again, to any worker."""
@@ -409,7 +390,7 @@ class PendingRequestMap(ReplyPublisher):
     async def _send_again(self, call: PendingCall) -> None:
         if call.payload.request_id in self.pending:
             try:
-                await self._sender.send(call)
+                await self._send(call)
             except CallError as error:
                 self._end(call.payload.request_id, error)
 
@@ -418,7 +399,14 @@ class PendingRequestMap(ReplyPublisher):
     def receive(self, delivery: Delivery) -> None:
         """Process an event that arrived through the target."""
         event = read_event(delivery.body, self.target.max_values)
-        if isinstance(event, (CallResponded, CallCompleted, CallFailed, CallAborted)):
+        if type(event) is CallResponded:
+            call = self.pending.get(event.payload.request_id)
+            if call is not None and call.future is not None:
+                # Expects.ONE, so that this is the last event.
+                self._succeed(call, call.future, event.payload)
+            else:
+                self._apply(event, len(delivery.body))
+        elif isinstance(event, (CallCompleted, CallFailed, CallAborted)):
             self._apply(event, len(delivery.body))
         elif isinstance(event, CallAlive):
             self._detector.on_alive(event.payload)
@@ -442,7 +430,7 @@ class PendingRequestMap(ReplyPublisher):
         if isinstance(event, CallFailed) and self._send_elsewhere(call, event.payload):
             return
         if call.stream is None:
-            self._finish(call, event)
+            self._end(request_id, _failure_in(event))
             return
         call.seen_at = asyncio.get_running_loop().time()
         call.is_claimed = True
@@ -451,7 +439,7 @@ class PendingRequestMap(ReplyPublisher):
         if call.stream.push(event, size, call.worker):
             self.pending.pop(request_id, None)
             if call.stream.must_stop:
-                self._sender.abort(call)
+                self._ask_to_stop(call)
 
     def _send_elsewhere(self, call: PendingCall, failure: ErrorPayload) -> bool:
         """Send a request again that its worker did not begin; return False if no other worker may have it."""
@@ -473,30 +461,28 @@ class PendingRequestMap(ReplyPublisher):
         self._spawn(self._resend(call, may_have_begun=False))
         return True
 
-    def _finish(self, call: PendingCall, event: CallEvent) -> None:
-        """End a call that expects one reply."""
-        if isinstance(event, CallResponded):
-            if event.payload.sequence is not None:
-                reason = f"{call.payload.operation_id} is a subscription: subscribe to it, for its many results"
-                self._abort(call, CallError(ErrorCode.VALIDATION_ERROR, reason))
-                return
-            try:
-                envelope = read_output(event.payload.output)
-            except ValueError as error:
-                failure = CallError(
-                    ErrorCode.UNKNOWN_ERROR, f"the reply is not an envelope: {error}"
-                )
-            else:
-                del self.pending[call.payload.request_id]
-                call.succeed(envelope)
-                return
-        elif isinstance(event, CallFailed):
-            failure = event.payload.to_error()
-        elif isinstance(event, CallAborted):
-            failure = CallError(ErrorCode.ABORTED, "the call was aborted by its worker")
-        else:
-            failure = CallError(ErrorCode.UNKNOWN_ERROR, "the call was completed without a reply")
-        self._end(call.payload.request_id, failure)
+    def _succeed(
+        self,
+        call: PendingCall,
+        future: "asyncio.Future[ResponseEnvelope[Any]]",
+        payload: ResponsePayload,
+    ) -> None:
+        """End a call that expects one reply with that reply."""
+        if payload.sequence is not None:
+            reason = f"{call.payload.operation_id} is a subscription: subscribe to it, for its many results"
+            self._abort(call, CallError(ErrorCode.VALIDATION_ERROR, reason))
+            return
+        try:
+            envelope = read_output(payload.output)
+        except ValueError as error:
+            reason = f"the reply is not an envelope: {error}"
+            self._end(payload.request_id, CallError(ErrorCode.UNKNOWN_ERROR, reason))
+            return
+        del self.pending[payload.request_id]
+        if not future.done():
+            future.set_result(envelope)
+        if call.sender is not None:
+            call.interrupt()
 
     async def _answer_offer(self, offer: OfferPayload) -> None:
         """Let a worker begin a request that waited, unless it may have begun elsewhere or its call has ended."""
@@ -557,7 +543,7 @@ class PendingRequestMap(ReplyPublisher):
 
     def _abort(self, call: PendingCall, error: CallError) -> None:
         """Ask the worker to stop and end the call with `error`."""
-        self._sender.abort(call)
+        self._ask_to_stop(call)
         self._end(call.payload.request_id, error)
 
     def _end(self, request_id: str, error: CallError) -> None:
@@ -570,4 +556,13 @@ class PendingRequestMap(ReplyPublisher):
         """Forget a subscription whose reader left, and ask its worker to stop."""
         call = self.pending.pop(request_id, None)
         if call is not None and not self._closed:
-            self._sender.abort(call)
+            self._ask_to_stop(call)
+
+
+def _failure_in(event: CallEvent) -> CallError:
+    """Return the error of a call that ends without a reply."""
+    if isinstance(event, CallFailed):
+        return event.payload.to_error()
+    if isinstance(event, CallAborted):
+        return CallError(ErrorCode.ABORTED, "the call was aborted by its worker")
+    return CallError(ErrorCode.UNKNOWN_ERROR, "the call was completed without a reply")

@@ -23,7 +23,7 @@ from typing import Annotated, Any, TypeAlias, cast
 import msgspec
 
 from operations._decoding import LARGE, build_from, enforce_bounds
-from operations._json import MAX_REQUEST_VALUES, JSONLimitError
+from operations._json import MAX_MESSAGE_DEPTH, MAX_REQUEST_VALUES, JSONLimitError
 from operations.access import Identity
 from operations.envelopes import (
     HTTPResponseMeta,
@@ -34,7 +34,7 @@ from operations.envelopes import (
     content_block,
 )
 from operations.errors import CallError, ErrorCode
-from operations.pubsub.base import WorkerStats
+from operations.pubsub.base import EventTarget, WorkerStats
 from operations.types import JSONObject
 
 PROTOCOL_VERSION = 1
@@ -362,10 +362,13 @@ def read_event(
     body: bytes, max_values: int = MAX_REQUEST_VALUES
 ) -> CallEvent | UnknownEvent | MalformedEvent:
     """Return the event in a JSON text. Never raises."""
-    try:
-        enforce_bounds(body, max_values=max_values)
-    except JSONLimitError as error:
-        return _over_limit(body, error)
+    # Brackets inside strings count too: beyond that, `enforce_bounds` measures. A value takes at least two bytes.
+    is_small = len(body) < 2 * max_values
+    if not is_small or body.count(b"{") + body.count(b"[") > MAX_MESSAGE_DEPTH:
+        try:
+            enforce_bounds(body, max_values=max_values)
+        except JSONLimitError as error:
+            return _over_limit(body, error)
     try:
         return _decode(body) if len(body) < LARGE else build_from(_decode, body)
     except (ValueError, RecursionError) as error:
@@ -566,3 +569,17 @@ def check_request(request: RequestPayload) -> str | None:
 
 def _is_id(text: str) -> bool:
     return text != "" and text.isascii() and text.isprintable() and " " not in text
+
+
+def refusal_of(body: bytes, target: EventTarget) -> CallError | None:
+    """Return the error to send instead of an event that its receiver would not decode."""
+    if len(body) > target.max_bytes:
+        reason = f"the result is {len(body)} bytes, more than the {target.max_bytes} allowed"
+        return CallError(ErrorCode.RESOURCE_EXHAUSTED, reason)
+    # A value takes at least one byte and a separator. Results that are nested too deeply were rejected before.
+    if len(body) >= 2 * target.max_values:
+        try:
+            enforce_bounds(body, max_values=target.max_values)
+        except JSONLimitError as error:
+            return CallError(ErrorCode.RESOURCE_EXHAUSTED, f"the result {error.reason}")
+    return None

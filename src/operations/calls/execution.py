@@ -1,53 +1,61 @@
-"""Run the jobs of a worker, and send their replies, responses to probes, and the worker's presence.
+"""Run the requests of a worker and send their replies.
 
 Rule 1: a request gets exactly one last reply, unless its caller aborted it.
 Rule 2: the last reply of a call is cached while there is room, and sent again only to the client that made the call.
 Rule 3: no request runs twice: an id is remembered until `max_ids` others have come after it, and never longer than
         twice that.
-Rule 4: a copy of a request that the worker gave up (`FencePayload`) does not begin; a later copy may.
+Rule 4: a handler stops when its caller aborts, disconnects or has no time left; a handler that does not stop does not
+        keep its caller waiting.
 """
 
 import asyncio
 import logging
+from bisect import bisect_left
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine
+from contextvars import copy_context
 from functools import partial
-from time import monotonic
+from secrets import token_hex
+from time import monotonic, time
 from typing import Any
 
-from operations._text import printable
+from operations._pipeline.outcome import BUCKETS
+from operations._text import counted, printable
 from operations.access import Identity
-from operations.calls.config import WorkerConfig
 from operations.calls.events import (
-    AbortPayload,
-    AlivePayload,
-    CallAlive,
     CallCompleted,
     CallOffered,
     CompletePayload,
-    FencePayload,
     OfferPayload,
-    ProbePayload,
     encode_error,
     encode_event,
     encode_item,
     encode_response,
+    refusal_of,
 )
 from operations.calls.jobs import (
     Job,
     RefusedError,
+    WorkerConfig,
     WorkerCounters,
+    access_log,
     exhausted,
     may_have_run,
+    nothing,
     principal_of,
-    refusal_of,
+    quietly,
+    set_after,
+    then,
 )
+from operations.calls.services import SERVICES
 from operations.calls.states import NEVER, Deadlines
+from operations.context import NOTHING, CallerChannel, OperationContext
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, TransportError
 from operations.front.front import Front, credential_ended, identify_credential
-from operations.front.limits import UNCOUNTED_OUTPUT, AdmissionQueue, Limits, Slot, caller_key
+from operations.front.limits import UNCOUNTED_OUTPUT, Limits, Slot, caller_key
 from operations.front.public_errors import public_error
-from operations.pubsub.base import BoundedSet, EventTarget, LogThrottle
+from operations.pubsub.base import BoundedSet, EventTarget
 from operations.registry import OperationRegistry
 
 logger = logging.getLogger("operations")
@@ -102,382 +110,229 @@ class Recent:
         return word[0] if word is not None and word[1] == reply_to else None
 
 
-class Replies:
-    """Sends the replies of one worker.
+class AdmissionQueue:
+    """The slots of one worker, and the calls that wait for them.
 
     Args:
-        target: Carries them.
-        group: Its callers receive the worker's presence.
-        mailbox: The worker's address.
-        jobs: The requests without a last reply, by their keys.
-        front: Counts unread output, if the worker shares the front of a server.
-        expose_errors: Whether callers see the text of unexpected exceptions.
-        deadlines: The deadlines of the jobs.
-        counters: Counts the jobs that end.
-        spawn: Runs a coroutine in the background.
+        limits: Of the worker: `calls`, `calls_per_caller`, `queue`, `queue_bytes`.
+        start: Starts a call; returns False if it has ended meanwhile.
+    """
+
+    def __init__(self, limits: Limits, start: Callable[[Job], bool]) -> None:
+        self._limits = limits
+        most = limits.calls + limits.queue
+        # Without a limit, callers are not counted.
+        self._per_caller = limits.calls_per_caller if limits.calls_per_caller < most else None
+        self._start = start
+        self._line: deque[Job] = deque()
+        self._line_bytes = 0
+        self._principals: Counter[str] = Counter()
+        self.running = 0
+
+    @property
+    def waiting(self) -> int:
+        """How many calls wait."""
+        return len(self._line)
+
+    @property
+    def free(self) -> int:
+        """How many more calls could start at once."""
+        return self._limits.calls - self.running
+
+    def offer(self, job: Job) -> str | None:
+        """Start a call, or let it wait; return the reason if it is rejected."""
+        limits = self._limits
+        if self._per_caller is not None:
+            reason = self._count(job, job.principal, self._per_caller)
+            if reason is not None:
+                return reason
+        if self.running < limits.calls:
+            if self._start(job):
+                self.running += 1
+            else:
+                self._forget(job)
+            return None
+        if len(self._line) >= limits.queue or self._line_bytes + job.size > limits.queue_bytes:
+            self._forget(job)
+            return f"{counted(self.running, 'call')} under way here, and {len(self._line)} in line already"
+        self._line.append(job)
+        self._line_bytes += job.size
+        return None
+
+    def identified(self, job: Job, principal: str) -> str | None:
+        """Note the identity behind a call that has a slot; return the reason if it has too many."""
+        limit = self._per_caller
+        return None if limit is None else self._count(job, principal, limit)
+
+    def done(self, job: Job) -> None:
+        """Give the slot of a call that has ended to the next one."""
+        if job.counted_as:
+            self._forget(job)
+        self.running -= 1
+        while self._line and self.running < self._limits.calls:
+            following = self._line.popleft()
+            self._line_bytes -= following.size
+            if self._start(following):
+                self.running += 1
+            else:
+                self._forget(following)
+
+    def empty(self) -> None:
+        """Empty the queue."""
+        for job in self._line:
+            self._forget(job)
+        self._line.clear()
+        self._line_bytes = 0
+
+    def _count(self, job: Job, principal: str, limit: int) -> str | None:
+        if principal in job.counted_as:
+            return None
+        if self._principals.get(principal, 0) >= limit:
+            return f"this caller has {counted(limit, 'call')} here already"
+        self._principals[principal] += 1
+        job.counted_as += (principal,)
+        return None
+
+    def _forget(self, job: Job) -> None:
+        names, job.counted_as = job.counted_as, ()
+        for name in names:
+            self._principals[name] -= 1
+            if not self._principals[name]:
+                del self._principals[name]
+
+
+class JobRunner:
+    """Runs the jobs of one worker: the half of `CallServer` from a job to its last reply.
 
     Attributes:
-        is_leaving: Whether the worker takes nothing new.
+        registry: The operations that it serves.
+        target: Carries the requests and replies.
+        group: The worker group.
+        name: The name of this worker at the broker.
+        mailbox: The address of this worker.
+        jobs: The requests without a last reply, by their keys.
+        counters: What the calls came to.
     """
 
     def __init__(
-        self,
-        target: EventTarget,
-        group: str,
-        mailbox: str,
-        jobs: dict[str, Job],
-        *,
-        front: Front | None,
-        expose_errors: bool,
-        deadlines: Deadlines[Job],
-        counters: WorkerCounters,
-        spawn: Callable[[Coroutine[Any, Any, None]], "asyncio.Task[Any]"],
+        self, registry: OperationRegistry, target: EventTarget, config: WorkerConfig
     ) -> None:
-        self.is_leaving = False
-        self.idle = asyncio.Event()
+        self.registry = registry
+        self.target = target
+        self.group = config.group
+        self.name = token_hex(16)
+        self.mailbox = target.control(self.name)
+        self.jobs: dict[str, Job] = {}
+        self._shared = config.front
+        # The queue limits calls per caller; behind a broker all callers have one address.
+        calls = config.concurrency
+        self._front = config.front or Front(registry, Limits(calls=calls, calls_per_caller=calls))
+        self._config = config
+        exposes = config.expose_errors
+        self._exposes_errors = target.trusted if exposes is None else exposes
+        self._admission = AdmissionQueue(config.limits, self._start)
+        self.counters = WorkerCounters(config)
+        self._deadlines: Deadlines[Job] = Deadlines(self.jobs, self._expire)
+        self._recent = Recent()
+        self._is_leaving = False
+        self._idle = asyncio.Event()
         """Set when the last job of a worker that is leaving has its reply."""
-        self._target = target
-        self._group = group
-        self._mailbox = mailbox
-        self._jobs = jobs
-        self._front = front
-        self._expose_errors = expose_errors
-        self._deadlines = deadlines
-        self._counters = counters
-        self._spawn = spawn
-        self._recent = Recent()
-        self._fenced = BoundedSet(MAX_IDS)
-        self._misdirections = LogThrottle()
-        self.specs = ""
-        """A digest of the operations that the worker serves."""
+        self._running: set[asyncio.Task[None]] = set()
+        self._background: set[asyncio.Task[Any]] = set()
+        self._loop = asyncio.get_running_loop()
+        # Handlers do not see the context variables of the code that delivers a request.
+        self._context = copy_context()
 
-    def is_new(self, key: str, resends: int = 0) -> bool:
-        """Remember the key of a request; return False if it was known, or this copy of it was given up."""
-        if len(self._fenced) and f"{key} {resends}" in self._fenced:
-            return False
-        return self._recent.add(key)
-
-    def _fence(self, fence: FencePayload, sender: str) -> bool:
-        """Give up a copy of a request; return False if it has begun, or may have begun and was forgotten."""
-        request_id, age = fence.request_id, fence.age_ms / 1000
-        key = sender + request_id
-        job = self.find(request_id, sender)
-        if job is None:
-            if not all(self._recent.never_had(each, age) for each in (key, request_id)):
-                return False
-        elif job.is_started and job.claim is None and not job.is_offered:
-            return False
-        else:
-            # Its caller decides: it will not confirm this copy any more.
-            job.is_stale = True
-        self._fenced.add(f"{key} {fence.resends}")
-        return True
-
-    def find(self, request_id: str, sender: str) -> Job | None:
-        """Return the job of a request, if its own client refers to it."""
-        job = self._jobs.get(sender + request_id)
-        if job is None:
-            # The program itself received it, so that only its reply address identifies the caller.
-            job = self._jobs.get(request_id)
-            job = job if job is not None and job.reply_to.startswith(sender) else None
-        return job
-
-    def is_allowed(self, address: str, sender: str) -> bool:
-        """Return whether a client may ask for replies to `address`: only to its own mailboxes, or to none."""
-        if not address or address.startswith(sender):
-            return True
-        level = self._misdirections.level()
-        logger.log(level, "a message was dropped: its reply address does not begin with %r", sender)
-        return False
-
-    def clear(self) -> None:
-        """Forget all ids and replies."""
-        self._recent = Recent()
-
-    # ---------------------------------------------------------------------------------------- results
-
-    # Not a coroutine: the caller awaits its result, which saves one step for every call.
-    def respond(self, job: Job, envelope: ResponseEnvelope[Any]) -> Awaitable[None]:
-        """Send the one reply of a call.
-
-        Raises:
-            CallError: `EXECUTION_ERROR` if the envelope cannot be written as JSON.
-        """
-        try:
-            body = encode_response(job.request.request_id, envelope)
-        except (TypeError, ValueError) as error:
-            reason = f"the result cannot be written as JSON: {error}"
-            raise CallError(ErrorCode.EXECUTION_ERROR, reason) from error
-        return self.conclude(job, body)
-
-    async def item(self, job: Job, envelope: ResponseEnvelope[Any], sequence: int) -> None:
-        """Send one item of a subscription, as soon as there is room for it.
-
-        Raises:
-            CallError: If it cannot be sent.
-        """
-        pace = job.pace
-        if pace is not None and pace.is_full:
-            # The item is ready, so the subscription is not idle while its reader is slow.
-            job.expires_at = job.ends_at
-            await pace.room()
-        self._expect_item(job)
-        if job.answered:
-            raise CallError(ErrorCode.ABORTED, "the subscription has ended")
-        body = encode_item(job.request.request_id, envelope, sequence, self._mailbox)
-        error = refusal_of(body, self._target)
-        if error is not None:
-            raise error
-        unread = self._count_output(job, len(body))
-        try:
-            await self._target.send(job.reply_to, body)
-        except TransportError as failure:
-            reason = f"an item could not be sent: {failure}"
-            raise CallError(ErrorCode.UNAVAILABLE, reason) from failure
-        finally:
-            if unread is not None:
-                unread.release()
-        if pace is not None:
-            pace.sent(len(body))
-        self._expect_item(job)
-
-    def _expect_item(self, job: Job) -> None:
-        """Restart the idle timeout."""
-        if job.idle != NEVER:
-            job.expires_at = min(job.ends_at, asyncio.get_running_loop().time() + job.idle)
-            if job.expires_at < self._deadlines.next:
-                self._deadlines.schedule(job.expires_at)
-
-    def complete(self, job: Job, sequence: int) -> Awaitable[None]:
-        """Send the end of a subscription."""
-        payload = CompletePayload(request_id=job.request.request_id, sequence=sequence)
-        return self.conclude(job, encode_event(CallCompleted(payload=payload)))
-
-    def fail(self, job: Job, error: CallError, sequence: int | None = None) -> Awaitable[None]:
-        """Send the error of a call, as its caller may see it."""
-        request_id = job.request.request_id
-        error = public_error(error, request_id, expose=self._expose_errors)
-        return self.conclude(job, self._encode_error(job, error, sequence))
-
-    def _encode_error(self, job: Job, error: CallError, sequence: int | None = None) -> bytes:
-        request_id = job.request.request_id
-        job.code = error.code
-        if job.begun:
-            return encode_error(request_id, error, sequence)
-        return encode_error(request_id, error, sequence, begun=False, worker=self._mailbox)
-
-    def conclude(self, job: Job, body: bytes) -> Awaitable[None]:
-        """Send the event that ends a call, and cache it in case it does not arrive."""
-        if job.answered:
-            return _nothing()
-        self.settle(job)
-        request_id = job.request.request_id
-        error = refusal_of(body, self._target)
-        unread = None
-        if error is None:
-            try:
-                unread = self._count_output(job, len(body))
-            except CallError as exhausted:
-                error = exhausted
-        if error is not None:
-            job.code = error.code
-            body = encode_error(request_id, error)
-        self._counters.end(job)
-        if job.claim is None:
-            self._recent.finish(job.key, body, job.reply_to)
-            sending: Awaitable[None] = self._target.send(job.reply_to, body)
-        else:
-            sending = self._send_claimed(job, body)
-        if unread is not None:
-            sending = _then(sending, unread.release)
-        return sending if job.replied is None else _then(sending, job.replied.set)
-
-    def settle(self, job: Job) -> None:
-        """Mark a call as ended."""
-        job.answered = True
-        self._jobs.pop(job.key, None)
-        if not self._jobs and self.is_leaving:
-            self.idle.set()
-
-    def _count_output(self, job: Job, size: int) -> Slot | None:
-        """Count a message until its caller has read it; small ones, and those behind a broker, are not counted.
-
-        Raises:
-            CallError: `RESOURCE_EXHAUSTED` if the caller has too many unread bytes.
-        """
-        if self._front is None or size <= UNCOUNTED_OUTPUT:
-            return None
-        return self._front.output.enter(job.caller, size)
-
-    def drop(self, job: Job) -> None:
-        """Forget a request that is left to another worker."""
-        self.settle(job)
-        self._recent.forget(job.key)
-
-    async def _send_claimed(self, job: Job, body: bytes) -> None:
-        """Reply to a request that has not begun, unless another worker has it."""
-        claim, job.claim = job.claim, None
-        if claim is None or await claim.take(alone=False):
-            await self._target.send(job.reply_to, body)
-
-    # ---------------------------------------------------------------------------------------- in the background
-
-    def stop(self, job: Job, error: CallError) -> None:
-        """Reply with `error` unless the job has its reply, and cancel its task. Its slot is free when it has ended."""
-        if not job.answered:
-            self._send_later(self.conclude(job, self._encode_error(job, error)))
-        if job.task is not None and job.is_started:
-            job.task.cancel()
-
-    def _send_later(self, sending: Awaitable[None]) -> "asyncio.Task[Any]":
-        task = self._spawn(quietly(sending))
-        if isinstance(sending, Coroutine):
-            # A task that is cancelled before it begins leaves it unawaited.
-            task.add_done_callback(lambda _: sending.close())
+    def _spawn(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
+        """Run a coroutine in the background."""
+        task = self._loop.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
         return task
 
-    def abort(self, abort: AbortPayload, sender: str) -> None:
-        """Stop a job at the request of its caller, or refuse one that was offered."""
-        job = self.find(abort.request_id, sender)
-        copy = abort.resends
-        # The refusal of an offer that was made twice comes twice.
-        if copy is not None and (job is None or not job.is_offered or job.request.resends != copy):
-            return
-        if job is None:
-            # It may have overtaken the request, which then counts as known.
-            self.is_new(sender + abort.request_id)
-            return
-        if job.is_offered:
-            # Another worker may have the call: its caller waits for the reply of that one.
-            self.drop(job)
-        self.stop(job, CallError(ErrorCode.ABORTED, "the call was aborted"))
+    # ---------------------------------------------------------------------------------------- running
 
-    def repeat(self, key: str, reply_to: str) -> "asyncio.Task[Any] | None":
-        """Send the last reply of a call again to its caller; None if it is not cached."""
-        reply = self._recent.last_reply(key, reply_to)
-        return None if reply is None else self._spawn(self._send(reply_to, reply))
+    def _start(self, job: Job) -> bool:
+        """Run a job in its own task; return False if it has ended already."""
+        now = self._loop.time()
+        if job.expires_at <= now:
+            self._expire(job)
+        if job.answered:
+            return False
+        job.began_at = now
+        waited, counters = now - job.queued_at, self.counters
+        counters.queue_seconds += waited
+        counters.queue_buckets[bisect_left(BUCKETS, waited)] += 1
+        task = job.task = self._loop.create_task(self._run(job), context=self._context.copy())
+        self._running.add(task)
+        return True
 
-    def refuse(self, job: Job, error: CallError) -> "asyncio.Task[Any]":
-        """Reply to a request that does not run, and forget its id: it may come again."""
-        self.drop(job)
-        body = encode_error(job.request.request_id, error, begun=False, worker=self._mailbox)
-        return self._send_later(self._send_claimed(job, body))
+    async def _run(self, job: Job) -> None:
+        job.is_started = True
+        try:
+            if job.claim is not None or job.is_stale:
+                await self._prepare(job)
+            if not job.answered:
+                await self._attend(job)
+        except GeneratorExit:
+            # The loop is closed: nothing else can start.
+            raise
+        except asyncio.CancelledError:
+            self._end(job, CallError(ErrorCode.ABORTED, "the call was cancelled"))
+            raise
+        except BaseException as failure:
+            operation_id = job.request.operation_id
+            logger.exception("%s could not be answered", printable(operation_id))
+            self._end(job, CallError(ErrorCode.EXECUTION_ERROR, f"{operation_id} failed"))
+            if isinstance(failure, (KeyboardInterrupt, SystemExit)):
+                raise
+        else:
+            # In this step: a caller that has its reply finds the slot free.
+            self._end(job)
 
-    async def offer(self, job: Job) -> None:
+    def _end(self, job: Job, error: CallError | None = None) -> None:
+        """Give the slot of a job whose task ends to the next one."""
+        if job.task is not None:
+            self._running.discard(job.task)
+            job.task = None
+        self._admission.done(job)
+        if error is not None:
+            self._stop(job, error)
+
+    async def _prepare(self, job: Job) -> None:
+        """Remove a request from its queue, and ask its caller if that took long: another worker may have it, too."""
+        if job.claim is not None:
+            is_ours = await job.claim.take(alone=not job.replayable or job.request.attempt > 1)
+            job.claim = None
+            if not is_ours and not job.answered:
+                self._drop(job)
+            waited = self._loop.time() - job.arrived_at
+            job.is_stale |= not job.replayable and self._is_stale(waited)
+        if job.is_stale and not job.answered:
+            job.confirmed = self._loop.create_future()
+            await self._offer(job)
+            await job.confirmed
+
+    def _is_stale(self, age: float) -> bool:
+        """Return whether a request that waited for `age` seconds may be one that has run already."""
+        raise NotImplementedError
+
+    async def _offer(self, job: Job) -> None:
         """Ask the caller whether a request that waited may begin."""
         request = job.request
         payload = OfferPayload(
             request_id=request.request_id,
-            worker=self._mailbox,
+            worker=self.mailbox,
             attempt=request.attempt,
             resends=request.resends,
         )
         await self._send(job.reply_to, encode_event(CallOffered(payload=payload)))
 
-    def reject(self, request_id: str, reply_to: str, error: CallError) -> "asyncio.Task[Any]":
-        """Reply to a malformed request; its id may be that of another call."""
-        return self._spawn(self._send(reply_to, encode_error(request_id, error)))
-
-    def account(self, probe: ProbePayload, sender: str) -> None:
-        """Report which calls this worker has, and send the last replies of those that have ended again."""
-        if self.is_allowed(probe.reply_to, sender):
-            self._spawn(self._account(probe, sender))
-
-    async def _account(self, probe: ProbePayload, sender: str) -> None:
-        held: list[str] = []
-        for request_id in dict.fromkeys(probe.request_ids):
-            job = self.find(request_id, sender)
-            reply = self._recent.last_reply(sender + request_id, probe.reply_to)
-            reply = reply or self._recent.last_reply(request_id, probe.reply_to)
-            # Only for the client that made the call; for others it does not exist.
-            if job is not None and job.reply_to == probe.reply_to:
-                if job.is_offered:
-                    # Not a claim: another worker may have begun the same request.
-                    await self.offer(job)
-                # Until it is removed from its queue, another worker may take it over.
-                elif job.claim is None:
-                    held.append(request_id)
-            elif reply is not None:
-                await self._send(probe.reply_to, reply)
-        leaving = self.is_leaving and not held
-        stats = self._counters.stats(leaving=self.is_leaving) if probe.stats else None
-        payload = AlivePayload(
-            worker=self._mailbox,
-            request_ids=held,
-            fenced=[fence for fence in probe.fences if self._fence(fence, sender)],
-            leaving=leaving,
-            specs=self.specs,
-            stats=stats,
-        )
-        await self._send(probe.reply_to, encode_event(CallAlive(payload=payload)))
-
-    async def announce(self, *, arrived: bool = False) -> None:
-        """Tell all callers of the group that this worker is here, leaves, or serves other operations."""
-        payload = AlivePayload(
-            worker=self._mailbox, arrived=arrived, leaving=self.is_leaving, specs=self.specs
-        )
-        callers = self._target.topic(f"{self._group}.callers")
-        await self._send(callers, encode_event(CallAlive(payload=payload)))
-
-    async def _send(self, address: str, body: bytes) -> None:
-        await quietly(self._target.send(address, body))
-
-
-async def quietly(sending: Awaitable[None]) -> None:
-    """Send a message that its receiver asks for again if it does not arrive."""
-    try:
-        await sending
-    except TransportError as error:
-        logger.debug("a reply could not be sent: %s", error)
-
-
-async def _then(sending: Awaitable[None], callback: Callable[[], object]) -> None:
-    try:
-        await sending
-    finally:
-        callback()
-
-
-async def _nothing() -> None:
-    """For a call that has its reply already."""
-
-
-class JobExecutor:
-    """Runs the jobs of one worker.
-
-    Args:
-        registry: The operations that it serves.
-        config: The options of the worker.
-        admission: Counts the calls of identified callers.
-        replies: Sends the results.
-    """
-
-    def __init__(
-        self,
-        registry: OperationRegistry,
-        config: WorkerConfig,
-        admission: AdmissionQueue[Job],
-        replies: Replies,
-    ) -> None:
-        # The queue limits calls per caller; behind a broker all callers have one address.
-        calls = config.limits.calls
-        self._front = config.front or Front(registry, Limits(calls=calls, calls_per_caller=calls))
-        self._shared = config.front
-        self._address = config.address
-        self._resolve = config.resolve
-        self._admission = admission
-        self._replies = replies
-        self._clock = asyncio.get_running_loop().time
-
-    async def attend(self, job: Job) -> None:
-        """Identify the caller of a job, and run it.
-
-        Raises:
-            RefusedError: If it was not started.
-        """
+    async def _attend(self, job: Job) -> None:
+        """Identify the caller of a job, and run it."""
         # The timer cannot fire while a handler blocks the loop.
-        if job.expires_at <= self._clock():
-            await quietly(self._replies.fail(job, job.timeout_error()))
+        if job.expires_at <= self._loop.time():
+            await quietly(self._fail(job, job.timeout_error()))
             return
         request = job.request
         try:
@@ -488,23 +343,25 @@ class JobExecutor:
                 await self._execute(job, identity)
             else:
                 await self._execute_through(self._shared, job, identity)
+        except RefusedError as refused:
+            self._refuse(job, refused.error)
         except CallError as error:
-            await quietly(self._replies.fail(job, error))
+            await quietly(self._fail(job, error))
 
     async def _identify(self, job: Job, credential: str) -> Identity | None:
         identity = await identify_credential(
-            credential, self._resolve, self._front.auth, self._address
+            credential, self._config.resolve, self._front.auth, self._config.address
         )
         reason = self._admission.identified(job, principal_of(identity))
         if reason is not None:
             raise RefusedError(exhausted(reason))
-        if job.expires_at <= self._clock():
+        if job.expires_at <= self._loop.time():
             raise job.timeout_error()
         return identity
 
     async def _execute_through(self, front: Front, job: Job, identity: Identity | None) -> None:
         """Run a job if the rules that all entry points of a server share admit it."""
-        caller = job.caller = caller_key(identity, self._address)
+        caller = job.caller = caller_key(identity, self._config.address)
         try:
             if job.spec is not None:
                 front.enforce_visible(job.spec, identity)
@@ -521,33 +378,208 @@ class JobExecutor:
     async def _execute(self, job: Job, identity: Identity | None) -> None:
         """Run the operation and send its results."""
         job.identity_id = None if identity is None else identity.id
-        request, replies, registry = job.request, self._replies, job.registry
-        context = job.context(identity, self._clock())
+        request, registry = job.request, job.registry
+        deadline = None
+        if job.ends_at != NEVER:
+            # Counted from the arrival: the caller's clock may differ.
+            deadline = (time() + job.ends_at - self._loop.time()) * 1000
+        context = OperationContext(
+            request_id=request.request_id,
+            parent_request_id=request.parent_request_id,
+            identity=identity,
+            metadata=request.metadata or NOTHING,
+            deadline=deadline,
+            channel=CallerChannel(deadline=deadline, queued=job.began_at - job.queued_at),
+            registry=registry,
+        )
         sequence: int | None = None
         try:
             job.begun = job.spec is not None or registry.has_remote
             if not job.is_stream:
                 envelope = await registry.execute(request.operation_id, request.input, context)
-                await replies.respond(job, envelope)
+                await self._respond(job, envelope)
                 return
             sequence = 0
-            end = partial(replies.stop, job, credential_ended())
+            end = partial(self._stop, job, credential_ended())
             watch = self._front.credentials.watch_message
-            unwatch = watch(request.credential, identity, self._resolve, end)
+            unwatch = watch(request.credential, identity, self._config.resolve, end)
             stream = registry.subscribe(request.operation_id, request.input, context)
             try:
                 async for envelope in stream:
-                    await replies.item(job, envelope, sequence)
+                    await self._send_item(job, envelope, sequence)
                     sequence += 1
             finally:
                 unwatch()
                 await stream.aclose()
-            await replies.complete(job, sequence)
+            payload = CompletePayload(request_id=request.request_id, sequence=sequence)
+            await self._conclude(job, encode_event(CallCompleted(payload=payload)))
         except CallError as error:
             if not job.begun and error.code == ErrorCode.OPERATION_NOT_FOUND:
                 # Another worker of the group may have it: its code may be newer.
                 error = CallError(error.code, error.message, error.details, retryable=True)
-            await quietly(replies.fail(job, error, sequence))
+            await quietly(self._fail(job, error, sequence))
         except TransportError as error:
             # The caller will ask for the reply.
             logger.debug("%s: a reply could not be sent: %s", printable(request.request_id), error)
+
+    # ---------------------------------------------------------------------------------------- replying
+
+    # Not a coroutine: the caller awaits its result, which saves one step for every call.
+    def _respond(self, job: Job, envelope: ResponseEnvelope[Any]) -> Awaitable[None]:
+        """Send the one reply of a call.
+
+        Raises:
+            CallError: `EXECUTION_ERROR` if the envelope cannot be written as JSON.
+        """
+        try:
+            body = encode_response(job.request.request_id, envelope)
+        except (TypeError, ValueError) as error:
+            reason = f"the result cannot be written as JSON: {error}"
+            raise CallError(ErrorCode.EXECUTION_ERROR, reason) from error
+        return self._conclude(job, body)
+
+    async def _send_item(self, job: Job, envelope: ResponseEnvelope[Any], sequence: int) -> None:
+        """Send one item of a subscription, as soon as there is room for it.
+
+        Raises:
+            CallError: If it cannot be sent.
+        """
+        pace = job.pace
+        if pace is not None and pace.is_full:
+            # The item is ready, so the subscription is not idle while its reader is slow.
+            job.expires_at = job.ends_at
+            await pace.room()
+        self._expect_item(job)
+        if job.answered:
+            raise CallError(ErrorCode.ABORTED, "the subscription has ended")
+        body = encode_item(job.request.request_id, envelope, sequence, self.mailbox)
+        error = refusal_of(body, self.target)
+        if error is not None:
+            raise error
+        unread = self._count_output(job, len(body))
+        try:
+            await self.target.send(job.reply_to, body)
+        except TransportError as failure:
+            reason = f"an item could not be sent: {failure}"
+            raise CallError(ErrorCode.UNAVAILABLE, reason) from failure
+        finally:
+            if unread is not None:
+                unread.release()
+        if pace is not None:
+            pace.sent(len(body))
+        self._expect_item(job)
+
+    def _expect_item(self, job: Job) -> None:
+        """Restart the idle timeout."""
+        if job.idle != NEVER:
+            job.expires_at = min(job.ends_at, self._loop.time() + job.idle)
+            if job.expires_at < self._deadlines.next:
+                self._deadlines.schedule(job.expires_at)
+
+    def _fail(self, job: Job, error: CallError, sequence: int | None = None) -> Awaitable[None]:
+        """Send the error of a call, as its caller may see it."""
+        request_id = job.request.request_id
+        error = public_error(error, request_id, expose=self._exposes_errors)
+        return self._conclude(job, self._encode_error(job, error, sequence))
+
+    def _encode_error(self, job: Job, error: CallError, sequence: int | None = None) -> bytes:
+        request_id = job.request.request_id
+        job.code = error.code
+        if job.begun:
+            return encode_error(request_id, error, sequence)
+        return encode_error(request_id, error, sequence, begun=False, worker=self.mailbox)
+
+    def _conclude(self, job: Job, body: bytes) -> Awaitable[None]:
+        """Send the event that ends a call, and cache it in case it does not arrive."""
+        if job.answered:
+            return nothing()
+        self._settle(job)
+        error = refusal_of(body, self.target)
+        unread = None
+        if error is None and self._shared is not None:
+            try:
+                unread = self._count_output(job, len(body))
+            except CallError as exhausted:
+                error = exhausted
+        if error is not None:
+            job.code = error.code
+            body = encode_error(job.request.request_id, error)
+        self._count(job)
+        if job.claim is None:
+            self._recent.finish(job.key, body, job.reply_to)
+            sending: Awaitable[None] = self.target.send(job.reply_to, body)
+        else:
+            sending = self._send_claimed(job, body)
+        if unread is not None:
+            sending = then(sending, unread.release)
+        return sending if job.replied is None else then(sending, job.replied.set)
+
+    def _count(self, job: Job) -> None:
+        """Count a call that has its last reply."""
+        # Callers that connect ask for the operations; this does not count as work of the group.
+        if job.request.operation_id not in SERVICES:
+            counters = self.counters
+            ran = self._loop.time() - job.began_at if job.began_at else 0.0
+            counters.finished += 1
+            counters.failed += bool(job.code)
+            counters.seconds += ran
+            if access_log.isEnabledFor(logging.INFO):
+                counters.log(job, ran)
+
+    def _settle(self, job: Job) -> None:
+        """Mark a call as ended."""
+        job.answered = True
+        self.jobs.pop(job.key, None)
+        if not self.jobs and self._is_leaving:
+            self._idle.set()
+
+    def _count_output(self, job: Job, size: int) -> Slot | None:
+        """Count a message until its caller has read it; small ones, and those behind a broker, are not counted.
+
+        Raises:
+            CallError: `RESOURCE_EXHAUSTED` if the caller has too many unread bytes.
+        """
+        if self._shared is None or size <= UNCOUNTED_OUTPUT:
+            return None
+        return self._shared.output.enter(job.caller, size)
+
+    def _drop(self, job: Job) -> None:
+        """Forget a request that is left to another worker."""
+        self._settle(job)
+        self._recent.forget(job.key)
+
+    def _refuse(self, job: Job, error: CallError) -> None:
+        """Reply to a request that does not run, and forget its id: it may come again."""
+        if job.answered:
+            return
+        job.code = error.code
+        self.counters.refuse(job)
+        self._drop(job)
+        body = encode_error(job.request.request_id, error, begun=False, worker=self.mailbox)
+        set_after(self._send_later(self._send_claimed(job, body)), job.replied)
+
+    async def _send_claimed(self, job: Job, body: bytes) -> None:
+        """Reply to a request that has not begun, unless another worker has it."""
+        claim, job.claim = job.claim, None
+        if claim is None or await claim.take(alone=False):
+            await self.target.send(job.reply_to, body)
+
+    def _expire(self, job: Job) -> None:
+        self._stop(job, job.timeout_error())
+
+    def _stop(self, job: Job, error: CallError) -> None:
+        """Reply with `error` unless the job has its reply, and cancel its task. Its slot is free when it has ended."""
+        if not job.answered:
+            self._send_later(self._conclude(job, self._encode_error(job, error)))
+        if job.task is not None and job.is_started:
+            job.task.cancel()
+
+    def _send_later(self, sending: Awaitable[None]) -> "asyncio.Task[Any]":
+        task = self._spawn(quietly(sending))
+        if isinstance(sending, Coroutine):
+            # A task that is cancelled before it begins leaves it unawaited.
+            task.add_done_callback(lambda _: sending.close())
+        return task
+
+    async def _send(self, address: str, body: bytes) -> None:
+        await quietly(self.target.send(address, body))

@@ -22,8 +22,7 @@ from websockets.asyncio.server import Server
 from operations._text import printable
 from operations.access import Identity
 from operations.authority.grants import Delegate
-from operations.calls.config import AccessRule
-from operations.calls.remote import RemoteService, from_calls
+from operations.calls.remote import AccessRule, RemoteService, from_calls
 from operations.calls.worker import serve_calls
 from operations.errors import CallError, RegistrationError
 from operations.front.front import Credential, Front, credentials_in

@@ -5,23 +5,20 @@ The counts name no operation, caller or input.
 
 import asyncio
 import logging
-from bisect import bisect_left
 from collections import deque
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from operator import is_not
 from time import time
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
-from operations._decoding import enforce_bounds
-from operations._json import JSONLimitError
 from operations._pipeline.outcome import BUCKETS
 from operations.access import Identity
-from operations.calls.config import WorkerConfig
 from operations.calls.events import RequestPayload
-from operations.calls.services import SERVICES
 from operations.calls.states import NEVER
-from operations.context import NOTHING, CallerChannel, OperationContext
 from operations.errors import (
     CallError,
     ErrorCode,
@@ -30,14 +27,73 @@ from operations.errors import (
     timed_out,
     timeout_error,
 )
-from operations.front.front import Front
-from operations.front.limits import AdmissionQueue, call_seconds
+from operations.front.front import CredentialResolver, Front
+from operations.front.limits import Limits, call_seconds
 from operations.pubsub.base import Claim, EventTarget, WorkerStats
 from operations.registry import OperationRegistry
 from operations.specs import OperationSpec, OperationType
+from operations.types import Count, Seconds
 
 logger = logging.getLogger("operations")
 access_log = logging.getLogger("operations.access")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerConfig:
+    """How `serve_calls` serves a registry."""
+
+    group: str = "operations"
+    """The workers that share one queue: each request goes to one of them, so all should serve the same operations."""
+
+    name: str = ""
+    """The name of this worker in the view of operators."""
+
+    version: str = ""
+    """The version of this worker for operators, for example `1.4.0`; also in the service discovery of NATS."""
+
+    concurrency: Count = 1024
+    """Calls that run at a time."""
+
+    queue: Annotated[int, Meta(ge=0)] = Limits().queue
+    """Calls that wait for a slot; further calls are rejected with `RESOURCE_EXHAUSTED`."""
+
+    per_principal: Count | None = None
+    """Calls of one caller at a time, running and waiting: of one credential, of one identity, and of one mailbox if
+    there is neither."""
+
+    front: Front | None = None
+    """Limits and rules that are shared with the other entry points of a server."""
+
+    address: str = ""
+    """The address of the callers, for these limits."""
+
+    resolve: CredentialResolver | None = None
+    """Returns the identity that a `credential` belongs to."""
+
+    heartbeat: Seconds = 1
+    """Seconds a request may wait at the broker. An older one of an operation that is not replayable begins only if its
+    caller confirms it."""
+
+    patience: Annotated[float, Meta(ge=0)] = 10
+    """Seconds that a mutation that has begun goes on while its caller is disconnected from the broker. Queries and
+    subscriptions are cancelled at once."""
+
+    grace: Annotated[float, Meta(ge=0)] = 10
+    """Seconds that running calls have to finish when the worker stops."""
+
+    expose_errors: bool | None = None
+    """Show callers the text of unexpected exceptions; by default on trusted targets only."""
+
+    @property
+    def limits(self) -> Limits:
+        """The limits of a worker, which lets calls wait instead of rejecting them at once."""
+        most = self.concurrency + self.queue
+        return Limits(
+            calls=self.concurrency,
+            queue=self.queue,
+            calls_per_caller=most if self.per_principal is None else self.per_principal,
+        )
+
 
 MAX_UNREAD_BYTES = 4 * 1024 * 1024
 """The limit for unread items of one subscription."""
@@ -108,10 +164,16 @@ class Job(msgspec.Struct, eq=False):
     spec: OperationSpec | None
     """None if the operation is unknown here."""
 
+    replayable: bool
+    """Whether the operation may run again."""
+
     is_stream: bool
     """Whether it has many replies: by its operation, or because its caller expects them."""
 
     arrived_at: float
+
+    queued_at: float
+    """When the broker received the request, by the loop's clock."""
 
     ends_at: float
     """Its deadline, by the loop's clock."""
@@ -159,9 +221,6 @@ class Job(msgspec.Struct, eq=False):
     counted_as: tuple[str, ...] = ()
     """For admission."""
 
-    queued_at: float = 0.0
-    """When the broker received the request, by the loop's clock."""
-
     began_at: float = 0.0
     """When it got a slot, by the loop's clock; 0 if it did not."""
 
@@ -184,14 +243,6 @@ class Job(msgspec.Struct, eq=False):
         return self.confirmed is not None and not self.confirmed.done()
 
     @property
-    def replayable(self) -> bool:
-        """Whether the operation may run again.
-
-        Without a spec the operation is unknown here, or a remote has it and knows whether it is replayable.
-        """
-        return self.spec.replayable if self.spec is not None else not self.registry.has_remote
-
-    @property
     def is_mutation(self) -> bool:
         """Whether the operation changes something, or may do so."""
         return self.spec is None or self.spec.type is OperationType.MUTATION
@@ -201,23 +252,6 @@ class Job(msgspec.Struct, eq=False):
         """Whether the call can be sent again if it ends here: retrying a mutation that has begun could run it twice."""
         return not self.begun or not self.is_mutation or self.replayable
 
-    def context(self, identity: Identity | None, now: float) -> OperationContext:
-        """Return the context in which the request runs."""
-        deadline = None
-        if self.ends_at != NEVER:
-            # Counted from the arrival: the caller's clock may differ.
-            deadline = (time() + self.ends_at - now) * 1000
-        request = self.request
-        return OperationContext(
-            request_id=request.request_id,
-            parent_request_id=request.parent_request_id,
-            identity=identity,
-            metadata=request.metadata or NOTHING,
-            deadline=deadline,
-            channel=CallerChannel(deadline=deadline, queued=self.began_at - self.queued_at),
-            registry=self.registry,
-        )
-
     def timeout_error(self) -> CallError:
         """Return the error of a job whose time has run out."""
         if self.expires_at < self.ends_at:
@@ -226,31 +260,33 @@ class Job(msgspec.Struct, eq=False):
         return timed_out(self.request.operation_id, seconds, deadline=self.request.deadline)
 
 
-def job_for(
-    registry: OperationRegistry,
-    target: EventTarget,
-    request: RequestPayload,
-    reply_to: str,
-    key: str,
-    size: int,
-    now: float,
-    front: Front | None = None,
-) -> Job:
-    """Return the job of a request that has just arrived.
+class Served(msgspec.Struct, frozen=True, eq=False):
+    """How a worker serves an operation."""
+
+    registry: OperationRegistry
+    spec: OperationSpec | None
+    replayable: bool
+    is_stream: bool
+
+    @classmethod
+    def of(cls, registry: OperationRegistry, spec: OperationSpec | None) -> "Served":
+        """Return how an operation is served; `spec` is None if it is not registered."""
+        if spec is None:
+            # It is unknown here, or a remote has it and knows whether it is replayable.
+            return cls(registry, None, not registry.has_remote, False)
+        return cls(registry, spec, spec.replayable, spec.type is OperationType.SUBSCRIPTION)
+
+
+def time_limits(
+    request: RequestPayload, served: Served, front: Front | None
+) -> tuple[float, float]:
+    """Return the seconds that a request may take, and those for each item of a subscription.
 
     Args:
-        registry: The one that has its operation.
-        target: The target that it came from.
         request: The request.
-        reply_to: Where its replies go.
-        key: Its id with its sender.
-        size: Bytes of the request.
-        now: The time of its arrival, by the loop's clock.
+        served: Its operation.
         front: Its time limits count if the request is from outside.
     """
-    spec = registry.get_spec(request.operation_id)
-    credit = request.credit
-    is_stream = credit is not None or (spec is not None and spec.type is OperationType.SUBSCRIPTION)
     limit = None
     if request.timeout_ms is not None:
         limit = request.timeout_ms / 1000
@@ -258,55 +294,25 @@ def job_for(
         limit = request.deadline / 1000 - time()
     if limit is not None and front is not None:
         limit = min(limit, front.max_timeout)
-    idle = NEVER
+    is_stream = served.is_stream or request.credit is not None
     if is_stream and (limit is None or request.idle_timeout is not None):
-        limit = NEVER if limit is None else limit
+        idle = NEVER
         if request.idle_timeout is not None:
             idle = request.idle_timeout / 1000
-        elif credit is None:
+        elif request.credit is None:
             # A caller that grants credit and sets no time limit wants none.
             idle = DEFAULT_TIMEOUT
-    elif limit is None:
+        return NEVER if limit is None else limit, idle
+    if limit is None:
         limit = DEFAULT_TIMEOUT
-        if front is not None and spec is not None:
-            limit = call_seconds(registry.get(request.operation_id), front.timeout)
-    identity = target.identity
-    if target.trusted and request.identity is not None:
-        identity = request.identity
-    return Job(
-        request,
-        reply_to,
-        key,
-        size,
-        registry,
-        spec,
-        is_stream,
-        now,
-        now + limit,
-        idle,
-        now + min(limit, idle),
-        identity,
-        None if credit is None else Pace(credit),
-    )
+        if front is not None and served.spec is not None:
+            limit = call_seconds(served.registry.get(request.operation_id), front.timeout)
+    return limit, NEVER
 
 
 def principal_of(identity: Identity) -> str:
     """Return the key by which calls of a known identity are counted."""
     return f"id:{identity.key}"
-
-
-def refusal_of(body: bytes, target: EventTarget) -> CallError | None:
-    """Return the error to send instead of an event that its receiver would not decode."""
-    if len(body) > target.max_bytes:
-        reason = f"the result is {len(body)} bytes, more than the {target.max_bytes} allowed"
-        return CallError(ErrorCode.RESOURCE_EXHAUSTED, reason)
-    # A value takes at least one byte and a separator. Results that are nested too deeply were rejected before.
-    if len(body) >= 2 * target.max_values:
-        try:
-            enforce_bounds(body, max_values=target.max_values)
-        except JSONLimitError as error:
-            return CallError(ErrorCode.RESOURCE_EXHAUSTED, f"the result {error.reason}")
-    return None
 
 
 class RefusedError(Exception):
@@ -344,6 +350,26 @@ def set_after(sending: "asyncio.Task[Any] | None", replied: asyncio.Event | None
         sending.add_done_callback(lambda _: replied.set())
 
 
+async def quietly(sending: Awaitable[None]) -> None:
+    """Send a message that its receiver asks for again if it does not arrive."""
+    try:
+        await sending
+    except TransportError as error:
+        logger.debug("a reply could not be sent: %s", error)
+
+
+async def then(sending: Awaitable[None], callback: Callable[[], object]) -> None:
+    """Call `callback` once a message is sent, or cannot be."""
+    try:
+        await sending
+    finally:
+        callback()
+
+
+async def nothing() -> None:
+    """Send nothing: the call has its reply already."""
+
+
 def exhausted(reason: str) -> CallError:
     """Return the error of a request beyond the limits of a worker."""
     return CallError(ErrorCode.RESOURCE_EXHAUSTED, reason, retryable=True)
@@ -356,41 +382,22 @@ class WorkerCounters:
         queue_buckets: Calls by the time that they waited before they began; see `BUCKETS`.
     """
 
-    def __init__(self, config: WorkerConfig, admission: AdmissionQueue[Job]) -> None:
+    def __init__(self, config: WorkerConfig) -> None:
         self._config = config
-        self._admission = admission
         self._clock = asyncio.get_running_loop().time
         self._started_at = int(time() * 1000)
         self.finished = self.failed = self.refused = 0
         self.seconds = self.queue_seconds = 0.0
         self.queue_buckets = [0] * (len(BUCKETS) + 1)
 
-    def begin(self, job: Job) -> None:
-        """Count a call that gets a slot."""
-        job.began_at = self._clock()
-        waited = job.began_at - job.queued_at
-        self.queue_seconds += waited
-        self.queue_buckets[bisect_left(BUCKETS, waited)] += 1
-
-    def end(self, job: Job) -> None:
-        """Count a call that has its last reply."""
-        if job.request.operation_id in SERVICES:
-            # Callers that connect ask for the operations; this does not count as work of the group.
-            return
-        ran = self._clock() - job.began_at if job.began_at else 0.0
-        self.finished += 1
-        self.failed += bool(job.code)
-        self.seconds += ran
-        if access_log.isEnabledFor(logging.INFO):
-            self._log(job, ran)
-
     def refuse(self, job: Job) -> None:
         """Count a call that is rejected."""
         self.refused += 1
         if access_log.isEnabledFor(logging.INFO):
-            self._log(job, 0.0)
+            self.log(job, 0.0)
 
-    def _log(self, job: Job, ran: float) -> None:
+    def log(self, job: Job, ran: float) -> None:
+        """Log a call that has ended."""
         waited = (job.began_at or self._clock()) - job.queued_at
         record = {
             "group": self._config.group,
@@ -403,15 +410,15 @@ class WorkerCounters:
         }
         access_log.info("%s", msgspec.json.encode(record).decode())
 
-    def stats(self, *, leaving: bool = False) -> WorkerStats:
+    def stats(self, running: int, waiting: int, *, leaving: bool) -> WorkerStats:
         """Return the counters as operators see them."""
         return WorkerStats(
             name=self._config.name,
             version=self._config.version,
             started_at=self._started_at,
             concurrency=self._config.concurrency,
-            running=self._admission.running,
-            waiting=self._admission.waiting,
+            running=running,
+            waiting=waiting,
             finished=self.finished,
             failed=self.failed,
             refused=self.refused,
@@ -487,3 +494,14 @@ async def watch_loop_lag(jobs: Mapping[str, Job]) -> None:
                 lag,
                 ", ".join(suspects[:10]) or "nothing that still runs",
             )
+
+
+async def spec_changes(registry: OperationRegistry, seconds: float) -> AsyncGenerator[None]:
+    """Yield when operations were registered, replaced or removed; look every `seconds`."""
+    known = registry.specs()
+    while True:
+        await asyncio.sleep(seconds)
+        specs = registry.specs()
+        if len(specs) != len(known) or any(map(is_not, specs, known)):
+            known = specs
+            yield

@@ -8,16 +8,18 @@ Rule 4: an import follows its workers: registries that it was registered in get 
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Container, Iterable, Iterator
 from contextlib import suppress
-from typing import Any, Self, cast
+from dataclasses import dataclass, field
+from typing import Any, Self, TypeAlias, cast
 
 from msgspec.structs import replace
 
 from operations._resilience import Bulkhead
-from operations._text import printable
+from operations._text import enforce_lists, printable
+from operations.access import AccessControl
+from operations.authority.grants import Delegate
 from operations.calls.client import PendingRequestMap
-from operations.calls.config import RemoteConfig
 from operations.calls.sending import CallStream
 from operations.calls.services import DESCRIBE, LIST, SERVICES, SpecDecoder
 from operations.context import OperationContext
@@ -29,8 +31,10 @@ from operations.specs import (
     Operation,
     OperationSpec,
     OperationType,
+    OutputPolicy,
+    enforce_policy,
 )
-from operations.types import options_of
+from operations.types import Count, Seconds, options_of
 
 logger = logging.getLogger("operations")
 
@@ -43,6 +47,50 @@ _MAX_REASON = 500
 
 _LOOK = 1.0
 """Seconds between two checks that workers are connected."""
+
+AccessRule: TypeAlias = AccessControl | Callable[[OperationSpec], AccessControl]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteConfig:
+    """How `from_calls` imports the operations of workers."""
+
+    group: str = "operations"
+    """The workers that share one queue."""
+
+    namespace: str | None = None
+    """Put the operations into this namespace, under their whole former id."""
+
+    access: AccessRule | None = None
+    """The access rule for local callers, instead of that of the specs."""
+
+    output: OutputPolicy | None = None
+    """How results are normalised here; None leaves it to the registry."""
+
+    exclude: Collection[str] | Container[str] = ()
+    """Ids that are not imported, for example those of a registry that has them already."""
+
+    credential: str | None = field(default=None, repr=False)
+    """A token for the workers' resolver, sent with every call."""
+
+    delegate: Delegate | None = None
+    """Returns the credential of each call on behalf of its caller, instead of `credential`: `Grants.delegate`."""
+
+    send_identity: bool | None = None
+    """Send the identity of the caller; by default on trusted targets only."""
+
+    timeout: Seconds = 30
+    """Seconds a call may take unless its caller sets a deadline."""
+
+    idle_timeout: Seconds | None = 30
+    """Seconds a subscription may go without an item; None for no limit."""
+
+    concurrent_calls: Count | None = None
+    """Calls that run there at a time; others wait. By default there is no limit."""
+
+    def __post_init__(self) -> None:
+        enforce_policy(self.output)
+        enforce_lists(exclude=self.exclude)
 
 
 class RemoteService:

@@ -22,6 +22,7 @@ from msgspec.structs import replace
 from operations._decoding import enforce_bounds
 from operations._json import JSONLimitError, JSONValueError, as_json
 from operations.access import Identity
+from operations.authority.grants import Delegate
 from operations.calls.events import (
     AbortPayload,
     CallAborted,
@@ -34,7 +35,8 @@ from operations.calls.events import (
     encode_item,
     encode_response,
 )
-from operations.calls.states import NEVER, Census, PendingCall, StreamEntry
+from operations.calls.failure_detector import FailureDetector
+from operations.calls.states import NEVER, PendingCall, StreamEntry
 from operations.context import OperationContext, new_request_id
 from operations.envelopes import ResponseEnvelope, lift_envelope
 from operations.errors import (
@@ -66,79 +68,65 @@ RETRY = 0.1
 """Seconds between attempts while workers may be reconnecting."""
 
 
-class Sending:
-    """Interrupts the sender of a request if its call ends meanwhile. The request may or may not have been delivered."""
+class CallSender(ABC):
+    """Sends requests and aborts, and replies to requests that the program itself serves: half of `PendingRequestMap`.
 
-    __slots__ = ("_before", "_is_interrupted", "_task")
-
-    def __init__(self) -> None:
-        task = cast("asyncio.Task[Any]", asyncio.current_task())
-        self._task: asyncio.Task[Any] | None = task
-        self._before = task.cancelling()
-        self._is_interrupted = False
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
-        task, self._task = self._task, None
-        if not self._is_interrupted or task is None:
-            return False
-        # Others may have cancelled the task as well.
-        is_ours = task.uncancel() <= self._before
-        return kind is not None and issubclass(kind, asyncio.CancelledError) and is_ours
-
-    def interrupt(self) -> None:
-        """Interrupt the sender in the next turn, because the sender itself may be ending the call."""
-        asyncio.get_running_loop().call_soon(self._interrupt)
-
-    def _interrupt(self) -> None:
-        if self._task is not None and not self._is_interrupted:
-            self._is_interrupted = True
-            self._task.cancel()
-
-
-class RequestSender:
-    """Sends the requests and aborts of one client.
-
-    Args:
-        target: Carries them.
-        group: The worker group that is called.
-        mailbox: The address for replies.
-        credential: Returns the credential of a call.
-        send_identity: Whether to send the identity of the caller.
-        expects_workers: Returns whether a group without workers may have them again in a moment.
-        census: Which workers are known.
-        spawn: Runs a coroutine in the background.
+    Attributes:
+        target: Carries the events.
+        group: The worker group.
+        mailbox: The address for replies to the calls of this map.
+        pending: The calls and subscriptions that have not ended, by request id.
     """
+
+    _detector: FailureDetector
 
     def __init__(
         self,
         target: EventTarget,
         group: str,
-        mailbox: str,
-        *,
-        credential: Callable[[str, OperationContext | None, str | None], str | None],
-        send_identity: bool,
-        expects_workers: Callable[[], bool],
-        census: Census,
-        spawn: Callable[[Coroutine[Any, Any, Any]], object],
+        credential: str | None,
+        delegate: Delegate | None,
+        send_identity: bool | None,
     ) -> None:
-        self._target = target
-        self._group = group
-        self._mailbox = mailbox
-        self._workers = target.control(group)
+        self.target = target
+        self.group = group
+        self.mailbox = target.mailbox()
+        self.pending: dict[str, PendingCall] = {}
+        self._workers_address = target.control(group)
+        self._callers_topic = target.topic(f"{group}.callers")
         self._credential = credential
-        self._send_identity = send_identity
-        self._expects_workers = expects_workers
-        self._census = census
-        self._spawn = spawn
+        self._delegate = delegate
+        self._sends_identity = target.trusted if send_identity is None else send_identity
         self._waiting = 0
         self._waiting_bytes = 0
         self._aborts: deque[PendingCall] = deque(maxlen=MAX_ABORTS)
         self._is_aborting = False
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._addresses: dict[str, str] = {}
+        self._served_streams: set[str] = set()
 
-    def request(
+    def __len__(self) -> int:
+        return len(self.pending)
+
+    @property
+    def pending_count(self) -> int:
+        """The number of calls and subscriptions that have not ended."""
+        return len(self.pending)
+
+    @abstractmethod
+    def receive(self, delivery: Delivery) -> None:
+        """Process an event that arrived through the target."""
+
+    def _spawn(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
+        """Run a coroutine in the background."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    # ---------------------------------------------------------------------------------------- requests
+
+    def _request(
         self,
         operation_id: str,
         input: Any,
@@ -154,11 +142,23 @@ class RequestSender:
             CallError: `VALIDATION_ERROR` if the input or the metadata is not JSON.
         """
         bounded = limit != NEVER
-        parent = None if context is None else context.request_id
+        parent = None
         if context is not None:
+            parent = context.request_id
             identity = context.identity if identity is None else identity
             if context.metadata:
                 metadata = {**context.metadata, **(metadata or {})}
+        if credential is None:
+            # An empty credential is sent and rejected, so that no caller becomes anonymous by mistake.
+            credential = self._credential
+            # Not for listings, and calls on the authority of the operator or of an operation.
+            if (
+                self._delegate is not None
+                and context is not None
+                and not context.trusted
+                and context.authority is None
+            ):
+                credential = self._delegate(operation_id, context)
         try:
             value = as_json(input)
             metadata = None if metadata is None else as_json(metadata)
@@ -172,20 +172,19 @@ class RequestSender:
             deadline=(time() + limit) * 1000 if bounded else None,
             timeout_ms=limit * 1000 if bounded else None,
             # Workers ignore it elsewhere, and others may be able to read the broker.
-            identity=identity if self._send_identity else None,
-            # An empty credential is sent and rejected, so that no caller becomes anonymous by mistake.
-            credential=self._credential(operation_id, context, credential),
+            identity=identity if self._sends_identity else None,
+            credential=credential,
             metadata=metadata,
-            reply_to=self._mailbox or None,
+            reply_to=self.mailbox or None,
         )
 
-    async def send(self, call: PendingCall) -> None:
+    async def _send(self, call: PendingCall) -> None:
         """Send a request to the group; return at once if the call ends meanwhile.
 
         Raises:
             CallError: `UNAVAILABLE`, `RESOURCE_EXHAUSTED` or `VALIDATION_ERROR`; then it was not delivered.
         """
-        request, target = call.payload, self._target
+        request, target = call.payload, self.target
         if call.sends:
             request = call.payload = replace(request, resends=call.sends)
         try:
@@ -193,6 +192,46 @@ class RequestSender:
         except (TypeError, ValueError, RecursionError) as error:
             raise not_json(request.operation_id, error) from error
         size = len(body)
+        self._enforce_room(body, size)
+        call.sends += 1
+        census = self._detector.census
+        call.departures = census.departures if census.is_complete else -1
+        restorations = census.restorations
+        # A broker drops a key that it has seen before.
+        key = request.request_id if call.sends == 1 else f"{request.request_id}-{call.sends}"
+        self._waiting += 1
+        self._waiting_bytes += size
+        task = call.sender = cast("asyncio.Task[Any]", asyncio.current_task())
+        cancellations = task.cancelling()
+        try:
+            try:
+                receipt = await self._deliver(body, key, call.to, PATIENCE)
+            except TransportError as error:
+                receipt = await self._deliver_again(error, body, key, call.to)
+            if target.names_consumer:
+                # Only this worker can have it.
+                call.worker = receipt or call.to or None
+            else:
+                call.receipt = receipt or ""
+        except asyncio.CancelledError:
+            # Others may have cancelled the task as well.
+            if not call.is_interrupted or task.cancelling() > cancellations + 1:
+                raise
+        finally:
+            call.sender = None
+            if call.is_interrupted:
+                call.is_interrupted = False
+                task.uncancel()
+            self._waiting -= 1
+            self._waiting_bytes -= size
+        if census.restorations != restorations:
+            # It may have been sent over the new connection, when other workers were there.
+            call.departures = -1
+        call.sent_at = call.seen_at = asyncio.get_running_loop().time()
+
+    def _enforce_room(self, body: bytes, size: int) -> None:
+        """Raise an error if a request is too large, or too many wait for the broker."""
+        target = self.target
         if size > target.max_bytes:
             reason = f"the request is {size} bytes, more than the {target.max_bytes} allowed"
             raise CallError(ErrorCode.RESOURCE_EXHAUSTED, reason)
@@ -207,61 +246,41 @@ class RequestSender:
         if (is_much or self._waiting >= MAX_WAITING) and not target.is_connected:
             reason = "too many calls wait for the broker already"
             raise CallError(ErrorCode.UNAVAILABLE, reason, begun=False)
-        call.sends += 1
-        census = self._census
-        call.departures = census.departures if census.is_complete else -1
-        restorations = census.restorations
-        # A broker drops a key that it has seen before.
-        key = request.request_id if call.sends == 1 else f"{request.request_id}-{call.sends}"
-        self._waiting += 1
-        self._waiting_bytes += size
-        try:
-            with Sending() as sending:
-                call.interrupt = sending.interrupt
-                receipt = await self._deliver(body, key, call.to)
-                if target.names_consumer:
-                    # Only this worker can have it.
-                    call.worker = receipt or call.to or None
-                else:
-                    call.receipt = receipt
-        finally:
-            call.interrupt = None
-            self._waiting -= 1
-            self._waiting_bytes -= size
-        if census.restorations != restorations:
-            # It may have been sent over the new connection, when other workers were there.
-            call.departures = -1
-        call.sent_at = call.seen_at = asyncio.get_running_loop().time()
 
-    async def _deliver(self, body: bytes, key: str, worker: str) -> str:
-        """Send a request to one worker, or to any; return its receipt."""
-        target, wait = self._target, PATIENCE
-        while True:
-            try:
-                if worker:
-                    await target.send(worker, body)
-                    return ""
-                return await target.enqueue(
-                    self._group, body, key=key, reply_to=self._mailbox, wait=wait
-                )
-            except NoReceiverError as error:
-                if not self._expects_workers():
-                    raise CallError(ErrorCode.UNAVAILABLE, str(error), begun=False) from error
-            except TooLargeError as error:
-                raise CallError(ErrorCode.RESOURCE_EXHAUSTED, str(error)) from error
-            except QueueFullError as error:
-                raise CallError(
-                    ErrorCode.RESOURCE_EXHAUSTED, str(error), retryable=True, begun=False
-                ) from error
-            except NotSentError as error:
-                raise CallError(ErrorCode.UNAVAILABLE, str(error), begun=False) from error
-            except TransportError as error:
-                logger.debug("%s may not have been sent: %s", key, error)
-                return ""
-            wait = RETRY
+    # Not a coroutine: the caller awaits its result, which saves one step for every call.
+    def _deliver(
+        self, body: bytes, key: str, worker: str, wait: float
+    ) -> Coroutine[Any, Any, str | None]:
+        """Send a request to one worker, or to any; return its receipt, if there is one."""
+        if worker:
+            return self.target.send(worker, body)
+        return self.target.enqueue(self.group, body, key=key, reply_to=self.mailbox, wait=wait)
+
+    async def _deliver_again(
+        self, error: TransportError, body: bytes, key: str, worker: str
+    ) -> str | None:
+        """Send a request again that found no worker, while they may be on their way back; return its receipt.
+
+        Raises:
+            CallError: If it was not delivered for any other reason.
+        """
+        while isinstance(error, NoReceiverError) and self._detector.expects_workers():
             await asyncio.sleep(RETRY)
+            try:
+                return await self._deliver(body, key, worker, RETRY)
+            except TransportError as failure:
+                error = failure
+        if isinstance(error, TooLargeError):
+            raise CallError(ErrorCode.RESOURCE_EXHAUSTED, str(error)) from error
+        if isinstance(error, QueueFullError):
+            code = ErrorCode.RESOURCE_EXHAUSTED
+            raise CallError(code, str(error), retryable=True, begun=False) from error
+        if isinstance(error, NotSentError):
+            raise CallError(ErrorCode.UNAVAILABLE, str(error), begun=False) from error
+        logger.debug("%s may not have been sent: %s", key, error)
+        return None
 
-    def abort(self, call: PendingCall) -> None:
+    def _ask_to_stop(self, call: PendingCall) -> None:
         """Ask the worker to stop, in the background: the one that has the call, or all of them."""
         # One task sends them all, so that many cancelled calls do not start many tasks.
         self._aborts.append(call)
@@ -274,12 +293,96 @@ class RequestSender:
             while self._aborts:
                 call = self._aborts.popleft()
                 event = CallAborted(payload=AbortPayload(request_id=call.payload.request_id))
+                worker = call.worker or self._workers_address
                 try:
-                    await self._target.send(call.worker or self._workers, encode_event(event))
+                    await self.target.send(worker, encode_event(event))
                 except TransportError as error:
                     logger.debug("%s could not be aborted: %s", call.payload.request_id, error)
         finally:
             self._is_aborting = False
+
+    # ---------------------------------------------------------------------------------------- replies
+
+    def serve(self, request: RequestPayload, reply_to: str) -> None:
+        """Remember the address for replies to a request. Needed on targets with queues (Redis, NATS)."""
+        self._addresses[request.request_id] = reply_to
+        if request.credit is not None:
+            self._served_streams.add(request.request_id)
+
+    def address_of(self, request_id: str) -> str:
+        """Return the address for replies to a request.
+
+        Raises:
+            ValueError: If it is unknown and the target delivers replies only to the caller's own mailbox.
+        """
+        if request_id in self.pending:
+            return self.mailbox
+        address = self._addresses.get(request_id)
+        if address:
+            return address
+        if self.target.broadcasts_replies:
+            return self._callers_topic
+        raise ValueError(
+            f"no address is known for replies to request {request_id!r}: "
+            "announce the request with serve(request, reply_to) first"
+        )
+
+    async def respond(self, request_id: str, envelope: Any, *, sequence: int | None = None) -> None:
+        """Publish the reply to a request; with a `sequence`, as one item of a subscription.
+
+        Raises:
+            TypeError: If it is anything but an envelope.
+            ValueError: If the target has queues and the request is unknown, so that the reply has no address.
+            TransportError: If it cannot be sent.
+        """
+        lifted = lift_envelope(envelope)
+        if lifted is None:
+            raise TypeError("only a response envelope can be a reply: use local_envelope(...)")
+        if sequence is None:
+            last = request_id not in self._served_streams
+            await self._reply(request_id, encode_response(request_id, lifted), last=last)
+        else:
+            body = encode_item(request_id, lifted, sequence, self.mailbox)
+            await self._reply(request_id, body, last=False)
+
+    async def emit_error(
+        self,
+        request_id: str,
+        code: str,
+        message: str,
+        details: Any = None,
+        *,
+        retryable: bool | None = None,
+    ) -> None:
+        """Publish an error as the reply to a request; by default only `UNAVAILABLE` is retryable.
+
+        Raises:
+            ValueError: As `respond`.
+            TransportError: If it cannot be sent.
+        """
+        error = CallError(code, message, details, retryable=retryable)
+        await self._reply(request_id, encode_error(request_id, error), last=True)
+
+    async def complete(self, request_id: str, *, sequence: int | None = None) -> None:
+        """Publish the end of a subscription.
+
+        Raises:
+            ValueError: As `respond`.
+            TransportError: If it cannot be sent.
+        """
+        event = CallCompleted(payload=CompletePayload(request_id=request_id, sequence=sequence))
+        await self._reply(request_id, encode_event(event), last=True)
+
+    async def _reply(self, request_id: str, body: bytes, *, last: bool) -> None:
+        address = self.address_of(request_id)
+        is_own = request_id in self.pending
+        if last:
+            self._addresses.pop(request_id, None)
+            self._served_streams.discard(request_id)
+        if self.target.direct and is_own:
+            # The target reaches only the peer, and the caller is on this side.
+            self.receive(Delivery(body))
+        await self.target.send(address, body)
 
 
 class CallStream:
@@ -377,119 +480,6 @@ class CallStream:
 
     def __repr__(self) -> str:
         return f"<CallStream of {self._operation_id}>"
-
-
-class ReplyPublisher(ABC):
-    """Publishes replies to requests that the program itself serves: the replying half of `PendingRequestMap`.
-
-    Attributes:
-        target: Carries the events.
-        group: The worker group.
-        mailbox: The address for replies to the calls of this map.
-        pending: The calls and subscriptions that have not ended, by request id.
-    """
-
-    def __init__(self, target: EventTarget, group: str) -> None:
-        self.target = target
-        self.group = group
-        self.mailbox = target.mailbox()
-        self.pending: dict[str, PendingCall] = {}
-        self._callers_topic = target.topic(f"{group}.callers")
-        self._addresses: dict[str, str] = {}
-        self._served_streams: set[str] = set()
-
-    def __len__(self) -> int:
-        return len(self.pending)
-
-    @property
-    def pending_count(self) -> int:
-        """The number of calls and subscriptions that have not ended."""
-        return len(self.pending)
-
-    @abstractmethod
-    def receive(self, delivery: Delivery) -> None:
-        """Process an event that arrived through the target."""
-
-    def serve(self, request: RequestPayload, reply_to: str) -> None:
-        """Remember the address for replies to a request. Needed on targets with queues (Redis, NATS)."""
-        self._addresses[request.request_id] = reply_to
-        if request.credit is not None:
-            self._served_streams.add(request.request_id)
-
-    def address_of(self, request_id: str) -> str:
-        """Return the address for replies to a request.
-
-        Raises:
-            ValueError: If it is unknown and the target delivers replies only to the caller's own mailbox.
-        """
-        if request_id in self.pending:
-            return self.mailbox
-        address = self._addresses.get(request_id)
-        if address:
-            return address
-        if self.target.broadcasts_replies:
-            return self._callers_topic
-        raise ValueError(
-            f"no address is known for replies to request {request_id!r}: "
-            "announce the request with serve(request, reply_to) first"
-        )
-
-    async def respond(self, request_id: str, envelope: Any, *, sequence: int | None = None) -> None:
-        """Publish the reply to a request; with a `sequence`, as one item of a subscription.
-
-        Raises:
-            TypeError: If it is anything but an envelope.
-            ValueError: If the target has queues and the request is unknown, so that the reply has no address.
-            TransportError: If it cannot be sent.
-        """
-        lifted = lift_envelope(envelope)
-        if lifted is None:
-            raise TypeError("only a response envelope can be a reply: use local_envelope(...)")
-        if sequence is None:
-            last = request_id not in self._served_streams
-            await self._reply(request_id, encode_response(request_id, lifted), last=last)
-        else:
-            body = encode_item(request_id, lifted, sequence, self.mailbox)
-            await self._reply(request_id, body, last=False)
-
-    async def emit_error(
-        self,
-        request_id: str,
-        code: str,
-        message: str,
-        details: Any = None,
-        *,
-        retryable: bool | None = None,
-    ) -> None:
-        """Publish an error as the reply to a request; by default only `UNAVAILABLE` is retryable.
-
-        Raises:
-            ValueError: As `respond`.
-            TransportError: If it cannot be sent.
-        """
-        error = CallError(code, message, details, retryable=retryable)
-        await self._reply(request_id, encode_error(request_id, error), last=True)
-
-    async def complete(self, request_id: str, *, sequence: int | None = None) -> None:
-        """Publish the end of a subscription.
-
-        Raises:
-            ValueError: As `respond`.
-            TransportError: If it cannot be sent.
-        """
-        event = CallCompleted(payload=CompletePayload(request_id=request_id, sequence=sequence))
-        await self._reply(request_id, encode_event(event), last=True)
-
-    async def _reply(self, request_id: str, body: bytes, *, last: bool) -> None:
-        address = self.address_of(request_id)
-        is_own = request_id in self.pending
-        if last:
-            self._addresses.pop(request_id, None)
-            self._served_streams.discard(request_id)
-        if self.target.direct and is_own:
-            # The target reaches only the peer, and the caller is on this side.
-            self.receive(Delivery(body))
-        await self.target.send(address, body)
 
 
 def not_json(operation_id: str, error: Exception) -> CallError:

@@ -352,8 +352,11 @@ class PendingCall(msgspec.Struct, eq=False):
     fenced_by: tuple[str, ...] = ()
     """The workers that did not begin its last copy, and will not."""
 
-    interrupt: Callable[[], None] | None = None
-    """Stops its sender, while the request is being sent."""
+    sender: "asyncio.Task[Any] | None" = None
+    """The task that is sending the request."""
+
+    is_interrupted: bool = False
+    """Whether that task was cancelled because the call ended. The request may or may not have been delivered."""
 
     receipt: str = ""
     """Identifies the request at a broker that keeps it until a worker begins it."""
@@ -362,13 +365,6 @@ class PendingCall(msgspec.Struct, eq=False):
 
     seen_at: float = 0.0
     """When its worker last confirmed that it has it, by the loop's clock."""
-
-    def succeed(self, envelope: ResponseEnvelope[Any]) -> None:
-        """End the call with its reply, unless it has ended."""
-        if self.future is not None and not self.future.done():
-            self.future.set_result(envelope)
-        if self.interrupt is not None:
-            self.interrupt()
 
     def fail(self, error: CallError) -> None:
         """End the call with an error, unless it has ended."""
@@ -379,8 +375,17 @@ class PendingCall(msgspec.Struct, eq=False):
             self.stream.end(error)
         elif self.future is not None and not self.future.done():
             self.future.set_exception(error)
-        if self.interrupt is not None:
+        if self.sender is not None:
             self.interrupt()
+
+    def interrupt(self) -> None:
+        """Stop sending in the next turn, because the sender itself may be ending the call."""
+        asyncio.get_running_loop().call_soon(self._interrupt)
+
+    def _interrupt(self) -> None:
+        if self.sender is not None and not self.is_interrupted:
+            self.is_interrupted = True
+            self.sender.cancel()
 
 
 RESOLUTION = 0.02

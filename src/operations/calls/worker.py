@@ -2,62 +2,71 @@
 
 Rule 1: `serve_calls` returns once requests arrive; closing it accepts no new ones and finishes those it has.
 Rule 2: a request runs once, however often it is delivered; a second delivery gets the first one's reply.
-Rule 3: a handler stops when its caller aborts, disconnects or has no time left; a handler that does not stop does not
-        keep its caller waiting.
-Rule 4: a request that waited longer than a heartbeat, or that was queued before the worker connected, may have run
+Rule 3: a request that waited longer than a heartbeat, or that was queued before the worker connected, may have run
         already: unless its operation is replayable, it begins only if its caller confirms it. So does every request
         on a target with signed messages, where others may repeat it.
-Rule 5: no message can stop the worker: a malformed one is counted, and rejected if it names a reply address.
-Rule 6: a client refers only to its own requests, and gets replies only at its own mailboxes.
-Rule 7: a call handler, for requests that the program itself received, is a worker that takes none from the target.
+Rule 4: no message can stop the worker: a malformed one is counted, and rejected if it names a reply address.
+Rule 5: a client refers only to its own requests, and gets replies only at its own mailboxes.
+Rule 6: a call handler, for requests that the program itself received, is a worker that takes none from the target.
 """
 
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
-from contextvars import copy_context
-from operator import is_not
-from secrets import token_hex
 from typing import Any, TypeAlias, cast
 
 from operations._signals import shutdown_event
-from operations._text import printable
 from operations.calls.client import PendingRequestMap
-from operations.calls.config import WorkerConfig
 from operations.calls.events import (
     AbortPayload,
+    AlivePayload,
     CallAborted,
+    CallAlive,
     CallConfirmed,
     CallCredited,
     CallProbed,
     CallRequested,
+    FencePayload,
     MalformedEvent,
+    ProbePayload,
     RequestPayload,
     UnknownEvent,
     check_request,
+    encode_error,
+    encode_event,
     read_event,
 )
-from operations.calls.execution import JobExecutor, Replies
+from operations.calls.execution import MAX_IDS, JobRunner, Recent
 from operations.calls.failure_detector import SETTLING
 from operations.calls.jobs import (
     Job,
-    RefusedError,
-    WorkerCounters,
+    Pace,
+    Served,
+    WorkerConfig,
     abandoned_jobs,
     aged,
     exhausted,
-    job_for,
     may_have_run,
     set_after,
+    spec_changes,
+    time_limits,
     watch_loop_lag,
 )
 from operations.calls.services import SERVICES, digest_of, serves_itself, service_operations
-from operations.calls.states import NEVER, Deadlines
+from operations.calls.states import NEVER
 from operations.errors import CallError, ErrorCode, TransportError
 from operations.front.front import CredentialResolver
-from operations.front.limits import AdmissionQueue
-from operations.pubsub.base import PUT_TYPE, Delivery, EventTarget, Subscription, usable
+from operations.pubsub.base import (
+    PUT_TYPE,
+    BoundedSet,
+    Delivery,
+    EventTarget,
+    LogThrottle,
+    Subscription,
+    WorkerStats,
+    usable,
+)
 from operations.pubsub.signing import SignedTarget
 from operations.registry import OperationRegistry
 from operations.types import options_of
@@ -68,64 +77,37 @@ _CLOSING = 1.0
 """Seconds for cancelled handlers and last replies when a worker stops."""
 
 
-class CallServer:
+class CallServer(JobRunner):
     """A running worker. `serve_calls` makes one.
 
     Attributes:
-        jobs: The requests without a last reply, by their keys.
         malformed: Messages that are not events.
         ignored: Events of unknown types.
-        counters: What the calls came to.
+        duplicates: Requests that had been seen before.
         is_serving: Whether it accepts requests.
         reason_to_stop: The error of calls that end with it, instead of `UNAVAILABLE`.
-        duplicates: Requests that had been seen before.
     """
 
     def __init__(
         self, registry: OperationRegistry, target: EventTarget, config: WorkerConfig
     ) -> None:
-        limits, front = config.limits, config.front
-        self.registry = registry
-        self.target = target
-        self.group = config.group
-        self.name = token_hex(16)
-        self.mailbox = target.control(self.name)
-        self.jobs: dict[str, Job] = {}
-        self._restored_at = self._connected_at = 0.0
+        super().__init__(registry, target, config)
+        self.backlog: int | None = config.concurrency + config.queue
         self.malformed = self.ignored = self.duplicates = 0
+        self.is_serving = False
+        self.reason_to_stop: CallError | None = None
         self._services = OperationRegistry(service_operations(registry, target))
-        self._shared = front
-        self.backlog: int | None = limits.calls + limits.queue
-        self._grace = config.grace
-        self._heartbeat = config.heartbeat
-        self._patience = config.patience
-        exposes = config.expose_errors
-        self._admission: AdmissionQueue[Job] = AdmissionQueue(limits, self._start)
-        self.counters = WorkerCounters(config, self._admission)
-        self._deadlines: Deadlines[Job] = Deadlines(self.jobs, self._expire)
-        self._replies = Replies(
-            target,
-            self.group,
-            self.mailbox,
-            self.jobs,
-            front=front,
-            expose_errors=target.trusted if exposes is None else exposes,
-            deadlines=self._deadlines,
-            counters=self.counters,
-            spawn=self._spawn,
-        )
-        self._executor = JobExecutor(registry, config, self._admission, self._replies)
-        self._running: set[asyncio.Task[None]] = set()
-        self._background: set[asyncio.Task[Any]] = set()
+        self._served: dict[str, Served] = {}
+        self._served_revision = registry.revision
+        self._specs = ""
+        """A digest of the operations."""
+        self._fenced = BoundedSet(MAX_IDS)
+        self._misdirections = LogThrottle()
+        self._restored_at = self._connected_at = 0.0
         self._watching: list[asyncio.Task[Any]] = []
         self._consuming: Subscription | None = None
         self._listening: Subscription | None = None
         self._advertised: Subscription | None = None
-        self.is_serving = False
-        self.reason_to_stop: CallError | None = None
-        self._loop = asyncio.get_running_loop()
-        # Handlers do not see the context variables of the code that delivers a request.
-        self._context = copy_context()
 
     # ---------------------------------------------------------------------------------------- lifetime
 
@@ -139,6 +121,10 @@ class CallServer:
         """The number of calls that wait for a slot."""
         return self._admission.waiting
 
+    def stats(self) -> WorkerStats:
+        """Return the counters as operators see them."""
+        return self.counters.stats(self.active, self.waiting, leaving=self._is_leaving)
+
     async def start(self) -> None:
         """Listen, and consume requests from the target.
 
@@ -148,7 +134,7 @@ class CallServer:
         await self.listen()
         self._consuming = await self.target.consume(self.group, self)
         if self.target.admin is not None:
-            self._advertised = await self.target.admin.advertise(self.group, self.counters.stats)
+            self._advertised = await self.target.admin.advertise(self.group, self.stats)
 
     def capacity(self) -> int:
         """Return how many more requests can begin now."""
@@ -164,10 +150,10 @@ class CallServer:
         self._listening = await self.target.listen((self.mailbox, workers), self)
         self._connected_at = self._loop.time()
         # Callers must know a worker before it can have their calls: otherwise they cannot detect that it is lost.
-        self._replies.is_leaving = False
-        self._replies.specs = digest_of(self.registry)
+        self._is_leaving = False
+        self._specs = digest_of(self.registry)
         if not self.target.direct:
-            await self._replies.announce(arrived=True)
+            await self._announce(arrived=True)
         self.is_serving = True
         self._watching = [self._spawn(watch_loop_lag(self.jobs)), self._spawn(self._watch_specs())]
         if not self.target.direct:
@@ -204,17 +190,17 @@ class CallServer:
             if subscription is not None:
                 with suppress(TransportError):
                     await subscription.aclose()
-        self._replies.is_leaving = True
+        self._is_leaving = True
         if was_serving and not self.target.direct:
-            await self._replies.announce()
+            await self._announce()
             self._admission.empty()
             for job in [job for job in self.jobs.values() if not job.begun]:
                 self._give_up(job, "the worker stops")
         if self.jobs:
-            self._replies.idle.clear()
+            self._idle.clear()
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._grace):
-                    await self._replies.idle.wait()
+                async with asyncio.timeout(self._config.grace):
+                    await self._idle.wait()
         self._admission.empty()
         for job in tuple(self.jobs.values()):
             self._give_up(job, "the worker stops")
@@ -228,7 +214,7 @@ class CallServer:
         await asyncio.gather(*self._background, return_exceptions=True)
         self._deadlines.clear()
         # A closed worker that is still referenced does not keep its replies.
-        self._replies.clear()
+        self._recent = Recent()
         listening, self._listening = self._listening, None
         if listening is not None:
             with suppress(TransportError):
@@ -239,15 +225,9 @@ class CallServer:
         """Cancel a job that will not be finished here."""
         if job.claim is not None:
             # Another worker takes it from the queue.
-            self._replies.drop(job)
+            self._drop(job)
         error = CallError(ErrorCode.UNAVAILABLE, reason, retryable=job.is_safe_to_retry)
-        self._replies.stop(job, self.reason_to_stop or error)
-
-    def _spawn(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
-        task = self._loop.create_task(work)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
-        return task
+        self._stop(job, self.reason_to_stop or error)
 
     # ---------------------------------------------------------------------------------------- receiving
 
@@ -257,22 +237,25 @@ class CallServer:
         if type(event) is CallRequested:
             request = event.payload
             address = delivery.reply_to or request.reply_to or ""
-            if self._replies.is_allowed(address, delivery.sender):
+            if self._is_allowed(address, delivery.sender):
                 self._admit(request, address, delivery)
                 return
         sender, claim = delivery.sender, delivery.claim
         if claim is not None:
             claim.remove()
         if type(event) is CallConfirmed:
-            self._confirm(event.payload.request_id, sender)
+            job = self._find(event.payload.request_id, sender)
+            if job is not None and job.is_offered:
+                cast("asyncio.Future[None]", job.confirmed).set_result(None)
         elif type(event) is CallAborted:
-            self._replies.abort(event.payload, sender)
+            self._abort(event.payload, sender)
         elif type(event) is CallCredited:
-            job = self._replies.find(event.payload.request_id, sender)
+            job = self._find(event.payload.request_id, sender)
             if job is not None and job.pace is not None:
                 job.pace.grant(event.payload.credit)
         elif type(event) is CallProbed:
-            self._replies.account(event.payload, sender)
+            if self._is_allowed(event.payload.reply_to, sender):
+                self._spawn(self._account(event.payload, sender))
         elif type(event) is MalformedEvent:
             self._reject(event, delivery.reply_to, sender)
         elif type(event) is UnknownEvent:
@@ -288,7 +271,7 @@ class CallServer:
         try:
             await replied.wait()
         except asyncio.CancelledError:
-            self._replies.abort(AbortPayload(request_id=request.request_id), "")
+            self._abort(AbortPayload(request_id=request.request_id), "")
             raise
 
     def _admit(
@@ -310,20 +293,19 @@ class CallServer:
             malformed = MalformedEvent(problem, PUT_TYPE, request_id)
             set_after(self._reject(malformed, reply_to, sender), replied)
             return
-        if not self._replies.is_new(key, request.resends):
+        if not self._is_new(key, request.resends):
             self.duplicates += 1
             known = self.jobs.get(key)
             # A job that has not begun removes the request itself.
             if claim is not None and (known is None or known.claim is None):
                 claim.remove()
-            set_after(self._replies.repeat(key, reply_to), replied)
+            reply = self._recent.last_reply(key, reply_to)
+            again = None if reply is None else self._spawn(self._send(reply_to, reply))
+            set_after(again, replied)
             return
-        registry = self._registry_of(request.operation_id)
-        now = self._loop.time()
-        size = len(delivery.body)
-        job = job_for(registry, self.target, request, reply_to, key, size, now, self._shared)
-        job.replied, job.claim, job.queued_at = replied, claim, now - age
-        if self._replies.is_leaving:
+        job = self._job_of(request, reply_to, key, delivery)
+        job.replied = replied
+        if self._is_leaving:
             # The queue is closed already; this request arrived in another way.
             self._refuse(job, CallError(ErrorCode.UNAVAILABLE, "the worker stops", retryable=True))
             return
@@ -346,20 +328,98 @@ class CallServer:
         """Return whether a request that waited for `age` seconds may be one that has run already."""
         # Clients that can write to the broker could send it to one worker after the other.
         is_signed = isinstance(self.target, SignedTarget)
-        return is_signed or age > self._heartbeat or self._loop.time() - age < self._connected_at
+        return (
+            is_signed
+            or age > self._config.heartbeat
+            or self._loop.time() - age < self._connected_at
+        )
 
-    def _confirm(self, request_id: str, sender: str) -> None:
-        """Let a request begin that waited for its caller."""
-        job = self._replies.find(request_id, sender)
-        if job is not None and job.confirmed is not None and not job.confirmed.done():
-            job.confirmed.set_result(None)
+    def _job_of(self, request: RequestPayload, reply_to: str, key: str, delivery: Delivery) -> Job:
+        """Return the job of a request that has just arrived."""
+        served = self._served.get(request.operation_id)
+        if served is None or self.registry.revision != self._served_revision:
+            served = self._look_up(request.operation_id)
+        now, credit, target = self._loop.time(), request.credit, self.target
+        is_stream, timeout, idle = served.is_stream or credit is not None, request.timeout_ms, NEVER
+        if timeout is not None and not is_stream and self._shared is None:
+            limit = timeout / 1000
+        else:
+            limit, idle = time_limits(request, served, self._shared)
+        identity = target.identity
+        if request.identity is not None and target.trusted:
+            identity = request.identity
+        return Job(
+            request,
+            reply_to,
+            key,
+            len(delivery.body),
+            served.registry,
+            served.spec,
+            served.replayable,
+            is_stream,
+            now,
+            now - delivery.age,
+            now + limit,
+            idle,
+            now + min(limit, idle),
+            identity,
+            None if credit is None else Pace(credit),
+            delivery.claim,
+        )
 
-    def _refuse(self, job: Job, error: CallError) -> None:
-        """Reply to a job that does not run."""
-        if not job.answered:
-            job.code = error.code
-            self.counters.refuse(job)
-            set_after(self._replies.refuse(job, error), job.replied)
+    def _look_up(self, operation_id: str) -> Served:
+        """Return how an operation is served, and remember it until the registry changes."""
+        if self.registry.revision != self._served_revision:
+            self._served_revision = self.registry.revision
+            self._served.clear()
+        registry = self.registry
+        if operation_id in SERVICES and not serves_itself(registry, operation_id):
+            # Those about the worker itself are in another registry.
+            registry = self._services
+        spec = registry.get_spec(operation_id)
+        served = Served.of(registry, spec)
+        if spec is not None:
+            self._served[operation_id] = served
+        return served
+
+    def _is_new(self, key: str, resends: int = 0) -> bool:
+        """Remember the key of a request; return False if it was known, or this copy of it was given up."""
+        if len(self._fenced) and f"{key} {resends}" in self._fenced:
+            return False
+        return self._recent.add(key)
+
+    def _find(self, request_id: str, sender: str) -> Job | None:
+        """Return the job of a request, if its own client refers to it."""
+        job = self.jobs.get(sender + request_id)
+        if job is None:
+            # The program itself received it, so that only its reply address identifies the caller.
+            job = self.jobs.get(request_id)
+            job = job if job is not None and job.reply_to.startswith(sender) else None
+        return job
+
+    def _is_allowed(self, address: str, sender: str) -> bool:
+        """Return whether a client may ask for replies to `address`: only to its own mailboxes, or to none."""
+        if not address or address.startswith(sender):
+            return True
+        level = self._misdirections.level()
+        logger.log(level, "a message was dropped: its reply address does not begin with %r", sender)
+        return False
+
+    def _abort(self, abort: AbortPayload, sender: str) -> None:
+        """Stop a job at the request of its caller, or refuse one that was offered."""
+        job = self._find(abort.request_id, sender)
+        copy = abort.resends
+        # The refusal of an offer that was made twice comes twice.
+        if copy is not None and (job is None or not job.is_offered or job.request.resends != copy):
+            return
+        if job is None:
+            # It may have overtaken the request, which then counts as known.
+            self._is_new(sender + abort.request_id)
+            return
+        if job.is_offered:
+            # Another worker may have the call: its caller waits for the reply of that one.
+            self._drop(job)
+        self._stop(job, CallError(ErrorCode.ABORTED, "the call was aborted"))
 
     def _reject(
         self, event: MalformedEvent, reply_to: str, sender: str
@@ -369,10 +429,10 @@ class CallServer:
         address = reply_to or event.reply_to
         has_reader = bool(address) or self.target.broadcasts_replies
         is_readable = event.type == PUT_TYPE and event.request_id and has_reader
-        if not is_readable or not self._replies.is_allowed(address, sender):
+        if not is_readable or not self._is_allowed(address, sender):
             return None
         error = CallError(event.code, f"the request is malformed: {event.reason}")
-        return self._replies.reject(event.request_id, address, error)
+        return self._spawn(self._send(address, encode_error(event.request_id, error)))
 
     def undelivered(self, key: str, misdirected: bool = False) -> None:
         """Workers enqueue nothing."""
@@ -383,92 +443,72 @@ class CallServer:
         self._connected_at = NEVER
         if self.target.direct:
             for job in tuple(self.jobs.values()):
-                self._replies.stop(job, CallError(ErrorCode.ABORTED, reason))
+                self._stop(job, CallError(ErrorCode.ABORTED, reason))
 
     def restored(self) -> None:
         """The connection is back: announce this worker again."""
         self._restored_at = self._connected_at = self._loop.time()
         if not self.target.direct:
-            self._spawn(self._replies.announce(arrived=True))
+            self._spawn(self._announce(arrived=True))
 
-    # ---------------------------------------------------------------------------------------- running
+    # ---------------------------------------------------------------------------------------- presence
 
-    def _start(self, job: Job) -> bool:
-        """Run a job in its own task; return False if it has ended already."""
-        if job.expires_at <= self._loop.time():
-            self._expire(job)
-        if job.answered:
+    async def _account(self, probe: ProbePayload, sender: str) -> None:
+        held: list[str] = []
+        for request_id in dict.fromkeys(probe.request_ids):
+            job = self._find(request_id, sender)
+            reply = self._recent.last_reply(sender + request_id, probe.reply_to)
+            reply = reply or self._recent.last_reply(request_id, probe.reply_to)
+            # Only for the client that made the call; for others it does not exist.
+            if job is not None and job.reply_to == probe.reply_to:
+                if job.is_offered:
+                    # Not a claim: another worker may have begun the same request.
+                    await self._offer(job)
+                # Until it is removed from its queue, another worker may take it over.
+                elif job.claim is None:
+                    held.append(request_id)
+            elif reply is not None:
+                await self._send(probe.reply_to, reply)
+        leaving = self._is_leaving and not held
+        payload = AlivePayload(
+            worker=self.mailbox,
+            request_ids=held,
+            fenced=[fence for fence in probe.fences if self._fence(fence, sender)],
+            leaving=leaving,
+            specs=self._specs,
+            stats=self.stats() if probe.stats else None,
+        )
+        await self._send(probe.reply_to, encode_event(CallAlive(payload=payload)))
+
+    async def _announce(self, *, arrived: bool = False) -> None:
+        """Tell all callers of the group that this worker is here, leaves, or serves other operations."""
+        payload = AlivePayload(
+            worker=self.mailbox, arrived=arrived, leaving=self._is_leaving, specs=self._specs
+        )
+        callers = self.target.topic(f"{self.group}.callers")
+        await self._send(callers, encode_event(CallAlive(payload=payload)))
+
+    def _fence(self, fence: FencePayload, sender: str) -> bool:
+        """Give up a copy of a request; return False if it has begun, or may have begun and was forgotten."""
+        request_id, age = fence.request_id, fence.age_ms / 1000
+        key = sender + request_id
+        job = self._find(request_id, sender)
+        if job is None:
+            if not all(self._recent.never_had(each, age) for each in (key, request_id)):
+                return False
+        elif job.is_started and job.claim is None and not job.is_offered:
             return False
-        self.counters.begin(job)
-        task = job.task = self._loop.create_task(self._run(job), context=self._context.copy())
-        self._running.add(task)
-        return True
-
-    async def _run(self, job: Job) -> None:
-        job.is_started = True
-        try:
-            if job.claim is not None or job.is_stale:
-                await self._prepare(job)
-            if not job.answered:
-                try:
-                    await self._executor.attend(job)
-                except RefusedError as refused:
-                    self._refuse(job, refused.error)
-        except GeneratorExit:
-            # The loop is closed: nothing else can start.
-            raise
-        except asyncio.CancelledError:
-            self._end(job, CallError(ErrorCode.ABORTED, "the call was cancelled"))
-            raise
-        except BaseException as failure:
-            operation_id = job.request.operation_id
-            logger.exception("%s could not be answered", printable(operation_id))
-            self._end(job, CallError(ErrorCode.EXECUTION_ERROR, f"{operation_id} failed"))
-            if isinstance(failure, (KeyboardInterrupt, SystemExit)):
-                raise
         else:
-            # In this step: a caller that has its reply finds the slot free.
-            self._end(job)
-
-    def _end(self, job: Job, error: CallError | None = None) -> None:
-        """Give the slot of a job whose task ends to the next one."""
-        if job.task is not None:
-            self._running.discard(job.task)
-            job.task = None
-        self._admission.done(job)
-        if error is not None:
-            self._replies.stop(job, error)
-
-    async def _prepare(self, job: Job) -> None:
-        """Remove a request from its queue, and ask its caller if that took long: another worker may have it, too."""
-        if job.claim is not None:
-            is_ours = await job.claim.take(alone=not job.replayable or job.request.attempt > 1)
-            job.claim = None
-            if not is_ours and not job.answered:
-                self._replies.drop(job)
-            waited = self._loop.time() - job.arrived_at
-            job.is_stale |= not job.replayable and self._is_stale(waited)
-        if job.is_stale and not job.answered:
-            job.confirmed = self._loop.create_future()
-            await self._replies.offer(job)
-            await job.confirmed
-
-    def _registry_of(self, operation_id: str) -> OperationRegistry:
-        """Return the registry that has an operation: those about the worker itself are in another one."""
-        if operation_id in SERVICES and not serves_itself(self.registry, operation_id):
-            return self._services
-        return self.registry
-
-    def _expire(self, job: Job) -> None:
-        self._replies.stop(job, job.timeout_error())
-
-    # ---------------------------------------------------------------------------------------- watching
+            # Its caller decides: it will not confirm this copy any more.
+            job.is_stale = True
+        self._fenced.add(f"{key} {fence.resends}")
+        return True
 
     async def _watch_callers(self) -> None:
         """Cancel the calls of callers that have left."""
         async for job in abandoned_jobs(self.target, self.jobs):
             # A mutation must not be left half done by a short outage.
-            patience = self._patience if job.begun and job.is_mutation else 0.0
+            patience = self._config.patience if job.begun and job.is_mutation else 0.0
             now = self._loop.time()
             is_settling = now - self._restored_at < SETTLING
             if now - job.absent_since >= patience and not is_settling:
@@ -477,14 +517,9 @@ class CallServer:
 
     async def _watch_specs(self) -> None:
         """Announce operations that were registered, replaced or removed."""
-        known = self.registry.specs()
-        while True:
-            await asyncio.sleep(self._heartbeat)
-            specs = self.registry.specs()
-            if len(specs) != len(known) or any(map(is_not, specs, known)):
-                known = specs
-                self._replies.specs = digest_of(self.registry)
-                await self._replies.announce()
+        async for _ in spec_changes(self.registry, self._config.heartbeat):
+            self._specs = digest_of(self.registry)
+            await self._announce()
 
 
 @options_of(WorkerConfig)

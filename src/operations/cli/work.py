@@ -16,8 +16,9 @@ from msgspec import to_builtins
 from operations._signals import shutdown_event
 from operations._text import counted, suggestion
 from operations.calls import CallServer, serve_calls
-from operations.calls.config import RemoteConfig, WorkerConfig
+from operations.calls.jobs import WorkerConfig
 from operations.calls.monitoring import DeadLetter, GroupMonitor, GroupReport, monitor_group
+from operations.calls.remote import RemoteConfig
 from operations.cli.options import (
     DEFAULTS,
     Common,

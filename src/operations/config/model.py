@@ -16,7 +16,8 @@ from msgspec import Meta
 from operations._derive import Derived, KeyPath, Secret, file_class, keys_of
 from operations._mcp_config import MCPClientConfig
 from operations.access import Identity
-from operations.calls.config import RemoteConfig, WorkerConfig
+from operations.calls.jobs import WorkerConfig
+from operations.calls.remote import RemoteConfig
 from operations.front.config import JWTConfig, ListenConfig, ServerConfig
 from operations.front.limits import Limits
 from operations.pubsub.config import NatsConfig, RedisConfig

@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from operations.calls.config import RemoteConfig
 from operations.calls.monitoring import DeadLetter, GroupMonitor, GroupReport
+from operations.calls.remote import RemoteConfig
 from operations.errors import CallError, ErrorCode, TransportError
 from operations.functions import operation
 from operations.hub.hub import Hub, reload

@@ -13,8 +13,9 @@ from operations._text import safe_namespace
 from operations.access import AccessControl
 from operations.authority import Grants
 from operations.calls import from_calls
-from operations.calls.config import RemoteConfig, WorkerConfig
+from operations.calls.jobs import WorkerConfig
 from operations.calls.monitoring import monitor_group
+from operations.calls.remote import RemoteConfig
 from operations.config import ConfigError, ConfigFile
 from operations.config.model import BrokerEntry, MCPEntry, OpenAPIEntry
 from operations.hub.source import (

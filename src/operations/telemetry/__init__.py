@@ -359,7 +359,7 @@ def _histogram(name: str, labels: str, buckets: Sequence[int], seconds: float) -
 
 def worker_metrics(server: CallServer) -> bytes:
     """Return the counters of a worker in Prometheus' text format."""
-    counters, stats = server.counters, server.counters.stats()
+    counters, stats = server.counters, server.stats()
     labels = f'group="{_label(server.group)}"'
     outcomes = {
         "ok": stats.finished - stats.failed,
