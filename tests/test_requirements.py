@@ -1,6 +1,5 @@
 """Every promise of docs/security.md has a test, and every test that names a promise names one of these."""
 
-import ast
 import re
 import tomllib
 from collections import defaultdict
@@ -16,6 +15,7 @@ from tests.load import REPEATED
 
 TESTS = PROJECT / "tests"
 ROW = re.compile(r"^\| (R\d\d|F\d+) \|.*\| ([^|]*) \|$", re.MULTILINE)
+MARK = re.compile(r'mark\.requirement\(((?:\s*"\w+",?)+\s*)\)')
 
 PENDING: dict[str, str] = {}
 """Promises that are not kept yet, and why. Remove a row when its test exists."""
@@ -32,18 +32,14 @@ def _marked() -> dict[str, set[str]]:
     """Return the files of the tests that are marked with each id."""
     found: defaultdict[str, set[str]] = defaultdict(set)
     for path in TESTS.rglob("*.py"):
-        for name in _ids(ast.parse(path.read_text(encoding="utf-8"))):
+        for name in _ids(path.read_text(encoding="utf-8")):
             found[name].add(path.relative_to(TESTS).as_posix())
     return dict(found)
 
 
-def _ids(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
-        match node:
-            case ast.Call(func=ast.Attribute(attr="requirement"), args=ids):
-                yield from map(ast.literal_eval, ids)
-            case _:
-                pass
+def _ids(source: str) -> Iterator[str]:
+    for ids in MARK.findall(source):
+        yield from re.findall(r"\w+", ids)
 
 
 def test_the_table_has_every_id() -> None:
@@ -153,11 +149,13 @@ def test_r51_versions_with_known_vulnerabilities_cannot_be_installed(name: str) 
 
 
 def test_the_scan_finds_markers_in_every_form() -> None:
+    # Not written out, so that the scan of this file does not find them.
+    mark = "pytest.mark.requirement"
     source = (
-        'pytestmark = pytest.mark.requirement("R01")\n'
-        '@pytest.mark.requirement("R02", "F3")\n'
+        f'pytestmark = {mark}("R01")\n'
+        f'@{mark}("R02", "F3")\n'
         "def test_a() -> None: ...\n"
-        'ROWS = [pytest.param(1, marks=pytest.mark.requirement("R04"))]\n'
+        f'ROWS = [pytest.param(1, marks={mark}(\n    "R04",\n    "F5",\n))]\n'
     )
 
-    assert sorted(_ids(ast.parse(source))) == ["F3", "R01", "R02", "R04"]
+    assert sorted(_ids(source)) == ["F3", "F5", "R01", "R02", "R04"]

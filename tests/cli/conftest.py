@@ -135,6 +135,9 @@ key = { env = "BOB_KEY" }
 port = 0
 """
 
+TOOL_SERVER = [str(PROJECT / "tests" / "hub" / "tool_server.py"), "0", "double", "2", "0"]
+"""Arguments of Python for an MCP server on stdio that starts at once; its tool is `double`."""
+
 
 @dataclass(frozen=True)
 class Ran:

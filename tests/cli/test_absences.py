@@ -5,10 +5,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import anyio
 import pytest
+from anyio.from_thread import start_blocking_portal
 from tests.cli.conftest import CONFIG, Ran
 from tests.cli.test_serving import KEYS, started
+
+from operations.hub import open_hub
+from operations.server.running import running
 
 Run = Callable[..., Ran]
 
@@ -84,13 +87,6 @@ def test_doctor_fails_for_every_missing_source(run: Run, monkeypatch: pytest.Mon
     failed = [each["what"] for each in ran.json["findings"] if each["state"] == "failed"]
     assert ran.code == 1
     assert failed == ["local", "openapi:shop", "mcp:files", "mcp:gone.json"]
-
-
-async def test_serving_continues_with_connected_sources(
-    broken: Path, environment: dict[str, str]
-) -> None:
-    async with started(environment, "serve") as (_, ready):
-        assert ready["operations"] == 12
 
 
 @pytest.mark.parametrize("config", ["operations.toml", "mcp.json"])
@@ -175,35 +171,37 @@ def test_a_document_without_servers_needs_a_base_url(
     assert words not in ran.out + ran.err
 
 
-async def test_serving_a_document_without_servers_is_reported(
-    folder: Path, environment: dict[str, str]
+async def test_serving_continues_without_missing_sources_and_reports_them(
+    broken: Path, environment: dict[str, str]
 ) -> None:
-    (folder / "shop.json").write_text(json.dumps(SHOP))
-    with (folder / "operations.toml").open("a") as file:
-        file.write("[openapi.shop]\ndocument = 'shop.json'\n")
+    (broken / "till.json").write_text(json.dumps(SHOP))
+    with (broken / "operations.toml").open("a") as file:
+        file.write("[openapi.till]\ndocument = 'till.json'\n")
 
-    async with started(environment, "serve") as (process, _):
+    async with started(environment, "serve") as (process, ready):
+        assert ready["operations"] == 13
         process.terminate()
         _, said = await process.communicate()
 
-    assert b"Set it in [openapi.shop]" in said
+    assert b"openapi:shop is not available" in said
+    assert b"Set it in [openapi.till]" in said
 
 
-async def test_a_wrong_key_for_a_server_is_reported_with_advice(
-    folder: Path, environment: dict[str, str], tmp_path: Path
+def test_a_wrong_key_for_a_server_is_reported_with_advice(
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both sides are this library, so that the rejection over HTTP is JSON."""
-    async with started(environment, "serve") as (_, ready):
-        far = tmp_path / "far.toml"
-        far.write_text(
-            f'[mcp.far]\nurl = "{ready["entryPoints"]["mcp"]}"\ntoken = {{ env = "WRONG" }}\n'
-        )
-        environment["WRONG"] = "CANARY"
-        command = ["-m", "operations", "call", "far.work.add", "--config", str(far)]
-        ran = await anyio.run_process([sys.executable, *command], env=environment, check=False)
+    for name, key in {**KEYS, "WRONG": "CANARY"}.items():
+        monkeypatch.setenv(name, key)
+    with start_blocking_portal() as beside:
+        hub = beside.wrap_async_context_manager(open_hub(folder / "operations.toml"))
+        with hub as near, beside.wrap_async_context_manager(running(near.app)) as url:
+            (folder / "far.toml").write_text(
+                f'[mcp.far]\nurl = "{url}/mcp"\ntoken = {{ env = "WRONG" }}\n'
+            )
+            ran = run("call", "far.work.add", "--config", "far.toml")
 
-    said = ran.stderr.decode()
-    assert ran.returncode == 8
-    assert said.count("HTTP status 401") == 1
-    assert "token or headers in operations.toml" in said
-    assert "CANARY" not in said
+    assert ran.code == 8
+    assert ran.err.count("HTTP status 401") == 1
+    assert "token or headers in operations.toml" in ran.err
+    assert "CANARY" not in ran.out + ran.err

@@ -1,22 +1,24 @@
 """`init`, `import`, `trace`, `doctor`, `completion`, `work` and `demo`, as scripts use them."""
 
+import json
 import shlex
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-import anyio
 import msgspec
 import pytest
-from tests.cli.conftest import Ran
+from anyio.from_thread import start_blocking_portal
+from tests.cli.conftest import TOOL_SERVER, Ran
 from tests.conftest import PROJECT
 from tests.servers import NatsServer, running
 
 from operations import __version__
-from operations.cli.demo import MANAGER, answers_of, command_of, open_demo, steps
+from operations.cli.demo import MANAGER, Step, answers_of, command_of, open_demo, steps
 from operations.cli.options import ExitCode
 from operations.config import load_config
+from operations.hub import Hub
 from operations.server import new_key
 
 Run = Callable[..., Ran]
@@ -31,19 +33,6 @@ paths:
   /odd:
     get: 3
 """
-
-SERVER = '''
-from mcp.server.mcpserver import MCPServer
-
-server = MCPServer("tools")
-
-@server.tool()
-def double(number: int) -> int:
-    """Twice as much."""
-    return 2 * number
-
-server.run()
-'''
 
 
 def test_init_writes_a_config_that_works_at_once(run: Run, folder: Path) -> None:
@@ -86,14 +75,14 @@ def test_import_previews_a_document(run: Run, folder: Path) -> None:
 
 
 def test_import_starts_a_server_or_reads_an_mcp_json(run: Run, folder: Path) -> None:
-    (folder / "server.py").write_text(SERVER)
-    (folder / "mcp.json").write_text(
-        f'{{"mcpServers": {{"tools": {{"command": "{sys.executable}", "args": ["server.py"]}}}}}}'
+    (folder / "server.py").write_text(
+        f"import runpy, sys\nsys.argv = {TOOL_SERVER}\nrunpy.run_path(sys.argv[0])\n"
     )
+    entry = {"command": sys.executable, "args": ["server.py"]}
+    (folder / "mcp.json").write_text(json.dumps({"mcpServers": {"tools": entry}}))
 
-    assert run("import", sys.executable, "server.py", "--json").json["operations"] == [
-        "server.double"
-    ]
+    imported = run("import", sys.executable, "server.py", "--json").json
+    assert imported["operations"] == ["server.double"]
     listed = run("list", "--config", "mcp.json", "--json").json
     assert [row["id"] for row in listed] == ["tools.double"]
     assert run("call", "tools.double", "number=21", "--config", "mcp.json").json == {"result": 42}
@@ -139,17 +128,16 @@ def test_trace_shows_calls_as_a_tree_without_their_data(run: Run, folder: Path) 
 
 
 def test_trace_marks_a_tool_whose_result_is_an_error(run: Run, folder: Path) -> None:
-    tools = Path(__file__).parents[2] / "src/operations/cli/demo/tools.py"
     with (folder / "operations.toml").open("a") as config:
-        config.write(f"[mcp.money]\ncommand = '{sys.executable}'\nargs = ['{tools}']\n")
-    assert run("call", "money.convert", "amount=1", "to=USD").code == 0
-    assert run("call", "money.convert", "amount=1", "to=XXX").code == 1
+        config.write(f"[mcp.tools]\ncommand = '{sys.executable}'\nargs = {TOOL_SERVER}\n")
+    assert run("call", "tools.double", "number=1").code == 0
+    assert run("call", "tools.double", "number=-1").code == 1
 
     assert [root["outcome"] for root in run("trace", "--json").json] == [
         "success",
         "EXECUTION_ERROR",
     ]
-    assert run("trace", "--failed").out.count("money.convert") == 1
+    assert run("trace", "--failed").out.count("tools.double") == 1
 
 
 def test_nothing_is_stored_if_the_config_disables_it(run: Run, folder: Path) -> None:
@@ -256,50 +244,43 @@ def test_version_and_unknown_commands(run: Run) -> None:
 
 
 @pytest.mark.slow
-def test_without_a_terminal_the_demo_ends_after_its_tour(
-    folder: Path, environment: dict[str, str]
-) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "operations", "demo"],
-        capture_output=True, text=True, timeout=110, check=False, env=environment, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
+def test_without_a_terminal_the_demo_ends_after_its_tour(run: Run) -> None:
+    done = run("demo")
 
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.err
     for words in ('"source":"http"', '"source":"mcp"', '"source":"local"', "ACCESS_DENIED", "VALIDATION_ERROR",
                   "SOLD_OUT", "HTTP 404", '"isError":true', "JPY"):  # fmt: skip
-        assert words in done.stdout
-    assert "\x1b" not in done.stdout
-    assert "Ctrl-C" not in done.stdout + done.stderr
+        assert words in done.out
+    assert "\x1b" not in done.out
+    assert "Ctrl-C" not in done.out + done.err
 
 
 @pytest.mark.slow
-async def test_the_commands_of_the_tour_have_the_shown_results(
-    folder: Path, environment: dict[str, str]
-) -> None:
-    kinds: set[tuple[bool, bool]] = (
-        set()
-    )  # One step of each kind: every command starts all sources.
-    with anyio.fail_after(100):
-        async with open_demo(new_key()) as hub:
-            for step in steps(MANAGER):
-                shown = [answer async for answer in answers_of(step, hub.registry)]
-                kind = (step.streams, "error" in shown[0])
-                if kind in kinds:
-                    continue
-                kinds.add(kind)
-                command = shlex.split(command_of(step, hub.registry))
-                done = await anyio.run_process(
-                    [sys.executable, "-m", *command, "--json", "--config", str(hub.file.path)],
-                    env=environment,
-                    check=False,
-                )
-                if "error" in shown[0]:
-                    failure = msgspec.json.decode(done.stderr.splitlines()[-1])["error"]
-                    assert failure["message"] == shown[0]["error"]["message"]
-                else:
-                    lines = done.stdout.splitlines() if step.streams else [done.stdout]
-                    said = [msgspec.json.decode(line) for line in lines]
-                    assert [each["data"] for each in said] == [each["data"] for each in shown]
+def test_the_commands_of_the_tour_have_the_shown_results(run: Run) -> None:
+    async def shown_by(step: Step, hub: Hub) -> list[Any]:
+        return [answer async for answer in answers_of(step, hub.registry)]
+
+    kinds: set[tuple[bool, bool]] = set()
+    with (
+        start_blocking_portal() as beside,
+        beside.wrap_async_context_manager(open_demo(new_key())) as hub,
+    ):
+        for step in steps(MANAGER):
+            shown = beside.call(shown_by, step, hub)
+            kind = (step.streams, "error" in shown[0])
+            # One step of each kind: every command starts all sources.
+            if kind in kinds:
+                continue
+            kinds.add(kind)
+            program, *command = shlex.split(command_of(step, hub.registry))
+            assert program == "operations"
+            done = run(*command, "--json", "--config", str(hub.file.path))
+            if "error" in shown[0]:
+                assert done.error["message"] == shown[0]["error"]["message"]
+            else:
+                lines = done.out.splitlines() if step.streams else [done.out]
+                said = [msgspec.json.decode(line) for line in lines]
+                assert [each["data"] for each in said] == [each["data"] for each in shown]
 
 
 def test_the_doctor_examines_a_document(run: Run, folder: Path) -> None:

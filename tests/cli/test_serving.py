@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -60,20 +59,16 @@ async def test_imported_operations_that_anyone_may_call_are_pointed_out(
     (folder / "shop.json").write_text(
         json.dumps({"openapi": "3.1.0", "servers": [{"url": "https://x.example"}], "paths": paths})
     )
-    config = (folder / "operations.toml").read_text()
-    said: list[bytes] = []
-    for rule in ("", "scopes = ['shop:use']\n"):
-        (folder / "operations.toml").write_text(
-            f"{config}[openapi.shop]\ndocument = 'shop.json'\n{rule}"
-        )
-        async with started(environment, "serve") as (process, _):
-            process.terminate()
-            said.append((await process.communicate())[1])
-        assert process.returncode == 0, "ended in the moment it was ready, and not in order"
+    with (folder / "operations.toml").open("a") as config:
+        config.write("[openapi.shop]\ndocument = 'shop.json'\n")
+        config.write("[openapi.till]\ndocument = 'shop.json'\nscopes = ['till:use']\n")
+    async with started(environment, "serve") as (process, _):
+        process.terminate()
+        said = (await process.communicate())[1]
+    assert process.returncode == 0, "ended in the moment it was ready, and not in order"
 
     words = b"anyone on this machine may call 2 imported operations (openapi:shop)"
-    assert said[0].count(words) == 1
-    assert b"anyone" not in said[1]
+    assert said.count(words) == said.count(b"anyone") == 1
 
 
 @pytest.mark.requirement("R07", "R21")
@@ -127,19 +122,6 @@ async def test_only_the_entry_points_that_were_asked_for_are_open(
                         assert answer.status == 404
 
 
-async def test_mcp_is_spoken_on_stdio(folder: Path, environment: dict[str, str]) -> None:
-    config = MCPClientConfig(
-        command=sys.executable,
-        args=["-m", "operations", "serve", "--stdio", "--as", "alice"],
-        env={**KEYS, "PYTHONPATH": environment["PYTHONPATH"], "XDG_STATE_HOME": os.environ["XDG_STATE_HOME"]},
-        cwd=folder,
-    )  # fmt: skip
-    with anyio.fail_after(60):
-        async with connect_mcp("hub", config) as client:
-            by_id = {each.spec.id: each for each in client}
-            assert {"hub.work__add", "hub.work__secret", "hub.approvals__list"} <= by_id.keys()
-
-
 async def test_how_mcp_is_served_can_be_set_in_the_file(
     folder: Path, environment: dict[str, str]
 ) -> None:
@@ -169,28 +151,43 @@ async def test_how_mcp_is_served_can_be_set_in_the_file(
             ) as answer:
                 assert answer.status == 200
                 assert "mcp-session-id" not in answer.headers
-    config.write_text(config.read_text().replace("max_tools = 1000", "max_tools = 1"))
-    server = stdio_client(
-        StdioServerParameters(
-            command=sys.executable, args=["-m", "operations", "serve", "--stdio"], env=environment
-        )
-    )
-    async with Client(server) as client:
-        few = (await client.list_tools()).tools
 
     assert "work.add" in [tool.name for tool in tools]
     assert instructions == "Be gentle."
-    assert {tool.name for tool in few} == {"search", "schema", "call", "batch"}
 
 
-def test_a_taken_port_is_reported_by_serve(folder: Path, environment: dict[str, str]) -> None:
-    ran = subprocess.run(
-        [sys.executable, "-m", "operations", "serve", "--host", "203.0.113.7", "--port", "1"],
-        env={**environment, **KEYS}, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+async def test_mcp_is_spoken_on_stdio_as_set_in_the_file(
+    folder: Path, environment: dict[str, str]
+) -> None:
+    with (folder / "operations.toml").open("a") as config:
+        config.write("[serve.mcp]\ndisclosure = 'auto'\nmax_tools = 1\n")
+    server = stdio_client(
+        StdioServerParameters(
+            command=sys.executable,
+            args=["-m", "operations", "serve", "--stdio", "--as", "alice"],
+            env={**environment, **KEYS},
+            cwd=folder,
+        )
+    )
+    with anyio.fail_after(60):
+        async with Client(server) as client:
+            tools = {tool.name for tool in (await client.list_tools()).tools}
+            called = await client.call_tool("call", {"operation": "work.secret", "input": {}})
 
-    assert ran.returncode == 1
-    assert "cannot listen on 203.0.113.7:1" in ran.stderr
+    assert tools == {"search", "schema", "call", "batch"}
+    assert "hidden" in str(called.content)
+
+
+def test_a_taken_port_is_reported_by_serve(
+    run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, key in KEYS.items():
+        monkeypatch.setenv(name, key)
+
+    ran = run("serve", "--host", "203.0.113.7", "--port", "1")
+
+    assert ran.code == 1
+    assert "cannot listen on 203.0.113.7:1" in ran.err
 
 
 @pytest.mark.requirement("R22")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
@@ -13,7 +14,7 @@ import aiohttp
 import anyio
 import jwt
 import pytest
-from tests.cli.conftest import Ran
+from tests.cli.conftest import TOOL_SERVER, Ran
 from tests.servers import REDIS_7, Broker, NatsServer, RedisServer
 from tests.servers import running as broker_running
 
@@ -147,16 +148,14 @@ async def test_a_name_that_is_taken_costs_the_second_source_alone(folder: Path) 
 
 
 async def test_an_mcp_json_gives_the_reachable_servers(folder: Path) -> None:
-    tools = Path(__file__).parents[2] / "src/operations/cli/demo/tools.py"
-    (folder / "mcp.json").write_text(
-        f'{{"mcpServers": {{"money": {{"command": "{sys.executable}", "args": ["{tools}"]}},'
-        ' "gone": {"command": "no-such-program"}}}'
-    )
+    tools = {"command": sys.executable, "args": TOOL_SERVER}
+    servers = {"tools": tools, "gone": {"command": "no-such-program"}}
+    (folder / "mcp.json").write_text(json.dumps({"mcpServers": servers}))
 
     async with hub_of(folder, "mcp_json = ['mcp.json']") as hub:
-        money, gone = hub.sources
+        found, gone = hub.sources
 
-        assert money.operations == ("money.convert",)
+        assert found.operations == ("tools.double",)
         assert (gone.name, gone.state) == ("gone", "disconnected")
         with pytest.raises(CallError, match="there is no program no-such-program") as caught:
             hub.spec("gone.tool")
@@ -194,13 +193,12 @@ def test_faults_of_an_mcp_json_are_reported_with_advice(
 def test_an_unknown_key_is_reported_and_the_rest_works(
     folder: Path, run: Callable[..., Ran]
 ) -> None:
-    tools = Path(__file__).parents[2] / "src/operations/cli/demo/tools.py"
-    entry = {"command": sys.executable, "args": [str(tools)], "quries": ["convert"]}
-    (folder / "mcp.json").write_text(json.dumps({"mcpServers": {"money": entry}}))
+    entry = {"command": sys.executable, "args": TOOL_SERVER, "quries": ["double"]}
+    (folder / "mcp.json").write_text(json.dumps({"mcpServers": {"tools": entry}}))
     ran = run("list", "--ids", "--config", "mcp.json")
 
-    assert ran.out == "money.convert\n"
-    assert 'money: quries is not a known key. Did you mean "queries"?' in ran.err
+    assert ran.out == "tools.double\n"
+    assert 'tools: quries is not a known key. Did you mean "queries"?' in ran.err
 
 
 async def test_workers_on_a_broker_are_a_source(
@@ -274,13 +272,13 @@ async def test_signed_tokens_let_their_bearers_in(
 
 
 def test_servers_of_an_mcp_json_start_in_its_folder(folder: Path, run: Callable[..., Ran]) -> None:
-    tools = (Path(__file__).parents[2] / "src/operations/cli/demo/tools.py").read_text()
+    server, *arguments = TOOL_SERVER
     (folder / "m").mkdir()
-    (folder / "m" / "tools.py").write_text(tools)
-    entry = {"command": sys.executable, "args": ["tools.py"]}
-    (folder / "m" / "mcp.json").write_text(json.dumps({"mcpServers": {"money": entry}}))
+    shutil.copy(server, folder / "m" / "server.py")
+    entry = {"command": sys.executable, "args": ["server.py", *arguments]}
+    (folder / "m" / "mcp.json").write_text(json.dumps({"mcpServers": {"tools": entry}}))
 
-    assert run("list", "--ids", "--config", "m/mcp.json").out == "money.convert\n"
+    assert run("list", "--ids", "--config", "m/mcp.json").out == "tools.double\n"
 
 
 async def test_known_operations_are_unavailable_while_their_source_is(

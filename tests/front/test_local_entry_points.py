@@ -154,16 +154,6 @@ def test_access_at_the_command_line(
     assert over_terminal(operation, {}, key) == outcome
 
 
-@pytest.mark.requirement("R07", "R54")
-@pytest.mark.parametrize("key", [None, "ann", "bob"])
-async def test_access_on_stdio(folder: Path, key: str | None) -> None:
-    expected = {operation: outcome for operation, who, outcome in ACCESS if who == key}
-    async with stdio(folder, key) as client:
-        found = {operation: await over_stdio(client, operation, {}) for operation in expected}
-
-    assert found == expected
-
-
 @pytest.mark.requirement("R55", "R54")
 @pytest.mark.parametrize(("limits", "value", "outcome"), SIZES.values(), ids=SIZES)
 def test_sizes_are_limited_at_the_command_line(
@@ -174,21 +164,40 @@ def test_sizes_are_limited_at_the_command_line(
     assert over_terminal("test.open", {"value": value}, "ann") == outcome
 
 
-@pytest.mark.requirement("R55", "R54")
-@pytest.mark.parametrize(("limits", "value", "outcome"), SIZES.values(), ids=SIZES)
-async def test_sizes_are_limited_on_stdio(
-    folder: Path, limits: Limits, value: Any, outcome: str
-) -> None:
-    configure(folder, limits)
+@pytest.mark.requirement("R07", "R54")
+@pytest.mark.parametrize("key", [None, "bob"])
+async def test_access_on_stdio(folder: Path, key: str | None) -> None:
+    async with stdio(folder, key) as client:
+        await has_access_of(client, key)
+
+
+async def has_access_of(client: Client, key: str | None) -> None:
+    expected = {operation: outcome for operation, who, outcome in ACCESS if who == key}
+    found = {operation: await over_stdio(client, operation, {}) for operation in expected}
+    assert found == expected
+
+
+@pytest.mark.requirement("R07", "R55", "R54")
+async def test_access_and_default_sizes_on_stdio(folder: Path) -> None:
+    sizes = [(value, outcome) for limits, value, outcome in SIZES.values() if limits == Limits()]
+    assert len(sizes) == 2
     async with stdio(folder, "ann") as client:
-        assert await over_stdio(client, "test.open", {"value": value}) == outcome
-        assert await over_stdio(client, "test.open", {"value": 1}) == "fine"
+        await has_access_of(client, "ann")
+        for value, outcome in sizes:
+            assert await over_stdio(client, "test.open", {"value": value}) == outcome
+            assert await over_stdio(client, "test.open", {"value": 1}) == "fine"
 
 
-@pytest.mark.requirement("R39", "R54")
-async def test_concurrent_calls_are_limited_on_stdio(folder: Path) -> None:
-    configure(folder, replace(Limits(), calls_per_caller=2))
+@pytest.mark.requirement("R39", "R55", "R54")
+async def test_sizes_and_concurrent_calls_are_limited_on_stdio(folder: Path) -> None:
+    few, large = SIZES["few values"], SIZES["bytes"]
+    configure(
+        folder, Limits(values=few[0].values, body_bytes=large[0].body_bytes, calls_per_caller=2)
+    )
     async with stdio(folder, "ann") as client, anyio.create_task_group() as tasks:
+        for _, value, outcome in (few, large):
+            assert await over_stdio(client, "test.open", {"value": value}) == outcome
+            assert await over_stdio(client, "test.open", {"value": 1}) == "fine"
         for _ in range(2):
             tasks.start_soon(over_stdio, client, "test.wait", {})
         # Messages are read in order, so both calls have begun before the next one is read.

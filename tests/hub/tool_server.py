@@ -1,6 +1,6 @@
 """An MCP server with one tool, which starts at once: `python tool_server.py PORT TOOL FACTOR DELAY`; PORT 0 is stdio.
 
-DELAY is how long, in seconds, every response takes.
+DELAY is how long, in seconds, every response takes. The result for a negative number is an error.
 """
 
 import json
@@ -25,6 +25,8 @@ def result(method: str, params: Any) -> Any:
     if method == "tools/call":
         number = FACTOR * params["arguments"]["number"]
         content = [{"type": "text", "text": str(number)}]
+        if number < 0:
+            return {"content": content, "isError": True}
         return {"content": content, "structuredContent": {"result": number}}
     return {} if method == "ping" else None
 
