@@ -20,7 +20,7 @@ from operations import (
     OperationContext,
     OperationRegistry,
 )
-from operations import _grants as core
+from operations import access as core
 from operations._time_limits import held_slot
 from operations.authority import (
     ApprovalRule,

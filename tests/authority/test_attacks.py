@@ -16,7 +16,7 @@ from tests.authority.test_approvals import ALICE, BOSS, DENIED, KEY, REQUIRED, O
 from tests.authority.test_entry_points import World, _rpc, build, served
 
 from operations import CallError, ErrorCode, Identity, OperationContext, OperationRegistry
-from operations import _grants as core
+from operations import access as core
 from operations.access import ApprovalRule
 from operations.authority import (
     Authority,

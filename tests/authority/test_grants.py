@@ -20,7 +20,7 @@ from operations import (
     OperationRegistry,
     check_access,
 )
-from operations import _grants as core
+from operations import access as core
 from operations.authority import (
     Authority,
     Block,

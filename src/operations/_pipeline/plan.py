@@ -18,10 +18,9 @@ from queue import Empty, SimpleQueue
 from typing import Any, Protocol, TypeAlias, cast
 from weakref import WeakKeyDictionary
 
-from operations._grants import matcher
 from operations._pipeline.outcome import CallCounters, Envelope, finisher
 from operations._text import counted, enforce_lists
-from operations.access import permission, resource_permission
+from operations.access import matcher, permission, resource_permission
 from operations.authority import Authority
 from operations.context import OperationContext, Reach
 from operations.envelopes import ResponseEnvelope

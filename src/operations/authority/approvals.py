@@ -22,10 +22,9 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
-from operations._grants import Rules, clock
 from operations._json import canonical
 from operations._time_limits import lent_slot
-from operations.access import ApprovalRule, access_denied
+from operations.access import ApprovalRule, Rules, access_denied, clock
 from operations.authority.grants import enforce_valid
 from operations.authority.ledger import Ledger
 from operations.authority.store import Store

@@ -22,8 +22,7 @@ from typing import Any, Final, TypeAlias, TypedDict, Unpack
 import msgspec
 from msgspec.structs import replace
 
-from operations._grants import Block, Grant, Origin, Subject, clock, secret_key
-from operations.access import Identity
+from operations.access import Block, Grant, Identity, Origin, Subject, clock, secret_key
 from operations.authority.store import Store
 from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode, OperationsError

@@ -20,8 +20,8 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from operations._grants import clock, secret_key
 from operations._json import canonical
+from operations.access import clock, secret_key
 from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode, OperationsError
 from operations.types import JSONObject
