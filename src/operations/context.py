@@ -25,8 +25,8 @@ from weakref import WeakSet
 
 import msgspec
 
+from operations._resilience import TimeLimit
 from operations._text import enforce_lists
-from operations._time_limits import TimeLimit
 from operations.access import AccessControl, Identity, check_access
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, operation_not_found

@@ -28,9 +28,8 @@ from msgspec.structs import replace as with_fields
 from operations._json import is_object, object_of, unescape
 from operations._pipeline.path import before, invoke
 from operations._pipeline.plan import Plan
-from operations._resilience import Backoff, RetryBudget, retry_after
+from operations._resilience import Backoff, RetryBudget, TimeLimit, retry_after
 from operations._text import enforce_lists, printable
-from operations._time_limits import TimeLimit
 from operations.access import AccessControl, ApprovalRule
 from operations.context import OperationContext
 from operations.envelopes import MCPResponseMeta, ResponseEnvelope, TextContent

@@ -23,7 +23,7 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from operations._json import canonical
-from operations._time_limits import lent_slot
+from operations._resilience import lent_slot
 from operations.access import ApprovalRule, Rules, access_denied, clock
 from operations.authority.grants import enforce_valid
 from operations.authority.ledger import Ledger

@@ -26,7 +26,7 @@ from contextlib import contextmanager
 from time import monotonic, time
 from typing import Any, Final, TypeAlias
 
-from operations._time_limits import MAX_SECONDS
+from operations._resilience import MAX_SECONDS
 from operations.access import Identity, access_denied, check_access
 from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode, OperationsError

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Final
 from msgspec import Meta
 
 from operations._json import MAX_DEPTH, MAX_REQUEST_VALUES
-from operations._time_limits import ANSWER_SECONDS, held_slot
+from operations._resilience import ANSWER_SECONDS, held_slot
 from operations.access import Identity
 from operations.errors import CallError, ErrorCode
 from operations.specs import Operation

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeAlias, cast
 from weakref import WeakKeyDictionary
 
-from operations._time_limits import TimeLimit
+from operations._resilience import TimeLimit
 
 Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]

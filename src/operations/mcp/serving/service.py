@@ -22,8 +22,8 @@ from mcp_types import (
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from msgspec.structs import replace
 
+from operations._resilience import TimeLimit
 from operations._text import suggestion
-from operations._time_limits import TimeLimit
 from operations.access import Identity
 from operations.context import CLOSED, NOTHING, CallerChannel, OperationContext
 from operations.envelopes import LocalResponseMeta, ResponseEnvelope, add_changes
