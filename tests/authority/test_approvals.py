@@ -21,7 +21,7 @@ from operations import (
     OperationRegistry,
 )
 from operations import access as core
-from operations._time_limits import held_slot
+from operations._resilience import held_slot
 from operations.authority import (
     ApprovalRule,
     Authority,

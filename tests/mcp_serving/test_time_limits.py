@@ -12,7 +12,7 @@ from mcp_types import ElicitResult
 from tests.mcp_serving.support import ERAS, error_of, serving
 
 from operations import CallError, ErrorCode, OperationContext, OperationRegistry
-from operations._time_limits import TimeLimit
+from operations._resilience import TimeLimit
 from operations.front.limits import Limits
 from operations.front.timing import CallTimeout
 from operations.mcp import to_mcp

@@ -18,7 +18,7 @@ import msgspec
 from operations._decoding import decode_json
 from operations._json import MAX_REQUEST_VALUES, JSONValueError, list_of, unescape
 from operations.schema import Change, CompiledSchema
-from operations.schema.results import MAX_PATH
+from operations.schema.casting.changes import MAX_PATH
 from operations.types import JSONObject
 
 _ROUNDS: Final = 4

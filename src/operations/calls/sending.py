@@ -49,7 +49,7 @@ from operations.errors import (
     TransportError,
 )
 from operations.pubsub.base import Delivery, EventTarget
-from operations.schema.results import ValidationIssue, misfit
+from operations.schema.explain import ValidationIssue, misfit
 from operations.types import JSONObject
 
 logger = logging.getLogger("operations")

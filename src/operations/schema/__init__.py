@@ -1,6 +1,7 @@
 """JSON Schema as data: check a value, explain its faults, cast it to fit."""
 
 from operations.schema.casting import CastPolicy, Normalise
+from operations.schema.casting.changes import MAX_MESSAGE, MAX_PATH, CastResult, Change, ChangeKind
 from operations.schema.document import (
     CompiledSchema,
     Schema,
@@ -10,18 +11,10 @@ from operations.schema.document import (
     from_schema,
     validate_or_raise,
 )
+from operations.schema.explain import ValidationIssue, misfit
 from operations.schema.python.from_types import converter_for, schema_for
 from operations.schema.python.shapes import ConversionError
 from operations.schema.python.signatures import Signature, signature_of
-from operations.schema.results import (
-    MAX_MESSAGE,
-    MAX_PATH,
-    CastResult,
-    Change,
-    ChangeKind,
-    ValidationIssue,
-    misfit,
-)
 from operations.schema.shared import SharedDefinitions
 
 __all__ = [

@@ -23,12 +23,12 @@ from operations.schema.casting import (
     mismatches,
     open_containers,
 )
+from operations.schema.casting.changes import CastResult, Change
 from operations.schema.casting.stripping import REFUSALS
 from operations.schema.checking import Checker
-from operations.schema.explain import explain
+from operations.schema.explain import ValidationIssue, explain, misfit
 from operations.schema.plans import Plan
 from operations.schema.references import is_annotation
-from operations.schema.results import CastResult, Change, ValidationIssue, misfit
 from operations.schema.shared import SharedDefinitions
 from operations.types import JSONSchema
 

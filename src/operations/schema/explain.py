@@ -7,15 +7,42 @@ number of failures and a bounded number of steps, however alternatives multiply.
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import msgspec
+
 from operations._json import escape, is_list, is_object
-from operations._text import suggestion
+from operations._text import SUGGESTS, suggestion
+from operations.errors import CallError
 from operations.schema.members import nearest
 from operations.schema.patterns import matcher
 from operations.schema.plans import Planner
 from operations.schema.references import Site, item_keywords
-from operations.schema.results import ValidationIssue
 from operations.schema.values import flat_failures, listed, type_of
 from operations.types import JSONObject
+
+
+class ValidationIssue(msgspec.Struct, frozen=True, rename="camel"):
+    """One failure of one value."""
+
+    path: str
+    """JSON pointer to the failing place; empty for the value itself."""
+
+    message: str
+    """The problem, as a phrase that follows the path: `is required`, `must be a string, not null`."""
+
+    keyword: str
+    """The JSON Schema keyword that failed; `json` where the value is not JSON at all."""
+
+
+def misfit(code: str, sentence: str, issues: Sequence[ValidationIssue]) -> CallError:
+    """Return the error for a value that does not fit. Its message names the first issue, its details all of them."""
+    # A misspelt name explains more than the missing one that it was meant to be.
+    issues = sorted(issues, key=lambda issue: SUGGESTS not in issue.message)
+    first, more = issues[0], f" (and {len(issues) - 1} more)" if len(issues) > 1 else ""
+    return CallError(
+        code,
+        f"{sentence}: {first.path or 'it'} {first.message}{more}",
+        {"errors": msgspec.to_builtins(issues)},
+    )
 
 
 def evaluated_names(planner: Planner, site: Site, value: JSONObject) -> set[str]:

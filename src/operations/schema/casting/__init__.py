@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
 
 from operations._json import MAX_DEPTH, JSONValueError, as_json, canonical, to_json, without_objects
-from operations.schema.casting.changes import Changes, Uniform, is_unchanged
+from operations.schema.casting.changes import Change, Changes, Uniform, is_unchanged
 from operations.schema.casting.stripping import REFUSALS, NeedsRepair, Stripper, TypedStrip, pack
 from operations.schema.casting.structs import Shaper
 from operations.schema.casting.thorough import Caster, CreatingPass, Pass
@@ -18,7 +18,6 @@ from operations.schema.explain import explain
 from operations.schema.members import Places
 from operations.schema.plans import Plan, Planner, Scope, scalar_types
 from operations.schema.references import Site
-from operations.schema.results import Change
 from operations.schema.shared import SharedDefinitions
 
 CastPolicy: TypeAlias = Literal["cast", "keep", "create"]

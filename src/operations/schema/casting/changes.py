@@ -6,13 +6,61 @@ Rule 2: there is one entry per kind and schema location: the items of an array s
 
 from collections.abc import Iterable
 from operator import itemgetter
-from typing import Any, TypeAlias
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
+
+import msgspec
 
 from operations._json import is_list, is_object, kind_of, lift, pointer, to_json, unescape
 from operations._text import counted
+from operations.schema.explain import ValidationIssue
 from operations.schema.members import Place
-from operations.schema.results import MAX_MESSAGE, MAX_PATH, Change, ChangeKind, ValidationIssue
 from operations.schema.values import conversions, same, shown
+from operations.types import Count
+
+ChangeKind: TypeAlias = Literal[
+    "stripped", "filled", "converted", "created", "replaced", "mismatch", "input"
+]
+"""The kinds of changes by normalisation:
+
+- `stripped`: removed properties that the schema does not declare
+- `filled`: added declared defaults
+- `converted`: wrote values as another type without loss
+- `created`: added values that the schema requires and does not declare a default for (policy `create`)
+- `replaced`: put another value in the place of one that does not fit (policy `create`)
+- `mismatch`: left a value unchanged that does not fit the schema
+- `input`: changed the input of the call
+"""
+
+MAX_MESSAGE = 200
+"""Characters of a change's message."""
+
+MAX_PATH = 400
+"""Characters of a change's path: property names come from third parties."""
+
+
+class Change(msgspec.Struct, frozen=True, rename="camel", gc=False):
+    """One kind of change at one location of the schema, however many values it affected."""
+
+    path: Annotated[str, msgspec.Meta(max_length=MAX_PATH)]
+    """JSON pointer to the first affected value; empty for the whole value."""
+
+    kind: ChangeKind
+
+    count: Count = 1
+    """Number of affected values."""
+
+    message: Annotated[str, msgspec.Meta(max_length=MAX_MESSAGE)] = ""
+    """Describes the first of them, worded to follow the path."""
+
+
+class CastResult(NamedTuple):
+    """A normalised value, and what changed."""
+
+    value: Any
+
+    changes: list[Change]
+    """Every change, mismatches first."""
+
 
 _MAX_NAMES = 100
 """How many undeclared names of one location have an entry each; the others share one."""

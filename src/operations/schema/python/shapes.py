@@ -15,7 +15,7 @@ import msgspec
 
 from operations._json import canonical, pointer
 from operations.schema.document import Schema
-from operations.schema.results import ValidationIssue
+from operations.schema.explain import ValidationIssue
 from operations.types import JSONObject
 
 Converter: TypeAlias = Callable[[Any], Any]

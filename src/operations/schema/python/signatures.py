@@ -19,6 +19,7 @@ import msgspec
 from operations._json import to_json
 from operations.errors import ErrorCode, RegistrationError, SchemaError
 from operations.schema.document import Schema
+from operations.schema.explain import ValidationIssue, misfit
 from operations.schema.python.annotations import origin_of, parse_docstring, peel
 from operations.schema.python.from_types import read
 from operations.schema.python.records import Field, Record, default_of
@@ -32,7 +33,6 @@ from operations.schema.python.shapes import (
     Unknown,
     document_of,
 )
-from operations.schema.results import ValidationIssue, misfit
 from operations.types import JSONObject
 
 Handler: TypeAlias = Callable[[Any, Any], Any]
