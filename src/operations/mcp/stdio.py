@@ -4,10 +4,11 @@ Rule 1: a line that is too long or not a message costs at most the call it answe
         one line is kept in memory; of a longer one its beginning and end, where the id of its request may be.
 Rule 2: leaving stops the child and everything it started: stdin closes, then SIGTERM, then SIGKILL, each with a bound.
 Rule 3: children end with us, even if we are killed: one small process per application watches a pipe that closes when
-        we die (`_kill_orphans`). It runs while there is a child to watch.
+        we die (`kill_orphans`). It runs while there is a child to watch.
 """
 
 import asyncio
+import inspect
 import logging
 import os
 import re
@@ -19,7 +20,6 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from threading import Lock
 from typing import Any, cast
 
@@ -108,7 +108,23 @@ class LineBuffer:
 
 logger = logging.getLogger("operations.mcp")
 
-_SCRIPT = Path(__file__).with_name("_kill_orphans.py")
+
+def kill_orphans() -> None:
+    """Kill the processes that a killed process left behind. This function is run by an interpreter of its own.
+
+    It reads `+number` and `-number`, one per line. When its stdin ends, because the writer has exited, it kills every
+    process group that was added and not removed.
+    """
+    groups: set[int] = set()
+    for line in sys.stdin:
+        (groups.add if line[0] == "+" else groups.discard)(int(line[1:]))
+    for group in groups:
+        try:
+            os.killpg(group, signal.SIGKILL)
+        except OSError:
+            continue
+
+
 _lock = Lock()
 _groups: set[int] = set()
 _process: "subprocess.Popen[bytes] | None" = None
@@ -139,8 +155,9 @@ def _tell(line: str) -> None:
     global _process  # noqa: PLW0603 - one guard per application
     try:
         if _process is None or _process.poll() is not None:
+            script = f"import os, signal, sys\n{inspect.getsource(kill_orphans)}\nkill_orphans()"
             _process = subprocess.Popen(  # noqa: S603 - our own script
-                [sys.executable, "-I", "-S", str(_SCRIPT)],
+                [sys.executable, "-I", "-S", "-c", script],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
