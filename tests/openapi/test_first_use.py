@@ -20,9 +20,8 @@ from operations import (
     OperationType,
 )
 from operations.openapi import HTTPServiceConfig, from_openapi
-from operations.schema import Schema, SharedDefinitions
-from operations.schema import shared as shared_module
-from operations.schema.patterns import compile_schema
+from operations.schema import Schema, SharedDefinitions, checking
+from operations.schema.compiling import compile_schema
 
 STRIPE = Path(__file__).parents[3] / "shared" / "openapi" / "stripe__spec3-2021-06-07.json"
 
@@ -67,7 +66,7 @@ async def test_the_definitions_of_a_large_document_are_compiled_once(
     async def respond(request: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [], "has_more": False, "url": "/"})
 
-    monkeypatch.setattr(shared_module, "compile_schema", counted)
+    monkeypatch.setattr(checking, "compile_schema", counted)
     async with serving(respond) as url, OperationRegistry() as registry:
         config = HTTPServiceConfig(namespace="api", base_url=url)
         service = from_openapi(json.loads(STRIPE.read_bytes()), config)

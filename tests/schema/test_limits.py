@@ -10,7 +10,7 @@ from tests.schema.material import Canary
 
 from operations.errors import SchemaError
 from operations.schema import Schema, assert_is_schema
-from operations.schema.patterns import MAX_SCHEMA_DEPTH, MAX_SCHEMA_VALUES
+from operations.schema.compiling import MAX_SCHEMA_DEPTH, MAX_SCHEMA_VALUES
 from operations.schema.references import MAX_SUBSCHEMAS
 
 QUICKLY = 2.0

@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.schema.strategies import any_schemas, json_values, plain_schemas
 
-from operations.schema import CastResult, Schema, SharedDefinitions
-from operations.schema import shared as shared_module
-from operations.schema.patterns import compile_schema
+from operations.schema import CastResult, Schema, SharedDefinitions, checking
+from operations.schema.compiling import compile_schema
 
 NAMES = ("node", "one", "two", "a/b")
 
@@ -44,7 +43,7 @@ def test_documents_that_share_definitions_mean_the_same(
     drawn = data.draw(documents())
     values = data.draw(st.lists(json_values, min_size=1, max_size=4))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shared_module, "PAGE_SIZE", page_size)
+        patch.setattr(checking, "PAGE_SIZE", page_size)
         shared = SharedDefinitions()
         for document in drawn:
             alone = Schema(document, lenient=True)
@@ -80,7 +79,7 @@ def test_definitions_are_compiled_once_for_all_documents(monkeypatch: pytest.Mon
         compiled.append(schema)
         return compile_schema(schema, *args, **options)
 
-    monkeypatch.setattr(shared_module, "compile_schema", counted)
+    monkeypatch.setattr(checking, "compile_schema", counted)
     shared = SharedDefinitions()
     roots: list[dict[str, Any]] = [
         {"$ref": "#/$defs/a"},

@@ -2,6 +2,7 @@
 
 from operations.schema.casting import CastPolicy, Normalise
 from operations.schema.casting.changes import MAX_MESSAGE, MAX_PATH, CastResult, Change, ChangeKind
+from operations.schema.checking import SharedDefinitions
 from operations.schema.document import (
     CompiledSchema,
     Schema,
@@ -15,7 +16,6 @@ from operations.schema.explain import ValidationIssue, misfit
 from operations.schema.python.from_types import converter_for, schema_for
 from operations.schema.python.shapes import ConversionError
 from operations.schema.python.signatures import Signature, signature_of
-from operations.schema.shared import SharedDefinitions
 
 __all__ = [
     "MAX_MESSAGE",

@@ -25,11 +25,10 @@ from operations.schema.casting import (
 )
 from operations.schema.casting.changes import CastResult, Change
 from operations.schema.casting.stripping import REFUSALS
-from operations.schema.checking import Checker
+from operations.schema.checking import Checker, SharedDefinitions
 from operations.schema.explain import ValidationIssue, explain, misfit
 from operations.schema.plans import Plan
 from operations.schema.references import is_annotation
-from operations.schema.shared import SharedDefinitions
 from operations.types import JSONSchema
 
 _logger = logging.getLogger("operations")

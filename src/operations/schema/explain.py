@@ -12,8 +12,8 @@ import msgspec
 from operations._json import escape, is_list, is_object
 from operations._text import SUGGESTS, suggestion
 from operations.errors import CallError
+from operations.schema.compiling import matcher
 from operations.schema.members import nearest
-from operations.schema.patterns import matcher
 from operations.schema.plans import Planner
 from operations.schema.references import Site, item_keywords
 from operations.schema.values import flat_failures, listed, type_of

@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from operations._json import is_list
-from operations.schema.patterns import ANY_TEXT, matcher
+from operations.schema.compiling import ANY_TEXT, matcher
 from operations.schema.references import Document, Site, is_annotation, item_keywords
 from operations.schema.values import has_type, identity, type_of
 from operations.types import JSONObject

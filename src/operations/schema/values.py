@@ -15,7 +15,7 @@ from fractions import Fraction
 from typing import Any
 
 from operations._json import canonical, is_list, is_object
-from operations.schema.patterns import matcher
+from operations.schema.compiling import matcher
 from operations.types import JSONObject
 
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]{1,4})?", re.ASCII)

@@ -13,12 +13,11 @@ from operations.schema.casting.changes import Change, Changes, Uniform, is_uncha
 from operations.schema.casting.stripping import REFUSALS, NeedsRepair, Stripper, TypedStrip, pack
 from operations.schema.casting.structs import Shaper
 from operations.schema.casting.thorough import Caster, CreatingPass, Pass
-from operations.schema.checking import Checker
+from operations.schema.checking import Checker, SharedDefinitions
 from operations.schema.explain import explain
 from operations.schema.members import Places
 from operations.schema.plans import Plan, Planner, Scope, scalar_types
 from operations.schema.references import Site
-from operations.schema.shared import SharedDefinitions
 
 CastPolicy: TypeAlias = Literal["cast", "keep", "create"]
 """Strip, fill and convert; the same without stripping; or force the value to fit."""
