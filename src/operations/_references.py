@@ -7,12 +7,14 @@ Rule 3: within a scope a name has one meaning. A document belongs to a scope onl
         its references lead to: then they can be left out, and found again.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from operations._json import canonical, escape, is_list, is_object, object_of, unescape
 from operations.types import JSONObject, JSONSchema
+
+T = TypeVar("T")
 
 MAX_HOPS = 32
 """How many references may refer to one another in a row."""
@@ -68,6 +70,18 @@ def followed(schema: Any, root: Any) -> tuple[JSONObject, list[str]]:
             key: value for key, value in here.items() if key != "$ref"
         }
     return here, passed
+
+
+def reachable(start: Iterable[T], following: Callable[[T], Iterable[T]]) -> set[T]:
+    """Return everything that `start` leads to, itself included."""
+    reached = set(start)
+    waiting = list(reached)
+    while waiting:
+        for each in following(waiting.pop()):
+            if each not in reached:
+                reached.add(each)
+                waiting.append(each)
+    return reached
 
 
 def objects_in(value: Any) -> Iterator[JSONObject]:
@@ -193,15 +207,11 @@ class DefinitionReferences:
 
     def reach(self, root: JSONSchema, definitions: Mapping[str, Any]) -> set[str]:
         """Return the names that `root` refers to, directly or through others; also those without a definition."""
-        reached: set[str] = set()
-        waiting = list(_names_in(root))
-        while waiting:
-            name = waiting.pop()
-            if name not in reached:
-                reached.add(name)
-                if name in definitions:
-                    waiting += self._of(definitions[name])
-        return reached
+
+        def following(name: str) -> Iterable[str]:
+            return self._of(definitions[name]) if name in definitions else ()
+
+        return reachable(_names_in(root), following)
 
     def _of(self, definition: Any) -> tuple[str, ...]:
         known = self._known.get(id(definition))

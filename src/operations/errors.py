@@ -219,6 +219,18 @@ def map_error(exception: BaseException, error_schemas: Iterable[DeclaredError] =
     return error
 
 
+def invalid_argument(path: str, message: str, keyword: str) -> CallError:
+    """Return the `VALIDATION_ERROR` for one place of an input, with the place in its details.
+
+    Args:
+        path: A JSON pointer to the place.
+        message: A sentence that names the argument.
+        keyword: The rule that the value breaks.
+    """
+    issue = {"path": path, "message": message, "keyword": keyword}
+    return CallError(ErrorCode.VALIDATION_ERROR, message, {"errors": [issue]})
+
+
 def operation_not_found(operation_id: str, message: str | None = None) -> CallError:
     """Return the `OPERATION_NOT_FOUND` for an id, with the id in its details."""
     message = message or f"There is no operation {operation_id!r}"

@@ -255,16 +255,8 @@ class _Exchange:
     """One request for the length of a block, and its response; a class, as a generator would cost every call more."""
 
     __slots__ = (
-        "_body",
-        "_content",
-        "_limit",
-        "_request",
-        "_response",
-        "_transport",
-        "headers",
-        "reason",
-        "status",
-    )
+        "_body", "_content", "_limit", "_request", "_response", "_transport", "headers", "reason", "status",
+    )  # fmt: skip
 
     def __init__(self, transport: AiohttpTransport, request: HTTPRequest) -> None:
         self._body: AsyncGenerator[bytes] | None = None

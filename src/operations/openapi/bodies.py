@@ -20,7 +20,7 @@ from urllib.parse import quote_plus
 import msgspec
 
 from operations._json import is_list, is_object, list_of, object_of, pointer, text_of
-from operations.errors import CallError, ErrorCode
+from operations.errors import CallError, ErrorCode, invalid_argument
 from operations.openapi.files import (
     FileContent,
     FilesRoot,
@@ -148,19 +148,9 @@ def hold_files(value: Any, save_to: str, *, is_deep: bool) -> HeldFiles | None:
         target = (save_to, value[save_to])
         value = {name: item for name, item in value.items() if name != save_to}
     files: dict[str, Any] = {}
-    if is_deep and _has_files(value, 0):
+    if is_deep:
         value = _without_files(value, files, 0)
     return HeldFiles(value, files, target) if files or target is not None else None
-
-
-def _has_files(value: Any, depth: int) -> bool:
-    if type(value) in _PLAIN or depth > _MAX_DEPTH:
-        return False
-    if is_object(value):
-        return any(_has_files(item, depth + 1) for item in value.values())
-    if is_list(value):
-        return any(_has_files(item, depth + 1) for item in value)
-    return is_file_value(value)
 
 
 def without_files(value: Any) -> Any:
@@ -198,11 +188,7 @@ def from_base64(text: str, name: str) -> bytes:
         return base64.b64decode(padded.replace("-", "+").replace("_", "/"), validate=True)
     except (binascii.Error, ValueError):
         message = f"{name!r} must be base64."
-        raise CallError(
-            ErrorCode.VALIDATION_ERROR,
-            message,
-            {"errors": [{"path": "/" + name, "message": message, "keyword": "contentEncoding"}]},
-        ) from None
+        raise invalid_argument("/" + name, message, "contentEncoding") from None
 
 
 PART_HEADERS = "part_headers"
@@ -214,10 +200,17 @@ JSON = "application/json"
 _NO_HEADERS: JSONObject = {}
 
 
+class Payload(NamedTuple):
+    """A body ready to be sent."""
+
+    content: bytes | StreamedBody
+    content_type: str
+
+
 def write_multipart(
     chosen: Media, value: Any, converter: SchemaConverter, headers: JSONObject
-) -> tuple[bytes | StreamedBody, str]:
-    """Return the body and its content type.
+) -> Payload:
+    """Return the body.
 
     Args:
         chosen: The media type, and how each property is encoded.
@@ -234,7 +227,7 @@ def write_multipart(
     else:
         writer.add_fields(fields_of(value))
     kind = media.concrete(media.essence(chosen.media_type), "multipart/form-data")
-    return writer.finish(), f"{kind}; boundary={writer.boundary}"
+    return Payload(writer.finish(), f"{kind}; boundary={writer.boundary}")
 
 
 def fields_of(value: Any) -> JSONObject:
@@ -395,18 +388,7 @@ def _quoted(text: str) -> str:
 def _missing(part: str, header: str) -> CallError:
     message = f"The part {part!r} needs the header {header!r}: give it in {PART_HEADERS!r}."
     path = pointer(PART_HEADERS) + pointer(part) + pointer(header)
-    return CallError(
-        ErrorCode.VALIDATION_ERROR,
-        message,
-        {"errors": [{"path": path, "message": message, "keyword": "required"}]},
-    )
-
-
-class Payload(NamedTuple):
-    """A body ready to be sent."""
-
-    content: bytes | StreamedBody
-    content_type: str
+    return invalid_argument(path, message, "required")
 
 
 def write_body(
@@ -438,7 +420,7 @@ def write_body(
     if is_list(value) and media.is_sequence(kind):
         return Payload(write_sequence(value, kind), kind)
     if media.is_multipart(kind):
-        return Payload(*write_multipart(chosen, value, converter, part_headers))
+        return write_multipart(chosen, value, converter, part_headers)
     if media.is_form(kind):
         return _form(chosen, value, converter)
     if is_bytes:
@@ -447,7 +429,7 @@ def write_body(
         enforce_header("Content-Type", own_type)
         return Payload(_sent(upload), own_type or media.concrete(kind, OCTETS))
     if isinstance(value, str):
-        return Payload(*_encoded_text(value, kind))
+        return _encoded_text(value, kind)
     return Payload(msgspec.json.encode(value), media.concrete(kind, JSON))
 
 
@@ -464,13 +446,14 @@ def write_sequence(items: list[Any], kind: str) -> bytes:
     return b"".join([mark + msgspec.json.encode(item) + b"\n" for item in items])
 
 
-def _encoded_text(value: str, kind: str) -> tuple[bytes, str]:
+def _encoded_text(value: str, kind: str) -> Payload:
     charset = media.parameter_of(kind, "charset")
     kind = media.concrete(kind, "text/plain")
     try:
-        return value.encode(charset or "utf-8"), kind if charset else f"{kind}; charset=utf-8"
+        content = value.encode(charset or "utf-8")
+        return Payload(content, kind if charset else f"{kind}; charset=utf-8")
     except (LookupError, ValueError):
-        return value.encode(), f"{media.essence(kind)}; charset=utf-8"
+        return Payload(value.encode(), f"{media.essence(kind)}; charset=utf-8")
 
 
 def _form(chosen: Media, value: Any, converter: SchemaConverter) -> Payload:

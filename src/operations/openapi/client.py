@@ -33,6 +33,7 @@ from operations.openapi.responses import (
     read_buffered,
     read_data,
     read_whole,
+    too_large,
 )
 from operations.openapi.security import NOTHING, Security, Signature, TokenRefusedError
 from operations.openapi.transport import (
@@ -282,9 +283,7 @@ class Client:
                     if pause is None:
                         raise
                 else:
-                    coding = response.headers.get("content-encoding", "")
-                    chunks = decoded(response.chunks(), coding, max_bytes=None)
-                    async with aclosing(chunks) as body:
+                    async with aclosing(decoded(response)) as body:
                         yield response, body
                     return
             finally:
@@ -451,24 +450,17 @@ class Client:
         else:
             size, limit = len(body), self._config.max_request_bytes
         if size > limit:
-            raise CallError(
-                ErrorCode.RESOURCE_EXHAUSTED, f"The request is larger than {limit} bytes."
-            )
+            raise too_large("The request", limit)
 
     async def _save(self, response: HTTPResponse, target: Target, context: OperationContext) -> int:
         """Save a body; return its size."""
-        length, coding = (
-            response.headers.get("content-length", ""),
-            response.headers.get("content-encoding", ""),
-        )
-        async with (
-            aclosing(decoded(response.chunks(), coding, max_bytes=None)) as chunks,
-            target.open() as write,
-        ):
+        length = response.headers.get("content-length", "")
+        is_coded = bool(response.headers.get("content-encoding"))
+        async with aclosing(decoded(response)) as chunks, target.open() as write:
             return await save(
                 chunks,
                 write,
-                total=int(length) if length.isdigit() and not coding else None,
+                total=int(length) if length.isdigit() and not is_coded else None,
                 limit=self._config.max_file_bytes,
                 seconds=self._config.timeout,
                 progress=context.progress,
@@ -494,12 +486,11 @@ class Client:
             for source in signature.tokens:
                 source.refuse(request.headers.get("Authorization", ""))
         limit = self._config.max_error_bytes
-        coding = response.headers.get("content-encoding", "")
         content, is_cut = b"", False
         try:
             async with (
                 asyncio.timeout(end - monotonic()),
-                aclosing(decoded(response.chunks(), coding, max_bytes=None)) as body,
+                aclosing(decoded(response)) as body,
             ):
                 async for piece in body:
                     content += piece

@@ -10,7 +10,8 @@ from typing import Any
 
 import msgspec
 
-from operations._json import is_list, is_object, list_of, object_of, unescape
+from operations._json import is_list, is_object, list_of, object_of
+from operations._references import reference_of, target_of
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, DocumentError, SchemaError
@@ -281,9 +282,8 @@ def accepts_nothing(schema: Any, root: JSONObject, depth: int = 0) -> bool:
         return True
     if not is_object(schema) or depth > _MAX_DEPTH:
         return False
-    if isinstance(ref := schema.get("$ref"), str) and accepts_nothing(
-        _resolved(ref, root), root, depth + 1
-    ):
+    ref = reference_of(schema)
+    if ref is not None and accepts_nothing(target_of(ref, root), root, depth + 1):
         return True
     inner = [accepts_nothing(each, root, depth + 1) for each in list_of(schema.get("allOf"))]
     if any(inner) or any(_is_beyond(schema, low, high) for low, high in _BOUNDS):
@@ -302,15 +302,6 @@ def accepts_nothing(schema: Any, root: JSONObject, depth: int = 0) -> bool:
     if kinds == {"array"} and (schema.get("minItems") or 0) > 0:
         return accepts_nothing(schema.get("items", True), root, depth + 1)
     return False
-
-
-def _resolved(ref: str, root: JSONObject) -> Any:
-    place: Any = root
-    if not ref.startswith("#/"):
-        return True
-    for token in ref[2:].split("/"):
-        place = object_of(place).get(unescape(token), True)
-    return place
 
 
 def _is_beyond(schema: JSONObject, low: str, high: str) -> bool:
@@ -340,9 +331,8 @@ def _parts(schema: JSONObject, root: JSONObject, depth: int) -> Iterator[JSONObj
     yield schema
     if depth < _MAX_DEPTH:
         for each in list_of(schema.get("allOf")):
-            member: Any = each
-            if isinstance(ref := object_of(member).get("$ref"), str):
-                member = _resolved(ref, root)
+            ref = reference_of(each)
+            member = each if ref is None else target_of(ref, root)
             if is_object(member):
                 yield from _parts(member, root, depth + 1)
 

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urljoin, urlsplit
@@ -42,28 +43,20 @@ MAX_PAGES = 10_000
 """How many pages a subscription reads before it takes the list to have no end."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Shared:
     """The state that all operations of one service share."""
 
-    __slots__ = ("base", "client", "config", "description", "owned", "security")
+    config: HTTPServiceConfig
+    description: Description
+    client: Client
+    security: Security
 
-    def __init__(
-        self,
-        *,
-        config: HTTPServiceConfig,
-        description: Description,
-        client: Client,
-        security: Security,
-        base: str | None,
-    ) -> None:
-        self.config = config
-        self.description = description
-        self.client = client
-        self.security = security
-        self.owned = security.owned()
+    owned: frozenset[tuple[str, str]]
+    """The keys of everything that configuration sets and no argument may."""
 
-        self.base = base
-        """The address of the document, which relative server addresses refer to."""
+    base: str | None
+    """The address of the document, which relative server addresses refer to."""
 
 
 class Endpoint:
@@ -189,13 +182,7 @@ class Endpoint:
             context,
             describe=self._describe,
             is_ours=config.restore and "x-operations" in self._entry.operation,
-            retries=config.retries,
-            limits=(
-                config.max_event_bytes,
-                config.max_response_bytes,
-                config.max_response_values,
-            ),
-            seconds=config.timeout,
+            config=config,
         )
         async with aclosing(events.envelopes()) as envelopes:
             async for envelope in envelopes:

@@ -16,7 +16,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any, BinaryIO, Protocol, TypeAlias
 
-from operations.errors import CallError, ErrorCode
+from operations.errors import CallError, ErrorCode, invalid_argument
 
 CHUNK = 1 << 18
 _STEP = 1 << 20
@@ -48,14 +48,9 @@ async def _run(function: Callable[..., Any], *arguments: Any) -> Any:
     return await asyncio.to_thread(function, *arguments)
 
 
-def refused(name: str, reason: str, keyword: str = "file") -> CallError:
+def refused(name: str, reason: str) -> CallError:
     """Return the error for an argument that names no usable file."""
-    message = f"{name!r}: {reason}"
-    return CallError(
-        ErrorCode.VALIDATION_ERROR,
-        message,
-        {"errors": [{"path": "/" + name, "message": message, "keyword": keyword}]},
-    )
+    return invalid_argument("/" + name, f"{name!r}: {reason}", "file")
 
 
 # ------------------------------------------------------------ sending

@@ -179,13 +179,23 @@ def restored(
         idempotent=exported.idempotent,
         meta={"method": entry.method, "path": entry.path, "source": source},
     )
-    handler = endpoint.subscribe if endpoint.is_stream else endpoint.call
+    return _bound(spec, endpoint, shared.config)
+
+
+def _bound(
+    spec: OperationSpec,
+    endpoint: Endpoint,
+    config: HTTPServiceConfig,
+    files: Endpoint | None = None,
+) -> Operation:
+    """Return a spec with the handler that makes one exchange for a call."""
     return Operation(
         spec,
-        handler,
-        shared.config.output,
+        endpoint.subscribe if endpoint.is_stream else endpoint.call,
+        config.output,
         blocking=False,
-        source_timeout=shared.config.timeout,
+        files=files,
+        source_timeout=config.timeout,
         forwards=True,
     )
 
@@ -253,7 +263,12 @@ class Importer:
             TokenSources(base, client.is_trusted, client.fetch),
         )
         self._shared = Shared(
-            config=config, description=description, client=client, security=security, base=address
+            config=config,
+            description=description,
+            client=client,
+            security=security,
+            owned=security.owned(),
+            base=address,
         )
         self._responses = DeclaredResponses(description)
         has_header = any(name.lower() == "authorization" for name in config.headers)
@@ -421,16 +436,7 @@ class Importer:
             idempotent=method in _IDEMPOTENT,
             meta=draft.meta,
         )
-        handler = endpoint.subscribe if is_stream else endpoint.call
-        return Operation(
-            spec,
-            handler,
-            self._config.output,
-            blocking=False,
-            files=None if is_stream else endpoint,
-            source_timeout=self._config.timeout,
-            forwards=True,
-        )
+        return _bound(spec, endpoint, self._config, None if is_stream else endpoint)
 
     def _is_wanted(self, outline: OperationOutline) -> bool:
         include, exclude = self._config.include, self._config.exclude
@@ -463,25 +469,16 @@ class Importer:
         if paging is None or spec.type is not OperationType.QUERY:
             return
         endpoint = Endpoint(self._shared, entry, is_stream=False)
-        yield Operation(
-            OperationSpec(
-                name=spec.name + PAGES,
-                namespace=spec.namespace,
-                version=spec.version,
-                type=OperationType.SUBSCRIPTION,
-                title=spec.title,
-                description=f"Every page of {spec.id}, one by one.",
-                tags=spec.tags,
-                input_schema=endpoint.input,
-                output_schema=endpoint.output,
-                error_schemas=spec.error_schemas,
-                access_control=spec.access_control,
-                meta=spec.meta,
-            ),
-            partial(endpoint.pages, paging),
-            self._config.output,
-            blocking=False,
+        pages = msgspec.structs.replace(
+            spec,
+            name=spec.name + PAGES,
+            type=OperationType.SUBSCRIPTION,
+            description=f"Every page of {spec.id}, one by one.",
+            input_schema=endpoint.input,
+            output_schema=endpoint.output,
         )
+        handler = partial(endpoint.pages, paging)
+        yield Operation(pages, handler, self._config.output, blocking=False)
 
     def _paging(self, entry: Entry, outline: OperationOutline) -> Paging | None:
         rule = self._config.pagination

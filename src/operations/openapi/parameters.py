@@ -15,7 +15,7 @@ from urllib.parse import quote, unquote
 import msgspec
 
 from operations._json import is_list, is_object, list_of, object_of
-from operations.errors import CallError, ErrorCode
+from operations.errors import CallError, invalid_argument
 from operations.openapi.reading.media import is_json
 from operations.openapi.reading.model import Parameter
 
@@ -101,11 +101,7 @@ def enforce_segments(path: str, template: str) -> None:
 def refusal(name: str, what: str) -> CallError:
     """Return the error for an argument that is not allowed in a path."""
     message = f"The path argument {name!r} may not be or contain {what}."
-    return CallError(
-        ErrorCode.VALIDATION_ERROR,
-        message,
-        {"errors": [{"path": "/" + name, "message": message, "keyword": "path"}]},
-    )
+    return invalid_argument("/" + name, message, "path")
 
 
 def percent(text: str) -> str:

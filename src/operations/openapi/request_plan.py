@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from operations._json import is_list, is_object, object_of, pointer
-from operations.errors import CallError, ErrorCode
+from operations.errors import CallError, invalid_argument
 from operations.openapi.bodies import (
     NO_VALUE,
     PART_HEADERS,
@@ -579,9 +579,4 @@ def _is_hidden(parameter: Parameter, owned: frozenset[tuple[str, str]]) -> bool:
 
 
 def _missing(name: str) -> CallError:
-    message = f"The path argument {name!r} is missing."
-    return CallError(
-        ErrorCode.VALIDATION_ERROR,
-        message,
-        {"errors": [{"path": pointer(name), "message": message, "keyword": "required"}]},
-    )
+    return invalid_argument(pointer(name), f"The path argument {name!r} is missing.", "required")

@@ -31,13 +31,17 @@ from operations.errors import CallError, ErrorCode
 from operations.front.public_errors import Redactor, parts_of
 from operations.openapi.reading import media
 from operations.openapi.reading.files import MARKS
-from operations.openapi.reading.media import EVENT_STREAM
 from operations.openapi.transport import HTTPResponse
 from operations.schema import Schema
 from operations.types import JSONObject
 
 _LINE_END = re.compile("\r\n|\n|\r")
 _DIGITS = re.compile("[0-9]+")
+
+
+def too_large(what: str, limit: int) -> CallError:
+    """Return the error for something that exceeds a limit in bytes."""
+    return CallError(ErrorCode.RESOURCE_EXHAUSTED, f"{what} is larger than {limit} bytes.")
 
 
 class ServerSentEvent(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,9 +153,7 @@ class EventStreamDecoder:
 
     def _enforce_size(self) -> None:
         if self._partial_size + self._data_size > self._max:
-            raise CallError(
-                ErrorCode.RESOURCE_EXHAUSTED, f"One event is larger than {self._max} bytes."
-            )
+            raise too_large("One event", self._max)
 
 
 class JSONLinesDecoder:
@@ -175,9 +177,7 @@ class JSONLinesDecoder:
         *lines, rest = self._rest.split(b"\n")
         self._rest = bytearray(rest)
         if len(rest) > self._max or any(len(line) > self._max for line in lines):
-            raise CallError(
-                ErrorCode.RESOURCE_EXHAUSTED, f"One line is larger than {self._max} bytes."
-            )
+            raise too_large("One line", self._max)
         return [bytes(line) for line in lines if line.strip()]
 
     def finish(self) -> list[bytes]:
@@ -213,19 +213,17 @@ _WIDTHS = {
 }
 
 
-async def decoded(
-    chunks: AsyncGenerator[bytes], coding: str, *, max_bytes: int | None
-) -> AsyncGenerator[bytes]:
-    """Yield `chunks` without their content coding.
+async def decoded(response: HTTPResponse, *, max_bytes: int | None = None) -> AsyncGenerator[bytes]:
+    """Yield the body of a response as it arrives, without its content coding.
 
     Args:
-        chunks: The body as it arrives.
-        coding: The Content-Encoding header.
+        response: The response.
         max_bytes: How many decoded bytes to let through in all; None for a stream that has no end.
 
     Raises:
         CallError: `RESOURCE_EXHAUSTED` beyond `max_bytes`, `EXECUTION_ERROR` for an unknown or broken coding.
     """
+    coding, chunks = response.headers.get("content-encoding", ""), response.chunks()
     names = [name for part in coding.split(",") if (name := part.strip().lower())]
     layers = [_Layer(name) for name in reversed(names) if name != "identity"]
     if len(layers) > _MAX_LAYERS:
@@ -238,10 +236,7 @@ async def decoded(
             for piece in _through(chunk, layers) if layers else (chunk,):
                 total += len(piece)
                 if max_bytes is not None and total > max_bytes:
-                    raise CallError(
-                        ErrorCode.RESOURCE_EXHAUSTED,
-                        f"The response is larger than {max_bytes} bytes.",
-                    )
+                    raise too_large("The response", max_bytes)
                 yield piece
                 if layers and total > turn:
                     # A little that was sent may become much: others have their turn in between.
@@ -325,7 +320,7 @@ def read_buffered(response: HTTPResponse, limit: int) -> bytes | None:
     length = headers.get("content-length", "")
     size = int(length) if content is None and length.isdigit() else len(content or b"")
     if size > limit:
-        raise CallError(ErrorCode.RESOURCE_EXHAUSTED, f"The response is larger than {limit} bytes.")
+        raise too_large("The response", limit)
     return content
 
 
@@ -338,8 +333,7 @@ async def read_whole(response: HTTPResponse, limit: int) -> bytes:
     content = read_buffered(response, limit)
     if content is not None:
         return content
-    coding = response.headers.get("content-encoding", "")
-    async with aclosing(decoded(response.chunks(), coding, max_bytes=limit)) as chunks:
+    async with aclosing(decoded(response, max_bytes=limit)) as chunks:
         return b"".join([piece async for piece in chunks])
 
 
@@ -408,7 +402,7 @@ def read_data(
                 items.append(_json(line, content_type, max_values))
                 max_values -= count_values(items[-1], max_values)
         return items
-    if expects_items and media.essence(content_type) == EVENT_STREAM:
+    if expects_items and media.essence(content_type) == media.EVENT_STREAM:
         decoder = EventStreamDecoder(max_event_bytes=len(content) + 1)
         events = decoder.feed(content)
         return [event_data(event.data) for event in events if event.data != DONE]
@@ -436,15 +430,17 @@ def described_envelope(
     return DescribedEnvelope(data, meta, schema, is_raw, size, is_clean)
 
 
-def event_data(text: str, *, as_text: bool = False) -> Any:
-    """Return the data of an event: JSON if it is, unless the document declares text."""
-    if as_text:
-        return text
+def event_data(text: str | bytes, what: str = "An event") -> Any:
+    """Return the JSON that an event or a line contains; `text` itself if it is not JSON.
+
+    Raises:
+        CallError: `RESOURCE_EXHAUSTED` if it holds too many values.
+    """
     try:
         return decode_json(text, max_values=MAX_REQUEST_VALUES)
     except JSONValueError as error:
         if isinstance(error, JSONLimitError) and error.limit == "values":
-            raise CallError(ErrorCode.RESOURCE_EXHAUSTED, f"An event {error.reason}.") from None
+            raise CallError(ErrorCode.RESOURCE_EXHAUSTED, f"{what} {error.reason}.") from None
         return text
 
 

@@ -11,12 +11,12 @@ Rule 4: a failure at the token provider is never reported as `ACCESS_DENIED`: ca
 import asyncio
 import base64
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from math import isfinite
 from time import monotonic
-from typing import Any, Protocol, cast
+from typing import Any, TypeAlias, cast
 from urllib.parse import quote, urlencode, urljoin, urlsplit
 
 import msgspec
@@ -63,34 +63,32 @@ class TokenRefusedError(CallError):
         super().__init__(ErrorCode.EXECUTION_ERROR, message)
 
 
-class Fetch(Protocol):
-    """One small HTTP exchange with a JSON response."""
-
-    async def __call__(
-        self, method: str, url: str, headers: dict[str, str], body: bytes | None
-    ) -> Any:
-        """Return the decoded response.
-
-        Raises:
-            CallError: If there is none, or it is an error.
-        """
-        ...
+Fetch: TypeAlias = Callable[[str, str, dict[str, str], bytes | None], Awaitable[Any]]
+"""`(method, url, headers, body)` -> the decoded JSON of the response. Raises `CallError` if there is none."""
 
 
 class TokenSource:
-    """Gives one client's token."""
+    """Gives one client's token, from the endpoint that the operator, the document or OpenID discovery names.
+
+    Args:
+        sources: What all token sources of the service share.
+        credentials: Of the client.
+        scheme: The security scheme of the document.
+        scopes: To ask for.
+    """
 
     def __init__(
         self,
+        sources: "TokenSources",
         credentials: OAuthClient,
+        scheme: JSONObject,
         scopes: tuple[str, ...],
-        endpoint: "TokenEndpoint",
-        fetch: Fetch,
     ) -> None:
+        self._sources = sources
         self._credentials = credentials
+        self._scheme = scheme
         self._scopes = scopes
-        self._endpoint = endpoint
-        self._fetch = fetch
+        self._found = ""
         self._token = ""
         self._refresh_token = ""
         if isinstance(credentials, RefreshToken):
@@ -168,49 +166,16 @@ class TokenSource:
         else:
             secrets = {"client_id": client.client_id, "client_secret": client.client_secret}
             fields |= {name: secret for name, secret in secrets.items() if secret}
-        url = await self._endpoint.url()
+        url, body = await self._url(), urlencode(fields).encode()
         try:
-            return object_of(await self._fetch("POST", url, headers, urlencode(fields).encode()))
+            return object_of(await self._sources.fetch("POST", url, headers, body))
         except TokenRefusedError as error:
-            hint = self._endpoint.hint()
+            hint = self._hint()
             if not hint:
                 raise
             raise TokenRefusedError(f"{error.message} {hint}") from error
 
-
-def _seen(task: "asyncio.Task[str]") -> None:
-    """Reading the exception marks it as seen, also where every caller has left."""
-    if not task.cancelled():
-        task.exception()
-
-
-def _seconds(value: Any) -> float:
-    try:
-        seconds = float(value)
-    except (TypeError, ValueError):
-        return DEFAULT_LIFETIME
-    return min(max(seconds, 0.0), 86400.0) if isfinite(seconds) else DEFAULT_LIFETIME
-
-
-class TokenEndpoint:
-    """Finds the token endpoint: from the operator, the document, or OpenID discovery."""
-
-    def __init__(
-        self,
-        credentials: OAuthClient,
-        scheme: JSONObject,
-        base: str,
-        may_have_credentials: Callable[[str], bool],
-        fetch: Fetch,
-    ) -> None:
-        self._credentials = credentials
-        self._scheme = scheme
-        self._base = base
-        self._is_trusted = may_have_credentials
-        self._fetch = fetch
-        self._found = ""
-
-    async def url(self) -> str:
+    async def _url(self) -> str:
         """Return the token endpoint.
 
         Raises:
@@ -224,10 +189,10 @@ class TokenEndpoint:
             if not declared:
                 raise CallError(
                     ErrorCode.EXECUTION_ERROR,
-                    f"The document names no token endpoint: set token_url. {self.hint()}".rstrip(),
+                    f"The document names no token endpoint: set token_url. {self._hint()}".rstrip(),
                 )
-            url = urljoin(self._base, declared)
-            if not self._is_trusted(url):
+            url = urljoin(self._sources.base, declared)
+            if not self._sources.is_trusted(url):
                 raise CallError(
                     ErrorCode.EXECUTION_ERROR,
                     f"The document's token endpoint {url.partition('?')[0]!r} is on a host that"
@@ -236,7 +201,7 @@ class TokenEndpoint:
             self._found = url
         return self._found
 
-    def hint(self) -> str:
+    def _hint(self) -> str:
         """Return advice if the document declares no flow that works without a person; else an empty text."""
         flows = object_of(self._scheme.get("flows"))
         wanted = _FLOWS.get(type(self._credentials), "")
@@ -259,9 +224,24 @@ class TokenEndpoint:
         address = self._scheme.get("openIdConnectUrl") or self._scheme.get("oauth2MetadataUrl")
         if not isinstance(address, str):
             return ""
-        discovery = urljoin(self._base, address)
-        found = await self._fetch("GET", discovery, {"Accept": "application/json"}, None)
-        return urljoin(discovery, text_of(object_of(found).get("token_endpoint")))
+        discovery = urljoin(self._sources.base, address)
+        headers = {"Accept": "application/json"}
+        found = object_of(await self._sources.fetch("GET", discovery, headers, None))
+        return urljoin(discovery, text_of(found.get("token_endpoint")))
+
+
+def _seen(task: "asyncio.Task[str]") -> None:
+    """Reading the exception marks it as seen, also where every caller has left."""
+    if not task.cancelled():
+        task.exception()
+
+
+def _seconds(value: Any) -> float:
+    try:
+        seconds = float(value)
+    except (TypeError, ValueError):
+        return DEFAULT_LIFETIME
+    return min(max(seconds, 0.0), 86400.0) if isfinite(seconds) else DEFAULT_LIFETIME
 
 
 class TokenSources:
@@ -269,16 +249,14 @@ class TokenSources:
 
     Args:
         base: What relative token URLs are relative to.
-        may_have_credentials: Whether a URL's host may be sent secrets.
+        is_trusted: Whether a URL's host may be sent secrets.
         fetch: Does the exchange.
     """
 
-    def __init__(
-        self, base: str, may_have_credentials: Callable[[str], bool], fetch: Fetch
-    ) -> None:
-        self._base = base
-        self._is_trusted = may_have_credentials
-        self._fetch = fetch
+    def __init__(self, base: str, is_trusted: Callable[[str], bool], fetch: Fetch) -> None:
+        self.base = base
+        self.is_trusted = is_trusted
+        self.fetch = fetch
         self._sources: dict[bytes, TokenSource] = {}
 
     def get(
@@ -291,8 +269,7 @@ class TokenSources:
         if source is None:
             if len(self._sources) >= MAX_SOURCES:
                 del self._sources[next(iter(self._sources))]
-            endpoint = TokenEndpoint(credentials, scheme, self._base, self._is_trusted, self._fetch)
-            source = self._sources[key] = TokenSource(credentials, wanted, endpoint, self._fetch)
+            source = self._sources[key] = TokenSource(self, credentials, scheme, wanted)
         return source
 
 

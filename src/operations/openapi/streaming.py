@@ -13,20 +13,14 @@ from functools import partial
 from secrets import SystemRandom
 from typing import Any
 
-from operations._decoding import decode_json
-from operations._json import (
-    MAX_REQUEST_VALUES,
-    JSONLimitError,
-    JSONValueError,
-    object_of,
-)
+from operations._json import object_of
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, timed_out
 from operations.openapi.client import Client
+from operations.openapi.config import HTTPServiceConfig
 from operations.openapi.reading import media
 from operations.openapi.reading.expected import Described
-from operations.openapi.reading.media import EVENT_STREAM
 from operations.openapi.responses import (
     DONE,
     EventStreamDecoder,
@@ -36,6 +30,7 @@ from operations.openapi.responses import (
     event_data,
     read_data,
     shown_headers,
+    too_large,
 )
 from operations.openapi.security import Security
 from operations.openapi.transport import REPEATABLE, Draft
@@ -58,9 +53,7 @@ class EventStream:
         context: The call this serves.
         describe: Returns what describes the data of a response, by its status and content type.
         is_ours: Whether the server is an exported registry, whose `error` and `complete` events mean just that.
-        retries: How often to reconnect in vain.
-        limits: `max_event_bytes`, `max_response_bytes`, `max_response_values`.
-        seconds: How long a response that is not a stream may take.
+        config: How often to reconnect in vain, the limits, and how long a response that is not a stream may take.
     """
 
     def __init__(
@@ -72,9 +65,7 @@ class EventStream:
         *,
         describe: Callable[[int, str], Described],
         is_ours: bool,
-        retries: int,
-        limits: tuple[int, int, int],
-        seconds: float,
+        config: HTTPServiceConfig,
     ) -> None:
         self._client = client
         self._security = security
@@ -82,9 +73,8 @@ class EventStream:
         self._context = context
         self._describe = describe
         self._is_ours = is_ours
-        self._retries = retries if draft.method in REPEATABLE else 0
-        self._max_event, self._max_response, self._max_values = limits
-        self._seconds = seconds
+        self._config = config
+        self._retries = config.retries if draft.method in REPEATABLE else 0
         self._last_id = ""
         self._pause = _PAUSE
         self._seen: dict[str, None] = {}
@@ -142,14 +132,14 @@ class EventStream:
             )
             if media.is_sequence(kind):
                 self._is_over = True
-                lines = JSONLinesDecoder(max_event_bytes=self._max_event)
+                lines = JSONLinesDecoder(max_event_bytes=self._config.max_event_bytes)
                 async for chunk in chunks:
                     for data, is_raw in map(_line, lines.feed(chunk)):
                         yield item(data, headers=headers, is_raw=is_raw)
                 for data, is_raw in map(_line, lines.finish()):
                     yield item(data, headers=headers, is_raw=is_raw)
                 return
-            if media.essence(kind) != EVENT_STREAM:
+            if media.essence(kind) != media.EVENT_STREAM:
                 self._is_over = True
                 content = await self._whole(chunks)
                 data = read_data(
@@ -157,12 +147,12 @@ class EventStream:
                     kind,
                     status=response.status,
                     expects_json=described.is_json,
-                    max_values=self._max_values,
+                    max_values=self._config.max_response_values,
                 )
                 yield item(data, headers=headers)
                 return
             # A fresh decoder: an id in this response is one the server sent in it.
-            decoder = EventStreamDecoder(max_event_bytes=self._max_event)
+            decoder = EventStreamDecoder(max_event_bytes=self._config.max_event_bytes)
             is_resumed, is_behind = bool(self._last_id), False
             async for chunk in chunks:
                 for event in decoder.feed(chunk):
@@ -184,7 +174,7 @@ class EventStream:
                         # A heartbeat.
                         continue
                     marks = {"sse-event": event.event, "last-event-id": self._last_id}
-                    data = event_data(event.data, as_text=described.has_text_items)
+                    data = event.data if described.has_text_items else event_data(event.data)
                     yield item(
                         data,
                         headers={**headers, **marks},
@@ -212,26 +202,19 @@ class EventStream:
 
     async def _whole(self, chunks: AsyncIterator[bytes]) -> bytes:
         """Read a response that is not a stream."""
-        content = bytearray()
+        content, config = bytearray(), self._config
         try:
-            async with asyncio.timeout(self._seconds):
+            async with asyncio.timeout(config.timeout):
                 async for chunk in chunks:
                     content += chunk
-                    if len(content) > self._max_response:
-                        raise CallError(
-                            ErrorCode.RESOURCE_EXHAUSTED,
-                            f"The response is larger than {self._max_response} bytes.",
-                        )
+                    if len(content) > config.max_response_bytes:
+                        raise too_large("The response", config.max_response_bytes)
         except TimeoutError:
-            raise timed_out("The response", self._seconds, "end") from None
+            raise timed_out("The response", config.timeout, "end") from None
         return bytes(content)
 
 
 def _line(line: bytes) -> tuple[Any, bool]:
     """Return the data of a line, and whether it is text because it is not JSON."""
-    try:
-        return decode_json(line, max_values=MAX_REQUEST_VALUES), False
-    except JSONValueError as error:
-        if isinstance(error, JSONLimitError) and error.limit == "values":
-            raise CallError(ErrorCode.RESOURCE_EXHAUSTED, f"A line {error.reason}.") from None
-        return line.decode(errors="replace").strip(), True
+    data = event_data(line, "A line")
+    return (line.decode(errors="replace").strip(), True) if data is line else (data, False)

@@ -22,7 +22,7 @@ import msgspec
 from operations._hosts import normal_url, origin_of
 from operations._json import object_of
 from operations._resilience import Backoff, CircuitOpenError, retry_after
-from operations.errors import CallError, ErrorCode
+from operations.errors import CallError, ErrorCode, invalid_argument
 from operations.openapi.files import StreamedBody
 
 
@@ -233,11 +233,7 @@ def enforce_unowned(
             message = (
                 f"{argument!r} may not set the {place} parameter {key[1]!r}: configuration sets it."
             )
-            raise CallError(
-                ErrorCode.VALIDATION_ERROR,
-                message,
-                {"errors": [{"path": "/" + argument, "message": message, "keyword": place}]},
-            )
+            raise invalid_argument("/" + argument, message, place)
 
 
 def merged_headers(*groups: Mapping[str, str]) -> dict[str, str]:

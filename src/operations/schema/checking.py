@@ -24,7 +24,7 @@ import jsonschema_rs
 import msgspec
 
 from operations._json import as_json, escape, is_list, is_object, list_of, object_of, unescape
-from operations._references import reference_of
+from operations._references import reachable, reference_of
 from operations.errors import SchemaError
 from operations.schema.compiling import Graph, bound_patterns, compile_schema, measured
 from operations.schema.references import (
@@ -263,13 +263,7 @@ class SharedDefinitions:
 
     def _closure(self, start: str) -> set[str]:
         """Return `start` and every definition it leads to."""
-        found = {start}
-        waiting = [start]
-        while waiting:
-            new = self._needs[waiting.pop()] - found
-            found |= new
-            waiting += new
-        return found
+        return reachable((start,), self._needs.__getitem__)
 
 
 def enforce_shareable(site: Site) -> None:
@@ -372,17 +366,8 @@ class Checker:
     """
 
     __slots__ = (
-        "_accepts",
-        "_fancy",
-        "_registry",
-        "_shared",
-        "accepts",
-        "caches",
-        "document",
-        "dropped",
-        "flat",
-        "recursive",
-    )
+        "_accepts", "_fancy", "_registry", "_shared", "accepts", "caches", "document", "dropped", "flat", "recursive",
+    )  # fmt: skip
 
     def __init__(
         self,

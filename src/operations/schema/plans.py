@@ -293,27 +293,9 @@ class Plan:
     """
 
     __slots__ = (
-        "_accepts",
-        "_assertions",
-        "_by_name",
-        "_fields",
-        "_identities",
-        "_patterned",
-        "_planner",
-        "_sweeping",
-        "_unstable",
-        "asked",
-        "choices",
-        "constants",
-        "default",
-        "facets",
-        "is_map",
-        "leaves",
-        "leaves_known",
-        "opaque",
-        "required",
-        "sites",
-        "types",
+        "_accepts", "_assertions", "_by_name", "_fields", "_identities", "_patterned", "_planner", "_sweeping",
+        "_unstable", "asked", "choices", "constants", "default", "facets", "is_map", "leaves", "leaves_known",
+        "opaque", "required", "sites", "types",
     )  # fmt: skip
 
     def __init__(

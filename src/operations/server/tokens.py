@@ -36,17 +36,8 @@ except ModuleNotFoundError as error:
 logger = logging.getLogger("operations.server")
 
 ASYMMETRIC = (
-    "RS256",
-    "RS384",
-    "RS512",
-    "PS256",
-    "PS384",
-    "PS512",
-    "ES256",
-    "ES384",
-    "ES512",
-    "EdDSA",
-)
+    "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA",
+)  # fmt: skip
 """Algorithms whose keys can be published. Those with a shared secret must be configured."""
 
 _PAUSE = 30.0

@@ -20,7 +20,7 @@ from typing import Any, cast
 import msgspec
 
 from operations._json import canonical, is_list, is_object, unescape
-from operations._references import objects_in, target_of
+from operations._references import objects_in, reachable, target_of
 from operations.schema import Schema
 from operations.schema.references import DRAFT_2020_12, named_dialect, rewritten, schemas_in
 from operations.schema.values import has_type
@@ -197,8 +197,11 @@ class _Source:
         self._look = piece
         self.is_holdable = self._is_holdable()
         """Whether an OpenAPI 3.1 document can hold it unchanged."""
-        self.used = sorted(self._reach(self.piece("#").parts)) if self.is_holdable else []
+        self.used: list[str] = []
         """The parts that some reference leads to."""
+        if self.is_holdable:
+            parts = reachable(self.piece("#").parts, lambda part: self.piece(part).parts)
+            self.used = sorted(parts)
 
     def piece(self, part: str) -> _Piece:
         """Return the data about a part."""
@@ -228,17 +231,6 @@ class _Source:
                 return False
             references.update(piece.references)
         return all(_leads_somewhere(reference, root) for reference in references)
-
-    def _reach(self, parts: Iterable[str]) -> set[str]:
-        """Return these parts and all that they refer to, directly or not."""
-        reached = set(parts)
-        waiting = list(reached)
-        while waiting:
-            for target in self.piece(waiting.pop()).parts:
-                if target not in reached:
-                    reached.add(target)
-                    waiting.append(target)
-        return reached
 
 
 def has_definitions(schema: JSONSchema) -> bool:

@@ -8,12 +8,13 @@ import hashlib
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property, partial
 from typing import Any
 
 from operations._json import escape, is_list, is_object, list_of, object_of, text_of, unescape
-from operations._references import MAX_HOPS
+from operations._references import MAX_HOPS, reachable
 from operations.errors import DocumentError
 from operations.openapi.files import FilesRoot
 from operations.openapi.reading.keywords import FILE_SCHEMA, ROOTED_FILE_SCHEMA, is_file
@@ -114,27 +115,15 @@ class Subtypes:
         return found
 
     def _descendants(self, base: str) -> set[str]:
-        found: set[str] = set()
-        waiting = [base]
-        while waiting:
-            for child in self._children.get(waiting.pop(), ()):
-                if child not in found:
-                    found.add(child)
-                    waiting.append(child)
-        return found
+        return reachable(self._children.get(base, ()), lambda each: self._children.get(each, ()))
 
     def _contains(self, pointer: str, wanted: str) -> bool:
         """Return whether a value of the schema at `pointer` is also a value of the one at `wanted`."""
-        waiting, seen = [pointer], {pointer}
-        while waiting:
-            schema = self._schemas.get(waiting.pop(), {})
-            for target in self._targets(_parts(schema), "allOf", *UNIONS):
-                if target == wanted:
-                    return True
-                if target not in seen:
-                    seen.add(target)
-                    waiting.append(target)
-        return False
+
+        def targets(each: str) -> Iterator[str]:
+            return self._targets(_parts(self._schemas.get(each, {})), "allOf", *UNIONS)
+
+        return wanted in reachable(targets(pointer), targets)
 
     def _targets(self, schemas: list[JSONObject], *keywords: str) -> Iterator[str]:
         """Yield where the references in `keywords` lead."""
@@ -211,31 +200,29 @@ class Direction(StrEnum):
     RESPONSE = "response"
 
 
+@dataclass(slots=True, eq=False)
 class Definition:
-    """One definition: its position in the document and, once used, its conversion and the references in it.
+    """One definition: its position in the document and, once used, its conversion and the references in it."""
 
-    Attributes:
-        name: Its name among the `$defs`.
-        pointer: Its position.
-        target: The schema there, not converted.
-        direction: Which way its data goes.
-        is_own_part: Whether this is a base without its subtypes, which is what they refer to.
-        schema: The conversion; None until it is needed.
-        refs: The definitions that the conversion refers to.
-    """
+    name: str
+    """Its name among the `$defs`."""
 
-    __slots__ = ("direction", "is_own_part", "name", "pointer", "refs", "schema", "target")
+    pointer: str
+    """Its position."""
 
-    def __init__(
-        self, name: str, pointer: str, target: Any, direction: Direction, *, is_own_part: bool
-    ) -> None:
-        self.name = name
-        self.pointer = pointer
-        self.target = target
-        self.direction = direction
-        self.is_own_part = is_own_part
-        self.schema: JSONSchema | None = None
-        self.refs: set[Definition] = set()
+    target: Any
+    """The schema there, not converted."""
+
+    direction: Direction
+
+    is_own_part: bool
+    """Whether this is a base without its subtypes, which is what they refer to."""
+
+    schema: JSONSchema | None = None
+    """The conversion; None until it is needed."""
+
+    refs: "set[Definition]" = field(default_factory=set["Definition"])
+    """The definitions that the conversion refers to."""
 
     @property
     def ref(self) -> JSONObject:
@@ -495,7 +482,7 @@ class Definitions:
                 target = {key: item for key, item in target.items() if key not in UNIONS}
             if direction is Direction.UPLOAD:
                 name = self._unused(f"{name}.upload", pointer)
-            known = Definition(name, pointer, target, direction, is_own_part=is_own_part)
+            known = Definition(name, pointer, target, direction, is_own_part)
             self._definitions[direction, pointer, is_own_part] = known
         return known
 

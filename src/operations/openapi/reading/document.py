@@ -78,7 +78,7 @@ class Description:
         )
         self.info = self.references.object_at(self.document.get("info"))
         kind = Swagger2Reader if self.is_swagger else OpenAPI3Reader
-        self.reader: OpenAPI3Reader | Swagger2Reader = kind(self.references, self.document)
+        self.reader: OpenAPI3Reader = kind(self.references, self.document)
         self._places = frozenset({"path", "query", "header"})
         self._good: set[str] = set()
         self.authorized: dict[int, JSONObject] = {}

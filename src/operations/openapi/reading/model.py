@@ -86,7 +86,6 @@ class Response(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     description: str = ""
     media: tuple[Media, ...] = ()
-    links: JSONObject = {}
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -136,21 +135,12 @@ _STYLES: dict[str, frozenset[str]] = {
 _DEFAULT_STYLE = {"path": "simple", "query": "form", "header": "simple", "cookie": "form"}
 
 
-class _Reader:
-    """Reads operations of one document."""
+class OpenAPI3Reader:
+    """Reads operations of one document into the model: OpenAPI 3.0, 3.1 and 3.2."""
 
     def __init__(self, references: References, document: JSONObject) -> None:
         self._references = references
         self._document = document
-
-    def _parameter_nodes(self, item: JSONObject, operation: JSONObject) -> Iterator[JSONObject]:
-        """Yield the parameters of a path item and of its operation, which come last and replace those of the item."""
-        yield from list_of(item.get("parameters"))
-        yield from list_of(operation.get("parameters"))
-
-
-class OpenAPI3Reader(_Reader):
-    """Reads OpenAPI 3.0, 3.1 and 3.2."""
 
     def read_model(self, item: JSONObject, operation: JSONObject) -> Model:
         """Return the model of `operation` of the path `item`.
@@ -158,20 +148,48 @@ class OpenAPI3Reader(_Reader):
         Raises:
             DocumentError: If a part of it cannot be understood.
         """
-        merged: dict[tuple[str, str], Parameter] = {}
-        for node in self._parameter_nodes(item, operation):
+        merged: dict[tuple[str, str], JSONObject] = {}
+        # Parameters of the operation replace those of the path item.
+        for node in (*list_of(item.get("parameters")), *list_of(operation.get("parameters"))):
             found = self._references.follow(node)
             if "$ref" in node and type(node.get("description")) is str:
                 # From 3.1 on, the description beside a reference takes precedence.
                 found = {**found, "description": node["description"]}
-            parameter = self._parameter(found)
-            # Header names are the same in any case.
-            name = parameter.name.lower() if parameter.place == "header" else parameter.name
-            merged[parameter.place, name] = parameter
-        body = operation.get("requestBody")
+            problem = self.check_parameter(found)
+            if problem:
+                raise DocumentError(problem)
+            # There is one body, under any name, and header names ignore case.
+            name = "" if found["in"] == "body" else found["name"]
+            merged[found["in"], name.lower() if found["in"] == "header" else name] = found
+        return self._model(list(merged.values()), operation)
+
+    def read_responses(self, operation: JSONObject) -> tuple[Response, ...]:
+        """Return the declared responses; those that cannot be read are left out."""
+        result: list[Response] = []
+        for key, entry in object_of(operation.get("responses")).items():
+            status = str(key)
+            if status.startswith("x-"):
+                continue
+            try:
+                node = self._references.follow(entry)
+            except DocumentError:
+                continue
+            description, offered = text_of(node.get("description")), self._offered(node, operation)
+            result.append(Response(status=status, description=description, media=offered))
+        return tuple(result)
+
+    def _model(self, parameters: list[JSONObject], operation: JSONObject) -> Model:
+        node, body = operation.get("requestBody"), None
+        if node is not None:
+            found = self._references.follow(node)
+            body = Body(
+                required=found.get("required") is True,
+                description=text_of(found.get("description")),
+                media=self._media(found),
+            )
         return Model(
-            parameters=tuple(merged.values()),
-            body=self._body(self._references.follow(body)) if body is not None else None,
+            parameters=tuple(map(self._parameter, parameters)),
+            body=body,
             responses=self.read_responses(operation),
         )
 
@@ -186,9 +204,6 @@ class OpenAPI3Reader(_Reader):
         return None
 
     def _parameter(self, node: JSONObject) -> Parameter:
-        problem = self.check_parameter(node)
-        if problem:
-            raise DocumentError(problem)
         whole_query = node["in"] == "querystring"
         place = cast("Place", "query" if whole_query else node["in"])
         style = text_of(node.get("style"))
@@ -215,12 +230,8 @@ class OpenAPI3Reader(_Reader):
             media_type=media_type,
         )
 
-    def _body(self, node: JSONObject) -> Body:
-        return Body(
-            required=node.get("required") is True,
-            description=text_of(node.get("description")),
-            media=self._media(node),
-        )
+    def _offered(self, response: JSONObject, operation: JSONObject) -> tuple[Media, ...]:
+        return self._media(response)
 
     def _media(self, node: JSONObject) -> tuple[Media, ...]:
         result: list[Media] = []
@@ -262,27 +273,6 @@ class OpenAPI3Reader(_Reader):
                 )
             except DocumentError:
                 continue
-
-    def read_responses(self, operation: JSONObject) -> tuple[Response, ...]:
-        """Return the declared responses; those that cannot be read are left out."""
-        result: list[Response] = []
-        for key, entry in object_of(operation.get("responses")).items():
-            status = str(key)
-            if status.startswith("x-"):
-                continue
-            try:
-                result.append(self._response(status, self._references.follow(entry)))
-            except DocumentError:
-                continue
-        return tuple(result)
-
-    def _response(self, status: str, node: JSONObject) -> Response:
-        return Response(
-            status=status,
-            description=text_of(node.get("description")),
-            media=self._media(node),
-            links=self._references.object_at(node.get("links")),
-        )
 
     def security_schemes(self) -> JSONObject:
         """Return the security schemes by name."""
@@ -341,31 +331,14 @@ _NOT_SCHEMA = frozenset(
 )
 
 
-class Swagger2Reader(_Reader):
-    """Reads Swagger 2.0 into the same model."""
+class Swagger2Reader(OpenAPI3Reader):
+    """Reads Swagger 2.0, as far as it differs."""
 
-    def read_model(self, item: JSONObject, operation: JSONObject) -> Model:
-        """Return the model of `operation` of the path `item`.
-
-        Raises:
-            DocumentError: If a part of it cannot be understood.
-        """
-        merged: dict[tuple[str, str], JSONObject] = {}
-        for node in self._parameter_nodes(item, operation):
-            found = self._references.follow(node)
-            problem = self.check_parameter(found)
-            if problem:
-                raise DocumentError(problem)
-            # There is one body, under any name, and header names ignore case.
-            name = "" if found["in"] == "body" else found["name"]
-            merged[found["in"], name.lower() if found["in"] == "header" else name] = found
-        nodes = list(merged.values())
-        consumes = self._media_types(operation, "consumes")
+    def _model(self, parameters: list[JSONObject], operation: JSONObject) -> Model:
+        others = [each for each in parameters if each["in"] not in {"body", "formData"}]
         return Model(
-            parameters=tuple(
-                _swagger_parameter(n) for n in nodes if n["in"] not in {"body", "formData"}
-            ),
-            body=_swagger_body(nodes, consumes),
+            parameters=tuple(map(_swagger_parameter, others)),
+            body=_swagger_body(parameters, self._media_types(operation, "consumes")),
             responses=self.read_responses(operation),
         )
 
@@ -378,29 +351,14 @@ class Swagger2Reader(_Reader):
             return f"the parameter {node.get('name')!r} is in no known place: {node.get('in')!r}"
         return None
 
-    def read_responses(self, operation: JSONObject) -> tuple[Response, ...]:
-        """Return the declared responses; those that cannot be read are left out."""
-        produces = self._media_types(operation, "produces")
-        result: list[Response] = []
-        for key, entry in object_of(operation.get("responses")).items():
-            status = str(key)
-            if status.startswith("x-"):
-                continue
-            try:
-                node = self._references.follow(entry)
-            except DocumentError:
-                continue
-            offered: tuple[Media, ...] = ()
-            if "schema" in node:
-                types = produces or ["application/json"]
-                offered = tuple(Media(media_type=kind, schema=node["schema"]) for kind in types)
-            result.append(
-                Response(status=status, description=text_of(node.get("description")), media=offered)
-            )
-        return tuple(result)
+    def _offered(self, response: JSONObject, operation: JSONObject) -> tuple[Media, ...]:
+        if "schema" not in response:
+            return ()
+        types = self._media_types(operation, "produces") or ["application/json"]
+        return tuple(Media(media_type=kind, schema=response["schema"]) for kind in types)
 
     def server_urls(
-        self, _item: JSONObject, operation: JSONObject, _variables: Mapping[str, str]
+        self, item: JSONObject, operation: JSONObject, variables: Mapping[str, str]
     ) -> list[str]:
         """Return the addresses that `host`, `basePath` and `schemes` make; without a host they are relative."""
         host = text_of(self._document.get("host")).strip("/")

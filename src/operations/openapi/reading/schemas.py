@@ -9,6 +9,7 @@ Rule 2: an incorrect keyword (a `minLength` of "3", a `required` of true) is cor
 Rule 3: a schema that no value fits, although its parts do, is read in its intended meaning.
 """
 
+from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
 
@@ -39,18 +40,31 @@ _MARK = {
     Direction.UPLOAD: "readOnly",
     Direction.RESPONSE: "writeOnly",
 }
-_TEXT = frozenset(
-    {"title", "description", "pattern", "format", "contentEncoding", "contentMediaType"}
-)
 _ANY = frozenset({"default", "const"})
-_FLAGS = frozenset({"uniqueItems", "deprecated", "readOnly", "writeOnly"})
-_NUMBERS = frozenset({"maximum", "minimum", "exclusiveMaximum", "exclusiveMinimum", "multipleOf"})
-_COUNTS = frozenset(
-    {
-        "maxLength", "minLength", "maxItems", "minItems", "maxProperties", "minProperties",
-        "maxContains", "minContains",
-    }
-)  # fmt: skip
+_CORRECTED: dict[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(
+        ("title", "description", "pattern", "format", "contentEncoding", "contentMediaType"),
+        lambda value: value if type(value) is str else None,
+    ),
+    **dict.fromkeys(
+        ("uniqueItems", "deprecated", "readOnly", "writeOnly"),
+        lambda value: value if type(value) is bool else None,
+    ),
+    **dict.fromkeys(
+        ("maximum", "minimum", "exclusiveMaximum", "exclusiveMinimum", "multipleOf"), number_of
+    ),
+    **dict.fromkeys(
+        (
+            "maxLength", "minLength", "maxItems", "minItems", "maxProperties", "minProperties", "maxContains",
+            "minContains",
+        ),
+        count_of,
+    ),
+    "type": type_of,
+    "dependentRequired": dependent_names,
+}  # fmt: skip
+"""How the values of keywords that hold no schema are corrected; None leaves the keyword out."""
+
 _SCHEMA = frozenset(
     {
         "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames",
@@ -188,11 +202,8 @@ class Conversion:
         for key, value in schema.items():
             if is_object(value) and "$ref" in value and key not in _VALUES:
                 value = self._definitions.value(value)  # noqa: PLW2901 - the same keyword, found
-            if key in _TEXT:
-                if type(value) is str:
-                    out[key] = value
-            elif key == "type":
-                put(out, "type", type_of(value))
+            if key in _CORRECTED:
+                put(out, key, _CORRECTED[key](value))
             elif key == "properties":
                 if is_object(value):
                     out[key] = {
@@ -230,15 +241,8 @@ class Conversion:
                     put(out, key, data_of(value))
             elif key == "required":
                 put(out, key, names_of(value, hidden))
-            elif key in _NUMBERS:
-                put(out, key, number_of(value))
-            elif key in _COUNTS:
-                put(out, key, count_of(value))
             elif key in _ANY:
                 if value is None or (value := data_of(value)) is not None:
-                    out[key] = value
-            elif key in _FLAGS:
-                if type(value) is bool:
                     out[key] = value
             elif key == "example":
                 if "examples" not in schema:
@@ -253,8 +257,6 @@ class Conversion:
                             self._reference({"$ref": value}, value, depth, hidden, is_part=False)
                         )
                     )
-            elif key == "dependentRequired":
-                put(out, key, dependent_names(value))
             elif key == "dependencies":
                 self._dependencies(value, below, out)
         apply_exclusive(schema, out)
