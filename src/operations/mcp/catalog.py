@@ -26,6 +26,7 @@ from mcp.shared.uri_template import UriTemplate
 from msgspec.structs import replace as with_fields
 from pydantic import AnyUrl, TypeAdapter, ValidationError
 
+from operations._json import list_of, object_of
 from operations._mcp_config import MCPClientConfig
 from operations._text import safe_name
 from operations.context import OperationContext
@@ -335,12 +336,7 @@ class ResourceOperations:
 
 def _arguments(listed: Any) -> list[JSONObject]:
     """The arguments of a prompt that have a name."""
-    if not isinstance(listed, list):
-        return []
-    entries = [
-        cast("JSONObject", item) for item in cast("list[object]", listed) if isinstance(item, dict)
-    ]
-    return [entry for entry in entries if isinstance(entry.get("name"), str)]
+    return [each for each in map(object_of, list_of(listed)) if isinstance(each.get("name"), str)]
 
 
 # ------------------------------------------------------------ the catalog

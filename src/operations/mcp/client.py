@@ -33,6 +33,7 @@ from operations.mcp.interaction import (
     CallsInFlight,
     callbacks,
     is_known,
+    own_config,
 )
 from operations.mcp.listing import ResourceWatches, ServerInfo, list_everything, pages
 from operations.mcp.session import OnProgress, RelaySession
@@ -87,7 +88,11 @@ class MCPClient:
         self._bulkhead = Bulkhead(name, self.config.concurrency)
         self._connection = Connection(name, self.config, self._callbacks, self._opened)
         self._connection.on_away = self._stale.set
-        self._own = CallerConnections(name, self.config, self._callbacks, self._opened_for_caller)
+        self._own = CallerConnections(
+            lambda: Connection(
+                name, own_config(self.config), self._callbacks, self._opened_for_caller
+            )
+        )
         self._watches = ResourceWatches(name, self._connection)
 
     # ------------------------------------------------------------ the catalog
@@ -348,8 +353,7 @@ class MCPClient:
         self, failure: ServerError, session: RelaySession, retries: Retries
     ) -> bool:
         """Return whether the server rejected an outdated definition of the tool (2026-07-28) that is up to date now."""
-        details: Any = failure.error.details
-        code = cast("JSONObject", details).get("code") if isinstance(details, dict) else None
+        code = object_of(failure.error.details).get("code")
         if code != HEADER_MISMATCH or retries.has_refreshed:
             return False
         retries.has_refreshed = True

@@ -18,7 +18,7 @@ Rule 3: definitions without a reference are left out, and beyond a budget those 
 import re
 from base64 import b64decode
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, TypeAlias, cast
 
 import msgspec
@@ -31,7 +31,7 @@ from mcp_types import (
 )
 from msgspec.structs import replace
 
-from operations._json import list_of, object_of, unescape
+from operations._json import is_list, list_of, object_of, unescape
 from operations._references import objects_in
 from operations.context import NOTHING, OperationContext
 from operations.envelopes import (
@@ -143,10 +143,9 @@ def export_spec(spec: OperationSpec) -> JSONObject:
 
 def restore_spec(spec: OperationSpec, meta: Any) -> OperationSpec:
     """Return `spec` with the contract that its exporter added; unchanged if there is none that can be used."""
-    extension: Any = cast("JSONObject", meta).get(META_KEY) if isinstance(meta, dict) else None
-    if not isinstance(extension, dict):
+    extension = _extension(meta)
+    if not extension:
         return spec
-    extension = cast("JSONObject", extension)
     carried = {key: extension[key] for key in _CARRIED if key in extension}
     try:
         restored = OperationSpec.from_wire({**spec.to_wire(), **carried})
@@ -291,10 +290,8 @@ def is_never_null(document: JSONSchema) -> bool:
     def requires(schema: JSONObject) -> bool:
         for keyword, null in (("type", "null"), ("enum", None)):
             values = schema.get(keyword)
-            if values is not None:
-                values = cast("Sequence[Any]", values if isinstance(values, list) else [values])
-                if null not in values:
-                    return True
+            if values is not None and null not in (values if is_list(values) else [values]):
+                return True
         return schema.get("const") is not None
 
     return _surely(document, document, requires)
@@ -302,19 +299,14 @@ def is_never_null(document: JSONSchema) -> bool:
 
 def _surely(schema: Any, root: Any, requires: Callable[[JSONObject], bool], depth: int = 8) -> bool:
     """Return whether a schema or its parts require it. Only keywords are read: compiling takes long."""
-    if not isinstance(schema, dict) or not depth:
+    schema = object_of(schema)
+    if not schema or not depth:
         return False
-    schema = cast("JSONObject", schema)
 
     def made_of(keyword: str, judge: Callable[[Iterator[bool]], bool]) -> bool:
-        members = schema.get(keyword)
-        return (
-            isinstance(members, list)
-            and members != []
-            and judge(
-                _surely(member, root, requires, depth - 1)
-                for member in cast("Sequence[Any]", members)
-            )
+        members = list_of(schema.get(keyword))
+        return members != [] and judge(
+            _surely(member, root, requires, depth - 1) for member in members
         )
 
     place = _place(schema.get("$ref"))

@@ -30,7 +30,7 @@ from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode
 from operations.mcp.failures import ServerError, read_failure, root_cause
 from operations.mcp.http import open_http
-from operations.mcp.interaction import CallerAuth, CallsInFlight, caller_of, own_config
+from operations.mcp.interaction import CallerAuth, CallsInFlight, caller_of
 from operations.mcp.oauth import SignInRequiredError
 from operations.mcp.sdk import Dispatcher, lowlevel_server
 from operations.mcp.session import RelaySession
@@ -455,23 +455,11 @@ class CallerConnections:
     """The connections of single callers to one server (`per_caller`), least recently used first.
 
     Args:
-        name: Of the server.
-        config: How to reach it.
-        callbacks: Returns the handlers of a session for the server's own requests and notifications.
-        on_open: Runs after each negotiation.
+        build: Returns a new connection for one caller.
     """
 
-    def __init__(
-        self,
-        name: str,
-        config: MCPClientConfig,
-        callbacks: Callable[[CallsInFlight], dict[str, Any]],
-        on_open: Callable[[RelaySession], Awaitable[None]],
-    ) -> None:
-        self._name = name
-        self._config = config
-        self._callbacks = callbacks
-        self._on_open = on_open
+    def __init__(self, build: Callable[[], Connection]) -> None:
+        self._build = build
         self._open: OrderedDict[str, Connection] = OrderedDict()
         self._closing: set[asyncio.Task[None]] = set()
         """The closing of connections that made room for others."""
@@ -487,9 +475,7 @@ class CallerConnections:
         if connection is None or connection.is_closed:
             if len(self._open) >= MAX_CALLERS:
                 self._make_room()
-            connection = self._open[caller] = Connection(
-                self._name, own_config(self._config), self._callbacks, self._on_open
-            )
+            connection = self._open[caller] = self._build()
             connection.start()
         if isinstance(connection.config.auth, CallerAuth):
             connection.config.auth.identity = context.identity
@@ -499,7 +485,8 @@ class CallerConnections:
     def _make_room(self) -> None:
         idle = next((key for key, each in self._open.items() if each.busy == 0), None)
         if idle is None:
-            message = f"{self._name} has calls of {MAX_CALLERS} callers in flight"
+            name = next(iter(self._open.values())).name
+            message = f"{name} has calls of {MAX_CALLERS} callers in flight"
             raise CallError(ErrorCode.RESOURCE_EXHAUSTED, message, retryable=True)
         closing = asyncio.create_task(self._open.pop(idle).aclose())
         self._closing.add(closing)

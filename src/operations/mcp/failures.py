@@ -18,7 +18,7 @@ from mcp_types import CONNECTION_CLOSED, REQUEST_TIMEOUT, JSONRPCError
 from pydantic import ValidationError
 
 from operations._decoding import decode_json
-from operations._json import MAX_REQUEST_VALUES, JSONValueError
+from operations._json import MAX_REQUEST_VALUES, JSONValueError, object_of
 from operations.errors import CallError, ErrorCode, timeout_error
 from operations.front.public_errors import Redactor
 from operations.types import JSONObject
@@ -60,6 +60,11 @@ def seal(kind: Kind, message: str, **details: Any) -> JSONObject:
     return {"code": CONNECTION_CLOSED, "message": message, "data": data}
 
 
+def sealed(kind: Kind, message: str, **details: Any) -> MCPError:
+    """Return the same as an exception."""
+    return MCPError(**seal(kind, message, **details))
+
+
 def read_failure(error: Exception, server: str, redactor: Redactor) -> ServerError:
     """Return the failure behind an error of the SDK during a request to `server`, without the secrets of `redactor`."""
     failure = _read(error, server)
@@ -77,12 +82,8 @@ def _read(error: Exception, server: str) -> ServerError:
     if isinstance(error, MCPError):
         return _of_protocol(error, server)
     if isinstance(error, ValidationError):
-        return ServerError(
-            CallError(
-                ErrorCode.EXECUTION_ERROR,
-                f"{server} sent a response that the protocol does not allow",
-            )
-        )
+        message = f"{server} sent a response that the protocol does not allow"
+        return ServerError(CallError(ErrorCode.EXECUTION_ERROR, message))
     if isinstance(error, httpx2.HTTPStatusError):
         status = error.response.status_code
         message = f"{server} answered with HTTP status {status}"
@@ -95,16 +96,14 @@ def _read(error: Exception, server: str) -> ServerError:
 
 def _of_protocol(error: MCPError, server: str) -> ServerError:
     data: Any = error.data
-    if isinstance(data, dict) and cast("JSONObject", data).get("seal") == _SEAL:
-        return _of_transport(error.message, cast("JSONObject", data), server)
+    if object_of(data).get("seal") == _SEAL:
+        return _of_transport(error.message, data, server)
     if error.code == CONNECTION_CLOSED and _TOO_LONG.search(error.message):
-        return ServerError(
-            CallError(ErrorCode.RESOURCE_EXHAUSTED, f"{server} answered with too large an event")
-        )
+        message = f"{server} answered with too large an event"
+        return ServerError(CallError(ErrorCode.RESOURCE_EXHAUSTED, message))
     if error.code == CONNECTION_CLOSED:
-        return ServerError(
-            CallError(ErrorCode.UNAVAILABLE, f"the connection to {server} was lost during the call")
-        )
+        message = f"the connection to {server} was lost during the call"
+        return ServerError(CallError(ErrorCode.UNAVAILABLE, message))
     details: JSONObject = {"code": error.code, "message": error.message}
     if data is not None:
         details["data"] = data

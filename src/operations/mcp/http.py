@@ -43,13 +43,14 @@ from operations._json import (
     MAX_REQUEST_VALUES,
     JSONLimitError,
     JSONValueError,
+    object_of,
 )
 from operations._mcp_config import ClientCredentials, MCPClientConfig
 from operations.caller_tokens import TokenFunction
 from operations.context import NO_CALL, OperationContext
 from operations.errors import CallError
 from operations.front.public_errors import Redactor
-from operations.mcp.failures import Kind, answered_id, refusal, seal
+from operations.mcp.failures import Kind, answered_id, refusal, seal, sealed
 from operations.mcp.oauth import stored_login
 from operations.mcp.session import (
     CONNECT_SECONDS,
@@ -139,9 +140,7 @@ def _failed_message(request: httpx2.Request, response: httpx2.Response) -> Sessi
 
 def _decoded(body: bytes) -> JSONObject:
     with suppress(JSONValueError):
-        value: Any = decode_json(body, max_values=MAX_REQUEST_VALUES)
-        if isinstance(value, dict):
-            return cast("JSONObject", value)
+        return object_of(decode_json(body, max_values=MAX_REQUEST_VALUES))
     return {}
 
 
@@ -507,11 +506,11 @@ class _Bearer(httpx2.Auth):
                 token = await token
         except CallError as error:
             details = {"code": error.code, "retryable": error.retryable}
-            raise MCPError(**seal("credential", error.message, **details)) from error
+            raise sealed("credential", error.message, **details) from error
         except Exception as error:
             # The text of an exception may hold a secret.
             logger.exception("a token could not be obtained")
-            raise MCPError(**seal("status", f"was not asked: {type(error).__name__}")) from error
+            raise sealed("status", f"was not asked: {type(error).__name__}") from error
         return cast("str | None", token)
 
     async def async_auth_flow(

@@ -16,8 +16,9 @@ import re
 import unicodedata
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import sha256
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, TypeAlias
 
 import mcp_types as types
 from mcp import MCPError
@@ -26,7 +27,15 @@ from mcp.shared.inbound import find_invalid_x_mcp_header
 from mcp_types import METHOD_NOT_FOUND
 from pydantic import BaseModel, ValidationError
 
-from operations._json import JSONValueError, canonical, object_of, to_json
+from operations._json import (
+    JSONValueError,
+    canonical,
+    is_object,
+    list_of,
+    object_of,
+    text_of,
+    to_json,
+)
 from operations._mcp_config import PinPolicy
 from operations.errors import CallError, ErrorCode
 from operations.mcp.codec import META_KEY
@@ -108,7 +117,7 @@ async def list_everything(session: RelaySession, limit: int) -> Listing:
     listing = Listing(instructions=(session.instructions or "")[:_MAX_INSTRUCTIONS])
     offers = session.server_capabilities
     if offers is None or offers.tools is not None:
-        fault = _modern_tool_fault if session.is_modern else _tool_fault
+        fault = partial(_tool_fault, modern=session.is_modern)
         listing.tools = await pages(
             session.relay, "tools/list", "tools", limit, listing.skipped, fault
         )
@@ -168,8 +177,7 @@ async def pages(
     cursor: str | None = None
     for _ in range(_MAX_PAGES):
         result = await fetch(method, {} if cursor is None else {"cursor": cursor})
-        page: Any = result.get(key)
-        for index, entry in enumerate(cast("list[object]", page) if isinstance(page, list) else []):
+        for index, entry in enumerate(list_of(result.get(key))):
             reason = fault(entry)
             if reason is not None:
                 skipped[_label(entry, f"{key}[{index}]")] = reason
@@ -203,15 +211,14 @@ async def _optional(
 
 
 def _label(entry: Any, place: str) -> str:
-    name = cast("JSONObject", entry).get("name") if isinstance(entry, dict) else None
-    return ascii(name)[1:-1][:200] if isinstance(name, str) and name else place
+    name = text_of(object_of(entry).get("name"))
+    return ascii(name)[1:-1][:200] if name else place
 
 
 def _fault(entry: Any, named: str = "name") -> str | None:
-    if not isinstance(entry, dict):
+    if not is_object(entry):
         return "it is not an object"
-    entry = cast("JSONObject", entry)
-    if not isinstance(entry.get(named), str) or not entry[named]:
+    if not text_of(entry.get(named)):
         return f"it has no {named}"
     try:
         to_json(entry)
@@ -220,25 +227,16 @@ def _fault(entry: Any, named: str = "name") -> str | None:
     return None
 
 
-def _tool_fault(entry: Any) -> str | None:
+def _tool_fault(entry: Any, *, modern: bool) -> str | None:
+    """As above; 2026-07-28 also rules on arguments that travel as headers."""
     reason = _fault(entry)
     if reason is not None:
         return reason
-    tool = cast("JSONObject", entry)
-    if not isinstance(tool.get("inputSchema"), dict):
+    if not is_object(entry.get("inputSchema")):
         return "it has no input schema"
-    if len(str(tool.get("description") or "")) > _MAX_DESCRIPTION:
+    if len(str(entry.get("description") or "")) > _MAX_DESCRIPTION:
         return f"its description has more than {_MAX_DESCRIPTION} characters"
-    return None
-
-
-def _modern_tool_fault(entry: Any) -> str | None:
-    """As above; 2026-07-28 also rules on arguments that travel as headers."""
-    reason = _tool_fault(entry)
-    if reason is not None:
-        return reason
-    tool = cast("JSONObject", entry)
-    invalid = find_invalid_x_mcp_header(tool["inputSchema"])
+    invalid = find_invalid_x_mcp_header(entry["inputSchema"]) if modern else None
     return f"it asks for headers in a way that is not allowed: {invalid}" if invalid else None
 
 
@@ -269,8 +267,8 @@ INSTRUCTIONS = "server/instructions"
 def digest(tool: JSONObject, target: str) -> str:
     """Return the SHA-256 of the definition and the place of `tool`, independent of the order of keys."""
     definition = {key: tool[key] for key in _DEFINING if key in tool}
-    meta: Any = tool.get("_meta")
-    if isinstance(meta, dict) and META_KEY in meta:
+    meta = object_of(tool.get("_meta"))
+    if META_KEY in meta:
         definition[META_KEY] = meta[META_KEY]
     return sha256(canonical([target, definition])).hexdigest()
 

@@ -23,6 +23,7 @@ from mcp.shared.auth import (
 )
 from pydantic import AnyUrl, BaseModel, ValidationError
 
+from operations._json import object_of
 from operations._mcp_config import MCPClientConfig, OAuthLogin
 from operations.errors import OperationsError
 from operations.types import JSONObject
@@ -50,10 +51,9 @@ class TokenFile:
     def read(self) -> JSONObject:
         """Return the stored values; empty if there are none, or if they cannot be read."""
         try:
-            stored: Any = msgspec.json.decode(self.path.read_bytes())
+            return object_of(msgspec.json.decode(self.path.read_bytes()))
         except (OSError, msgspec.DecodeError):
             return {}
-        return cast("JSONObject", stored) if isinstance(stored, dict) else {}
 
     def _write(self, **changes: Any) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -22,10 +22,12 @@ from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
 from mcp.shared.transport_context import TransportContext
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
 
-from operations.mcp.failures import seal
+from operations.mcp.failures import Kind, sealed
 from operations.types import JSONObject
 
 logger = logging.getLogger("operations.mcp")
+
+_NOT_SENT: tuple[Kind, str] = ("closed", "went away before it was asked")
 
 
 class Dispatcher(JSONRPCDispatcher[TransportContext]):
@@ -58,7 +60,7 @@ class Dispatcher(JSONRPCDispatcher[TransportContext]):
             MCPError: As the SDK does; a sealed one if the request was not sent.
         """
         if self._closed:
-            raise _not_sent()
+            raise sealed(*_NOT_SENT)
         return await super().send_raw_request(*args, **options)
 
     async def _dispatch(self, *args: Any, **options: Any) -> None:
@@ -74,12 +76,8 @@ class Dispatcher(JSONRPCDispatcher[TransportContext]):
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
             # The stream has no buffer: if it breaks, the message was not handed over.
             if isinstance(message, types.JSONRPCRequest):
-                raise _not_sent() from None
+                raise sealed(*_NOT_SENT) from None
             raise
-
-
-def _not_sent() -> MCPError:
-    return MCPError(**seal("closed", "went away before it was asked"))
 
 
 class NegotiatingSession(ClientSession):

@@ -35,7 +35,7 @@ from operations._json import (
 )
 from operations._mcp_config import MCPClientConfig
 from operations.front.public_errors import Redactor
-from operations.mcp.failures import refusal, seal
+from operations.mcp.failures import refusal, sealed
 from operations.mcp.sdk import Dispatcher, NegotiatingSession
 from operations.types import JSONObject
 
@@ -181,13 +181,12 @@ class PlainCalls:
         try:
             return await self._exchange(request_id, _encode(message), sent)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise MCPError(**seal("unreachable", f"cannot be reached: {error}")) from None
+            raise sealed("unreachable", f"cannot be reached: {error}") from None
         except JSONLimitError as error:
-            what = f"answered with a message that {error.reason}"
-            raise MCPError(**seal("too_large", what)) from None
+            raise sealed("too_large", f"answered with a message that {error.reason}") from None
         except (aiohttp.ClientError, TimeoutError) as error:
             what = f"broke the connection off: {type(error).__name__}"
-            raise MCPError(**seal("lost", what)) from None
+            raise sealed("lost", what) from None
 
     async def _exchange(
         self, request_id: int, body: bytes, headers: dict[str, str]
@@ -199,7 +198,7 @@ class PlainCalls:
             kind = response.headers.get("content-type", "").lower()
             if response.headers.get("content-encoding", "identity").lower() != "identity":
                 what = "answered with a compressed body, which was not asked for"
-                raise MCPError(**seal("too_large", what))
+                raise sealed("too_large", what)
             status = response.status
             if status >= 400:
                 had_session = "mcp-session-id" in headers
@@ -211,7 +210,7 @@ class PlainCalls:
                 return await self._first_message(request_id, response)
             if status != 200 or not kind.startswith("application/json"):
                 what = f"answered with HTTP status {status} and the type {kind or 'of nothing'}"
-                raise MCPError(**seal("status", what, statusCode=status))
+                raise sealed("status", what, statusCode=status)
             return self._result(request_id, await self._read(response))
         finally:
             if not keeps:
@@ -224,8 +223,7 @@ class PlainCalls:
             size += len(part)
             if size > self._max_bytes:
                 response.close()
-                what = f"answered with more than {self._max_bytes} bytes"
-                raise MCPError(**seal("too_large", what))
+                raise sealed("too_large", f"answered with more than {self._max_bytes} bytes")
             parts.append(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
@@ -287,8 +285,7 @@ class PlainCalls:
         except JSONLimitError:
             raise
         except JSONValueError as error:
-            what = f"answered with a message that {error.reason}"
-            raise MCPError(**seal("malformed", what)) from None
+            raise sealed("malformed", f"answered with a message that {error.reason}") from None
         match message:
             case {"id": known, "result": dict()} if known == request_id:
                 return cast("JSONObject", message["result"])
@@ -296,7 +293,7 @@ class PlainCalls:
                 raise MCPError(code, text, rest.get("data"))
             case _:
                 what = "answered with a message that is not a response to the request"
-                raise MCPError(**seal("malformed", what))
+                raise sealed("malformed", what)
 
 
 async def _read_to_end(response: aiohttp.ClientResponse) -> None:

@@ -13,11 +13,12 @@ import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 from urllib.parse import unquote, unquote_plus
 
 import msgspec
 
+from operations._json import is_list, is_object
 from operations._mcp_config import ClientCredentials, MCPClientConfig
 from operations._text import names_a_secret, without_secrets
 from operations.errors import CallError, ErrorCode
@@ -127,12 +128,12 @@ def _shown_json(value: Any, hidden: list[str]) -> Any:
         shown, secrets = _shown(value)
         hidden += secrets
         return shown
-    if isinstance(value, list):
-        return [_shown_json(item, hidden) for item in cast("list[object]", value)]
-    if not isinstance(value, dict):
+    if is_list(value):
+        return [_shown_json(item, hidden) for item in value]
+    if not is_object(value):
         return value
     result = dict[str, Any]()
-    for name, item in cast("dict[str, Any]", value).items():
+    for name, item in value.items():
         if isinstance(item, str) and names_a_secret(name):
             hidden.append(item)
             result[name] = HIDDEN

@@ -16,7 +16,14 @@ import msgspec
 from msgspec.structs import replace
 
 from operations._decoding import decode_json
-from operations._json import MAX_RESPONSE_VALUES, JSONValueError, object_of, to_json
+from operations._json import (
+    MAX_RESPONSE_VALUES,
+    JSONValueError,
+    is_object,
+    list_of,
+    object_of,
+    to_json,
+)
 from operations._mcp_config import MCPClientConfig
 from operations._text import safe_name
 from operations.access import enforce_access
@@ -68,8 +75,7 @@ def tool_envelope(result: JSONObject, output_schema: Schema) -> ResponseEnvelope
     Raises:
         JSONValueError: If the result contains values that are not JSON (NaN, too deep a nesting).
     """
-    listed: Any = result.get("content")
-    blocks = map_content_blocks(cast("list[object]", listed)) if isinstance(listed, list) else []
+    blocks = map_content_blocks(list_of(result.get("content")))
     is_error = result.get("isError") is True
     structured = to_json(result.get("structuredContent"))
     meta: Any = result.get("_meta")
@@ -129,8 +135,7 @@ def listing_envelope(items: list[JSONObject]) -> ResponseEnvelope[Any]:
 
 
 def _objects(value: Any) -> list[JSONObject]:
-    items = cast("list[object]", value) if isinstance(value, list) else []
-    return [to_json(item) for item in items if isinstance(item, dict)]
+    return [to_json(item) for item in list_of(value) if is_object(item)]
 
 
 # ------------------------------------------------------------ tools
@@ -351,6 +356,6 @@ def in_quarantine(name: str, server: str) -> CallError:
 def _arguments(input: Any) -> JSONObject:
     if input is None:
         return {}
-    if not isinstance(input, dict):
+    if not is_object(input):
         raise CallError(ErrorCode.VALIDATION_ERROR, "the input of a tool is an object")
-    return cast("JSONObject", input)
+    return input

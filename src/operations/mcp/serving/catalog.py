@@ -27,7 +27,7 @@ Rule 6: a template claims every address that begins with the text before its fir
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cached_property
 from typing import Any, Final, cast
 
@@ -120,12 +120,7 @@ class Resource:
             entry = {key: listed[key] for key in LISTED if listed.get(key) is not None}
             entry = {**entry, uri_key: self.public_uri, "name": str(listed.get("name") or self.uri)}
             return with_passed(entry, listed, export_spec(spec))
-        wire: JSONObject = {uri_key: self.uri}
-        wire["name"] = str(mcp_meta(spec).get("name") or spec.id)
-        if spec.title is not None:
-            wire["title"] = spec.title
-        if spec.description:
-            wire["description"] = spec.description
+        wire = {uri_key: self.uri, **_named(spec, str(mcp_meta(spec).get("name") or spec.id))}
         if self.mime_type is not None:
             wire["mimeType"] = self.mime_type
         wire["_meta"] = {META_KEY: export_spec(spec)}
@@ -242,6 +237,16 @@ def names_of(
     return names
 
 
+def _named(spec: OperationSpec, name: str) -> JSONObject:
+    """Return the beginning of an entry of a listing."""
+    wire: JSONObject = {"name": name}
+    if spec.title is not None:
+        wire["title"] = spec.title
+    if spec.description:
+        wire["description"] = spec.description
+    return wire
+
+
 def _chosen(spec: OperationSpec) -> str | None:
     name = mcp_meta(spec).get("name")
     return name if isinstance(name, str) and TOOL_NAME.fullmatch(name) else None
@@ -306,10 +311,7 @@ class Tool:
     @cached_property
     def requires(self) -> tuple[str, ...]:
         """Capabilities that a client needs to call it."""
-        requires = mcp_meta(self.spec).get("requires")
-        return (
-            tuple(map(str, cast("Sequence[Any]", requires))) if isinstance(requires, list) else ()
-        )
+        return tuple(map(str, list_of(mcp_meta(self.spec).get("requires"))))
 
     @cached_property
     def mirrors_headers(self) -> bool:
@@ -351,11 +353,7 @@ class Tool:
 
     def _written(self, modern: bool) -> JSONObject:
         spec = self.spec
-        wire: JSONObject = {"name": self.name}
-        if spec.title is not None:
-            wire["title"] = spec.title
-        if spec.description:
-            wire["description"] = spec.description
+        wire = _named(spec, self.name)
         wire["inputSchema"] = self.input_schema
         export = self._export(modern)
         output = self._output_schema(modern)
@@ -451,20 +449,14 @@ class Prompt:
 
     def wire(self) -> JSONObject:
         """The prompt in a listing."""
-        spec = self.spec
-        wire: JSONObject = {"name": self.name}
-        if spec.title is not None:
-            wire["title"] = spec.title
-        if spec.description:
-            wire["description"] = spec.description
+        wire = _named(self.spec, self.name)
         wire["arguments"] = self._arguments()
-        return with_passed(wire, spec.meta, export_spec(spec))
+        return with_passed(wire, self.spec.meta, export_spec(self.spec))
 
     def _arguments(self) -> list[JSONObject]:
         if is_imported(self.spec):
             return list_of(self.spec.meta.get("arguments"))
-        document = self.spec.input_schema.document
-        required: Any = document.get("required", ()) if isinstance(document, dict) else ()
+        required = object_of(self.spec.input_schema.document).get("required", ())
         arguments: list[JSONObject] = []
         for name, schema in properties_of(self.spec).items():
             argument: JSONObject = {"name": name}
@@ -477,14 +469,8 @@ class Prompt:
 
 def properties_of(spec: OperationSpec) -> dict[str, JSONObject]:
     """Return the schemas of the properties of an operation's input."""
-    document = spec.input_schema.document
-    properties: Any = document.get("properties") if isinstance(document, dict) else None
-    if not isinstance(properties, dict):
-        return {}
-    return {
-        name: cast("JSONObject", schema) if isinstance(schema, dict) else {}
-        for name, schema in cast("JSONObject", properties).items()
-    }
+    properties = object_of(object_of(spec.input_schema.document).get("properties"))
+    return {name: object_of(schema) for name, schema in properties.items()}
 
 
 class Catalog:

@@ -24,8 +24,22 @@ from operations.types import JSONObject
 Run = Callable[[str, Any, OperationContext], Awaitable[JSONObject]]
 """Runs an operation by its id to the result of a tool."""
 
-_OPERATION: Final = {"type": "string", "description": "The operation's id, as search gives it."}
+_TEXT: Final = {"type": "string"}
+_TEXTS: Final = {"type": "array", "items": _TEXT}
+_OPERATION: Final = {**_TEXT, "description": "The operation's id, as search gives it."}
 _INPUT: Final = {"description": "What the operation takes, by its inputSchema."}
+
+
+def _object(properties: JSONObject, *required: str) -> JSONObject:
+    schema: JSONObject = {"type": "object", "properties": properties}
+    return {**schema, "required": list(required)} if required else schema
+
+
+def _closed(properties: JSONObject, *required: str) -> JSONObject:
+    return {**_object(properties, *required), "additionalProperties": False}
+
+
+_CALL: Final = _closed({"operation": _OPERATION, "input": _INPUT}, "operation")
 
 _SPECS: Final = (
     OperationSpec(
@@ -38,43 +52,36 @@ _SPECS: Final = (
             "Then read an operation's contract with schema and run it with call."
         ),
         input_schema=Schema(
-            {
-                "type": "object",
-                "properties": {
-                    "query": {
-                        "type": "string",
-                        "description": "What to look for; empty lists everything.",
-                    },
+            _closed(
+                {
+                    "query": {**_TEXT, "description": "What to look for; empty lists everything."},
                     "limit": {"type": "integer", "minimum": 1, "maximum": 100, "default": 20},
-                    "namespace": {"type": "string"},
-                    "tags": {"type": "array", "items": {"type": "string"}},
+                    "namespace": _TEXT,
+                    "tags": _TEXTS,
                     "type": {"enum": [kind.value for kind in OperationType]},
-                },
-                "additionalProperties": False,
-            }
+                }
+            )
         ),
         output_schema=Schema(
-            {
-                "type": "object",
-                "properties": {
+            _object(
+                {
                     "operations": {
                         "type": "array",
-                        "items": {
-                            "type": "object",
-                            "properties": {
-                                "id": {"type": "string"},
-                                "type": {"type": "string"},
+                        "items": _object(
+                            {
+                                "id": _TEXT,
+                                "type": _TEXT,
                                 "title": {"type": ["string", "null"]},
-                                "description": {"type": "string"},
-                                "tags": {"type": "array", "items": {"type": "string"}},
+                                "description": _TEXT,
+                                "tags": _TEXTS,
                                 "score": {"type": "number"},
                             },
-                            "required": ["id", "type", "description"],
-                        },
+                            *("id", "type", "description"),
+                        ),
                     }
                 },
-                "required": ["operations"],
-            }
+                "operations",
+            )
         ),
     ),
     OperationSpec(
@@ -84,9 +91,8 @@ _SPECS: Final = (
         title="Read an operation's contract",
         description="Read the input schema, the declared errors and, on request, the output schema of one operation.",
         input_schema=Schema(
-            {
-                "type": "object",
-                "properties": {
+            _closed(
+                {
                     "operation": _OPERATION,
                     "output": {
                         "type": "boolean",
@@ -94,9 +100,8 @@ _SPECS: Final = (
                         "description": "Whether to include outputSchema, which is often large.",
                     },
                 },
-                "required": ["operation"],
-                "additionalProperties": False,
-            }
+                "operation",
+            )
         ),
         output_schema=Schema({"type": "object"}),
     ),
@@ -106,14 +111,7 @@ _SPECS: Final = (
         type=OperationType.MUTATION,
         title="Call an operation",
         description="Run one operation and give its result.",
-        input_schema=Schema(
-            {
-                "type": "object",
-                "properties": {"operation": _OPERATION, "input": _INPUT},
-                "required": ["operation"],
-                "additionalProperties": False,
-            }
-        ),
+        input_schema=Schema(_CALL),
     ),
     OperationSpec(
         namespace="gateway",
@@ -125,30 +123,10 @@ _SPECS: Final = (
             "one that fails does not stop the others."
         ),
         input_schema=Schema(
-            {
-                "type": "object",
-                "properties": {
-                    "calls": {
-                        "type": "array",
-                        "maxItems": MAX_BATCH,
-                        "items": {
-                            "type": "object",
-                            "properties": {"operation": _OPERATION, "input": _INPUT},
-                            "required": ["operation"],
-                            "additionalProperties": False,
-                        },
-                    }
-                },
-                "required": ["calls"],
-                "additionalProperties": False,
-            }
+            _closed({"calls": {"type": "array", "maxItems": MAX_BATCH, "items": _CALL}}, "calls")
         ),
         output_schema=Schema(
-            {
-                "type": "object",
-                "properties": {"results": {"type": "array", "items": {"type": "object"}}},
-                "required": ["results"],
-            }
+            _object({"results": {"type": "array", "items": {"type": "object"}}}, "results")
         ),
     ),
 )

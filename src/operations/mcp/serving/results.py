@@ -14,7 +14,7 @@ an MCP envelope                                         one message of the user 
 """
 
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final, cast
 
 import msgspec
@@ -23,6 +23,8 @@ from operations._decoding import decode_json
 from operations._json import (
     MAX_REQUEST_VALUES,
     JSONValueError,
+    is_list,
+    is_object,
     list_of,
     object_of,
 )
@@ -173,13 +175,12 @@ def prompt_result(envelope: ResponseEnvelope[Any], spec: OperationSpec) -> JSONO
     """Return the `prompts/get` result of an envelope."""
     data, meta = envelope.data, envelope.meta
     description = "" if is_imported(spec) else spec.description
-    if isinstance(data, dict) and isinstance(cast("JSONObject", data).get("messages"), list):
-        document = cast("JSONObject", data)
-        description = document.get("description") or description
-        data = document["messages"]
+    if is_object(data) and is_list(data.get("messages")):
+        description = data.get("description") or description
+        data = data["messages"]
     elif isinstance(meta, MCPResponseMeta):
         data = [{"role": "user", "content": block} for block in msgspec.to_builtins(meta.content)]
-    messages = cast("Sequence[Any]", data if isinstance(data, list) else [data])
+    messages = data if is_list(data) else [data]
     result: JSONObject = {"messages": [_message(message) for message in messages]}
     if description:
         result["description"] = description
@@ -188,13 +189,10 @@ def prompt_result(envelope: ResponseEnvelope[Any], spec: OperationSpec) -> JSONO
 
 
 def _message(value: Any) -> JSONObject:
-    if isinstance(value, dict):
-        message = cast("JSONObject", value)
-        content = message.get("content")
-        if isinstance(content, str):
-            return {"role": message.get("role", "user"), "content": text_block(content)}
-        if isinstance(content, dict):
-            return {"role": message.get("role", "user"), "content": content}
+    content = object_of(value).get("content")
+    if isinstance(content, (str, dict)):
+        block = text_block(content) if isinstance(content, str) else content
+        return {"role": value.get("role", "user"), "content": block}
     return {"role": "user", "content": text_block(text_of(value))}
 
 

@@ -109,15 +109,15 @@ class RegistryServer(Server[None]):
             instructions=settings.instructions,
             lifespan=self._running,
             get_tool_input_schema=self._input_schema,
-            on_list_tools=cast("Any", self._list_tools),
+            on_list_tools=self._listing(self.service.list_tools),
             on_call_tool=cast("Any", self._call_tool),
-            on_list_resources=cast("Any", self._list_resources),
-            on_list_resource_templates=cast("Any", self._list_templates),
+            on_list_resources=self._listing(self.service.list_resources),
+            on_list_resource_templates=self._listing(self.service.list_templates),
             on_read_resource=cast("Any", self._read_resource),
             on_subscribe_resource=self._subscribe,
             on_unsubscribe_resource=self._unsubscribe,
             on_subscriptions_listen=self._listen_for,
-            on_list_prompts=cast("Any", self._list_prompts),
+            on_list_prompts=self._listing(self.service.list_prompts),
             on_get_prompt=cast("Any", self._get_prompt),
             on_completion=cast("Any", self._complete),
         )
@@ -182,10 +182,13 @@ class RegistryServer(Server[None]):
         tool = self.service.catalog.tools.get(name)
         return tool.input_schema if tool is not None and tool.mirrors_headers else None
 
-    async def _list_tools(
-        self, request: RequestContext, params: PaginatedRequestParams
-    ) -> JSONObject:
-        return self.service.list_tools(self._asker(request), params.cursor)
+    def _listing(self, page: Callable[[Asker, str | None], JSONObject]) -> Any:
+        """Return the handler for a paged list."""
+
+        async def handle(request: RequestContext, params: PaginatedRequestParams) -> JSONObject:
+            return page(self._asker(request), params.cursor)
+
+        return handle
 
     async def _call_tool(
         self, request: RequestContext, params: CallToolRequestParams
@@ -198,16 +201,6 @@ class RegistryServer(Server[None]):
 
         return await self._run_interactive(request, asker, run, params.name, arguments)
 
-    async def _list_resources(
-        self, request: RequestContext, params: PaginatedRequestParams
-    ) -> JSONObject:
-        return self.service.list_resources(self._asker(request), params.cursor)
-
-    async def _list_templates(
-        self, request: RequestContext, params: PaginatedRequestParams
-    ) -> JSONObject:
-        return self.service.list_templates(self._asker(request), params.cursor)
-
     async def _read_resource(
         self, request: RequestContext, params: ReadResourceRequestParams
     ) -> JSONObject:
@@ -217,11 +210,6 @@ class RegistryServer(Server[None]):
             return self.service.read_resource(asker, params.uri, channel)
 
         return await self._run_interactive(request, asker, run, params.uri)
-
-    async def _list_prompts(
-        self, request: RequestContext, params: PaginatedRequestParams
-    ) -> JSONObject:
-        return self.service.list_prompts(self._asker(request), params.cursor)
 
     async def _get_prompt(
         self, request: RequestContext, params: GetPromptRequestParams
