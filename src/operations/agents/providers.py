@@ -389,11 +389,8 @@ def _openai_chat(call: Any, function: Any) -> ToolCall:
 
 def _openai_responses(call: Any) -> ToolCall:
     def reply(outcome: Outcome) -> JSONObject:
-        return {
-            "type": "function_call_output",
-            "call_id": _get(call, "call_id"),
-            "output": outcome.text,
-        }
+        call_id = _get(call, "call_id")
+        return {"type": "function_call_output", "call_id": call_id, "output": outcome.text}
 
     return ToolCall(_get(call, "name"), _get(call, "arguments"), reply)
 

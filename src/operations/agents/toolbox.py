@@ -8,8 +8,9 @@ Rule 3: agent frameworks are extras: each is imported when its tools are request
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from fnmatch import fnmatchcase
+from functools import partial
 from importlib import import_module
 from typing import Any, Final
 
@@ -207,28 +208,42 @@ class Toolbox:
         return self._provider_tools("gemini")
 
     def langchain(self) -> list[Any]:
-        """Return the tools as LangChain's `StructuredTool`s.
+        """Return the tools as LangChain's `StructuredTool`s. An error becomes a `ToolMessage` with status `error`.
 
         Raises:
             MissingExtraError: If the extra `langchain` is not installed.
         """
-        return langchain_tools(self._definitions("anthropic"), self._run)
+        return self._framework_tools("langchain", "langchain_core.tools", _langchain_tool)
 
     def pydantic_ai(self) -> list[Any]:
-        """Return the tools as `Tool`s of pydantic-ai.
+        """Return the tools as `Tool`s of pydantic-ai. An error of an operation is the result of the tool.
 
         Raises:
             MissingExtraError: If the extra `pydantic-ai` is not installed.
         """
-        return pydantic_ai_tools(self._definitions("anthropic"), self._run)
+        return self._framework_tools("pydantic-ai", "pydantic_ai", _pydantic_ai_tool)
 
     def openai_agents(self) -> list[Any]:
-        """Return the tools as `FunctionTool`s of the OpenAI Agents SDK.
+        """Return the tools as `FunctionTool`s of the OpenAI Agents SDK. An error is the result of the tool.
 
         Raises:
             MissingExtraError: If the extra `openai-agents` is not installed.
         """
-        return openai_agents_tools(self._definitions("openai"), self._run)
+        return self._framework_tools("openai-agents", "agents", _openai_agents_tool, "openai")
+
+    def _framework_tools(
+        self,
+        extra: str,
+        module: str,
+        build: "Callable[[Any, Definition, Run], Any]",
+        provider: Provider = "anthropic",
+    ) -> list[Any]:
+        try:
+            framework = import_module(module)
+        except ImportError as error:
+            raise MissingExtraError(f"Toolbox.{extra.replace('-', '_')}()", extra=extra) from error
+        tools = self._definitions(provider)
+        return [build(framework, tool, partial(self._run, tool.name)) for tool in tools]
 
     def _provider_tools(self, provider: Provider) -> list[JSONObject]:
         wrap = DIALECTS[provider].wrap
@@ -374,69 +389,44 @@ class _Finder:
 
 # ------------------------------------------------------------ agent frameworks
 
-Run = Callable[[str, Any], Awaitable[Outcome]]
-"""Runs a tool by its name, with arguments as an object or as JSON text."""
+Run = Callable[[Any], Awaitable[Outcome]]
+"""Runs a tool with arguments as an object or as JSON text."""
 
 
-def langchain_tools(tools: Sequence[Definition], run: Run) -> list[Any]:
-    """Return `StructuredTool`s. An error of an operation becomes a `ToolMessage` with status `error`."""
-    core = _framework("langchain_core.tools", "langchain")
+def _langchain_tool(core: Any, tool: Definition, run: Run) -> Any:
+    async def invoke(**arguments: Any) -> str:
+        outcome = await run(arguments)
+        if outcome.error is not None:
+            raise core.ToolException(outcome.text)
+        return outcome.text
 
-    def build(tool: Definition) -> Any:
-        async def invoke(**arguments: Any) -> str:
-            outcome = await run(tool.name, arguments)
-            if outcome.error is not None:
-                raise core.ToolException(outcome.text)
-            return outcome.text
-
-        return core.StructuredTool(
-            name=tool.name,
-            description=tool.description,
-            args_schema=tool.schema,
-            coroutine=invoke,
-            handle_tool_error=True,
-        )
-
-    return [build(tool) for tool in tools]
+    return core.StructuredTool(
+        name=tool.name,
+        description=tool.description,
+        args_schema=tool.schema,
+        coroutine=invoke,
+        handle_tool_error=True,
+    )
 
 
-def pydantic_ai_tools(tools: Sequence[Definition], run: Run) -> list[Any]:
-    """Return `Tool`s. An error of an operation is the result of the tool."""
-    pydantic_ai = _framework("pydantic_ai", "pydantic-ai")
+def _pydantic_ai_tool(pydantic_ai: Any, tool: Definition, run: Run) -> Any:
+    async def invoke(**arguments: Any) -> str:
+        return (await run(arguments)).text
 
-    def build(tool: Definition) -> Any:
-        async def invoke(**arguments: Any) -> str:
-            return (await run(tool.name, arguments)).text
-
-        return pydantic_ai.Tool.from_schema(
-            invoke, name=tool.name, description=tool.description, json_schema=tool.schema
-        )
-
-    return [build(tool) for tool in tools]
+    return pydantic_ai.Tool.from_schema(
+        invoke, name=tool.name, description=tool.description, json_schema=tool.schema
+    )
 
 
-def openai_agents_tools(tools: Sequence[Definition], run: Run) -> list[Any]:
-    """Return `FunctionTool`s. An error of an operation is the result of the tool."""
-    agents = _framework("agents", "openai-agents")
+def _openai_agents_tool(agents: Any, tool: Definition, run: Run) -> Any:
+    async def invoke(_context: Any, arguments: str) -> str:
+        return (await run(arguments)).text
 
-    def build(tool: Definition) -> Any:
-        async def invoke(_context: Any, arguments: str) -> str:
-            return (await run(tool.name, arguments)).text
-
-        return agents.FunctionTool(
-            name=tool.name,
-            description=tool.description,
-            params_json_schema=tool.schema,
-            on_invoke_tool=invoke,
-            # The strict mode of OpenAI knows a small part of JSON Schema.
-            strict_json_schema=False,
-        )
-
-    return [build(tool) for tool in tools]
-
-
-def _framework(module: str, extra: str) -> Any:
-    try:
-        return import_module(module)
-    except ImportError as error:
-        raise MissingExtraError(f"Toolbox.{extra.replace('-', '_')}()", extra=extra) from error
+    return agents.FunctionTool(
+        name=tool.name,
+        description=tool.description,
+        params_json_schema=tool.schema,
+        on_invoke_tool=invoke,
+        # The strict mode of OpenAI knows a small part of JSON Schema.
+        strict_json_schema=False,
+    )
