@@ -190,9 +190,10 @@ def prompt_result(envelope: ResponseEnvelope[Any], spec: OperationSpec) -> JSONO
 
 def _message(value: Any) -> JSONObject:
     content = object_of(value).get("content")
-    if isinstance(content, (str, dict)):
-        block = text_block(content) if isinstance(content, str) else content
-        return {"role": value.get("role", "user"), "content": block}
+    if isinstance(content, str):
+        content = text_block(content)
+    if is_object(content):
+        return {"role": value.get("role", "user"), "content": content}
     return {"role": "user", "content": text_block(text_of(value))}
 
 
