@@ -79,7 +79,8 @@ MODULES = {
     "operations.telemetry": {
         "operations.telemetry": "Audit AuditConfig AuditFile AuditRecord CallMetrics LogConfig TelemetryConfig "
         "logging_to_stderr",
-        "operations.telemetry.otel": "exporting instrument Spans",
+        "operations.telemetry.otel": "instrument Spans",
+        "operations.telemetry.otlp": "exporting",
     },
 }
 """The other pages of the reference: their modules, and the names of those that export none."""

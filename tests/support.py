@@ -3,8 +3,11 @@
 import importlib.util
 import time
 from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, requires
 from typing import Any
 
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from tests.conftest import PROJECT
 
 from operations import Operation, OperationContext, OperationRegistry, OperationSpec, OperationType
@@ -18,6 +21,28 @@ def script(name: str) -> Any:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def installed_by(*texts: str) -> set[str]:
+    """Return the distributions that requirements install, with those that they require themselves."""
+    seen: set[tuple[str, str]] = set()
+    waiting = [Requirement(text) for text in texts]
+    while waiting:
+        requirement = waiting.pop()
+        name = canonicalize_name(requirement.name)
+        for extra in {"", *requirement.extras} - {extra for each, extra in seen if each == name}:
+            seen.add((name, extra))
+            try:
+                below = [Requirement(text) for text in requires(name) or ()]
+            except PackageNotFoundError:
+                # For another platform or version of Python.
+                continue
+            waiting += [
+                each
+                for each in below
+                if each.marker is None or each.marker.evaluate({"extra": extra})
+            ]
+    return {name for name, _ in seen}
 
 
 def soon(milliseconds: float = 50) -> OperationContext:

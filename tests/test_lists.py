@@ -61,7 +61,7 @@ MODULES = [
     "operations.openapi", "operations.pubsub", "operations.pubsub.memory", "operations.pubsub.nats",
     "operations.pubsub.redis", "operations.pubsub.websocket", "operations.server", "operations.server.running",
     "operations.server.tokens", "operations.server.console", "operations.telemetry",
-    "operations.tools", "operations.telemetry", "operations.telemetry", "operations.telemetry.otel",
+    "operations.tools", "operations.telemetry.otel", "operations.telemetry.otlp",
 ]  # fmt: skip
 
 LISTS = (Collection, Container, Sequence, Iterable, Set, list, set, frozenset, tuple)

@@ -5,13 +5,14 @@ import tomllib
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import version
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 from tests.conftest import PROJECT
 from tests.load import REPEATED
+from tests.support import installed_by
 
 TESTS = PROJECT / "tests"
 ROW = re.compile(r"^\| (R\d\d|F\d+) \|.*\| ([^|]*) \|$", re.MULTILINE)
@@ -109,34 +110,11 @@ def _declared() -> dict[str, Requirement]:
     return {requirement.name: requirement for requirement in requirements}
 
 
-def _needed() -> set[str]:
-    """Return the names of all distributions that our dependencies install, with their own."""
-    names: set[str] = set()
-    waiting = list(_declared().values())
-    while waiting:
-        requirement = waiting.pop()
-        if requirement.name in names or requirement.name == "alkdev-operations":
-            continue
-        names.add(requirement.name)
-        try:
-            below = [Requirement(text) for text in requires(requirement.name) or ()]
-        except PackageNotFoundError:
-            # For another platform or version of Python.
-            continue
-        extras = requirement.extras or {""}
-        waiting += [
-            each
-            for each in below
-            if each.marker is None or any(each.marker.evaluate({"extra": e}) for e in extras)
-        ]
-    return names
-
-
 @pytest.mark.requirement("R51")
 @pytest.mark.parametrize("name", FLOORS)
 def test_r51_versions_with_known_vulnerabilities_cannot_be_installed(name: str) -> None:
     floor = Version(FLOORS[name])
-    if name not in _needed():
+    if name not in installed_by(*map(str, _declared().values())):
         assert name not in _declared()
         return
     declared = _declared().get(name)

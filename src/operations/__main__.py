@@ -4,6 +4,8 @@ import os
 import sys
 from collections.abc import Sequence
 
+from operations.errors import MissingExtraError
+
 try:
     from operations.cli.app import run
 except ImportError as error:
@@ -21,8 +23,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except KeyboardInterrupt:
         return 130
-    except ImportError as error:  # An extra is missing; the message names it.
-        sys.stderr.write(f"error: {error}\n")
+    except ImportError as error:
+        # An extra is missing. cyclopts wraps the error of a command's module, which names the extra.
+        missing = error if isinstance(error, MissingExtraError) else error.__cause__ or error
+        sys.stderr.write(f"error: {missing}\n")
         return 1
     except BrokenPipeError:
         # The reader of our output has closed it. Python would complain again when it closes the stream.

@@ -34,10 +34,28 @@ def test_a_missing_extra_is_named(
     def missing(_: str | None) -> None:
         raise MissingExtraError("operations.server", extra="server")
 
-    monkeypatch.setattr(app, "build_app", missing)
+    def missing_in_a_command(_: str | None) -> None:
+        try:
+            missing(None)
+        except ImportError as error:
+            raise ImportError("Cannot import module 'operations.cli.serve'") from error
 
-    assert main(["serve"]) == 1
-    assert "pip install 'alkdev-operations[server]'" in capsys.readouterr().err
+    for build in (missing, missing_in_a_command):
+        monkeypatch.setattr(app, "build_app", build)
+
+        assert main(["serve"]) == 1
+        assert "pip install 'alkdev-operations[server]'" in capsys.readouterr().err
+
+
+def test_commands_without_their_extra_are_not_completed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "operations.cli.serve", None)
+
+    assert main(["completion", "bash"]) == 0
+    written = capsys.readouterr().out
+    assert "doctor" in written
+    assert "--entry-point" not in written
 
 
 def test_every_command_of_the_table_exists_and_has_help(

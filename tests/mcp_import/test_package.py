@@ -1,21 +1,6 @@
-"""The extra: what importing the module needs and gives."""
-
-import subprocess
-import sys
+"""The names of the package."""
 
 import operations.mcp
-
-
-def test_a_missing_extra_is_named_in_one_sentence() -> None:
-    code = "import sys; sys.modules['mcp'] = None; import operations.mcp"
-
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
-    )
-
-    assert done.stderr.splitlines()[-1].endswith(
-        "operations.mcp needs the 'mcp' extra: pip install 'alkdev-operations[mcp]'"
-    )
 
 
 def test_the_contracts_names_are_exported() -> None:

@@ -17,14 +17,18 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Any
 
-from websockets.asyncio.server import Server
+from operations.errors import CallError, MissingExtraError, RegistrationError
+
+try:
+    from websockets.asyncio.server import Server
+except ModuleNotFoundError as error:
+    raise MissingExtraError("operations.calls.hub", extra="websocket") from error
 
 from operations._text import printable
 from operations.access import Identity
 from operations.authority.grants import Delegate
 from operations.calls.remote import AccessRule, RemoteService, from_calls
 from operations.calls.worker import serve_calls
-from operations.errors import CallError, RegistrationError
 from operations.front.front import Credential, Front, credentials_in
 from operations.front.limits import Limits, address_prefix, caller_key
 from operations.pubsub.websocket import AcceptedTarget, serve_websocket

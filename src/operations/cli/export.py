@@ -21,7 +21,6 @@ from operations._json import object_of
 from operations._references import Scopes
 from operations._text import suggestion, tool_name
 from operations.agents.providers import Loss, provider_tools
-from operations.cli import client_runtime as runtime_module
 from operations.cli.lookup import caller
 from operations.cli.options import (
     DEFAULTS,
@@ -35,7 +34,6 @@ from operations.cli.options import (
 from operations.errors import CallError, ErrorCode
 from operations.front.search import visible_specs
 from operations.hub.hub import Hub
-from operations.mcp.serving.catalog import Tool
 from operations.openapi import to_openapi
 from operations.schema import Schema
 from operations.schema.outline import Outline
@@ -95,6 +93,8 @@ async def _chosen(hub: Hub, patterns: tuple[str, ...], as_: str | None) -> list[
 
 def mcp_tools(specs: Sequence[OperationSpec]) -> list[JSONObject]:
     """Return every operation as an MCP server lists it."""
+    from operations.mcp.serving.catalog import Tool  # noqa: PLC0415 - needs an extra
+
     return [Tool(tool_name(spec.id), spec, _SCHEMA_BUDGET).wire(modern=True) for spec in specs]
 
 
@@ -141,7 +141,12 @@ It requires only aiohttp.
 """
 '''
 _TYPING = ("Literal", "NotRequired", "TypedDict")
-_TAKEN = frozenset({*dir(builtins), *vars(runtime_module), *_TYPING, "Client"})
+_RUNTIME = Path(__file__).with_name("client_runtime.py").read_text(encoding="utf-8")
+"""The part that all clients share. It is not imported, because it needs aiohttp."""
+
+_TAKEN = frozenset(
+    {*dir(builtins), *compile(_RUNTIME, "client", "exec").co_names, *_TYPING, "Client"}
+)
 """Names that a generated class must not replace in the module."""
 
 _USED_IN_METHODS = frozenset({"self", "given", "cast"})
@@ -185,8 +190,7 @@ def python_client(specs: Sequence[OperationSpec]) -> str:
 
 def client_runtime(body: str = "") -> str:
     """Return the part that all clients share, with the imports that `body` needs."""
-    source = Path(runtime_module.__file__).read_text(encoding="utf-8")
-    source = source[source.index('"""\n') + 4 :]
+    source = _RUNTIME[_RUNTIME.index('"""\n') + 4 :]
     needed = [name for name in _TYPING if re.search(rf"\b{name}\b", body)]
     names = ", ".join(
         sorted(["Any", "Self", "cast", *needed], key=lambda name: (name == "cast", name))

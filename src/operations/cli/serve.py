@@ -3,11 +3,10 @@
 import logging
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import asdict, replace
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 from rich.text import Text
-from starlette.applications import Starlette
 
 from operations._signals import shutdown_event
 from operations._text import counted
@@ -34,6 +33,9 @@ from operations.server.running import (
     running,
     running_on,
 )
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
 
 EntryPoint = Literal["http", "mcp", "websocket", "console"]
 
@@ -103,7 +105,7 @@ async def serve(
 
 
 def _running(
-    app: Starlette, config: ListenConfig, process: Process | None
+    app: "Starlette", config: ListenConfig, process: Process | None
 ) -> AbstractAsyncContextManager[str]:
     if process is None:
         return running(app, **asdict(config))

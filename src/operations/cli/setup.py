@@ -16,7 +16,7 @@ from rich.text import Text
 
 from operations._json import object_of
 from operations._text import counted, suggestion
-from operations.cli.app import build_app
+from operations.cli.app import COMMANDS, build_app
 from operations.cli.options import (
     DEFAULTS,
     STYLES,
@@ -361,6 +361,11 @@ async def completion(
     """
     screen = common.screen()
     app = build_app()
+    for name in COMMANDS:
+        try:
+            app[name]
+        except ImportError:  # Its extra is missing.
+            del app[name]
     if install:
         screen.note(f"written to {app.install_completion(shell=shell)}; it holds in new shells")
     else:

@@ -92,7 +92,7 @@ async def _set_up(hub: Hub) -> AsyncGenerator[None]:
             stack.callback(hub.registry.observe(Audit(sink)))
         telemetry = file.options(TelemetryConfig, config.telemetry)
         if telemetry.get("endpoint") is not None:
-            from operations.telemetry.otel import exporting  # noqa: PLC0415 - needs an extra
+            from operations.telemetry.otlp import exporting  # noqa: PLC0415 - needs an extra
 
             sending = exporting(hub.registry, **telemetry)
             sending.__enter__()

@@ -14,9 +14,7 @@ import sys
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Final
-
-from starlette.applications import Starlette
+from typing import TYPE_CHECKING, Any, Final
 
 from operations._hosts import LOOPBACK
 from operations._resilience import Backoff
@@ -42,6 +40,9 @@ from operations.server.app import create_probe_app
 from operations.telemetry import group_metrics, worker_metrics
 from operations.types import JSONObject
 
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
 logger = logging.getLogger("operations.hub")
 
 
@@ -65,7 +66,7 @@ def is_shared(file: ConfigFile) -> bool:
 
 def build_app(
     hub: Hub, *, entry_points: Collection[str] | None = None, host: str | None = None
-) -> Starlette:
+) -> "Starlette":
     """Return one application with everything that a config serves, or with these entry points alone.
 
     Raises:
@@ -109,7 +110,7 @@ def build_app(
     return app
 
 
-def build_worker_app(hub: Hub, worker: CallServer, monitor: GroupMonitor, host: str) -> Starlette:
+def build_worker_app(hub: Hub, worker: CallServer, monitor: GroupMonitor, host: str) -> "Starlette":
     """Return the application that shows the health and the metrics of a worker.
 
     Raises:

@@ -5,12 +5,13 @@
 The `server` extra is needed; JSON Web Tokens (`operations.server.tokens`) need the `jwt` extra as well.
 """
 
+from importlib.util import find_spec
+
 from operations.errors import MissingExtraError
 
-try:
-    import starlette as _starlette  # noqa: F401 # pyright: ignore[reportUnusedImport]
-except ModuleNotFoundError as error:
-    raise MissingExtraError("operations.server", extra="server") from error
+# The SDK of MCP brings Starlette, but no parser.
+if find_spec("starlette") is None or find_spec("httptools") is None:
+    raise MissingExtraError("operations.server", extra="server")
 
 from operations.front.config import JWTConfig, ListenConfig, ServerConfig
 from operations.front.front import CredentialError

@@ -1,4 +1,4 @@
-"""Follow calls: log lines, audit records and metrics here, OpenTelemetry in `otel`.
+"""Follow calls: log lines, audit records and metrics here, OpenTelemetry in `otel` and `otlp`.
 
     registry.observe(Audit())
 

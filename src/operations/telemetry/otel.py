@@ -21,8 +21,6 @@ from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, MissingExtraError
 from operations.observe import CallEvent, CallFinished, CallStarted, CallYielded
 from operations.registry import OperationRegistry
-from operations.telemetry import TelemetryConfig
-from operations.types import options_of
 
 try:
     from opentelemetry import context as contexts
@@ -217,45 +215,3 @@ def _carrying(call: Call, span: Span) -> Call:
     carrier: dict[str, str] = {}
     _W3C.inject(carrier, trace.set_span_in_context(span))
     return replace(call, context=call.context.with_metadata(**carrier)) if carrier else call
-
-
-try:
-    from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-    from opentelemetry.sdk.metrics import MeterProvider
-    from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
-    from opentelemetry.sdk.resources import Resource
-    from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.export import BatchSpanProcessor
-except ModuleNotFoundError as error:
-    raise MissingExtraError("operations.telemetry.otel", extra="otlp") from error
-
-
-@options_of(TelemetryConfig)
-@contextmanager
-def exporting(config: TelemetryConfig, registry: OperationRegistry) -> Generator[None]:
-    """Send the telemetry of a registry to a collector for the duration of a `with` block.
-
-    The options are the fields of `TelemetryConfig`. Leaving the block sends the rest, which may take `timeout`
-    seconds.
-    """
-    if config.endpoint is None:
-        yield
-        return
-    base, headers = config.endpoint.rstrip("/"), dict(config.headers)
-    resource = Resource.create({"service.name": config.service_name})
-    tracers, readers = TracerProvider(resource=resource), list[PeriodicExportingMetricReader]()
-    if config.traces:
-        spans = OTLPSpanExporter(f"{base}/v1/traces", headers=headers, timeout=config.timeout)
-        tracers.add_span_processor(BatchSpanProcessor(spans))
-    if config.metrics:
-        exporter = OTLPMetricExporter(f"{base}/v1/metrics", headers=headers, timeout=config.timeout)
-        readers.append(PeriodicExportingMetricReader(exporter, config.interval * 1000))
-    meters = MeterProvider(readers, resource=resource)
-    stop = instrument(registry, tracer_provider=tracers, meter_provider=meters)
-    try:
-        yield
-    finally:
-        stop()
-        tracers.shutdown()
-        meters.shutdown(timeout_millis=config.timeout * 1000)

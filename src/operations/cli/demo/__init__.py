@@ -18,10 +18,17 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 from rich.text import Text
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse
-from starlette.routing import Route
+
+from operations.errors import CallError, MissingExtraError, OperationsError
+
+try:
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import JSONResponse
+    from starlette.routing import Route
+except ModuleNotFoundError as error:
+    # It also needs those of its sources.
+    raise MissingExtraError("operations demo", extra="all") from error
 
 from operations._signals import shutdown_event
 from operations.access import Identity
@@ -31,7 +38,6 @@ from operations.cli.serve import announce
 from operations.config import ConfigFile, load_config
 from operations.config.reading import FILE_NAME, VARIABLE
 from operations.context import OperationContext
-from operations.errors import CallError, OperationsError
 from operations.hub import Hub, open_hub
 from operations.hub.serving import build_app, entry_points_of
 from operations.registry import OperationRegistry
