@@ -20,12 +20,12 @@ from operations._mcp_config import (
 )
 from operations.front.config import MCPServerSettings
 from operations.mcp.client import MCPClient, connect_mcp
+from operations.mcp.failures import StartError
 from operations.mcp.interaction import list_roots, release_stream
 from operations.mcp.listing import ServerInfo
 from operations.mcp.loader import MCPClientLoader, sign_in
 from operations.mcp.serving.app import MCPApp
 from operations.mcp.serving.server import RegistryServer, to_mcp
-from operations.mcp.starting import StartError
 from operations.mcp.tools import map_content_blocks
 
 __all__ = [

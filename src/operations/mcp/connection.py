@@ -28,13 +28,19 @@ from operations._mcp_config import MCPClientConfig
 from operations._resilience import Backoff
 from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode
-from operations.mcp.failures import ServerError, read_failure, root_cause
+from operations.mcp.failures import (
+    ServerError,
+    StartError,
+    read_failure,
+    redactor_for,
+    root_cause,
+    start_error,
+)
 from operations.mcp.http import open_http
 from operations.mcp.interaction import CallerAuth, CallsInFlight, caller_of
 from operations.mcp.oauth import SignInRequiredError
 from operations.mcp.sdk import Dispatcher, lowlevel_server
 from operations.mcp.session import RelaySession
-from operations.mcp.starting import StartError, redactor_for, start_error
 from operations.mcp.stdio import Child, open_stdio
 
 logger = logging.getLogger("operations.mcp")
@@ -367,7 +373,7 @@ class Connection:
     def _reported(self, failure: CallError, child: Child, advice: str = "") -> CallError:
         """Report a failure: the first in full, to the code that connects; later ones to callers."""
         if not self._has_worked and self._session is None:
-            return start_error(failure, self.config, child, self.redactor, advice)
+            return start_error(failure, self.config, child.facts, self.redactor, advice)
         if child.stderr:
             # Its last output goes to the operator's log, not to the caller.
             logger.warning("%s; its output:\n%s", failure.message, "\n".join(child.stderr))

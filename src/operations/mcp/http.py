@@ -50,7 +50,14 @@ from operations.caller_tokens import TokenFunction
 from operations.context import NO_CALL, OperationContext
 from operations.errors import CallError
 from operations.front.public_errors import Redactor
-from operations.mcp.failures import Kind, answered_id, refusal, seal, sealed
+from operations.mcp.failures import (
+    Kind,
+    answered_id,
+    redact_logged_addresses,
+    refusal,
+    seal,
+    sealed,
+)
 from operations.mcp.oauth import stored_login
 from operations.mcp.session import (
     CONNECT_SECONDS,
@@ -60,7 +67,6 @@ from operations.mcp.session import (
     PlainCalls,
     tls_context,
 )
-from operations.mcp.starting import redact_logged_addresses
 from operations.types import JSONObject
 
 logger = logging.getLogger("operations.mcp")

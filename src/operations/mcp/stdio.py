@@ -232,6 +232,13 @@ class Child:
         """How it ended by itself; None while it runs, if it was never started, and if we ended it."""
         return self.process.returncode if self.process is not None and self.went_away else None
 
+    @property
+    def facts(self) -> list[tuple[str, str]]:
+        """How it ended by itself and what it wrote, for a report."""
+        code = [] if self.exit_code is None else [("exit code", str(self.exit_code))]
+        printed = [("printed", line) for line in self.stray]
+        return [*code, *printed, *(("output", line) for line in self.stderr)]
+
     def complain(self, problem: str, line: bytes) -> None:
         """Log an unreadable line: its beginning, and only the first few."""
         if len(self.stray) < _COMPLAINTS:
