@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from operations.errors import MissingExtraError
 
 try:
-    from operations.cli.app import run
+    from operations.cli import run
 except ImportError as error:
     if error.name not in ("cyclopts", "rich"):
         raise

@@ -14,7 +14,7 @@ from starlette.requests import HTTPConnection
 from operations import CallError, Identity, OperationRegistry
 from operations.calls import PendingRequestMap, serve_calls
 from operations.calls.hub import WebSocketHub
-from operations.front.front import RECHECK_SECONDS
+from operations.front import RECHECK_SECONDS
 from operations.mcp import to_mcp
 from operations.pubsub.memory import MemoryTarget
 from operations.pubsub.websocket import connect_websocket
@@ -29,7 +29,7 @@ KEY = {"x-api-key": "key"}
 def _recheck_often(monkeypatch: pytest.MonkeyPatch) -> None:
     # A check is due after this time, and made within a third of it.
     assert RECHECK_SECONDS * 4 / 3 < 5
-    monkeypatch.setattr("operations.front.front.RECHECK_SECONDS", 0.3)
+    monkeypatch.setattr("operations.front.RECHECK_SECONDS", 0.3)
 
 
 OPENING = {
@@ -237,7 +237,7 @@ async def test_the_stream_of_an_mcp_session_ends(end: Any, seconds: float | None
 
 @pytest.mark.requirement("R57")
 async def test_a_directory_that_is_down_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("operations.front.front.RECHECK_SECONDS", 0.1)
+    monkeypatch.setattr("operations.front.RECHECK_SECONDS", 0.1)
     keys = Keys()
     async with (
         serving(keys) as (url, session),

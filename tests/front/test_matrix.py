@@ -247,7 +247,7 @@ async def test_access(call: Call, operation: str, key: str | None, outcome: str)
 async def test_wrong_credentials_are_rejected_and_slowed_down_but_valid_ones_pass(
     call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("operations.front.front.DELAY_SECONDS", 0.01)
+    monkeypatch.setattr("operations.front.DELAY_SECONDS", 0.01)
     limits = Limits(failed_attempts=2, failed_attempts_per_second=0.0001)
     async with hub(limits) as served:
         outcomes = [await call(served, "test.open", {}, f"guess {n}") for n in range(4)]
@@ -463,7 +463,7 @@ async def test_access_at_a_worker(operation: str, key: str | None, outcome: str)
 
 @pytest.mark.requirement("R54", "R60")
 async def test_wrong_credentials_at_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("operations.front.front.DELAY_SECONDS", 0.01)
+    monkeypatch.setattr("operations.front.DELAY_SECONDS", 0.01)
     async with worker(per_principal=1) as served:
         outcomes = [await at_worker(served, "test.open", {}, f"{n}") for n in range(22)]
         assert await at_worker(served, "test.advertised", {}, "ann") == "fine"

@@ -46,7 +46,7 @@ def serving(**options: Any) -> Any:
 async def test_failed_attempts_count_for_the_client_behind_a_trusted_proxy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("operations.front.front.DELAY_SECONDS", 0.01)
+    monkeypatch.setattr("operations.front.DELAY_SECONDS", 0.01)
     limits = Limits(failed_attempts=2, failed_attempts_per_second=0.0001)
 
     async def statuses(*trusted: str) -> list[int]:

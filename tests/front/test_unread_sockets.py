@@ -12,7 +12,7 @@ import pytest
 
 from operations import OperationRegistry
 from operations.calls.hub import WebSocketHub
-from operations.front.front import Front
+from operations.front import Front
 from operations.server import Limits, create_app
 from operations.server.app import WebSocketEntry
 from operations.server.running import running

@@ -157,7 +157,7 @@ async def test_open_sockets_are_limited_for_each_caller(kind: str) -> None:
 async def test_wrong_credentials_in_handshakes_are_slowed_down(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("operations.front.front.DELAY_SECONDS", 0.01)
+    monkeypatch.setattr("operations.front.DELAY_SECONDS", 0.01)
     limits = Limits(failed_attempts=2, failed_attempts_per_second=0.0001)
 
     def identify(request: Any) -> Identity | None:

@@ -18,7 +18,7 @@ from mcp_types import (
 from tests.mcp_serving.support import ERAS, error_of
 
 from operations import CallerChannel, Identity, OperationContext, OperationRegistry
-from operations.front.front import Front
+from operations.front import Front
 from operations.front.limits import Limits
 from operations.mcp import list_roots, release_stream, to_mcp
 from operations.mcp.serving.channels import Elicitations

@@ -15,7 +15,7 @@ from tests.mcp_serving.support import error_of, example, serving
 from tests.mcp_serving.test_http import META, MODERN, PLAIN, identify
 
 from operations import OperationContext, OperationRegistry
-from operations.front.front import Front
+from operations.front import Front
 from operations.front.timing import PATIENCE
 from operations.mcp import release_stream, to_mcp
 from operations.mcp.serving import exchange, sessions

@@ -31,7 +31,7 @@ from tests.servers import (
 )
 
 from operations.calls import PendingRequestMap, serve_calls
-from operations.config.reading import load_config
+from operations.config import load_config
 from operations.errors import TransportError
 from operations.hub.sources import connect_broker
 from operations.pubsub.nats import connect_nats

@@ -1,6 +1,438 @@
-"""Operations for agents: tools in the form of each model provider and framework, and a transcript of their use."""
+"""Operations for agents: the tools that one may call, run for it within bounds, and a transcript of their use.
 
-from operations.agents.providers import Loss, provider_tools
-from operations.agents.toolbox import Step, Toolbox, Transcript
+`providers` has the form of each model provider.
+
+Rule 1: a tool runs as the agent's identity, and only if `allow` names it: the registry checks everything else.
+Rule 2: the model always gets a result message: refusals, approvals and unknown tools are results that it can explain.
+Rule 3: agent frameworks are extras: each is imported when its tools are requested.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Collection, Iterator
+from fnmatch import fnmatchcase
+from functools import partial
+from importlib import import_module
+from typing import Any, Final
+
+import msgspec
+
+from operations._json import JSONValueError, to_json
+from operations._text import enforce_lists, suggestion, tool_name
+from operations.access import Identity
+from operations.agents.providers import (
+    DIALECTS,
+    Definition,
+    Loss,
+    Outcome,
+    Provider,
+    definition,
+    input_of,
+    provider_tools,
+    read_arguments,
+    read_call,
+)
+from operations.context import CallerChannel, OperationContext, new_request_id
+from operations.errors import ErrorCode, MissingExtraError, map_error, operation_not_found
+from operations.front.public_errors import public_error
+from operations.front.search import Gateway, may_call
+from operations.functions import operation, operations_of
+from operations.observe import CallEvent, CallFinished, CallStarted
+from operations.registry import OperationRegistry
+from operations.result_pages import NEXT, ResultPages, next_operation
+from operations.specs import OperationSpec, OperationType
+from operations.types import JSONObject
 
 __all__ = ["Loss", "Step", "Toolbox", "Transcript", "provider_tools"]
+
+# ------------------------------------------------------------ transcripts
+
+
+class Step(msgspec.Struct, kw_only=True, rename="camel", omit_defaults=True):
+    """One call."""
+
+    operation_id: str
+    request_id: str
+
+    input: Any = None
+    """The arguments of a tool call; the arguments of nested calls are not recorded."""
+
+    outcome: str = "pending"
+    """`pending`, `success`, or the code of the error."""
+
+    duration: float | None = None
+    """Seconds; None while the call runs."""
+
+    changes: dict[str, int] | None = None
+    """How many values of the input and the result were changed, by kind."""
+
+    steps: list["Step"] = []
+    """The calls that this one made."""
+
+
+class Transcript:
+    """The steps of an agent, oldest first. Iterate over it, print it, or write `to_json()` to a file.
+
+    Args:
+        limit: How many tool calls are kept; the oldest are dropped first.
+    """
+
+    def __init__(self, limit: int = 1_000) -> None:
+        self._steps: deque[Step] = deque(maxlen=limit)
+        self._running: dict[str, Step] = {}
+
+    def __iter__(self) -> Iterator[Step]:
+        return iter(tuple(self._steps))
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def __str__(self) -> str:
+        return "\n".join(line for step in self for line in _lines(step, 0))
+
+    def to_json(self) -> list[JSONObject]:
+        """Return the steps as JSON."""
+        return [msgspec.to_builtins(step) for step in self]
+
+    def begin(self, operation_id: str, request_id: str, input: Any) -> Step:
+        """Record a tool call."""
+        try:
+            shown = to_json(input)
+        except JSONValueError as error:
+            shown = f"not JSON: {error}"
+        step = Step(operation_id=operation_id, request_id=request_id, input=shown)
+        self._steps.append(step)
+        self._running[request_id] = step
+        return step
+
+    def end(self, step: Step, duration: float) -> None:
+        """Record the end of a tool call."""
+        step.duration = duration
+        self._forget(step)
+
+    def observe(self, event: CallEvent) -> None:
+        """Record the calls that running tool calls make; all other events are ignored."""
+        if isinstance(event, CallStarted):
+            parent = self._running.get(event.parent_request_id or "")
+            if parent is not None and event.request_id not in self._running:
+                step = Step(operation_id=event.operation_id, request_id=event.request_id)
+                parent.steps.append(step)
+                self._running[event.request_id] = step
+        elif isinstance(event, CallFinished):
+            found = self._running.get(event.request_id)
+            if found is not None:
+                found.outcome = event.code or "success"
+                found.duration, found.changes = event.duration, event.changes
+
+    def _forget(self, step: Step) -> None:
+        self._running.pop(step.request_id, None)
+        for each in step.steps:
+            self._forget(each)
+
+
+def _lines(step: Step, depth: int) -> Iterator[str]:
+    took = "" if step.duration is None else f" {step.duration * 1000:.1f} ms"
+    given = "" if step.input is None else f" {msgspec.json.encode(step.input).decode()}"
+    yield f"{'  ' * depth}{step.operation_id}{given}: {step.outcome}{took}"
+    for each in step.steps:
+        yield from _lines(each, depth + 1)
+
+
+# ------------------------------------------------------------ the toolbox
+
+MAX_TOOLS: Final = 100
+"""Operations beyond which an agent gets tools for searching instead of one tool for each."""
+
+MAX_BYTES: Final = 50_000
+"""Bytes of one result; larger ones are returned in pages."""
+
+
+_ADVICE: Final[dict[str, str]] = {
+    ErrorCode.APPROVAL_REQUIRED: (
+        "A person has to approve this call. Say so, and repeat the call with the same arguments after the approval."
+    ),
+    ErrorCode.ACCESS_DENIED: "You are not permitted to do this. Do not repeat the call; say what was refused.",
+    ErrorCode.VALIDATION_ERROR: "Correct the arguments and call again.",
+}
+"""Advice for the model, by error code."""
+
+
+class Toolbox:
+    """Operations as the tools of one agent, for every model provider.
+
+    Args:
+        registry: The operations.
+        identity: The agent; None for one without identity.
+        allow: Patterns of the operations that the agent may use, such as `github.get_*`.
+        max_bytes: Bytes of one result. A larger one ends in a cursor, and the agent gets the tool `results__next`.
+        max_tools: With more operations than this, the agent gets three tools instead: search, describe and call.
+        timeout: Seconds that one tool call may take.
+    """
+
+    def __init__(
+        self,
+        registry: OperationRegistry,
+        *,
+        identity: Identity | None = None,
+        allow: Collection[str] = ("*",),
+        max_bytes: int = MAX_BYTES,
+        max_tools: int = MAX_TOOLS,
+        timeout: float = 60.0,
+    ) -> None:
+        enforce_lists(allow=allow)
+        self.transcript = Transcript()
+        self._registry = registry
+        self._identity = identity
+        self._allow = tuple(allow)
+        self._max_bytes = max_bytes
+        self._max_tools = max_tools
+        self._timeout = timeout
+        self._pages = ResultPages(registry)
+        self._session = new_request_id()
+        finder = _Finder(registry, Gateway(registry, shows=self._shows))
+        self._own = OperationRegistry([*operations_of(finder), next_operation(self._pages)])
+        self._names: dict[str, str] = {}
+        self._revision = -1
+
+    # ------------------------------------------------------------ tools by provider
+
+    def openai(self) -> list[JSONObject]:
+        """Return the tools for OpenAI's chat completions, and for the APIs that follow them."""
+        return self._provider_tools("openai")
+
+    def openai_responses(self) -> list[JSONObject]:
+        """Return the tools for OpenAI's responses API."""
+        return [{"type": "function", **each["function"], "strict": False} for each in self.openai()]
+
+    def anthropic(self) -> list[JSONObject]:
+        """Return the tools for Anthropic's messages."""
+        return self._provider_tools("anthropic")
+
+    def gemini(self) -> list[JSONObject]:
+        """Return the function declarations for Gemini: `tools=[{"function_declarations": toolbox.gemini()}]`."""
+        return self._provider_tools("gemini")
+
+    def langchain(self) -> list[Any]:
+        """Return the tools as LangChain's `StructuredTool`s. An error becomes a `ToolMessage` with status `error`.
+
+        Raises:
+            MissingExtraError: If the extra `langchain` is not installed.
+        """
+        return self._framework_tools("langchain", "langchain_core.tools", _langchain_tool)
+
+    def pydantic_ai(self) -> list[Any]:
+        """Return the tools as `Tool`s of pydantic-ai. An error of an operation is the result of the tool.
+
+        Raises:
+            MissingExtraError: If the extra `pydantic-ai` is not installed.
+        """
+        return self._framework_tools("pydantic-ai", "pydantic_ai", _pydantic_ai_tool)
+
+    def openai_agents(self) -> list[Any]:
+        """Return the tools as `FunctionTool`s of the OpenAI Agents SDK. An error is the result of the tool.
+
+        Raises:
+            MissingExtraError: If the extra `openai-agents` is not installed.
+        """
+        return self._framework_tools("openai-agents", "agents", _openai_agents_tool, "openai")
+
+    def _framework_tools(
+        self,
+        extra: str,
+        module: str,
+        build: "Callable[[Any, Definition, Run], Any]",
+        provider: Provider = "anthropic",
+    ) -> list[Any]:
+        try:
+            framework = import_module(module)
+        except ImportError as error:
+            raise MissingExtraError(f"Toolbox.{extra.replace('-', '_')}()", extra=extra) from error
+        tools = self._definitions(provider)
+        return [build(framework, tool, partial(self._run, tool.name)) for tool in tools]
+
+    def _provider_tools(self, provider: Provider) -> list[JSONObject]:
+        wrap = DIALECTS[provider].wrap
+        tools = self._definitions(provider)
+        return [wrap(each.name, each.description, each.schema) for each in tools]
+
+    def _definitions(self, provider: Provider) -> list[Definition]:
+        dialect = DIALECTS[provider]
+        return [definition(spec, dialect, _ignore) for spec in self._listed()]
+
+    def _listed(self) -> list[OperationSpec]:
+        """Return the operations that are tools of their own."""
+        context = self._context("")
+        own = {spec.id: spec for spec in self._own.specs()}
+        allowed = [spec for spec in self._registry.specs() if self._shows(spec, context)]
+        if len(allowed) > self._max_tools:
+            return list(own.values())
+        return [*(spec for spec in allowed if spec.id != NEXT), own[NEXT]]
+
+    def _shows(self, spec: OperationSpec, context: OperationContext) -> bool:
+        return (
+            spec.type is not OperationType.SUBSCRIPTION
+            and any(fnmatchcase(spec.id, pattern) for pattern in self._allow)
+            and may_call(spec, context)
+        )
+
+    # ------------------------------------------------------------ running
+
+    async def run(self, tool_call: Any) -> JSONObject:
+        """Run a tool call, as a provider's object or dict, and return the provider's result message.
+
+        Errors are results too, so that the model can react to them.
+
+        Raises:
+            TypeError: If `tool_call` is not a tool call of a known provider.
+        """
+        call = read_call(tool_call)
+        return call.reply(await self._run(call.name, call.arguments))
+
+    async def _run(self, name: str, arguments: Any) -> Outcome:
+        """Run a tool by its name; `arguments` are an object or its JSON text."""
+        request_id, start = new_request_id(), time.monotonic()
+        step = self.transcript.begin(name, request_id, arguments)
+        stop = self._registry.observe(self.transcript.observe)
+        try:
+            registry, spec = self._find(name)
+            step.operation_id = spec.id
+            given = input_of(spec, read_arguments(name, arguments))
+            context = self._context(request_id)
+            envelope = await registry.execute(spec.id, given, context)
+            source = given.get("operation") if registry is self._own else spec.id
+            if source in self._registry:
+                envelope = await self._pages.bound(envelope, context, source, self._max_bytes)
+            step.outcome = "success"
+            return Outcome(to_json(envelope.data))
+        except asyncio.CancelledError:
+            step.outcome = ErrorCode.ABORTED
+            raise
+        except Exception as raised:  # noqa: BLE001 - the model gets a result in any case
+            error = map_error(raised)
+            step.outcome = error.code
+            wire = public_error(error, request_id).to_wire()
+            advice = _ADVICE.get(error.code)
+            return Outcome(error={**wire, "advice": advice} if advice else wire)
+        finally:
+            stop()
+            self.transcript.end(step, time.monotonic() - start)
+
+    def _find(self, name: str) -> tuple[OperationRegistry, OperationSpec]:
+        """Return the operation of a tool, and the registry that runs it.
+
+        Raises:
+            CallError: `OPERATION_NOT_FOUND`, with the name that was probably meant.
+        """
+        if self._revision != self._registry.revision:
+            self._revision = self._registry.revision
+            self._names = {tool_name(spec.id): spec.id for spec in self._registry.specs()}
+        for spec in self._own.specs():
+            if tool_name(spec.id) == name and (name not in self._names or spec in self._listed()):
+                return self._own, spec
+        found = self._registry.get_spec(self._names.get(name, ""))
+        if found is None or not self._shows(found, self._context("")):
+            near = suggestion(name, (tool_name(spec.id) for spec in self._listed()))
+            raise operation_not_found(name, f"There is no tool {name!r}.{near}".removesuffix("."))
+        return self._registry, found
+
+    def _context(self, request_id: str) -> OperationContext:
+        return OperationContext(
+            request_id=request_id,
+            identity=self._identity,
+            lenient=True,
+            whole=True,  # The toolbox itself makes the pages.
+            deadline=(time.time() + self._timeout) * 1000,
+            channel=CallerChannel(session=self._session),
+        )
+
+
+def _ignore(_place: str, _what: str) -> None:
+    """Drop a loss: the operation validates everything."""
+
+
+class _Finder:
+    """The tools of an agent that has too many operations for a tool each."""
+
+    def __init__(self, registry: OperationRegistry, gateway: Gateway) -> None:
+        self._registry = registry
+        self._gateway = gateway
+
+    @operation("tools.search", type="query")
+    async def search(  # noqa: D417
+        self, query: str, context: OperationContext, limit: int = 10
+    ) -> list[JSONObject]:
+        """Find operations by plain words, best first. Read the schema of one with `tools__describe` before a call.
+
+        Args:
+            query: A few words, such as `close an issue`.
+            limit: How many at most.
+        """
+        found = await self._gateway.search(query, context, limit=min(max(limit, 1), 50))
+        return [{"operation": each.id, "description": each.description[:300]} for each in found]
+
+    @operation("tools.describe", type="query")
+    async def describe(self, operation: str, context: OperationContext) -> JSONObject:  # noqa: D417
+        """Return the description and the input schema of an operation.
+
+        Args:
+            operation: The id, as `tools__search` returns it.
+        """
+        spec = self._gateway.spec(operation, context)
+        return {"description": spec.description, "inputSchema": spec.input_schema.document}
+
+    @operation("tools.call")
+    async def call(self, operation: str, context: OperationContext, input: Any = None) -> Any:  # noqa: D417
+        """Call an operation.
+
+        Args:
+            operation: The id, as `tools__search` returns it.
+            input: Its input, by the schema that `tools__describe` returns.
+        """
+        self._gateway.spec(operation, context)
+        return (await self._gateway.call(operation, input, context)).data
+
+
+# ------------------------------------------------------------ agent frameworks
+
+Run = Callable[[Any], Awaitable[Outcome]]
+"""Runs a tool with arguments as an object or as JSON text."""
+
+
+def _langchain_tool(core: Any, tool: Definition, run: Run) -> Any:
+    async def invoke(**arguments: Any) -> str:
+        outcome = await run(arguments)
+        if outcome.error is not None:
+            raise core.ToolException(outcome.text)
+        return outcome.text
+
+    return core.StructuredTool(
+        name=tool.name,
+        description=tool.description,
+        args_schema=tool.schema,
+        coroutine=invoke,
+        handle_tool_error=True,
+    )
+
+
+def _pydantic_ai_tool(pydantic_ai: Any, tool: Definition, run: Run) -> Any:
+    async def invoke(**arguments: Any) -> str:
+        return (await run(arguments)).text
+
+    return pydantic_ai.Tool.from_schema(
+        invoke, name=tool.name, description=tool.description, json_schema=tool.schema
+    )
+
+
+def _openai_agents_tool(agents: Any, tool: Definition, run: Run) -> Any:
+    async def invoke(_context: Any, arguments: str) -> str:
+        return (await run(arguments)).text
+
+    return agents.FunctionTool(
+        name=tool.name,
+        description=tool.description,
+        params_json_schema=tool.schema,
+        on_invoke_tool=invoke,
+        # The strict mode of OpenAI knows a small part of JSON Schema.
+        strict_json_schema=False,
+    )

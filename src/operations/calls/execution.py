@@ -52,7 +52,7 @@ from operations.calls.states import NEVER, Deadlines
 from operations.context import NOTHING, CallerChannel, OperationContext
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, TransportError
-from operations.front.front import Front, credential_ended, identify_credential
+from operations.front import Front, credential_ended, identify_credential
 from operations.front.limits import UNCOUNTED_OUTPUT, Limits, Slot, caller_key
 from operations.front.public_errors import public_error
 from operations.pubsub.base import BoundedSet, EventTarget

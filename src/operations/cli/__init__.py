@@ -1,6 +1,118 @@
-"""The commands of the command line: `app` has the table of them.
+"""The `operations` command line: the table of its commands, its help, and the parser.
 
     command -> Session: config -> hub of sources -> registry -> screen
 
 A command parses, calls one library function, and renders.
+
+Rule 1: a command's module is imported when that command runs: the table names modules, and cyclopts imports them.
 """
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+
+from cyclopts import App, CycloptsError, Group
+
+from operations import __version__
+
+ABOUT = "Every function, HTTP endpoint and MCP tool as one kind of typed operation."
+
+GROUPS = _USE, _SERVE, _SET_UP = "Find and call", "Serve", "Set up and look into"
+
+COMMANDS: dict[str, tuple[str, str, str]] = {
+    "list": (_USE, "lookup:list_operations", "List and search operations."),
+    "show": (_USE, "lookup:show", "Show one operation: its schemas, access, errors and origin."),
+    "call": (_USE, "call:call", "Call an operation, or follow a subscription until Ctrl-C."),
+    "serve": (
+        _SERVE,
+        "serve:serve",
+        "Serve everything over HTTP, MCP and WebSocket, with a console.",
+    ),
+    "work": (_SERVE, "work:work", "Serve everything to callers on a broker."),
+    "workers": (
+        _SERVE,
+        "work:workers_app",
+        "See the workers of a broker, and handle dead letters.",
+    ),
+    "demo": (_SERVE, "demo:demo", "See it all at work, with nothing to configure."),
+    "init": (_SET_UP, "setup:init", "Write a commented operations.toml to start from."),
+    "import": (
+        _SET_UP,
+        "setup:import_source",
+        "Show the operations that a document, server or module would add.",
+    ),
+    "export": (
+        _SET_UP,
+        "export:export",
+        "Write operations for others: OpenAPI, tools, a Python client.",
+    ),
+    "login": (_SET_UP, "setup:login", "Sign in to an MCP server through a browser."),
+    "grant": (_SET_UP, "authority:grant_app", "Create, narrow, show and revoke grants for agents."),
+    "approvals": (
+        _SET_UP,
+        "authority:approvals_app",
+        "See and answer calls that wait for a person.",
+    ),
+    "ledger": (_SET_UP, "authority:ledger_app", "Check the tamper-evident record of calls."),
+    "trace": (_SET_UP, "call:trace", "Show the tree of recent calls."),
+    "completion": (_SET_UP, "setup:completion", "Print or install completion for your shell."),
+    "doctor": (_SET_UP, "doctor:doctor", "Check the config, its sources and this installation."),
+}
+"""By name: the group in the help, the module and function, and the line in the help."""
+
+EPILOGUE = """\
+Exit codes: 0 done, 1 failed, 2 wrong usage, 3 wrong config, 4 not found, 5 denied, 6 invalid input,
+7 timed out, 8 unavailable, 9 needs approval, 130 interrupted. The config is the nearest operations.toml; every command
+takes --config and --json, and answers --help.
+"""
+
+
+def run(tokens: Sequence[str]) -> int:
+    """Run one command and return the exit code."""
+    if not tokens or tokens[0] in ("--help", "-h"):
+        sys.stdout.writelines(_help(bold=sys.stdout.isatty() and "NO_COLOR" not in os.environ))
+        return 0
+    try:
+        result = build_app(tokens[0])(tokens, exit_on_error=False)
+    except CycloptsError:
+        return 2  # The error has been printed, with a suggestion.
+    return result if isinstance(result, int) else 0
+
+
+def build_app(chosen: str | None = None) -> App:
+    """Build the parser, with every command named and none imported.
+
+    Args:
+        chosen: The command about to run: its help is longer than its line in the table.
+    """
+    app = App(
+        name="operations",
+        help=ABOUT,
+        help_epilogue=" ".join(EPILOGUE.split()),
+        help_format="plaintext",
+        version=__version__,
+        version_flags=["--version"],
+        result_action="return_value",
+    )
+    groups = {title: Group(title, sort_key=number) for number, title in enumerate(GROUPS)}
+    for name, (group, target, line) in COMMANDS.items():
+        app.command(
+            f"operations.cli.{target}",
+            name=name,
+            help=None if name == chosen else line,
+            group=groups[group],
+        )
+    return app
+
+
+def _help(*, bold: bool) -> Iterator[str]:
+    """Yield the overview, line by line."""
+    start, end = ("\x1b[1m", "\x1b[0m") if bold else ("", "")
+    yield f"Usage: operations COMMAND\n\n{ABOUT}\n"
+    for title in GROUPS:
+        yield f"\n{start}{title}{end}\n"
+        for name, (group, _, line) in COMMANDS.items():
+            if group == title:
+                yield f"  {name:<12}{line}\n"
+    yield f"\n  {'--version':<12}Display application version.\n"
+    yield f"\n{EPILOGUE}"

@@ -39,8 +39,8 @@ from operations._json import is_object, list_of, object_of, to_json
 from operations._text import counted
 from operations.config import ConfigError, ConfigFile, enforce_trusted, find_config, load_config
 from operations.errors import CallError, ErrorCode, OperationsError, TransportError
+from operations.front import Front
 from operations.front.config import ServerConfig
-from operations.front.front import Front
 from operations.hub import ALL, Hub, SourceFilter, open_hub
 from operations.hub.journal import recall_ids, remember_ids
 from operations.hub.source import limits_of

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from operations._json import object_of
 from operations._text import counted, suggestion
-from operations.cli.app import COMMANDS, build_app
+from operations.cli import COMMANDS, build_app
 from operations.cli.options import (
     DEFAULTS,
     STYLES,
@@ -28,9 +28,8 @@ from operations.cli.options import (
     first_line,
     plain,
 )
-from operations.config import Config, ConfigFile, config_schema
+from operations.config import FILE_NAME, Config, ConfigFile, config_schema
 from operations.config.model import BrokerEntry, MCPEntry, OpenAPIEntry, TraceEntry
-from operations.config.reading import FILE_NAME
 from operations.errors import OperationsError
 from operations.hub import Hub, Source, open_hub
 from operations.hub.sources import client_config

@@ -1,15 +1,21 @@
-"""`operations.toml`: its model, and reading it."""
+"""`operations.toml`: from a file to a `Config`, or to everything that is wrong with it."""
 
-from operations._derive import Secret
-from operations.config.checks import ConfigError, ConfigFault
-from operations.config.model import Config, config_schema
-from operations.config.reading import (
-    ConfigFile,
-    enforce_trusted,
-    find_config,
-    load_config,
-    parse_config,
-)
+import os
+import re
+import shlex
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+import msgspec
+
+from operations._derive import Builder, KeyPath, Secret, keys_of, secrets_of
+from operations._json import unescape
+from operations.config.checks import ConfigError, ConfigFault, Places, Wording, check, written
+from operations.config.model import Config, Entry, config_schema, entries_of
+from operations.types import JSONObject
 
 __all__ = [
     "Config",
@@ -23,3 +29,257 @@ __all__ = [
     "load_config",
     "parse_config",
 ]
+
+FILE_NAME = "operations.toml"
+MCP_FILES = ("mcp.json", ".mcp.json")
+VARIABLE = "OPERATIONS_CONFIG"
+TRUST_VARIABLE = "OPERATIONS_TRUST"
+
+_MAX_BYTES = 4 << 20
+_POSITION = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigFile:
+    """A config, and the file it was read from.
+
+    Attributes:
+        config: The contents of the file.
+        path: The file; None if there is none, and all values are the defaults.
+    """
+
+    config: Config = field(default_factory=Config)
+    path: Path | None = None
+
+    @property
+    def folder(self) -> Path:
+        """Where relative paths start."""
+        return Path.cwd() if self.path is None else self.path.parent
+
+    def resolve(self, path: str) -> Path:
+        """A path of the file as it can be opened."""
+        return self.folder / Path(path).expanduser()
+
+    def secret(self, secret: Secret, environ: Mapping[str, str] | None = None) -> str:
+        """The secret itself.
+
+        Raises:
+            ConfigError: If it cannot be read; the message names the place, never the secret.
+        """
+        if secret.env is not None:
+            found = (os.environ if environ is None else environ).get(secret.env)
+            if not found:
+                raise self.fault(f"the environment variable {secret.env} is not set.")
+            return found
+        path = self.resolve(secret.file or "")
+        try:
+            found = path.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError):
+            raise self.fault(f"the secret in {path} cannot be read.") from None
+        if not found:
+            raise self.fault(f"the secret in {path} is empty.")
+        return found
+
+    def secrets(self) -> list[tuple[KeyPath, Secret]]:
+        """Return every secret that the file names, by its key; tables that are not enabled are left out."""
+        found = list(secrets_of(self.config))
+
+        def note(secret: Secret, path: KeyPath) -> str:
+            found.append((path, secret))
+            return "secret"
+
+        for path, entry in entries_of(self.config):
+            if getattr(entry, "enabled", True):
+                for cls in entry.classes():
+                    Builder(note, self.resolve).fields(cls, entry.of(cls), path)
+        return list(dict.fromkeys(found))
+
+    def existing(self, path: str, key: str) -> Path:
+        """A file that the config names at `key`, as it can be opened.
+
+        Raises:
+            ConfigError: If there is none.
+        """
+        found = self.resolve(path)
+        if not found.is_file():
+            raise self.fault(f"names no file: there is no {path}.", key)
+        return found
+
+    def options(self, cls: Any, entry: Entry) -> dict[str, Any]:
+        """Return the fields of one of the classes that a table is read into, with their secrets.
+
+        Raises:
+            ConfigError: If a secret cannot be read.
+            ValueError: If a class inside rejects a value.
+        """
+        paths = (path for path, each in entries_of(self.config) if each is entry)
+
+        def reveal(secret: Secret, _: KeyPath) -> str:
+            return self.secret(secret)
+
+        return Builder(reveal, self.resolve).fields(cls, entry.of(cls), next(paths, ()))
+
+    def fault(self, message: str, key: str = "") -> ConfigError:
+        """Return the error for something that this file names and that cannot be used."""
+        return ConfigError([ConfigFault(_shown(self.path or Path(FILE_NAME)), None, key, message)])
+
+
+def find_config(start: Path, environ: Mapping[str, str] | None = None) -> Path | None:
+    """Return the config for the folder `start`: the file that `OPERATIONS_CONFIG` names, or the nearest one upwards.
+
+    `operations.toml` in the folder or above it; without one, an `mcp.json` or `.mcp.json` in the folder itself.
+    """
+    named = (os.environ if environ is None else environ).get(VARIABLE)
+    if named:
+        return Path(named)
+    for folder in (start, *start.parents):
+        if (folder / FILE_NAME).is_file():
+            return folder / FILE_NAME
+    return next((start / name for name in MCP_FILES if (start / name).is_file()), None)
+
+
+def enforce_trusted(path: Path, environ: Mapping[str, str] | None = None) -> None:
+    """Raise an error if another user owns a config that was found, not named: a config can run any program.
+
+    Trusted are configs of this user and of root; of the user who called `sudo`, if this is root; those that
+    `OPERATIONS_CONFIG` names; and those at or below a path in `OPERATIONS_TRUST` (separated as in `PATH`).
+
+    Raises:
+        ConfigError: If another user owns it; the message explains how to trust it.
+    """
+    variables = os.environ if environ is None else environ
+    if not hasattr(os, "geteuid") or variables.get(VARIABLE):
+        return
+    allowed = {os.geteuid(), 0}
+    if os.geteuid() == 0 and variables.get("SUDO_UID", "").isdecimal():
+        allowed.add(int(variables["SUDO_UID"]))
+    where = path.resolve()
+    # A change of the link or of its folder also changes which file is read.
+    places = (path.stat(), path.lstat(), path.parent.stat())
+    stranger = next((place.st_uid for place in places if place.st_uid not in allowed), None)
+    named = [entry for entry in variables.get(TRUST_VARIABLE, "").split(os.pathsep) if entry]
+    if stranger is None or any(where.is_relative_to(Path(entry).resolve()) for entry in named):
+        return
+    raise ConfigError(
+        [
+            ConfigFault(
+                _shown(path),
+                None,
+                "",
+                f"belongs to another user (id {stranger}), and can run programs as you. If you trust it, add"
+                f" --trust, or set {TRUST_VARIABLE}={shlex.quote(str(where.parent))}.",
+            )
+        ]
+    )
+
+
+def load_config(path: Path) -> ConfigFile:
+    """Read a config file: TOML, or an `mcp.json`, which names MCP servers and nothing else.
+
+    Raises:
+        ConfigError: Naming everything that is wrong, each with its line and key.
+    """
+    path = path.absolute()
+    text = _text(path)
+    if path.suffix == ".json":
+        return ConfigFile(config=Config(mcp_json=(path.name,)), path=path)
+    return ConfigFile(config=parse_config(text, path), path=path)
+
+
+def parse_config(text: str, path: Path) -> Config:
+    """The config that `text` is, as if it stood in the file `path`.
+
+    Raises:
+        ConfigError: As `load_config`.
+    """
+    file = _shown(path)
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError([_no_toml(file, text, str(error))]) from None
+    places = Places(text)
+
+    def fault(key_path: KeyPath, message: str) -> ConfigFault:
+        return ConfigFault(file, places.line(key_path), written(key_path), message)
+
+    schema = config_schema(document)
+    found = schema.errors(document)
+    if found:
+        wording = Wording(dict(schema.document), document)  # type: ignore[arg-type]
+        faults = ((_key_path(each.path, document), each) for each in found)
+        raise ConfigError([fault(where, wording.message(where, each)) for where, each in faults])
+    config = msgspec.convert(_with_options(document, Config), Config)
+    wrong = [fault(*each) for each in check(config, path.parent)]
+    if wrong:
+        raise ConfigError(wrong)
+    return config
+
+
+def _with_options(table: Any, cls: Any) -> Any:
+    """Return a table with the keys that belong to classes of the library under `options`, also in tables inside."""
+    result: JSONObject = {}
+    for key, value in table.items():
+        kind = keys_of(cls)[key].annotation if key in cls.__dataclass_fields__ else None
+        inner = next(
+            (each for each in (kind, *get_args(kind)) if hasattr(each, "__dataclass_fields__")),
+            None,
+        )
+        if kind is None:
+            result.setdefault("options", {})[key] = value
+        elif inner is None or inner is Secret:
+            result[key] = value
+        elif get_origin(kind) is dict:
+            result[key] = {name: _with_options(each, inner) for name, each in value.items()}
+        else:
+            result[key] = _with_options(value, inner)
+    return result
+
+
+def _text(path: Path) -> str:
+    reason = ""
+    try:
+        if path.stat().st_size <= _MAX_BYTES:
+            return path.read_text(encoding="utf-8")
+        reason = f"is larger than {_MAX_BYTES >> 20} MiB."
+    except FileNotFoundError:
+        reason = "there is no such file. `operations init` writes one."
+    except IsADirectoryError:
+        reason = f"is a folder. Name the file in it, such as {path.name}/{FILE_NAME}."
+    except UnicodeDecodeError:
+        reason = "is not UTF-8 text."
+    except OSError as error:
+        reason = f"cannot be read: {error.strerror}."
+    raise ConfigError([ConfigFault(_shown(path), None, "", reason)])
+
+
+def _no_toml(file: str, text: str, message: str) -> ConfigFault:
+    position = _POSITION.search(message)
+    line = len(text.splitlines()) or 1
+    if position is not None:
+        message = message[: position.start()]
+        line = int(position[1]) if position[1] else line
+    return ConfigFault(file, line, "", f"this is not TOML: {message}.")
+
+
+def _key_path(pointer: str, document: JSONObject) -> KeyPath:
+    """Return a JSON pointer as keys and positions; `document` decides which part is a position."""
+    path: list[str | int] = []
+    value: Any = document
+    for token in pointer.split("/")[1:]:
+        key = unescape(token)
+        if isinstance(value, list):
+            items: list[Any] = value  # pyright: ignore[reportUnknownVariableType]
+            path.append(int(key))
+            value = items[int(key)]
+        else:
+            path.append(key)
+            value = value.get(key) if isinstance(value, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    return tuple(path)
+
+
+def _shown(path: Path) -> str:
+    """Return the shortest form of a path from here."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)

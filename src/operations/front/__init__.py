@@ -1,11 +1,508 @@
-"""The only path for requests from outside this process.
+"""The only path for requests from outside this process: the steps that they take at every entry point of a server.
 
     identify -> admit (rate, concurrency, sizes) -> context (deadline, caller channel, trace)
              -> registry.execute | registry.subscribe -> public outcome
 
-Every entry point (HTTP, MCP, WebSocket, workers, the command line) is a codec in front of these steps.
+Every entry point (HTTP, MCP, WebSocket, workers, the command line) is a codec in front of these steps: it translates
+and decides nothing. A step that rejects a request ends it. Nothing here depends on a web framework: requests are plain
+ASGI.
 
-Rule 1: each rule is implemented only here; an entry point translates and decides nothing.
-Rule 2: a step that rejects a request ends it: no later step runs.
-Rule 3: nothing here depends on a web framework; requests are plain ASGI.
+Rule 1: limits count per caller across all entry points together.
+Rule 2: an operation that a caller may not call looks as if it did not exist, unless its scopes are advertised.
+Rule 3: every credential is checked. An address that showed too many wrong ones gets slower, later answers to further
+        wrong ones; a valid credential is never rejected because of the failed attempts of others.
+Rule 4: fail closed: an exception while checking a credential rejects the request.
+Rule 5: sessions, streams and sockets that a credential opened end when it expires or is revoked.
 """
+
+import asyncio
+import inspect
+import logging
+from collections import OrderedDict
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Collection,
+    Generator,
+    Hashable,
+    Iterable,
+    MutableMapping,
+    Sequence,
+)
+from contextlib import contextmanager
+from time import monotonic, time
+from typing import Any, Final, TypeAlias
+
+from operations._resilience import MAX_SECONDS
+from operations.access import Identity, access_denied, check_access
+from operations.context import OperationContext
+from operations.errors import CallError, ErrorCode, OperationsError
+from operations.front.limits import REMEMBERED, ConcurrencyLimiter, Limits, RateLimiter, Slot
+from operations.front.public_errors import Challenge, RequestError, public_wire
+from operations.front.search import BatchCall, Gateway
+from operations.registry import OperationRegistry
+from operations.specs import OperationSpec
+from operations.types import JSONObject
+
+logger = logging.getLogger("operations")
+
+RECHECK_SECONDS: Final = 3.0
+"""Time between two checks of a credential that holds something open. Revocation takes effect within 5 s."""
+
+DELAY_SECONDS: Final = 1.0
+"""Delay of the response to a wrong credential from an address with too many failed attempts."""
+
+_MAX_DELAYED: Final = 1000
+"""Responses that are delayed at a time; beyond that they are sent at once."""
+
+_CREDENTIAL_HEADERS: Final = frozenset({b"authorization", b"x-api-key"})
+
+
+class CredentialError(OperationsError):
+    """A credential was shown and is not valid. The text is for logs and never contains the credential.
+
+    Attributes:
+        headers: Sent with the response.
+        advice: Advice for the client, sent with the response.
+    """
+
+    def __init__(
+        self, message: str, headers: Iterable[tuple[bytes, bytes]] = (), *, advice: str = ""
+    ) -> None:
+        super().__init__(message)
+        self.headers = tuple(headers)
+        self.advice = advice
+
+
+class InvalidCredentialError(Exception):
+    """A credential is wrong, or could not be checked.
+
+    Attributes:
+        reason: The exception of the resolver, for logs.
+    """
+
+    def __init__(self, reason: Exception) -> None:
+        super().__init__(str(reason))
+        self.reason = reason
+
+
+class AuthThrottle:
+    """Checks credentials, and slows down addresses that guess them.
+
+    A wrong credential that an address showed before is not counted again: a client with an old key harms no other.
+
+    Args:
+        limits: How many wrong credentials an address may show, and how many checks run at a time.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._checking = ConcurrencyLimiter(
+            limits.calls, limits.calls_per_caller, "credentials being checked"
+        )
+        self._failures = RateLimiter(limits.failed_attempts_per_second, limits.failed_attempts)
+        self._delayed = 0
+        # Hashes with this process's own key: no credential is kept.
+        self._valid: OrderedDict[int, None] = OrderedDict()
+        self._wrong: OrderedDict[int, None] = OrderedDict()
+
+    def configure(self, limits: Limits) -> None:
+        """Change the limits."""
+        self._checking.configure(limits.calls, limits.calls_per_caller)
+        self._failures.configure(limits.failed_attempts_per_second, limits.failed_attempts)
+
+    async def authenticate(
+        self,
+        address: str,
+        credential: tuple[Hashable, ...],
+        resolve: Callable[[], Any],
+        *,
+        none_is_wrong: bool = False,
+    ) -> Identity | None:
+        """Return the identity that a credential belongs to. The caller sets a timeout.
+
+        Args:
+            address: Of the client.
+            credential: The credential; an empty tuple is none.
+            resolve: Returns the identity, or an awaitable of it.
+            none_is_wrong: Whether None means that the credential is wrong, not that it is of an unknown kind.
+
+        Raises:
+            InvalidCredentialError: If the credential is wrong or could not be checked.
+            CallError: `RESOURCE_EXHAUSTED` if it is wrong and the address showed too many wrong ones, or if too many
+                are being checked.
+        """
+        mark = hash((address, credential)) if credential else None
+        # A credential that was valid before does not compete with an attacker at the same address.
+        place = f"valid:{mark}" if mark in self._valid else address
+        with self._checking.enter(place):
+            try:
+                identity = await resolved(resolve())
+            except Exception as error:
+                if _is_outage(error):
+                    raise InvalidCredentialError(error) from error
+                problem: Exception | None = error
+                identity = None
+            else:
+                is_wrong = none_is_wrong and identity is None
+                problem = CredentialError("an unknown credential") if is_wrong else None
+        if problem is None:
+            if mark is not None:
+                _remember(self._valid, mark)
+            return identity
+        if mark is not None:
+            self._valid.pop(mark, None)
+            await self._punish(address, mark)
+        raise InvalidCredentialError(problem) from problem
+
+    async def _punish(self, address: str, mark: int) -> None:
+        """Count a wrong credential.
+
+        Raises:
+            CallError: `RESOURCE_EXHAUSTED`, after a delay, if there were too many from there.
+        """
+        if mark in self._wrong:
+            self._wrong.move_to_end(mark)
+            return
+        if self._failures.charge(address):
+            _remember(self._wrong, mark)
+            return
+        if self._delayed < _MAX_DELAYED:
+            self._delayed += 1
+            try:
+                await asyncio.sleep(DELAY_SECONDS)
+            finally:
+                self._delayed -= 1
+        raise CallError(
+            ErrorCode.RESOURCE_EXHAUSTED,
+            "Too many wrong credentials from your address: try again later",
+            retryable=True,
+        )
+
+
+CredentialResolver: TypeAlias = Callable[[str], Identity | Awaitable[Identity | None] | None]
+"""Returns the identity that a token belongs to, or None."""
+
+
+async def identify_credential(
+    credential: str, resolve: CredentialResolver | None, throttle: AuthThrottle, address: str
+) -> Identity:
+    """Return the identity behind a credential inside a message.
+
+    Raises:
+        CallError: `ACCESS_DENIED` if it is wrong or could not be checked; `RESOURCE_EXHAUSTED` beyond a limit.
+    """
+    if resolve is None:
+        logger.warning("rejected a credential: pass serve_calls(resolve=...) to check it")
+    else:
+        try:
+            identity = await throttle.authenticate(
+                address, (credential,), lambda: resolve(credential), none_is_wrong=True
+            )
+            if identity is not None:
+                return identity
+        except InvalidCredentialError as error:
+            if isinstance(error.reason, CallError):
+                raise error.reason from None
+            reason = error.reason
+            if isinstance(reason, OperationsError):
+                logger.info("rejected a credential: %s", reason)
+            else:
+                logger.exception("a credential could not be checked", exc_info=reason)
+    raise CallError(ErrorCode.ACCESS_DENIED, "The credential is not valid")
+
+
+def _remember(marks: "OrderedDict[int, None]", mark: int) -> None:
+    marks[mark] = None
+    marks.move_to_end(mark)
+    if len(marks) > REMEMBERED:
+        marks.popitem(last=False)
+
+
+async def resolved(found: Any) -> Identity | None:
+    """Return the identity from a resolver, awaited if necessary.
+
+    Raises:
+        Exception: Any error of the resolver; also if it returned another type or an expired identity.
+    """
+    identity = await found if inspect.isawaitable(found) else found
+    if identity is None:
+        return None
+    if not isinstance(identity, Identity):
+        raise TypeError(f"a resolver returned {type(identity).__name__} instead of an Identity")
+    if has_expired(identity):
+        raise CredentialError("a credential that has expired")
+    return identity
+
+
+def _is_outage(error: Exception) -> bool:
+    """Return whether a credential could not be checked, which neither confirms nor rejects it.
+
+    A resolver may reject with `PermissionError`; a file of keys that was removed rejects all of them.
+    """
+    if isinstance(error, CallError):
+        return error.code == ErrorCode.UNAVAILABLE
+    is_rejection = isinstance(error, (PermissionError, FileNotFoundError))
+    return isinstance(error, OSError) and not is_rejection
+
+
+def has_expired(identity: Identity) -> bool:
+    """Return whether an identity's credential has expired."""
+    return identity.expires_at is not None and identity.expires_at <= time() * 1000
+
+
+class Credential:
+    """A valid credential that holds something open, and how to check it again.
+
+    Args:
+        identity: Its owner.
+        check: Returns the identity that it belongs to now, or an awaitable of it; raises if there is none.
+        key: Equal for equal credentials.
+    """
+
+    __slots__ = ("_check", "_checked_at", "identity", "key")
+
+    def __init__(self, identity: Identity, check: Callable[[], Any], key: Hashable) -> None:
+        self.identity = identity
+        self.key = key
+        self._check = check
+        self._checked_at = monotonic()
+
+    async def is_valid(self) -> bool:
+        """Return whether the credential is still valid; it is checked again if the last check is some time ago."""
+        if has_expired(self.identity):
+            return False
+        if monotonic() - self._checked_at < RECHECK_SECONDS:
+            return True
+        try:
+            identity = await resolved(self._check())
+        except Exception as error:  # noqa: BLE001 - fail closed
+            # A revocation may be in a store of grants that does not work.
+            if _is_outage(error) and not isinstance(error, CallError):
+                return True
+            logger.info("a credential of %s is no longer valid: %s", self.identity.id, error)
+            return False
+        if identity is None or identity.key != self.identity.key:
+            return False
+        self._checked_at = monotonic()
+        return True
+
+
+def credential_ended() -> CallError:
+    """Return the error of a stream whose credential expired or was revoked."""
+    return CallError(ErrorCode.ACCESS_DENIED, "The credential is no longer valid")
+
+
+class CredentialMonitor:
+    """Ends what credentials hold open when they expire or are revoked.
+
+    One task checks all of them, each different credential once per interval, while anything is open.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[Hashable, tuple[Credential, dict[object, Callable[[], None]]]] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    @contextmanager
+    def watching(self, credential: Credential | None, end: Callable[[], None]) -> Generator[None]:
+        """Call `end` if the credential stops being valid before the block ends."""
+        stop = self.watch(credential, end)
+        try:
+            yield
+        finally:
+            stop()
+
+    def watch(self, credential: Credential | None, end: Callable[[], None]) -> Callable[[], None]:
+        """Call `end` when the credential stops being valid; return a function that ends the watch."""
+        if credential is None:
+            return _do_nothing
+        token, key = object(), credential.key
+        _, ends = self._open.setdefault(key, (credential, {}))
+        ends[token] = end
+        if self._task is None:
+            self._task = asyncio.create_task(self._run())
+
+        def stop() -> None:
+            ends.pop(token, None)
+            if not ends and self._open.get(key, (None, None))[1] is ends:
+                del self._open[key]
+            if not self._open:
+                self._stop()
+
+        return stop
+
+    def watch_message(
+        self,
+        credential: str | None,
+        identity: Identity | None,
+        resolve: CredentialResolver | None,
+        end: Callable[[], None],
+    ) -> Callable[[], None]:
+        """Watch the credential inside a message, as `watch` does."""
+        if credential is None or identity is None or resolve is None:
+            return _do_nothing
+        return self.watch(Credential(identity, lambda: resolve(credential), (credential,)), end)
+
+    def _stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(RECHECK_SECONDS / 3)
+            for key, (credential, ends) in list(self._open.items()):
+                if not await credential.is_valid():
+                    self._open.pop(key, None)
+                    for end in list(ends.values()):
+                        end()
+
+
+def _do_nothing() -> None:
+    """Stop watching nothing."""
+
+
+def credentials_in(headers: Iterable[tuple[bytes, bytes]]) -> tuple[bytes, ...]:
+    """Return all credentials of a request: which one a resolver uses is not known."""
+    return tuple(value for name, value in headers if name in _CREDENTIAL_HEADERS)
+
+
+Resolve = Callable[[MutableMapping[str, Any]], "Identity | Awaitable[Identity | None] | None"]
+"""Returns the identity behind an ASGI scope, or None if it carries no known credential; an exception rejects."""
+
+
+# ------------------------------------------------------------ the front
+
+
+class Front:
+    """The shared state of a server's entry points.
+
+    Args:
+        registry: The operations that are served.
+        limits: On sizes, times and rates.
+        timeout: Seconds a call may take, unless the request asks for another time.
+        max_timeout: The longest time a request may ask for, in seconds.
+        expose_errors: Show callers the text of unexpected exceptions.
+        scopes_supported: Scopes that are publicly known; operations that require only these are not hidden.
+        anonymous: Whether requests without a credential are served.
+        public_url: The address under which clients reach the server.
+        authorization_servers: The addresses of the servers that issue tokens for `public_url`.
+    """
+
+    def __init__(
+        self,
+        registry: OperationRegistry,
+        limits: Limits | None = None,
+        *,
+        timeout: float = 30,
+        max_timeout: float = MAX_SECONDS,
+        expose_errors: bool = False,
+        scopes_supported: Collection[str] = (),
+        anonymous: bool = True,
+        public_url: str = "",
+        authorization_servers: Collection[str] = (),
+    ) -> None:
+        self.registry = registry
+        self.limits = limits = limits or Limits()
+        self.gateway = Gateway(registry, admit=self.find, max_query=limits.query_characters)
+        self.timeout = timeout
+        self.max_timeout = max_timeout
+        self.heartbeat = 15.0
+        """Seconds without an item before a stream sends a comment, so that proxies keep the connection open."""
+        self.expose_errors = expose_errors
+        self.scopes_supported = frozenset(scopes_supported)
+        self.anonymous = anonymous
+        self.challenge = Challenge(
+            resource=public_url.rstrip("/"),
+            authorization_servers=tuple(authorization_servers),
+            scopes_supported=self.scopes_supported,
+        )
+        self.calls = ConcurrencyLimiter(limits.calls, limits.calls_per_caller)
+        self.answers = ConcurrencyLimiter(
+            limits.calls, limits.calls_per_caller, "answers being read"
+        )
+        """Slots for answers of clients whose calls hold all other slots while they wait for them."""
+        self.streams = ConcurrencyLimiter(limits.streams, limits.streams_per_caller, "open streams")
+        self.sockets = ConcurrencyLimiter(
+            limits.streams, limits.streams_per_caller, "open WebSockets"
+        )
+        self.output = ConcurrencyLimiter(
+            limits.output_bytes, limits.output_bytes_per_caller, "response bytes that were not read"
+        )
+        self.rate = RateLimiter(limits.rate_per_caller, limits.burst)
+        self.auth = AuthThrottle(limits)
+        self.credentials = CredentialMonitor()
+
+    def configure(self, limits: Limits, *, timeout: float) -> None:
+        """Change the limits while calls run."""
+        self.limits = limits
+        self.timeout = timeout
+        self.gateway.max_query = limits.query_characters
+        self.calls.configure(limits.calls, limits.calls_per_caller)
+        self.answers.configure(limits.calls, limits.calls_per_caller)
+        self.streams.configure(limits.streams, limits.streams_per_caller)
+        self.sockets.configure(limits.streams, limits.streams_per_caller)
+        self.output.configure(limits.output_bytes, limits.output_bytes_per_caller)
+        self.rate.configure(limits.rate_per_caller, limits.burst)
+        self.auth.configure(limits)
+
+    def admit(self, caller: str, *, is_stream: bool = False) -> Slot:
+        """Count a call or a stream against its caller's rate, and return a slot for it.
+
+        Raises:
+            CallError: `RESOURCE_EXHAUSTED` beyond a limit.
+        """
+        self.rate.spend(caller)
+        return (self.streams if is_stream else self.calls).hold(caller)
+
+    def enforce_visible(self, spec: OperationSpec, identity: Identity | None) -> None:
+        """Reject a caller that may not call an operation.
+
+        Raises:
+            CallError: `ACCESS_DENIED` if the operation's scopes are advertised, else `OPERATION_NOT_FOUND` exactly as
+                for an operation that does not exist.
+        """
+        access = spec.access_control
+        if check_access(access, identity, spec.id):
+            return
+        scopes = {*access.required_scopes, *(access.required_scopes_any or ())}
+        if not scopes or not scopes <= self.scopes_supported:
+            raise self.registry.not_found(spec.id, OperationContext(identity=identity))
+        denied = access_denied(spec.id)
+        if identity is None:
+            raise denied
+        needed = " ".join(sorted(scopes))
+        challenge = self.challenge.header(error="insufficient_scope", scope=needed)
+        raise RequestError(403, denied.code, denied.message, headers=[challenge])
+
+    async def batch(
+        self, calls: Sequence[BatchCall], context: OperationContext, caller: str
+    ) -> list[JSONObject]:
+        """Run several calls; each counts as one request, and the first is paid for.
+
+        Raises:
+            CallError: `RESOURCE_EXHAUSTED` if these are too many; then none is run.
+        """
+
+        def describe(error: CallError) -> JSONObject:
+            return public_wire(error, context.request_id, expose=self.expose_errors)
+
+        try:
+            self.rate.spend(caller, len(calls), paid=1)
+            return await self.gateway.batch(calls, context, describe=describe)
+        except CallError as error:
+            if error.retryable:
+                raise
+            # Sending it again cannot help, so the response has no Retry-After.
+            raise RequestError(429, error.code, error.message) from None
+
+    def find(self, operation_id: str, identity: Identity | None) -> OperationSpec:
+        """Return the spec of an operation that a caller may call.
+
+        Raises:
+            CallError: `OPERATION_NOT_FOUND` or `ACCESS_DENIED`.
+        """
+        spec = self.registry.get_spec(operation_id)
+        if spec is None:
+            raise self.registry.not_found(operation_id, OperationContext(identity=identity))
+        self.enforce_visible(spec, identity)
+        return spec

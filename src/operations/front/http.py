@@ -19,7 +19,7 @@ from operations._text import in_seconds
 from operations.access import Identity
 from operations.context import ENTRY, NOTHING, CallerChannel, OperationContext
 from operations.errors import CallError, map_error, timed_out, timeout_error
-from operations.front.front import (
+from operations.front import (
     Credential,
     CredentialError,
     Front,

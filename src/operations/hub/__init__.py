@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from operations.authority import Authority
-from operations.config import ConfigFile, load_config
-from operations.config.reading import FILE_NAME
+from operations.config import FILE_NAME, ConfigFile, load_config
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
 from operations.hub.access import opened_authority

@@ -24,7 +24,7 @@ from operations.access import Identity
 from operations.authority.grants import PREFIX
 from operations.config import ConfigError, ConfigFault, ConfigFile, load_config
 from operations.errors import CallError, ErrorCode, OperationsError, operation_not_found
-from operations.front.front import Front
+from operations.front import Front
 from operations.hub.access import Access, can_sign_in, serves_anonymous
 from operations.hub.journal import recall_ids
 from operations.hub.source import (

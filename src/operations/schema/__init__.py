@@ -13,7 +13,7 @@ from operations.schema.document import (
     validate_or_raise,
 )
 from operations.schema.explain import ValidationIssue, misfit
-from operations.schema.python.from_types import converter_for, schema_for
+from operations.schema.python import converter_for, schema_for
 from operations.schema.python.shapes import ConversionError
 from operations.schema.python.signatures import Signature, signature_of
 

@@ -31,7 +31,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from operations._json import is_object
 from operations.envelopes import HTTPResponseMeta, MCPResponseMeta, ResponseEnvelope, ResponseMeta
 from operations.errors import CallError, ErrorCode, map_error, timed_out
-from operations.front.front import credential_ended
+from operations.front import credential_ended
 from operations.front.http import (
     IDENTITY,
     OPEN,

@@ -35,8 +35,7 @@ from operations.access import Identity
 from operations.cli.inputs import as_typed
 from operations.cli.options import DEFAULTS, Common, Screen, command, encoded, plain
 from operations.cli.serve import announce
-from operations.config import ConfigFile, load_config
-from operations.config.reading import FILE_NAME, VARIABLE
+from operations.config import FILE_NAME, VARIABLE, ConfigFile, load_config
 from operations.context import OperationContext
 from operations.hub import Hub, open_hub
 from operations.hub.serving import build_app, entry_points_of

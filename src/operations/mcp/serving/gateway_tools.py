@@ -12,7 +12,7 @@ import msgspec
 from operations._pipeline.lenient import convert_input
 from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode
-from operations.front.front import Front
+from operations.front import Front
 from operations.front.search import MAX_BATCH, BatchCall
 from operations.mcp.codec import CHANGES_KEY
 from operations.mcp.serving.catalog import GATEWAY_TOOLS, Tool

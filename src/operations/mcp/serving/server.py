@@ -48,8 +48,8 @@ from starlette.requests import Request
 
 from operations.context import ENTRY, CallerChannel, OperationContext
 from operations.errors import CallError
+from operations.front import Front
 from operations.front.config import MCPServerSettings
-from operations.front.front import Front
 from operations.front.http import STATE, RequestPipeline, RequestState
 from operations.front.limits import caller_key
 from operations.front.timing import Scope

@@ -28,8 +28,8 @@ from operations.access import Identity
 from operations.context import CLOSED, NOTHING, CallerChannel, OperationContext
 from operations.envelopes import LocalResponseMeta, ResponseEnvelope, add_changes
 from operations.errors import CallError, ErrorCode, timed_out
+from operations.front import Front
 from operations.front.config import MCPServerSettings
-from operations.front.front import Front
 from operations.front.http import PIPELINE, RequestState
 from operations.front.limits import call_seconds
 from operations.front.public_errors import public_error

@@ -24,7 +24,7 @@ from mcp.shared.exceptions import NoBackChannelError
 
 from operations.context import NOTHING
 from operations.errors import CallError, ErrorCode
-from operations.front.front import Credential, CredentialMonitor
+from operations.front import Credential, CredentialMonitor
 from operations.front.limits import Limits
 from operations.types import JSONObject
 

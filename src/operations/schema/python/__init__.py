@@ -1,1 +1,443 @@
-"""Schemas from Python annotations, classes and signatures; and typed values from JSON."""
+"""Make schemas from Python types, and typed values from JSON that passed them. `signatures` does so for functions.
+
+Rule 1: a type without a form in JSON is refused by name when its annotation is read.
+Rule 2: no third party is imported: pydantic models and attrs classes are recognized by their attributes, and pydantic
+        writes its own schemas and reads its own values.
+"""
+
+import datetime
+import decimal
+import enum
+import ipaddress
+import os
+import pathlib
+import re
+import sys
+import types
+import typing
+import uuid
+from collections import Counter, OrderedDict, abc, defaultdict, deque
+from collections.abc import Callable, Iterable
+from enum import Enum
+from functools import partial
+from typing import (
+    Annotated,
+    Any,
+    ForwardRef,
+    Literal,
+    LiteralString,
+    Never,
+    NoReturn,
+    Union,
+    get_args,
+)
+
+import msgspec
+
+from operations._json import JSONValueError, canonical, to_json
+from operations.errors import SchemaError
+from operations.schema.document import Schema
+from operations.schema.python.annotations import Notes, alias_value, is_alias, origin_of, peel
+from operations.schema.python.records import (
+    Array,
+    FixedTuple,
+    Table,
+    record_reader,
+    title_of,
+    words_of,
+)
+from operations.schema.python.shapes import (
+    ANY,
+    NOTHING,
+    Choice,
+    ConversionError,
+    Converter,
+    Definitions,
+    Described,
+    Either,
+    Kinds,
+    Mode,
+    Named,
+    Scalar,
+    Shape,
+    Unknown,
+    attempt,
+    document_of,
+    to_float,
+    to_int,
+)
+from operations.types import JSONObject
+
+
+def is_pydantic(annotation: Any) -> bool:
+    """Return whether pydantic knows a type better than we do: a model, its dataclass, or made for them."""
+    if not isinstance(annotation, type) or "pydantic" not in sys.modules:
+        return False
+    return hasattr(annotation, "__pydantic_validator__") or (
+        hasattr(annotation, "__get_pydantic_core_schema__")
+        and not issubclass(annotation, Enum)
+        and record_reader(annotation) is None
+    )
+
+
+def is_pydantic_note(note: Any) -> bool:
+    """Return whether metadata in `Annotated` is meant for pydantic, such as a validator."""
+    return hasattr(note, "__get_pydantic_core_schema__") and "pydantic" in sys.modules
+
+
+class Foreign(msgspec.Struct, frozen=True, eq=False):
+    """A type that pydantic reads and writes."""
+
+    annotation: Any
+    exact: Kinds = NOTHING
+
+    @property
+    def kinds(self) -> Kinds:
+        """Models are objects, unless made of a single root value."""
+        is_object = getattr(self.annotation, "__pydantic_root_model__", None) is False
+        return frozenset({dict}) if is_object else ANY
+
+    def schema(self, definitions: Definitions) -> JSONObject:
+        """Return the schema that pydantic writes.
+
+        Raises:
+            SchemaError: If it cannot.
+        """
+        write: Callable[..., JSONObject] = _method(
+            self.annotation, "model_json_schema", "json_schema"
+        )
+        try:
+            return definitions.adopt(
+                title_of(self.annotation),
+                lambda template: write(mode=definitions.mode, ref_template=template),
+            )
+        except Exception as error:
+            raise SchemaError(f"{title_of(self.annotation)} has no JSON Schema: {error}") from error
+
+    def converter(self) -> Converter:
+        """Return the conversion by pydantic.
+
+        From JSON text: strict models, and settings for bytes and dates, hold Python values to
+        other rules.
+        """
+        read: Converter = _method(self.annotation, "model_validate_json", "validate_json")
+        return lambda value: attempt(read, msgspec.json.encode(value))
+
+
+def _method(cls: Any, of_model: str, of_adapter: str) -> Any:
+    method = getattr(cls, of_model, None)
+    if method is not None:
+        return method
+    return getattr(sys.modules["pydantic"].TypeAdapter(cls), of_adapter)
+
+
+def schema_for(annotation: Any, *, mode: Mode = "validation") -> Schema:
+    """Return the schema of a Python type; the document is written when first needed.
+
+    Args:
+        annotation: Anything that may stand after a colon, resolved.
+        mode: Whether the values are inputs (the default) or outputs; some classes distinguish them.
+
+    Raises:
+        SchemaError: If the type, or one inside it, has no form in JSON.
+    """
+    shape = read(annotation)
+    return Schema(partial(document_of, shape, mode))
+
+
+def converter_for(annotation: Any) -> Converter | None:
+    """Return the conversion from JSON that passed the type's schema to the typed value; `None` if they are the same.
+
+    The converter does not change its argument, and raises `ConversionError` (a `ValueError`)
+    where the value has no meaning for the type or would lose something.
+
+    Raises:
+        SchemaError: If the type, or one inside it, has no form in JSON.
+    """
+    return read(annotation).converter()
+
+
+def read(annotation: Any) -> Shape:
+    """Return the JSON shape of `annotation`.
+
+    Raises:
+        SchemaError: If it, or something inside it, has no form in JSON.
+    """
+    if type(annotation) is type and annotation in _PLAIN:
+        return _PLAIN_SHAPES[annotation]
+    return _Reader().read(annotation)
+
+
+_NULL = type(None)
+_TEXT: Kinds = frozenset({str})
+_NUMBER: Kinds = frozenset({int, float})
+
+_PLAIN: dict[Any, tuple[Kinds, Kinds, Converter | None]] = {
+    _NULL: (frozenset({_NULL}), frozenset({_NULL}), None),
+    bool: (frozenset({bool}), frozenset({bool}), None),
+    str: (_TEXT, _TEXT, None),
+    int: (_NUMBER, frozenset({int}), to_int),
+    float: (_NUMBER, frozenset({float}), to_float),
+}
+"""Types of JSON itself: the kinds they accept, those that stay unchanged, and conversions of the rest."""
+
+_PLAIN_SHAPES = {cls: Scalar(cls, *plain) for cls, plain in _PLAIN.items()}
+
+_SPELLED: dict[Any, JSONObject] = {
+    bytes: {},
+    bytearray: {},
+    memoryview: {},
+    datetime.date: {},
+    datetime.datetime: {"format": "date-time"},
+    datetime.time: {"format": "time"},
+    datetime.timedelta: {},
+    decimal.Decimal: {},
+    uuid.UUID: {},
+}
+"""Types that msgspec writes as strings, with keywords that its schemas lack."""
+
+_NAMED_BY_TEXT: dict[Any, tuple[Converter, JSONObject]] = {
+    ipaddress.IPv4Address: (ipaddress.IPv4Address, {"format": "ipv4"}),
+    ipaddress.IPv6Address: (ipaddress.IPv6Address, {"format": "ipv6"}),
+    os.PathLike: (pathlib.Path, {}),
+    pathlib.Path: (pathlib.Path, {}),
+    pathlib.PurePath: (pathlib.PurePath, {}),
+    pathlib.PurePosixPath: (pathlib.PurePosixPath, {}),
+}
+"""Types made from a string by calling them."""
+
+
+def _distinct(build: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+    def collect(items: list[Any]) -> Any:
+        result = attempt(build, items)
+        if len(result) != len(items):
+            raise ConversionError("two items mean the same")
+        return result
+
+    return collect
+
+
+_LISTS: dict[Any, tuple[Any, Callable[[list[Any]], Any] | None]] = {
+    list: (list, None),
+    abc.Collection: (list, None),
+    abc.Iterable: (list, None),
+    abc.MutableSequence: (list, None),
+    abc.Sequence: (list, None),
+    deque: (list, deque),
+    set: (set, _distinct(set)),
+    abc.MutableSet: (set, _distinct(set)),
+    abc.Set: (set, _distinct(set)),
+    frozenset: (set, _distinct(frozenset)),
+}
+"""Collections: their names in msgspec, and their constructors from a list."""
+
+_TABLES: dict[Any, Callable[[dict[Any, Any]], Any] | None] = {
+    dict: None,
+    abc.Mapping: None,
+    abc.MutableMapping: None,
+    Counter: Counter,
+    OrderedDict: OrderedDict,
+    defaultdict: partial(defaultdict, None),
+}
+"""Mappings, and how they are made from a dict."""
+
+
+class _Reader:
+    """Reads one annotation with all that is inside it."""
+
+    def __init__(self) -> None:
+        self._named: dict[Any, Named] = {}
+
+    def read(self, annotation: Any) -> Shape:
+        core, metadata = peel(annotation)
+        if not metadata:
+            return self._shape(core, Notes())
+        if any(map(is_pydantic_note, metadata)):
+            return Foreign(Annotated[core, *metadata])
+        notes = Notes(metadata)
+        shape = self._shape(core, notes)
+        return Described(shape, notes.words) if notes.words else shape
+
+    def _shape(self, core: Any, notes: Notes) -> Shape:
+        origin = origin_of(core)
+        if origin is Union or origin is types.UnionType:
+            return self._union(get_args(core), notes)
+        if is_alias(origin):
+            return self._alias(core, notes)
+        shape = self._measured(core, origin, notes)
+        if shape is not None:
+            if notes.constraints:
+                _check(shape.annotation)
+            return shape
+        if notes.constraints:
+            raise SchemaError(f"{title_of(core)} takes no {', '.join(notes.constraints)}")
+        return self._unmeasured(core, origin)
+
+    def _measured(self, core: Any, origin: Any, notes: Notes) -> Scalar | Array | Table | None:
+        """Types that can be held to a range, a length or a pattern."""
+        arguments = get_args(core)
+        if origin is None:
+            origin = _NULL
+        if origin is LiteralString:
+            origin = str
+        if not _is_hashable(origin):
+            raise SchemaError(f"{origin!r} is not a type")
+        if origin in _PLAIN:
+            return Scalar(notes.constrained(origin), *_PLAIN[origin])
+        if origin in _SPELLED:
+            spelled = notes.constrained(origin)
+            convert = partial(attempt, partial(msgspec.convert, type=spelled))
+            return Scalar(spelled, _TEXT, NOTHING, convert, _SPELLED[origin])
+        if origin in _NAMED_BY_TEXT:
+            call, words = _NAMED_BY_TEXT[origin]
+            return Scalar(notes.constrained(str), _TEXT, NOTHING, partial(attempt, call), words)
+        if origin in _LISTS:
+            collection, build = _LISTS[origin]
+            item = self.read(arguments[0]) if arguments else Unknown()
+            return Array(notes.constrained(collection), item, build)
+        if core is tuple or core is typing.Tuple or arguments[-1:] == (...,):  # noqa: UP006
+            item = self.read(arguments[0]) if arguments else Unknown()
+            return Array(notes.constrained(list), item, tuple)
+        if origin in _TABLES:
+            key, value = arguments if len(arguments) == 2 else (*arguments, Any, Any)[:2]
+            if origin is Counter:
+                value = int
+            shape = self.read(value)
+            return Table(notes.constrained(dict), self._key(key), shape, _TABLES[origin])
+        return self._subclass(origin, notes)
+
+    def _subclass(self, cls: Any, notes: Notes) -> Scalar | None:
+        """Return the shape of a subclass of a string or a number."""
+        if not isinstance(cls, type) or issubclass(cls, enum.Enum):
+            return None
+        for base in (str, int, float):
+            if issubclass(cls, base):
+                kinds, _, plain = _PLAIN[base]
+                call: Converter = partial(attempt, cls)
+                convert = call if plain is None else _after(plain, call)
+                return Scalar(notes.constrained(base), kinds, NOTHING, convert)
+        return None
+
+    def _unmeasured(self, core: Any, origin: Any) -> Shape:
+        if origin in {Any, object, Never, NoReturn}:
+            return Unknown()
+        if origin is Literal:
+            return _choice(get_args(core))
+        if origin is tuple:
+            return FixedTuple(tuple(self.read(item) for item in get_args(core)))
+        if is_pydantic(core):
+            return Foreign(core)
+        if isinstance(core, type) and issubclass(core, enum.Enum):
+            return self._define(core, lambda: _enumeration(core))
+        reader = record_reader(origin)
+        if reader is not None:
+            return self._define(core, lambda: reader(core, self.read))
+        if isinstance(core, (str, ForwardRef)):
+            raise SchemaError(f"the annotation {core!r} was not resolved")
+        raise SchemaError(f"{title_of(core)} has no form in JSON")
+
+    def _define(self, annotation: Any, target: Callable[[], Shape]) -> Named:
+        """Return one shape for each named type, also while it is being read."""
+        # Unhashable notes make the type unhashable; it is not looked up again.
+        key = annotation if _is_hashable(annotation) else id(annotation)
+        named = self._named.get(key)
+        if named is None:
+            name = re.sub(r"[^A-Za-z0-9._-]+", "_", title_of(annotation)).strip("_")
+            named = self._named[key] = Named(key, name)
+            named.target = target()
+        return named
+
+    def _alias(self, core: Any, notes: Notes) -> Shape:
+        if notes.constraints:
+            value, metadata = peel(alias_value(core))
+            return self._shape(value, Notes((*metadata, msgspec.Meta(**notes.constraints))))
+        named = self._define(core, lambda: self.read(alias_value(core)))
+        # A definition for a string or a number would be longer than the schema itself.
+        return named.target if isinstance(named.target, Scalar) else named
+
+    def _union(self, members: tuple[Any, ...], notes: Notes) -> Shape:
+        """Return the shape of a union; a constraint on the union applies to the members that support it."""
+        shapes: list[Shape] = []
+        constrained = False
+        for member in members:
+            if member is msgspec.UnsetType:
+                continue
+            if notes.constraints and member is not _NULL:
+                try:
+                    shapes.append(self.read(notes.constrained(member)))
+                except SchemaError:
+                    pass
+                else:
+                    constrained = True
+                    continue
+            shapes.append(self.read(member))
+        if notes.constraints and not constrained:
+            raise SchemaError(f"no member of the union takes {', '.join(notes.constraints)}")
+        return shapes[0] if len(shapes) == 1 else Either(tuple(shapes))
+
+    def _key(self, annotation: Any) -> Shape | None:
+        """Return the keys of a mapping: in JSON always strings."""
+        shape = self.read(annotation)
+        target = shape.target if isinstance(shape, Named) else shape
+        if isinstance(target, Unknown) or (
+            isinstance(target, Scalar) and target.annotation is str and target.convert is None
+        ):
+            return None
+        if isinstance(target, Choice):
+            return Choice(tuple((_digits(value), meaning) for value, meaning in target.options))
+        if isinstance(target, Scalar) and int in target.exact:
+            digits = Annotated[str, msgspec.Meta(pattern="^(0|-?[1-9][0-9]*)$")]
+            number = partial(attempt, partial(msgspec.convert, type=target.annotation))
+            return Scalar(digits, _TEXT, NOTHING, _after(partial(attempt, int), number))
+        if str not in target.kinds:
+            raise SchemaError(f"{title_of(annotation)} cannot be the key of a JSON object")
+        return shape
+
+
+def _check(annotation: Any) -> None:
+    try:
+        msgspec.json.schema(annotation)
+    except TypeError as error:
+        raise SchemaError(str(error)) from None
+
+
+def _is_hashable(value: Any) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
+
+
+def _after(first: Converter, second: Converter) -> Converter:
+    return lambda value: second(first(value))
+
+
+def _choice(options: Iterable[Any], words: JSONObject | None = None) -> Choice:
+    seen: dict[bytes, Any] = {}
+    pairs: list[tuple[Any, Any]] = []
+    for option in options:
+        try:
+            value = to_json(option)
+        except JSONValueError as error:
+            raise SchemaError(f"the option {option!r} has no form in JSON: {error}") from None
+        if seen.setdefault(canonical(value), option) is not option:
+            raise SchemaError(f"{option!r} and {seen[canonical(value)]!r} are the same in JSON")
+        pairs.append((value, option))
+    return Choice(tuple(pairs), words or {})
+
+
+def _digits(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if type(value) is int:
+        return str(value)
+    raise SchemaError(f"{value!r} cannot be the key of a JSON object")
+
+
+def _enumeration(cls: type[enum.Enum]) -> Shape:
+    words, _ = words_of(cls, cls.__name__)
+    if issubclass(cls, enum.Flag):
+        convert = _after(to_int, partial(attempt, cls))
+        return Scalar(int, _NUMBER, NOTHING, convert, words)
+    return _choice(cls, words)

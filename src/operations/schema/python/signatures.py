@@ -20,8 +20,8 @@ from operations._json import to_json
 from operations.errors import ErrorCode, RegistrationError, SchemaError
 from operations.schema.document import Schema
 from operations.schema.explain import ValidationIssue, misfit
+from operations.schema.python import read
 from operations.schema.python.annotations import origin_of, parse_docstring, peel
-from operations.schema.python.from_types import read
 from operations.schema.python.records import Field, Record, default_of
 from operations.schema.python.shapes import (
     MISSING,
