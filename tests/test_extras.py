@@ -30,7 +30,7 @@ MODULES = {
 }
 """The modules that must be importable with nothing but these extras."""
 
-EXEMPT = ("operations.cli.", "operations.testing.plugin")
+EXEMPT = ("operations.cli", "operations.testing.plugin")
 """Modules of the command, which names its extra when it starts, and of pytest, which loads them itself."""
 
 PLACE = re.compile(r"^(\w+)(?:/(\w+))?", re.MULTILINE)

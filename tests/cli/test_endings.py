@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from operations import MissingExtraError
+from operations import MissingExtraError, cli
 from operations.__main__ import main
-from operations.cli import app
 from operations.cli.options import Common, command
 
 
@@ -41,7 +40,7 @@ def test_a_missing_extra_is_named(
             raise ImportError("Cannot import module 'operations.cli.serve'") from error
 
     for build in (missing, missing_in_a_command):
-        monkeypatch.setattr(app, "build_app", build)
+        monkeypatch.setattr(cli, "build_app", build)
 
         assert main(["serve"]) == 1
         assert "pip install 'alkdev-operations[server]'" in capsys.readouterr().err
@@ -62,7 +61,7 @@ def test_every_command_of_the_table_exists_and_has_help(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "120")
-    for name in app.COMMANDS:
+    for name in cli.COMMANDS:
         assert main([name, "--help"]) == 0
         told = capsys.readouterr().out
         assert "--json" in told
@@ -75,7 +74,7 @@ def test_the_overview_needs_nothing_and_names_every_command(
     for tokens in ([], ["--help"], ["-h"]):
         assert main(tokens) == 0
         told = capsys.readouterr().out
-        for name, (group, _, line) in app.COMMANDS.items():
+        for name, (group, _, line) in cli.COMMANDS.items():
             assert f"  {name:<12}{line}\n" in told
             assert f"\n{group}\n" in told
         assert "\x1b" not in told
