@@ -244,7 +244,7 @@ async def test_f21_a_request_without_a_waiting_caller_does_not_run(
 async def test_the_age_of_a_request_is_measured_by_the_server(
     jetstream: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("operations.pubsub.nats.queues.time", lambda: time() + 3600)
+    monkeypatch.setattr("operations.pubsub.nats.jetstream.time", lambda: time() + 3600)
     async with (
         connect_nats(jetstream.url, durable=True) as here,
         PendingRequestMap(here) as calls,
@@ -407,7 +407,7 @@ async def test_r61_a_client_cannot_use_up_the_id_of_a_durable_request(
 
 
 async def test_missing_permissions_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("operations.pubsub.nats.queues._ANSWER", 0.5)
+    monkeypatch.setattr("operations.pubsub.nats.jetstream._ANSWER", 0.5)
     broker = NatsServer(config=(DOCS / "recipes" / "nats.conf").read_text("utf-8"))
     with running(broker), pytest.raises(TransportError, match="Permissions in docs"):
         async with connect_nats(

@@ -13,8 +13,7 @@ from tests.servers import Broker, NatsServer, proxy, running
 from operations.calls import PendingRequestMap, serve_calls
 from operations.errors import CallError
 from operations.pubsub.config import NatsConfig
-from operations.pubsub.nats import connect_nats
-from operations.pubsub.nats.queues import _ASK_EVERY
+from operations.pubsub.nats import _ASK_EVERY, connect_nats
 from operations.pubsub.redis.connection import KEEPALIVE, SILENCE
 
 RECIPE = Path(__file__).resolve().parents[2] / "docs" / "recipes" / "nats.conf"
@@ -57,7 +56,7 @@ async def test_requests_do_not_go_to_a_worker_whose_host_is_lost(
 ) -> None:
     if not is_server_watching:
         # Then the callers notice that it does not answer them.
-        monkeypatch.setattr("operations.pubsub.nats.queues._ASK_EVERY", 0.2)
+        monkeypatch.setattr("operations.pubsub.nats._ASK_EVERY", 0.2)
     ledger = Ledger(tmp_path / "ledger", timeout=2)
     settings = 'ping_interval: "200ms"\nping_max: 1' if is_server_watching else "debug: false"
     with running(NatsServer(config=settings)) as broker:

@@ -1,13 +1,537 @@
-"""Events over NATS: queue groups for requests, a subject of its own for every mailbox."""
+"""Events over NATS.
 
+queue     a subject of each client. Workers subscribe to those of all clients and share a queue group; the server
+          answers at once when there are none. Each consumer has subjects of its own, too: a caller that knows them
+          takes turns
+mailbox   a subject of its own; the token after it names the request a message is about
+topic     a subject
+control   a subject of each client
+presence  a ping to the subject: the server answers if there is no listener
+
+Durable queues are in `jetstream`. They have subjects of their own, and their workers consume the plain ones, too:
+workers can be switched to durable queues first, and callers then, without a request that is lost or runs twice.
+"""
+
+import asyncio
+import logging
+import re
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import lru_cache, partial
 from importlib.util import find_spec
+from secrets import SystemRandom, token_hex
+from typing import Any
 
-from operations.errors import MissingExtraError
+from operations._text import enforce_lists
+from operations.errors import MissingExtraError, NotSentError, TooLargeError, TransportError
 
 if find_spec("nats") is None:
     raise MissingExtraError("operations.pubsub.nats", extra="nats")
 
-from operations.pubsub.config import NatsConfig
-from operations.pubsub.nats.target import NatsTarget, connect_nats
+from nats.errors import MaxPayloadError, NoRespondersError
+
+from operations.pubsub.base import (
+    NOT_PRIVATE,
+    Consumer,
+    Delivery,
+    EventTarget,
+    LoopAffinity,
+    QueueState,
+    Receiver,
+    StoredLetter,
+    Subscription,
+    WorkerStats,
+)
+from operations.pubsub.config import ANY_CLIENT, NatsConfig, enforce_address, enforce_client
+from operations.pubsub.nats.client import (
+    NATS_ERRORS,
+    SUBJECT,
+    ReconnectingClient,
+    sender_of,
+    subject_of,
+)
+from operations.pubsub.nats.jetstream import JetStream, NatsValues
+from operations.pubsub.signing import signed
+from operations.types import options_of
 
 __all__ = ["NatsConfig", "NatsTarget", "connect_nats"]
+
+logger = logging.getLogger("operations")
+
+_NAME = re.compile(rb"[0-9a-f]{32}")
+"""The name of a consumer."""
+
+_PING_SECONDS = 0.3
+"""How long a present but busy listener may take before it counts as present anyway."""
+
+_HEADER_BYTES = 256
+"""The room for the headers of a request that JetStream stores."""
+
+_SEND_WAIT = 3.0
+"""Seconds an answer waits for a connection that is being restored."""
+
+_MAX_KNOWN = 4096
+"""Addresses whose subjects are remembered: a worker answers the same callers again and again."""
+
+_MAX_CONSUMERS = 1000
+"""Consumers of one plain queue that are remembered."""
+
+_ASK_EVERY, _ASK_SOON = 5.0, 1.0
+"""Seconds between two questions for the consumers of a plain queue, while requests are sent to it: the second one while
+fewer than two are known, because one that has just come gets no requests before it is known."""
+
+
+class _Consumers:
+    """The consumers of a plain queue, among which a caller spreads its requests evenly.
+
+    The server would pick one at random for every request: of 64 requests for 8 workers, some worker gets about 14. The
+    caller would also not know which one to ask for a request that may be lost.
+
+    Args:
+        subject: The subject on which the server picks one.
+    """
+
+    def __init__(self, subject: str) -> None:
+        self.subject = subject
+        self._seen_at: dict[str, float] = {}
+        self._round: list[str] = []
+        self._asked_at = float("-inf")
+        self._loop = asyncio.get_running_loop()
+
+    def is_due(self) -> bool:
+        """Return whether the consumers should be asked for now; then note that they are."""
+        now = self._loop.time()
+        if now - self._asked_at < (_ASK_EVERY if len(self._seen_at) > 1 else _ASK_SOON):
+            return False
+        # Consumers that did not answer the last question are blocked or gone.
+        for name, seen_at in tuple(self._seen_at.items()):
+            if seen_at < self._asked_at:
+                del self._seen_at[name]
+        self._asked_at = now
+        return True
+
+    def on_reply(self, name: str) -> None:
+        """Note that a consumer is there."""
+        if len(self._seen_at) < _MAX_CONSUMERS:
+            self._seen_at[name] = self._loop.time()
+
+    def forget(self) -> None:
+        """Ask again before the next request: the connection is a new one."""
+        self._seen_at.clear()
+        self._asked_at = float("-inf")
+
+    def gone(self, name: str) -> None:
+        """Forget a consumer that has left."""
+        self._seen_at.pop(name, None)
+
+    def next(self) -> str:
+        """Return the consumer of the next request; empty if the server is to pick one."""
+        while self._round:
+            name = self._round.pop()
+            if name in self._seen_at:
+                return name
+        if not self._seen_at:
+            return ""
+        # In another order each time, so that no pattern of requests meets the same consumer.
+        self._round = list(self._seen_at)
+        SystemRandom().shuffle(self._round)
+        return self._round.pop()
+
+
+class NatsTarget(EventTarget):
+    """One client of a NATS server. Made by `connect_nats`."""
+
+    def __init__(self, config: NatsConfig) -> None:
+        self._affinity = LoopAffinity()
+        self.trusted = config.trusted
+        self.max_bytes = 1024 * 1024
+        self.max_values = config.max_values
+        self.durable, self.names_consumer = config.durable, not config.durable
+        self._prefix = config.prefix
+        self._client = config.client
+        enforce_client(self._client)
+        self._control_space = f"{self._prefix}.control."
+        self._subject = lru_cache(_MAX_KNOWN)(self._look_up)
+        self._boxes = subject_of(f"{self._prefix}.box", self._client)
+        self._nats = ReconnectingClient()
+        self._jetstream = JetStream(self._nats, config) if self.durable else None
+        self._receivers: list[Receiver] = []
+        self._consumers: dict[str, _Consumers] = {}
+        self._inboxes: dict[str, str] = {}
+        self._connected = asyncio.Event()
+        self.admin = self
+        self.values = NatsValues(self._nats, self._prefix, config.replicas)
+
+    async def open(self, config: NatsConfig) -> None:
+        """Connect.
+
+        Raises:
+            TransportError: If the address cannot be read, NATS cannot be reached, or refuses us.
+        """
+        servers = [_with_scheme(server.strip()) for server in config.url.split(",")]
+        for server in servers:
+            enforce_address(server, ("nats", "tls", "ws", "wss"))
+        try:
+            async with asyncio.timeout(config.connect_timeout):
+                await self._nats.connect(
+                    servers,
+                    error_cb=self._nats.on_error,
+                    disconnected_cb=self._on_lost,
+                    reconnected_cb=self._on_restored,
+                    reconnect_to_server_handler=self._nats.next_server,
+                    max_reconnect_attempts=-1,
+                    connect_timeout=2,
+                    inbox_prefix=self._boxes,
+                    # Ours are looked at where they come from.
+                    skip_subject_validation=True,
+                    **config.login,
+                )
+        except (TransportError, *NATS_ERRORS, TimeoutError) as error:
+            # A timeout has no text; the failure of the last attempt has.
+            reason = str(error) or str(self._nats.last_error or "") or "no answer"
+            hosts = ", ".join(f"{each.hostname}:{each.port}" for each in self._nats.servers)
+            # If the address could not be parsed, nats-py cannot close the client either.
+            with suppress(*NATS_ERRORS, AssertionError):
+                await self._nats.close()
+            where = f" at {hosts}" if hosts else ""
+            raise TransportError(f"NATS cannot be reached{where}: {reason}") from error
+        self._note_limit()
+        self._connected.set()
+        if self._jetstream is not None:
+            try:
+                await self._jetstream.open()
+            except TransportError:
+                await self.aclose()
+                raise
+
+    async def aclose(self) -> None:
+        """Flush and disconnect."""
+        self._affinity.is_closed = True
+        if self._jetstream is not None:
+            await self._jetstream.aclose()
+        with suppress(*NATS_ERRORS):
+            if self._nats.is_connected:
+                await self._nats.flush(timeout=2)
+        with suppress(*NATS_ERRORS):
+            await self._nats.close()
+
+    # ---------------------------------------------------------------------------------------- connection
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the server can be reached now."""
+        return self._nats.is_connected
+
+    async def _on_lost(self) -> None:
+        self._connected.clear()
+        for receiver in tuple(self._receivers):
+            receiver.lost("the connection to NATS was lost")
+
+    async def _on_restored(self) -> None:
+        self._nats.backoff.reset()
+        self._note_limit()
+        self._connected.set()
+        for consumers in self._consumers.values():
+            consumers.forget()
+        for receiver in tuple(self._receivers):
+            receiver.restored()
+
+    def _note_limit(self) -> None:
+        """Note the largest message that the server accepts: it counts headers, too."""
+        self.max_bytes = self._nats.max_payload - (_HEADER_BYTES if self.durable else 0)
+
+    async def _ready(self, wait: float) -> None:
+        if self._nats.is_connected:
+            return
+        try:
+            async with asyncio.timeout(wait):
+                await self._connected.wait()
+        except TimeoutError:
+            raise NotSentError("NATS cannot be reached") from None
+
+    async def check_privacy(self) -> None:
+        """Make sure that the server keeps this client from the mailboxes and requests of others.
+
+        Raises:
+            TransportError: If it does not.
+        """
+        other, name = token_hex(8), token_hex(16)
+        kinds = ("queue", "to", "control")
+        spaces = (f"box.{other}.{name}", *(f"{kind}.{name}.{other}" for kind in kinds))
+        for subject in (f"{self._prefix}.{space}" for space in spaces):
+            for attempt in (
+                partial(self._nats.subscribe, subject),  # pyright: ignore[reportUnknownMemberType]
+                partial(self._nats.publish, subject, b""),
+            ):
+                if not await self._nats.refusal([subject], attempt):
+                    raise TransportError(NOT_PRIVATE)
+
+    # ---------------------------------------------------------------------------------------- addresses
+
+    def mailbox(self) -> str:
+        """A new private address, under this client's name."""
+        return f"{self._boxes}.{token_hex(16)}"
+
+    def topic(self, name: str) -> str:
+        """The public address called `name`.
+
+        Raises:
+            TransportError: If it cannot be part of a subject.
+        """
+        return subject_of(f"{self._prefix}.topic", name)
+
+    def control(self, name: str) -> str:
+        """The address of the workers called `name`. Each client sends to a subject of its own.
+
+        Raises:
+            TransportError: If it cannot be part of a subject.
+        """
+        return subject_of(f"{self._prefix}.control", name)
+
+    def _queue(self, name: str, kind: str = "queue") -> str:
+        return subject_of(f"{self._prefix}.{kind}", name)
+
+    def _all_of(self, queue: str, kind: str = "queue") -> str:
+        """Return the subjects of a queue for all clients."""
+        return f"{self._queue(queue, kind)}.*"
+
+    def _sender_of(self, subject: str) -> str:
+        return sender_of(self._prefix, subject)
+
+    def _is_mailbox(self, address: str) -> bool:
+        return address.startswith(f"{self._prefix}.box.")
+
+    def _look_up(self, address: str) -> str:
+        """Return the subject for messages to `address`. The address may come from an attacker.
+
+        Raises:
+            NotSentError: If it is neither ours nor an inbox of a plain NATS client, or no subject at all: the
+                server closes the connection of a client that publishes to an invalid subject.
+        """
+        if SUBJECT.fullmatch(address) is not None:
+            if self._is_mailbox(address):
+                return f"{address}._"
+            if address.startswith(self._control_space):
+                return f"{address}.{self._client}"
+            if address.startswith((f"{self._prefix}.topic.", "_INBOX.")):
+                return address
+        raise NotSentError(f"{address[:100]!r} is not an address of this prefix")
+
+    # ---------------------------------------------------------------------------------------- mailboxes
+
+    async def listen(self, addresses: Sequence[str], receiver: Receiver) -> AsyncExitStack:
+        """Listen at `addresses`."""
+        enforce_lists(addresses=addresses)
+        self._affinity.enforce()
+        subjects = {self._heard_at(address): address for address in addresses}
+
+        def take(body: bytes, _: str, __: str) -> None:
+            receiver.receive(Delivery(body))
+
+        def take_control(body: bytes, _: str, subject: str) -> None:
+            receiver.receive(Delivery(body, sender=self._sender_of(subject)))
+
+        async with AsyncExitStack() as undo:
+
+            async def subscribe() -> None:
+                for subject, address in subjects.items():
+                    is_control = address.startswith(self._control_space)
+                    taking = take_control if is_control else take
+                    heed = self._heed(address, receiver)
+                    await self._nats.take_from(subject, taking, undo, heed=heed)
+
+            await self._nats.arrive(subjects, subscribe)
+            self._receivers.append(receiver)
+            undo.callback(self._receivers.remove, receiver)
+            return undo.pop_all()
+
+    def _heard_at(self, address: str) -> str:
+        """Return the subjects at which messages to an address arrive."""
+        if self._is_mailbox(address):
+            return f"{address}.>"
+        return f"{address}.*" if address.startswith(self._control_space) else address
+
+    def _heed(self, address: str, receiver: Receiver) -> Callable[[Any], Awaitable[None]]:
+        """Return the handler of empty messages to a mailbox: pings, and reports of undelivered requests."""
+        is_control = address.startswith(self._control_space)
+
+        async def heed(message: Any) -> None:
+            if message.reply:
+                # A ping; clients may send it only on their own behalf.
+                if not is_control or message.reply.startswith(self._sender_of(message.subject)):
+                    await self._nats.publish(message.reply)
+            elif message.headers and message.headers.get("Status") == "503":
+                key, _, consumer = message.subject[len(address) + 1 :].partition("=")
+                if consumer:
+                    for consumers in self._consumers.values():
+                        consumers.gone(consumer)
+                receiver.undelivered(key, bool(consumer))
+
+        return heed
+
+    async def send(self, address: str, body: bytes) -> None:
+        """Publish to a mailbox, topic or control address of this prefix, or to the inbox of a plain NATS client."""
+        subject = self._subject(address)
+        if not self._nats.is_connected:
+            await self._ready(_SEND_WAIT)
+        await self._publish(subject, body, "")
+
+    async def _publish(self, subject: str, body: bytes, reply: str) -> None:
+        try:
+            await self._nats.publish_now(subject, body, reply)
+        except MaxPayloadError as error:
+            raise TooLargeError(f"{len(body)} bytes are more than {self.max_bytes}") from error
+        except NATS_ERRORS as error:
+            raise TransportError(f"NATS: {error}") from error
+
+    async def is_present(self, address: str) -> bool:
+        """Return whether a process listens at `address`. If none does, the server answers; a busy one may not."""
+        await self._ready(0)
+        try:
+            await self._nats.request(self._subject(address), b"", timeout=_PING_SECONDS)
+        except NoRespondersError:
+            return False
+        except TimeoutError:
+            return True
+        except NATS_ERRORS as error:
+            raise TransportError(f"NATS: {error}") from error
+        return True
+
+    # ---------------------------------------------------------------------------------------- queues
+
+    async def consume(self, queue: str, consumer: Consumer) -> Subscription:
+        """Take from `queue`. The server distributes plain requests one by one; `capacity` is for durable ones."""
+        self._affinity.enforce()
+
+        def pick(body: bytes, reply: str, subject: str) -> None:
+            sender = self._sender_of(subject)
+            if self._is_mailbox(reply):
+                # The last token names the request.
+                reply = reply.rpartition(".")[0]
+            elif sender == f"{self._prefix}.box.{ANY_CLIENT}." and reply.startswith("_INBOX."):
+                # A plain client, which has no mailboxes.
+                sender = "_INBOX."
+            consumer.receive(Delivery(body, reply, sender=sender))
+
+        name = consumer.name or token_hex(16)
+        subject, roll_call = self._all_of(queue), self._all_of(queue, "who")
+        own = f"{self._prefix}.to.{name}.*"
+
+        def present(_: bytes, inbox: str, subject: str) -> None:
+            if inbox.startswith(self._sender_of(subject)) and SUBJECT.fullmatch(inbox):
+                self._nats.start(self._answer(inbox, name))
+
+        async with AsyncExitStack() as undo:
+
+            async def subscribe() -> None:
+                await self._nats.take_from(subject, pick, undo, queue="workers")
+                await self._nats.take_from(own, pick, undo)
+                await self._nats.take_from(roll_call, present, undo)
+
+            await self._nats.arrive([subject, own, roll_call], subscribe)
+            if self._jetstream is not None:
+                reader = await self._jetstream.consume(queue, consumer)
+                undo.push_async_callback(reader.aclose)
+            return undo.pop_all()
+
+    async def _answer(self, inbox: str, name: str) -> None:
+        """Send the name of a consumer to a caller."""
+        with suppress(TransportError):
+            await self._publish(inbox, name.encode(), "")
+
+    async def enqueue(
+        self, queue: str, body: bytes, *, key: str, reply_to: str, wait: float
+    ) -> str:
+        """Publish to the queue's subject. If it has no subscriber, the server sends an empty message to `reply_to`."""
+        if not self._nats.is_connected:
+            await self._ready(wait)
+        if self._jetstream is not None:
+            subject = f"{self._queue(queue, 'durable')}.{self._client}"
+            # With the secret part of the mailbox: ids of messages are shared by all clients of a stream.
+            key = f"{key}.{reply_to.rpartition('.')[2]}"
+            return await self._jetstream.enqueue(subject, body, key)
+        consumers = self._consumers.get(queue)
+        if consumers is None:
+            consumers = self._consumers[queue] = _Consumers(f"{self._queue(queue)}.{self._client}")
+        if consumers.is_due():
+            await self._ask_for(queue, consumers)
+        subject, consumer = consumers.subject, consumers.next()
+        if consumer:
+            subject, key = f"{self._prefix}.to.{consumer}.{self._client}", f"{key}={consumer}"
+        await self._publish(subject, body, f"{reply_to}.{key}" if reply_to else "")
+        return f"{self._control_space}{consumer}" if consumer else ""
+
+    async def _ask_for(self, queue: str, consumers: _Consumers) -> None:
+        """Ask the consumers of a queue for their names, which arrive later."""
+        inbox = self._inboxes.get(queue)
+        try:
+            if inbox is None:
+                inbox = self._inboxes[queue] = self.mailbox()
+
+                async def on_reply(message: Any) -> None:
+                    if _NAME.fullmatch(message.data):
+                        consumers.on_reply(message.data.decode())
+
+                await self._nats.subscribe(inbox, cb=on_reply)  # pyright: ignore[reportUnknownMemberType]
+            await self._nats.publish(f"{self._queue(queue, 'who')}.{self._client}", b"1", inbox)
+        except NATS_ERRORS as error:
+            logger.debug("the consumers of %s cannot be asked: %s", queue, error)
+
+    async def is_waiting(self, queue: str, receipt: str) -> bool:
+        """Return whether a durable queue still has a request."""
+        return self._jetstream is not None and await self._jetstream.is_waiting(queue, receipt)
+
+    async def dead_letter(self, queue: str, body: bytes) -> None:
+        """Publish a poisonous request to the subject `aside` of its group and client."""
+        await self._publish(f"{self._queue(queue, 'aside')}.{self._client}", body, "")
+
+    # ---------------------------------------------------------------------------------------- administration
+
+    async def advertise(self, queue: str, stats: Callable[[], WorkerStats]) -> Subscription | None:
+        """Answer the service discovery of NATS, if the server allows it."""
+        return await self._nats.advertise(queue, self._all_of(queue), stats, self._prefix)
+
+    async def state(self, queue: str) -> QueueState:
+        """Return the state of a durable queue; nothing is known of others."""
+        return QueueState() if self._jetstream is None else await self._jetstream.state(queue)
+
+    async def letters(self, queue: str, limit: int, letter: str = "") -> list[StoredLetter]:
+        """Return the newest dead letters, or one. They are kept if queues are durable."""
+        if self._jetstream is None:
+            raise TransportError(
+                "NATS keeps dead letters with durable=True only; "
+                f"subscribe to {self._all_of(queue, 'aside')}"
+            )
+        return await self._jetstream.letters(queue, limit, letter)
+
+    async def remove(self, queue: str, letter: str) -> bool:
+        """Remove a dead letter."""
+        return self._jetstream is not None and await self._jetstream.remove(queue, letter)
+
+
+def _with_scheme(server: str) -> str:
+    """A host alone, as the library takes it too."""
+    return server if "://" in server else f"nats://{server}"
+
+
+@options_of(NatsConfig)
+@asynccontextmanager
+async def connect_nats(config: NatsConfig) -> AsyncGenerator[EventTarget]:
+    """Connect to NATS for the length of an `async with` block; lost connections are restored.
+
+    Call it as `connect_nats(url, **options)`, with the fields of `NatsConfig`.
+
+    Raises:
+        TransportError: If the address cannot be read, NATS cannot be reached now, is not private although it should
+            be, or cannot have subjects with this prefix or client.
+        ValueError: If the secret is too short to be one.
+    """
+    target = NatsTarget(config)
+    signing = signed(target, config.secret)
+    await target.open(config)
+    try:
+        if config.private:
+            await target.check_privacy()
+        yield signing
+    finally:
+        await target.aclose()

@@ -6,13 +6,18 @@ Rule 3: messages are processed in the turn in which they are read. The library w
         which costs more than everything else; and unread messages wait in the socket, not in our memory. Its parser
         copies every message twice, and its `publish` takes three coroutines, so both have a short cut here.
 Rule 4: the first attempt to connect ends at errors that a retry cannot fix: a rejected login or certificate.
+Rule 5: service discovery (`$SRV.PING`, `INFO` and `STATS`) reports the group, its version and counts, but no
+        operation names.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable
-from contextlib import suppress
+import re
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from contextlib import AsyncExitStack, suppress
+from datetime import UTC, datetime
 from functools import partial
+from secrets import token_hex
 from ssl import SSLCertVerificationError
 from typing import Any, TypeAlias
 from urllib.parse import unquote
@@ -21,19 +26,58 @@ import msgspec
 from nats.aio.client import Client
 from nats.aio.transport import WebSocketTransport
 from nats.errors import Error
+from nats.micro.service import (
+    EndpointInfo,
+    EndpointStats,
+    ServiceInfo,
+    ServicePing,
+    ServiceStats,
+    ServiceVerb,
+    control_subject,
+)
 from nats.protocol.parser import AWAITING_MSG_PAYLOAD, Parser
 
 from operations._resilience import Backoff
 from operations.errors import TransportError
-from operations.pubsub.base import LogThrottle
+from operations.pubsub.base import NOT_PERMITTED, LogThrottle, Subscription, WorkerStats
 
 logger = logging.getLogger("operations")
 
 _CLOSE_TIMEOUT = 2.0
 """Seconds for a connection to be closed."""
 
+NATS_ERRORS = (Error, OSError, EOFError)
+
+SUBJECT = re.compile(r"[\w\-$=]{1,128}(\.[\w\-$=]{1,128}){0,15}", re.ASCII)
+"""An address without wild cards, much shorter than the longest line that a server reads."""
+
+_REFUSED = re.compile(r'permissions violation for \w+ to "([^"]+)"')
+"""The server's error about a subject that this client may not use; the library lowers its case."""
+
+_VERSION = re.compile(r"\d+\.\d+\.\d+([-+][0-9A-Za-z.+-]+)?", re.ASCII)
+
 Take: TypeAlias = Callable[[bytes, str, str], None]
 """Takes a message, the subject that an answer goes to, and its own subject. Must return at once."""
+
+
+def subject_of(space: str, name: str) -> str:
+    """Return the subject of a name.
+
+    Raises:
+        TransportError: If there can be none: the server would close the connection, or take it for a pattern.
+    """
+    subject = f"{space}.{name}"
+    if SUBJECT.fullmatch(subject) is None:
+        raise TransportError(
+            f"{subject!r} is no NATS subject: prefix, group and client are words of A-Z, a-z, 0-9, '_', '-', '$' "
+            "and '=', with dots between them"
+        )
+    return subject
+
+
+def sender_of(prefix: str, subject: str) -> str:
+    """Return the start of every mailbox of the client that a subject belongs to, which is its last token."""
+    return f"{prefix}.box.{subject.rpartition('.')[2]}."
 
 
 class _NoTLSError(Error):
@@ -83,8 +127,141 @@ class ReconnectingClient(Client):
         self._refusals: dict[str, str] = {}
         self._takers: dict[bytes, Take] = {}
         self._broken = LogThrottle()
-        self._closing: set[asyncio.Task[None]] = set()
+        self._violations = LogThrottle()
+        self._arriving: dict[str, asyncio.Future[str]] = {}
+        self._background: set[asyncio.Task[None]] = set()
         self.backoff = Backoff()
+
+    def start(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        """Run something in the background."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+        return task
+
+    # ---------------------------------------------------------------------------------------- subscribing
+
+    async def take_from(
+        self,
+        subject: str,
+        take: Take,
+        undo: AsyncExitStack,
+        *,
+        queue: str = "",
+        heed: Callable[[Any], Awaitable[None]] | None = None,
+    ) -> None:
+        """Subscribe. `take` gets the messages; `heed`, if given, those without a body.
+
+        Raises:
+            TransportError: If that fails.
+        """
+
+        async def deliver(message: Any) -> None:
+            if message.data or heed is None:
+                take(message.data, message.reply, message.subject)
+            else:
+                await heed(message)
+
+        try:
+            subscription = await self.subscribe(subject, queue=queue, cb=deliver)  # pyright: ignore[reportUnknownMemberType]
+        except NATS_ERRORS as error:
+            raise TransportError(f"NATS: {error}") from error
+        ended = self.take_at_once(subscription, take)
+        undo.push_async_callback(self._unsubscribe, subscription, ended)
+
+    async def _unsubscribe(self, subscription: Any, ended: Callable[[], object]) -> None:
+        """Unsubscribe, and deliver the messages that have arrived."""
+
+        async def drain() -> None:
+            with suppress(*NATS_ERRORS):
+                await subscription.drain()
+            ended()
+
+        # Never cancelled: when the answer to a cancelled flush comes, the client gives up its connection.
+        await asyncio.wait({self.start(drain())}, timeout=_CLOSE_TIMEOUT)
+
+    async def arrive(self, subjects: Iterable[str], act: Callable[[], Awaitable[Any]]) -> None:
+        """Do something to `subjects` and wait until the server has seen it.
+
+        Raises:
+            TransportError: If it does not answer, or does not allow it.
+        """
+        refusal = await self.refusal(subjects, act)
+        if refusal:
+            raise TransportError(f"NATS reported a {refusal}: {NOT_PERMITTED}")
+
+    async def refusal(self, subjects: Iterable[str], act: Callable[[], Awaitable[Any]]) -> str:
+        """Return the server's error about doing something to `subjects`; empty once it is done.
+
+        A flush is not enough: its PING overtakes earlier messages. A message does not.
+
+        Raises:
+            TransportError: If it does not answer.
+        """
+        mark = self.new_inbox()
+        outcome: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        # In the words of the server, and as the library reads them.
+        awaited = [subject.lower() for subject in (mark, *subjects)]
+        self._arriving.update(dict.fromkeys(awaited, outcome))
+
+        async def arrived(_: Any) -> None:
+            if not outcome.done():
+                outcome.set_result("")
+
+        try:
+            await act()
+            echo = await self.subscribe(mark, cb=arrived)  # pyright: ignore[reportUnknownMemberType]
+            try:
+                await self.publish(mark, b"1")
+                async with asyncio.timeout(5):
+                    return await outcome
+            finally:
+                await echo.unsubscribe()
+        except TimeoutError:
+            raise TransportError("NATS does not answer") from None
+        except NATS_ERRORS as error:
+            raise TransportError(f"NATS: {error}") from error
+        finally:
+            for subject in awaited:
+                self._arriving.pop(subject, None)
+
+    async def on_error(self, error: Exception) -> None:
+        """Note an error that the server reports."""
+        refused = _REFUSED.search(str(error))
+        if refused is None:
+            logger.debug("NATS: %s", error)
+        elif (arrival := self._arriving.get(refused[1])) is None:
+            level = self._violations.level()
+            logger.log(level, "NATS reported a %s: %s", refused[0], NOT_PERMITTED)
+        elif not arrival.done():
+            arrival.set_result(refused[0])
+
+    async def advertise(
+        self, group: str, subject: str, stats: Callable[[], WorkerStats], prefix: str
+    ) -> Subscription | None:
+        """Answer `$SRV` requests for a worker of a group; return None if the server does not allow it."""
+        service = _Service(group, subject, stats)
+        subjects = list(service.subjects())
+        async with AsyncExitStack() as undo:
+
+            async def answer(message: Any) -> None:
+                # An answer to one of our own addresses would disturb its owner.
+                if message.reply and not message.reply.startswith(f"{prefix}."):
+                    verb = message.subject.split(".")[1]
+                    await self.publish(message.reply, service.answer(ServiceVerb(verb)))
+
+            async def subscribe() -> None:
+                for subject in subjects:
+                    subscription = await self.subscribe(subject, cb=answer)  # pyright: ignore[reportUnknownMemberType]
+                    undo.push_async_callback(_unsubscribe, subscription)
+
+            refusal = await self.refusal(subjects, subscribe)
+            if refusal:
+                logger.info("the service discovery of NATS is not used: %s", refusal)
+                return None
+            return undo.pop_all()
+
+    # ---------------------------------------------------------------------------------------- messages
 
     def take_at_once(self, subscription: Any, take: Take) -> Callable[[], object]:
         """Give the messages of `subscription` to `take`, except those with headers or without a body.
@@ -142,14 +319,16 @@ class ReconnectingClient(Client):
         start = names.index(last) + 1 if last in names else 0
         return servers[start % len(servers)], self.backoff.pause()
 
+    # ---------------------------------------------------------------------------------------- connection
+
     async def close(self) -> None:
         """Disconnect. Data that is pending while the connection is lost is dropped."""
         if not self.is_connected:
             # The library would write it to the closed socket, which raises on Python 3.13.
             self._hang_up()
         await super().close()
-        if self._closing:
-            await asyncio.wait(self._closing, timeout=_CLOSE_TIMEOUT)
+        if self._background:
+            await asyncio.wait(self._background, timeout=_CLOSE_TIMEOUT)
 
     async def _process_connect_init(self) -> None:
         is_first = not self.is_reconnecting
@@ -174,9 +353,7 @@ class ReconnectingClient(Client):
             transport.close()
         if isinstance(transport, WebSocketTransport):
             # Its session is closed only by this.
-            closing = asyncio.get_running_loop().create_task(_closed(transport))
-            self._closing.add(closing)
-            closing.add_done_callback(self._closing.discard)
+            self.start(_closed(transport))
 
     def _refused(self, reason: str, is_first: bool) -> None:
         """Note why a server does not take us.
@@ -242,3 +419,68 @@ def _refusal(error: Exception) -> str:
         reason = text.removeprefix("nats: ").strip("'")
         return f"{reason}: the login is wrong, or there is none"
     return text if isinstance(error, (_NoTLSError, SSLCertVerificationError)) else ""
+
+
+async def _unsubscribe(subscription: Any) -> None:
+    with suppress(*NATS_ERRORS, TimeoutError):
+        await subscription.unsubscribe()
+
+
+class _Service:
+    """A worker in the service discovery of NATS."""
+
+    def __init__(self, group: str, subject: str, stats: Callable[[], WorkerStats]) -> None:
+        # Names in the discovery have no dots.
+        self._name = group.replace(".", "_").replace("$", "_").replace("=", "_")
+        self._id = token_hex(11)
+        self._subject = subject
+        self._stats = stats
+
+    def subjects(self) -> Iterable[str]:
+        """Yield the subjects of all requests that concern this worker."""
+        for verb in ServiceVerb:
+            yield control_subject(verb, None, None)
+            yield control_subject(verb, self._name, None)
+            yield control_subject(verb, self._name, self._id)
+
+    def answer(self, verb: ServiceVerb) -> bytes:
+        """Return the answer to a request."""
+        stats = self._stats()
+        version = stats.version if _VERSION.fullmatch(stats.version) else "0.0.0"
+        known: dict[str, Any] = {"name": self._name, "id": self._id, "version": version}
+        endpoint: dict[str, Any] = {
+            "name": "calls",
+            "subject": self._subject,
+            "queue_group": "workers",
+        }
+        shown: ServicePing | ServiceInfo | ServiceStats
+        if verb is ServiceVerb.PING:
+            shown = ServicePing(**known, metadata={})
+        elif verb is ServiceVerb.INFO:
+            shown = ServiceInfo(
+                **known,
+                description="A group of operations workers",
+                endpoints=[EndpointInfo(**endpoint)],
+            )
+        else:
+            nanoseconds = int(stats.seconds * 1e9)
+            shown = ServiceStats(
+                **known,
+                started=datetime.fromtimestamp(stats.started_at / 1000, UTC),
+                endpoints=[
+                    EndpointStats(
+                        **endpoint,
+                        num_requests=stats.finished,
+                        num_errors=stats.failed,
+                        processing_time=nanoseconds,
+                        average_processing_time=nanoseconds // max(1, stats.finished),
+                        data={
+                            "running": stats.running,
+                            "waiting": stats.waiting,
+                            "refused": stats.refused,
+                            "queue_time": int(stats.queue_seconds * 1e9),
+                        },
+                    )
+                ],
+            )
+        return msgspec.json.encode(shown.to_dict())

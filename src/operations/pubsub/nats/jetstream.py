@@ -1,6 +1,6 @@
-"""Queues on NATS: the consumers of a plain one, and durable ones in JetStream.
+"""What NATS keeps in JetStream: durable queues, dead letters, and the values that several hubs share.
 
-A durable queue lets requests wait for a worker: a JetStream work queue with subjects of its own.
+A durable queue lets requests wait for a worker: a work queue with subjects of its own.
 
 Rule 1: a request is acknowledged when it begins, and runs only once that is confirmed; a worker that dies before
         leaves it to the next one.
@@ -11,19 +11,21 @@ Rule 4: a stream that exists is used unchanged; a stream or a consumer that was 
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from contextlib import nullcontext, suppress
+from collections import deque
+from collections.abc import Generator
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import datetime
-from secrets import SystemRandom
 from time import time
 from typing import Any
 
 import msgspec
-from nats.aio.client import Client
 from nats.errors import Error
-from nats.js.api import ConsumerConfig, RetentionPolicy, StreamConfig
+from nats.js.api import ConsumerConfig, KeyValueConfig, RetentionPolicy, StreamConfig
 from nats.js.errors import (
     BadRequestError,
+    BucketNotFoundError,
+    InvalidKeyError,
+    KeyNotFoundError,
     NoStreamResponseError,
     NotFoundError,
     ServiceUnavailableError,
@@ -37,8 +39,11 @@ from operations.pubsub.base import (
     Delivery,
     LogThrottle,
     QueueState,
+    StoredLetter,
     deliver,
 )
+from operations.pubsub.config import NatsConfig
+from operations.pubsub.nats.client import NATS_ERRORS, ReconnectingClient, sender_of, subject_of
 
 logger = logging.getLogger("operations")
 
@@ -76,8 +81,8 @@ _NO_CONSUMER, _NAME_IN_USE = 10014, 10058
 _TEMPORARY = {10008, 10009}
 """Codes of JetStream; the temporary ones are those of a cluster without a leader."""
 
-_MAX_CONSUMERS = 1000
-"""Consumers of one plain queue that are remembered."""
+_MAX_LETTERS = 1000
+"""Dead letters that are kept of each queue."""
 
 _NO_JETSTREAM = (
     "durable=True needs JetStream, and the server runs without it, or not for this account: start it with "
@@ -93,134 +98,61 @@ class _NoJetStreamError(TransportError):
     """No server of the account runs JetStream."""
 
 
-_ASK_EVERY, _ASK_SOON = 5.0, 1.0
-"""Seconds between two questions for the consumers of a plain queue, while requests are sent to it: the second one while
-fewer than two are known, because one that has just come gets no requests before it is known."""
+@contextmanager
+def _transport_errors() -> Generator[None]:
+    """Raise errors of JetStream as those of a transport, except that something is not found."""
+    try:
+        yield
+    except NotFoundError:
+        raise
+    except (*NATS_ERRORS, TimeoutError, ValueError) as error:
+        raise TransportError(f"JetStream: {error}") from error
 
 
-class Consumers:
-    """The consumers of a plain queue, among which a caller spreads its requests evenly.
+class JetStream:
+    """The durable queues and the dead letters of one prefix, each in one stream."""
 
-    The server would pick one at random for every request: of 64 requests for 8 workers, some worker gets about 14. The
-    caller would also not know which one to ask for a request that may be lost.
-
-    Args:
-        subject: The subject on which the server picks one.
-    """
-
-    def __init__(self, subject: str) -> None:
-        self.subject = subject
-        self._seen_at: dict[str, float] = {}
-        self._round: list[str] = []
-        self._asked_at = float("-inf")
-        self._loop = asyncio.get_running_loop()
-
-    def is_due(self) -> bool:
-        """Return whether the consumers should be asked for now; then note that they are."""
-        now = self._loop.time()
-        if now - self._asked_at < (_ASK_EVERY if len(self._seen_at) > 1 else _ASK_SOON):
-            return False
-        # Consumers that did not answer the last question are blocked or gone.
-        for name, seen_at in tuple(self._seen_at.items()):
-            if seen_at < self._asked_at:
-                del self._seen_at[name]
-        self._asked_at = now
-        return True
-
-    def on_reply(self, name: str) -> None:
-        """Note that a consumer is there."""
-        if len(self._seen_at) < _MAX_CONSUMERS:
-            self._seen_at[name] = self._loop.time()
-
-    def forget(self) -> None:
-        """Ask again before the next request: the connection is a new one."""
-        self._seen_at.clear()
-        self._asked_at = float("-inf")
-
-    def gone(self, name: str) -> None:
-        """Forget a consumer that has left."""
-        self._seen_at.pop(name, None)
-
-    def next(self) -> str:
-        """Return the consumer of the next request; empty if the server is to pick one."""
-        while self._round:
-            name = self._round.pop()
-            if name in self._seen_at:
-                return name
-        if not self._seen_at:
-            return ""
-        # In another order each time, so that no pattern of requests meets the same consumer.
-        self._round = list(self._seen_at)
-        SystemRandom().shuffle(self._round)
-        return self._round.pop()
-
-
-class DurableQueues:
-    """The queues of one prefix, in one JetStream stream.
-
-    Args:
-        client: The connection.
-        prefix: The prefix of the subjects.
-        subjects_of: Returns the subjects of a queue, for all clients.
-        replicas: The number of servers that keep a stream which is created here.
-        patience: Seconds for which a cluster without a leader is asked again when a client starts.
-    """
-
-    def __init__(
-        self,
-        client: Client,
-        prefix: str,
-        subjects_of: Callable[[str], str],
-        replicas: int,
-        patience: float,
-    ) -> None:
-        self._patience = patience
+    def __init__(self, client: ReconnectingClient, config: NatsConfig) -> None:
         self._nats = client
+        self._config = config
+        self.prefix = config.prefix
         self._js: Any = client.jetstream(timeout=_ANSWER)  # pyright: ignore[reportUnknownMemberType]
-        self._subjects = f"{prefix}.durable.>"
-        self._stream = f"{prefix}_durable".replace(".", "_")
-        self._subjects_of = subjects_of
-        self.replicas = replicas
+        # For dead letters: without permission there is no answer, and a worker does not wait for long.
+        self._quick_js: Any = client.jetstream(timeout=_CONFIRM)  # pyright: ignore[reportUnknownMemberType]
+        self._stream = _name(f"{config.prefix}_durable")
+        self._letters_stream = _name(f"{config.prefix}_aside")
         self._repeat_for = 0.0
         self._counters: dict[str, tuple[float, Any]] = {}
         self._opening: asyncio.Task[None] | None = None
+        self._keeping: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Find the stream of the prefix, or create it. An existing stream is not changed.
+        """Find the stream of the prefix, or create it; again and again while a cluster elects a leader.
 
         Raises:
             TransportError: If the server has no JetStream, or the stream cannot be created.
         """
-        try:
-            stream = await self._patiently(self._find_or_create)
-        except TimeoutError as error:
-            raise TransportError(_SILENT) from error
-        except ServiceUnavailableError as error:
-            # Without a code, no server of the account has answered.
-            if error.err_code is None:
-                raise _NoJetStreamError(_NO_JETSTREAM) from error
-            raise TransportError(f"JetStream: {error.description}") from error
-        except Error as error:
-            raise TransportError(f"JetStream: {error}") from error
+        loop = asyncio.get_running_loop()
+        end = loop.time() + self._config.connect_timeout
+        while True:
+            try:
+                stream = await self._find_or_create()
+                break
+            except TimeoutError as error:
+                if loop.time() >= end:
+                    raise TransportError(_SILENT) from error
+            except Error as error:
+                code = getattr(error, "err_code", None)
+                # Without a code, no server of the account has answered.
+                if isinstance(error, ServiceUnavailableError) and code is None:
+                    raise _NoJetStreamError(_NO_JETSTREAM) from error
+                if loop.time() >= end or code not in _TEMPORARY:
+                    reason = getattr(error, "description", None) or error
+                    raise TransportError(f"JetStream: {reason}") from error
+            await asyncio.sleep(_RETRY)
         self._stream = stream.config.name
         window = float(stream.config.duplicate_window or 0)
         self._repeat_for = max(0.0, min(_PATIENCE, window - 2 * _CONFIRM))
-
-    async def _patiently(self, work: Callable[[], Awaitable[Any]]) -> Any:
-        """Return the result of `work`, which is repeated while a cluster elects a leader."""
-        loop = asyncio.get_running_loop()
-        end = loop.time() + self._patience
-        while True:
-            try:
-                return await work()
-            except (Error, TimeoutError) as error:
-                is_temporary = getattr(error, "err_code", None) in _TEMPORARY
-                if loop.time() >= end or not (is_temporary or isinstance(error, TimeoutError)):
-                    raise
-            await asyncio.sleep(_RETRY)
-
-    async def _find_or_create(self) -> Any:
-        return await self._find() or await self._create()
 
     async def _find(self) -> Any:
         """Return the description of the stream, which the operator may call otherwise; None if there is none."""
@@ -229,19 +161,22 @@ class DurableQueues:
         except NotFoundError:
             pass
         try:
-            name = await self._js.find_stream_name_by_subject(self._subjects)
+            name = await self._js.find_stream_name_by_subject(f"{self.prefix}.durable.>")
             return await self._js.stream_info(name)
         except NotFoundError:
             return None
 
-    async def _create(self) -> Any:
+    async def _find_or_create(self) -> Any:
+        stream = await self._find()
+        if stream is not None:
+            return stream
         config = StreamConfig(
             name=self._stream,
-            subjects=[self._subjects],
+            subjects=[f"{self.prefix}.durable.>"],
             retention=RetentionPolicy.WORK_QUEUE,
             duplicate_window=_REMEMBER,
             max_age=_KEEP,
-            num_replicas=self.replicas,
+            num_replicas=self._config.replicas,
         )
         try:
             return await self._js.add_stream(config)
@@ -264,14 +199,13 @@ class DurableQueues:
         if now - asked_at > _COUNTED:
             # One question for all calls that wait: old counters only report a request as waiting for longer.
             try:
-                info = await self._js.consumer_info(self._stream, _consumer_name(queue))
+                with _transport_errors():
+                    info = await self._js.consumer_info(self._stream, _consumer_name(queue))
             except NotFoundError as error:
                 if error.err_code != _NO_CONSUMER:
                     # The stream was deleted, and the request with it.
                     return False
                 info = None
-            except (Error, TimeoutError) as error:
-                raise TransportError(f"JetStream: {error}") from error
             self._counters[queue] = now, info
         number = int(receipt)
         # Without a consumer, no worker has taken anything.
@@ -281,26 +215,38 @@ class DurableQueues:
         )
 
     async def state(self, queue: str) -> QueueState:
-        """Return how many requests wait, and how long the first of them has.
+        """Return how many requests wait, how long the first of them has, and the number of dead letters.
 
         Raises:
             TransportError: If JetStream does not answer.
         """
-        address = f"$JS.API.CONSUMER.INFO.{self._stream}.{_consumer_name(queue)}"
-        try:
-            answer = await self._nats.request(address, b"", timeout=_WAIT)
-            described = msgspec.json.decode(answer.data, type=_ConsumerInfo)
+        oldest, count = 0.0, 0
+        with _transport_errors():
+            described = await self.describe(queue)
             waiting = described.num_pending + described.num_ack_pending
-            oldest = 0.0
             if waiting and described.ts is not None:
                 with suppress(NotFoundError):
                     first = await self._js.get_msg(
                         self._stream, seq=1, subject=self._subjects_of(queue), next=True
                     )
                     oldest = max(0.0, (described.ts - first.time).total_seconds())
-        except (Error, TimeoutError, ValueError) as error:
-            raise TransportError(f"JetStream: {error}") from error
-        return QueueState(waiting=waiting, oldest=oldest)
+            with suppress(NotFoundError):
+                info = await self._quick_js.stream_info(
+                    self._letters_stream, subjects_filter=self.letters_of(queue)
+                )
+                subjects: dict[str, int] = info.state.subjects or {}
+                count = sum(subjects.values())
+        return QueueState(waiting=waiting, oldest=oldest, dead_letters=count)
+
+    async def describe(self, queue: str) -> "_ConsumerInfo":
+        """Return the description of a consumer with the time at the server, which the library drops."""
+        address = f"$JS.API.CONSUMER.INFO.{self._stream}.{_consumer_name(queue)}"
+        answer = await self._nats.request(address, b"", timeout=_WAIT)
+        return msgspec.json.decode(answer.data, type=_ConsumerInfo)
+
+    def _subjects_of(self, queue: str) -> str:
+        """Return the subjects of a queue, for all clients."""
+        return subject_of(f"{self.prefix}.durable", queue) + ".*"
 
     async def enqueue(self, subject: str, body: bytes, key: str) -> str:
         """Store a request; return its sequence number when the stream has it.
@@ -356,48 +302,105 @@ class DurableQueues:
         if error is not None:
             logger.debug("%s: %s", self._stream, error)
 
-    def close(self) -> None:
-        """Stop looking for the stream."""
-        if self._opening is not None:
-            self._opening.cancel()
+    async def aclose(self) -> None:
+        """Stop the background tasks."""
+        tasks = {task for task in (self._opening, self._keeping) if task is not None}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
 
-    async def consume(
-        self, queue: str, consumer: Consumer, sender_of: Callable[[str], str]
-    ) -> "DurableTaking":
-        """Consume requests in turn with all other consumers."""
-        name = _consumer_name(queue)
-
-        async def prepare() -> None:
-            """Make the consumer, and the stream, where they are not there."""
-            try:
-                await self._js.consumer_info(self._stream, name)
-            except NotFoundError:
-                await self.open()
-                config = ConsumerConfig(
-                    name=name,
-                    durable_name=name,
-                    filter_subject=self._subjects_of(queue),
-                    ack_wait=_ACKNOWLEDGE,
-                )
-                await self._js.add_consumer(self._stream, config)
-
-        async def clock() -> float:
-            """Return the time at the server; ours if it does not send one."""
-            address = f"$JS.API.CONSUMER.INFO.{self._stream}.{name}"
-            answer = await self._nats.request(address, b"", timeout=_WAIT)
-            now = msgspec.json.decode(answer.data, type=_ConsumerInfo).ts
-            return time() if now is None else now.timestamp()
-
-        try:
-            await prepare()
+    async def consume(self, queue: str, consumer: Consumer) -> "DurableReader":
+        """Consume requests in turn with all other consumers, and let JetStream keep dead letters from now on."""
+        await self._keep_letters()
+        with _transport_errors():
+            await self.prepare(queue)
+            name = _consumer_name(queue)
             pull = await self._js.pull_subscribe_bind(durable=name, stream=self._stream)
-        except (Error, TimeoutError) as error:
-            raise TransportError(f"JetStream: {error}") from error
-        return DurableTaking(pull, prepare, clock, consumer, sender_of)
+        return DurableReader(self, queue, pull, consumer)
+
+    async def prepare(self, queue: str) -> None:
+        """Create the consumer of a queue, and the stream, if they are not there."""
+        name = _consumer_name(queue)
+        try:
+            await self._js.consumer_info(self._stream, name)
+        except NotFoundError:
+            await self.open()
+            config = ConsumerConfig(
+                name=name,
+                durable_name=name,
+                filter_subject=self._subjects_of(queue),
+                ack_wait=_ACKNOWLEDGE,
+            )
+            await self._js.add_consumer(self._stream, config)
+
+    # ---------------------------------------------------------------------------------------- dead letters
+
+    def letters_of(self, queue: str) -> str:
+        """Return the subjects of the dead letters of all clients."""
+        return f"{self.prefix}.aside.{queue}.*"
+
+    async def _keep_letters(self) -> None:
+        """Create the stream of dead letters, if this client may."""
+        if self._keeping is None:
+            self._keeping = asyncio.get_running_loop().create_task(self._create_letters())
+        # Not for long: without permission there is no answer.
+        await asyncio.wait({self._keeping}, timeout=_CONFIRM / 2)
+
+    async def _create_letters(self) -> None:
+        config = StreamConfig(
+            name=self._letters_stream,
+            subjects=[f"{self.prefix}.aside.>"],
+            max_msgs_per_subject=_MAX_LETTERS,
+            num_replicas=self._config.replicas,
+        )
+        try:
+            try:
+                await self._quick_js.stream_info(self._letters_stream)
+            except NotFoundError:
+                await self._quick_js.add_stream(config)
+        except (*NATS_ERRORS, TimeoutError) as error:
+            prefix = self.prefix
+            logger.warning("JetStream does not keep dead letters of %s: %s", prefix, error)
+
+    async def letters(self, queue: str, limit: int, letter: str = "") -> list[StoredLetter]:
+        """Return the newest dead letters, or one."""
+        found: deque[StoredLetter] = deque(maxlen=limit)
+        number, subject = _number(letter) if letter else 1, self.letters_of(queue)
+        with suppress(NotFoundError), _transport_errors():
+            while number:
+                stored = await self._quick_js.get_msg(
+                    self._letters_stream, seq=number, subject=subject, next=True
+                )
+                if letter and str(stored.seq) != letter:
+                    break
+                stored_at = int(stored.time.timestamp() * 1000)
+                body = stored.data or b""
+                found.appendleft(StoredLetter(id=str(stored.seq), body=body, stored_at=stored_at))
+                number = 0 if letter else stored.seq + 1
+        return list(found)
+
+    async def remove(self, queue: str, letter: str) -> bool:
+        """Remove a dead letter; return False if it is not there."""
+        if not _number(letter) or not await self.letters(queue, 1, letter):
+            return False
+        with suppress(NotFoundError), _transport_errors():
+            return bool(await self._quick_js.delete_msg(self._letters_stream, int(letter)))
+        return False
+
+
+def _name(text: str) -> str:
+    """Return the name of a stream, consumer or bucket, which has no dots."""
+    return text.replace(".", "_")
 
 
 def _consumer_name(queue: str) -> str:
-    return f"workers_{queue}".replace(".", "_")
+    return _name(f"workers_{queue}")
+
+
+def _number(letter: str) -> int:
+    """Return the number of a message; 0 if the text is not a number."""
+    return int(letter) if letter.isascii() and letter.isdigit() and len(letter) < 20 else 0
 
 
 class _ConsumerInfo(msgspec.Struct):
@@ -408,21 +411,13 @@ class _ConsumerInfo(msgspec.Struct):
     num_ack_pending: int = 0
 
 
-class DurableTaking:
-    """A receiver at a durable queue, until closed."""
+class DurableReader:
+    """A consumer of a durable queue, until closed."""
 
-    def __init__(
-        self,
-        pull: Any,
-        prepare: Callable[[], Awaitable[None]],
-        clock: Callable[[], Awaitable[float]],
-        consumer: Consumer,
-        sender_of: Callable[[str], str],
-    ) -> None:
-        self._sender_of = sender_of
+    def __init__(self, jetstream: JetStream, queue: str, pull: Any, consumer: Consumer) -> None:
+        self._jetstream = jetstream
+        self._queue = queue
         self._pull = pull
-        self._prepare = prepare
-        self._clock = clock
         self._consumer = consumer
         self._batch = BatchSize(consumer.capacity)
         self._loop = asyncio.get_running_loop()
@@ -462,7 +457,7 @@ class DurableTaking:
             for message in messages:
                 age = began + self._ahead - message.metadata.timestamp.timestamp()
                 claim = _MessageClaim(message, self._batch.taking, began)
-                sender = self._sender_of(message.subject)
+                sender = sender_of(self._jetstream.prefix, message.subject)
                 deliver(self._consumer, Delivery(message.data, "", max(age, 0.0), claim, sender))
             await self._batch.begun(len(messages), began)
 
@@ -470,7 +465,7 @@ class DurableTaking:
         """Create the consumer and the stream again if they were deleted; the connection may also be lost."""
         logger.debug("JetStream: %s", error)
         try:
-            await self._prepare()
+            await self._jetstream.prepare(self._queue)
         except (Error, TimeoutError, TransportError) as failure:
             level = self._failures.level()
             logger.log(level, "requests cannot be taken from JetStream: %s", failure)
@@ -482,12 +477,13 @@ class DurableTaking:
         if before - self._compared_at < _COMPARE:
             return
         try:
-            now = await self._clock()
+            now = (await self._jetstream.describe(self._queue)).ts
         except (Error, TimeoutError, ValueError) as error:
             logger.debug("the time of the server is unknown: %s", error)
-            now = time()
+            now = None
         self._compared_at = self._loop.time()
-        self._ahead = now - (before + self._compared_at) / 2
+        server_time = time() if now is None else now.timestamp()
+        self._ahead = server_time - (before + self._compared_at) / 2
 
 
 class _MessageClaim:
@@ -527,3 +523,75 @@ class _MessageClaim:
                 else:
                     return True
                 await asyncio.sleep(_RETRY)
+
+
+_IDLE_SECONDS = 5.0
+"""Seconds after which the server forgets a reader of values that has stopped."""
+
+
+class NatsValues:
+    """The values of a prefix, in a bucket of JetStream that is created when it is first used.
+
+    Args:
+        client: The connection.
+        prefix: The prefix of all subjects.
+        replicas: How many servers keep the bucket.
+    """
+
+    poll_seconds = 5.0
+
+    def __init__(self, client: Any, prefix: str, replicas: int) -> None:
+        name = _name(f"{prefix}_authority")
+        self._client = client
+        self._settings = KeyValueConfig(bucket=name, history=1, replicas=replicas)
+        self._bucket: Any = None
+
+    async def _open(self) -> Any:
+        if not self._client.is_connected:
+            # The library would wait for its time limit.
+            raise NotSentError("NATS cannot be reached")
+        if self._bucket is None:
+            stream = self._client.jetstream()
+            try:
+                self._bucket = await stream.key_value(self._settings.bucket)
+            except BucketNotFoundError:
+                self._bucket = await stream.create_key_value(self._settings)
+        return self._bucket
+
+    async def get(self, key: str) -> bytes | None:
+        """Return a value."""
+        try:
+            value: bytes = (await (await self._open()).get(key)).value
+        except (KeyNotFoundError, InvalidKeyError):
+            return None
+        return value
+
+    async def swap(self, key: str, old: bytes | None, new: bytes | None) -> bool:
+        """Replace a value."""
+        bucket = await self._open()
+        try:
+            if old is None:
+                await bucket.create(key, new)
+                return True
+            held = await bucket.get(key)
+            if held.value != old:
+                return False
+            if new is None:
+                await bucket.delete(key, last=held.revision)
+            else:
+                await bucket.update(key, new, last=held.revision)
+        except (KeyNotFoundError, BadRequestError):
+            # It was removed, or changed meanwhile.
+            return False
+        return True
+
+    async def items(self, table: str) -> dict[str, bytes]:
+        """Return all values of a table."""
+        bucket, found = await self._open(), dict[str, bytes]()
+        options = {"ignore_deletes": True, "inactive_threshold": _IDLE_SECONDS}
+        watcher = await bucket.watch(f"{table}.*", **options)
+        # The watcher goes on with later changes: None comes after the present values.
+        while (entry := await watcher.updates()) is not None:
+            found[entry.key] = entry.value
+        await watcher.stop()
+        return found
