@@ -152,7 +152,6 @@ CALLS: dict[str, Callable[..., Any]] = {
 NOT_CALLED = {
     "operations.front.search.Found": "made by a search, not by users",
     "operations.pubsub.EventTarget.listen": "a protocol without code",
-    "operations.pubsub.redis.RedisTarget": "made by connect_redis, which checks its options",
 }
 
 

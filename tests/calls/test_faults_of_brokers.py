@@ -232,9 +232,8 @@ async def test_f6_a_connection_that_swallows_everything_is_noticed_and_replaced(
 ) -> None:
     # By default within 20 seconds: see test_a_lost_host_is_detected_within_20_seconds.
     monkeypatch.setattr("operations.pubsub.config.PING_INTERVAL", 0.2)
-    for module in ("connection", "channels"):
-        monkeypatch.setattr(f"operations.pubsub.redis.{module}.KEEPALIVE", 0.2)
-        monkeypatch.setattr(f"operations.pubsub.redis.{module}.SILENCE", 0.5)
+    monkeypatch.setattr("operations.pubsub.redis.connection.KEEPALIVE", 0.2)
+    monkeypatch.setattr("operations.pubsub.redis.connection.SILENCE", 0.5)
     _, world = mortal
     async with calling_through(world, registry) as (calls, through):
         through.swallow()

@@ -39,9 +39,8 @@ from operations.envelopes import local_envelope
 from operations.errors import CallError, TransportError
 from operations.pubsub.base import Delivery, EventTarget
 from operations.pubsub.nats import connect_nats
-from operations.pubsub.redis import connect_redis
+from operations.pubsub.redis import _PUT_SHA, connect_redis
 from operations.pubsub.redis.readers import _READ_SHA
-from operations.pubsub.redis.target import _PUT_SHA
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 RECIPES = DOCS / "recipes"

@@ -61,9 +61,8 @@ async def test_a_client_leaves_a_redis_that_hangs_while_its_address_moves(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("operations.pubsub.redis.connection._READ_TIMEOUT", 0.3)
-    for module in ("connection", "channels"):
-        monkeypatch.setattr(f"operations.pubsub.redis.{module}.SILENCE", 0.3)
-        monkeypatch.setattr(f"operations.pubsub.redis.{module}.KEEPALIVE", 0.1)
+    monkeypatch.setattr("operations.pubsub.redis.connection.SILENCE", 0.3)
+    monkeypatch.setattr("operations.pubsub.redis.connection.KEEPALIVE", 0.1)
     with silent_port() as hung, running(RedisServer()) as old, running(RedisServer()) as new:
         async with (
             proxy(old.port) as through,

@@ -124,7 +124,7 @@ async def test_over_redis_subscriptions_survive_a_new_connection(broker: Broker)
         connect_redis_interop(broker.url) as admin,
     ):
         assert (await calls.call("math.one")).data == 1
-        await admin._link.request("CLIENT", "KILL", "TYPE", "pubsub")  # pyright: ignore[reportPrivateUsage]
+        await admin.link.request("CLIENT", "KILL", "TYPE", "pubsub")
         with anyio.fail_after(10):
             while True:
                 try:

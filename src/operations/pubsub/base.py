@@ -21,7 +21,7 @@ from typing import Annotated, Any, Protocol, TypeAlias
 import msgspec
 
 from operations.access import Identity
-from operations.errors import NotSentError
+from operations.errors import NotSentError, TooLargeError
 
 logger = logging.getLogger("operations")
 
@@ -357,6 +357,16 @@ class QueueAdmin(Protocol):
             TransportError: If the broker cannot be asked.
         """
         ...
+
+
+def enforce_size(body: bytes, max_bytes: int) -> None:
+    """Raise an error if a message is too large.
+
+    Raises:
+        TooLargeError: If it is.
+    """
+    if len(body) > max_bytes:
+        raise TooLargeError(f"{len(body)} bytes are more than {max_bytes}")
 
 
 class LoopAffinity:

@@ -1,15 +1,55 @@
-"""Events over Redis: requests through a stream and its consumer group, answers through a stream per caller."""
+"""An event target on Redis.
 
+queue     a stream of each client, with one consumer group: one entry, one worker. The script that adds an entry first
+          checks that a worker reads the queue and how many requests wait in it, and drops a key it has seen before.
+          Workers load it, so that clients need no permission to run scripts of their own.
+mailbox   a stream that its owner creates and reads. Unlike Pub/Sub it keeps messages while the reader
+          reconnects; messages to an owner that has left are dropped, because its stream is deleted.
+topic     a Pub/Sub channel
+control   a Pub/Sub channel of each client
+presence  every reader also subscribes to a channel of the same name; the server counts the subscribers, and
+          notices a killed process at once.
+"""
+
+import asyncio
+import re
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from hashlib import sha1
 from importlib.util import find_spec
+from secrets import token_hex
+from typing import Any
 
-from operations.errors import MissingExtraError
+from operations._text import enforce_lists
+from operations.errors import (
+    MissingExtraError,
+    NoReceiverError,
+    NotSentError,
+    QueueFullError,
+    TransportError,
+)
 
 if find_spec("redis") is None:
     raise MissingExtraError("operations.pubsub.redis", extra="redis")
 
-from operations.pubsub.config import RedisConfig
-from operations.pubsub.redis.channels import RedisInteropTarget, connect_redis_interop
-from operations.pubsub.redis.target import RedisTarget, connect_redis
+from redis.exceptions import NoPermissionError, NoScriptError, ResponseError
+
+from operations.pubsub.base import (
+    NOT_PRIVATE,
+    Consumer,
+    EventTarget,
+    QueueState,
+    Receiver,
+    StoredLetter,
+    WorkerStats,
+    enforce_size,
+)
+from operations.pubsub.config import ANY_CLIENT, RedisConfig, enforce_client
+from operations.pubsub.redis.channels import Channels, RedisInteropTarget, connect_redis_interop
+from operations.pubsub.redis.connection import PipelinedConnection, RedisClient, WrongServerError
+from operations.pubsub.redis.readers import MailboxReader, QueueReader
+from operations.pubsub.signing import signed
+from operations.types import options_of
 
 __all__ = [
     "RedisConfig",
@@ -18,3 +58,417 @@ __all__ = [
     "connect_redis",
     "connect_redis_interop",
 ]
+
+_PUT = """
+local limit, seconds, each_key, marks = tonumber(ARGV[1]), ARGV[2], ARGV[3], ARGV[4]
+local workers = redis.call('PUBSUB', 'NUMSUB', KEYS[1])[2]
+if workers == 0 then return -1 end
+local ids = {}
+local each = redis.call('GET', each_key)
+if each then limit = math.min(limit, workers * each) end
+if redis.call('XLEN', KEYS[1]) >= limit then return -2 end
+for i = 5, #ARGV, 2 do
+  local id = ''
+  if redis.call('SET', marks .. ARGV[i], '', 'NX', 'EX', seconds) then
+    id = redis.call('XADD', KEYS[1], '*', 'e', ARGV[i + 1])
+  end
+  ids[#ids + 1] = id
+end
+return ids
+"""
+
+_PUT_SHA = sha1(_PUT.encode(), usedforsecurity=False).hexdigest()
+
+_NO_WORKER, _FULL = -1, -2
+
+_MAILBOX_LENGTH = 250_000
+"""Messages that a mailbox keeps, for about a thousand subscriptions whose readers pause."""
+
+_MARK_SECONDS = 30
+"""How long a key is remembered across the group: the default time of a call."""
+
+_BATCH_BYTES = 256 * 1024
+"""Requests that are added by one script. Redis does nothing else meanwhile."""
+
+_WRONG_SERVER_PAUSE = 0.1
+"""Seconds until a request is sent again that a replica has rejected."""
+
+_ENTRY = re.compile(r"\d{1,20}-\d{1,20}", re.ASCII)
+"""The id of an entry of a stream."""
+
+
+class RedisTarget(RedisClient):
+    """A client of a Redis server. Created by `connect_redis`."""
+
+    def __init__(self, config: RedisConfig) -> None:
+        super().__init__(config)
+        self._prefix = self.connector.prefix
+        self._client = config.client
+        self._clients = tuple(dict.fromkeys(config.clients))
+        for name in (self._client, *self._clients):
+            enforce_client(name)
+        self._max_backlog = config.max_backlog
+        self._channels = Channels(self, sender_of=self._sender_of)
+        self._batches: dict[str, _Batch] = {}
+        self.admin = self
+        self.values = RedisValues(self.link, f"{self._prefix}authority:")
+
+    async def check_privacy(self) -> None:
+        """Make sure that Redis keeps this client from the mailboxes and requests of others.
+
+        Raises:
+            TransportError: If it does not.
+        """
+        other = token_hex(8)
+        box, queue = f"{self._prefix}box:{other}:{token_hex(16)}", self._queue("any", other)
+        for command in (
+            ("XADD", box, "NOMKSTREAM", "*", "e", b""),
+            ("XREAD", "COUNT", 1, "STREAMS", box, "0"),
+            ("XADD", queue, "NOMKSTREAM", "*", "e", b""),
+            ("XREAD", "COUNT", 1, "STREAMS", queue, "0"),
+            ("PUBLISH", f"{self.control(other)}:{other}", b""),
+            ("EVAL", "return 1", 0),
+        ):
+            try:
+                await self._ask(*command)
+            except TransportError as error:
+                if not isinstance(error.__cause__, NoPermissionError):
+                    raise
+            else:
+                raise TransportError(NOT_PRIVATE)
+
+    async def _ask(self, *command: Any) -> Any:
+        """Return the reply to a command.
+
+        Raises:
+            TransportError: If Redis rejects it, or cannot be reached.
+        """
+        try:
+            return await self.link.request(*command)
+        except ResponseError as error:
+            raise TransportError(f"Redis: {error}") from error
+
+    # ---------------------------------------------------------------------------------------- addresses
+
+    def mailbox(self) -> str:
+        """A new private address, under this client's name."""
+        return f"{self._prefix}box:{self._client}:{token_hex(16)}"
+
+    def topic(self, name: str) -> str:
+        """The public address called `name`."""
+        return f"{self._prefix}topic:{name}"
+
+    def control(self, name: str) -> str:
+        """The address of the workers called `name`. Each client sends to a channel of its own."""
+        return f"{self._prefix}control:{name}"
+
+    def _queue(self, group: str, client: str) -> str:
+        return f"{self._prefix}queue:{group}:{client}"
+
+    def _letters(self, group: str, client: str) -> str:
+        return f"{self._prefix}aside:{group}:{client}"
+
+    def _backlog(self, group: str, client: str) -> str:
+        """The key of the number of requests that may wait for each worker."""
+        return f"{self._prefix}limit:{client}:{group}"
+
+    def _space(self, client: str) -> str:
+        """The start of every mailbox of a client."""
+        return f"{self._prefix}box:{client}:"
+
+    def _sender_of(self, channel: str) -> str:
+        return self._space(channel.rpartition(":")[2]) if self._is_control(channel) else ""
+
+    # ---------------------------------------------------------------------------------------- mailboxes
+
+    async def listen(self, addresses: Sequence[str], receiver: Receiver) -> AsyncExitStack:
+        """Listen at `addresses`."""
+        enforce_lists(addresses=addresses)
+        self.affinity.enforce()
+        boxes = [address for address in addresses if self._is_mailbox(address)]
+        controls = [address for address in addresses if self._is_control(address)]
+        heard = [address for address in addresses if address.startswith(f"{self._prefix}topic:")]
+        # Operators may use the name of the workers.
+        senders = dict.fromkeys((*self._clients, self._client))
+        heard += [f"{address}:{client}" for address in controls for client in senders]
+        async with AsyncExitStack() as undo:
+            if boxes:
+                reader = MailboxReader(self, boxes, receiver)
+                undo.push_async_callback(reader.aclose)
+                await reader.open()
+            self.receivers.append(receiver)
+            undo.callback(self.receivers.remove, receiver)
+            await self._channels.subscribe([*boxes, *controls], None, undo)
+            await self._channels.subscribe(heard, receiver, undo)
+            return undo.pop_all()
+
+    def _is_mailbox(self, address: str) -> bool:
+        return address.startswith(f"{self._prefix}box:")
+
+    def _is_control(self, address: str) -> bool:
+        return address.startswith(f"{self._prefix}control:")
+
+    async def send(self, address: str, body: bytes) -> None:
+        """Send to a mailbox, topic or control address of this prefix, and to nothing else."""
+        enforce_size(body, self.max_bytes)
+        await self.link.ready()
+        if self._is_mailbox(address):
+            # Without MKSTREAM: a message to an owner that has left must not create its stream again.
+            words = ("NOMKSTREAM", "MAXLEN", "~", _MAILBOX_LENGTH, "*", "e")
+            await self.link.post("XADD", address, *words, body)
+        elif address.startswith(f"{self._prefix}topic:"):
+            await self.link.post("PUBLISH", address, body)
+        elif self._is_control(address):
+            await self.link.post("PUBLISH", f"{address}:{self._client}", body)
+        else:
+            raise NotSentError(f"{address!r} is not an address of this prefix")
+
+    async def is_present(self, address: str) -> bool:
+        """Return whether there is a listener at `address`."""
+        return bool(await self.count_present(address))
+
+    async def count_present(self, address: str) -> int | None:
+        """Return the number of listeners at `address`."""
+        _, count = await self._ask("PUBSUB", "NUMSUB", address)
+        return int(count)
+
+    # ---------------------------------------------------------------------------------------- queues
+
+    async def consume(self, queue: str, consumer: Consumer) -> AsyncExitStack:
+        """Take from the queues of the given clients, in turn with the rest of the group."""
+        self.affinity.enforce()
+        queues = {self._queue(queue, client): self._space(client) for client in self._clients}
+        reader = QueueReader(self, queues, _PUT, consumer)
+        async with AsyncExitStack() as undo:
+            undo.push_async_callback(reader.aclose)
+            await reader.open()
+            for client in self._clients if consumer.backlog is not None else ():
+                await self.link.post("SET", self._backlog(queue, client), consumer.backlog)
+            # After it ends, no entry is read, and the entries already read are delivered.
+            await self._channels.subscribe(list(queues), None, undo)
+            return undo.pop_all()
+
+    async def enqueue(
+        self, queue: str, body: bytes, *, key: str, reply_to: str, wait: float
+    ) -> str:
+        """Add `body` to the queue's stream, together with all requests of this turn of the loop."""
+        enforce_size(body, self.max_bytes)
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + wait
+        while True:
+            if not self.is_connected:
+                await self.ready(ends_at - loop.time())
+            try:
+                answer = await self._add(queue, key, body)
+            except WrongServerError:
+                # The link connects again, perhaps to the server that has taken over.
+                if loop.time() + _WRONG_SERVER_PAUSE > ends_at:
+                    raise
+                await asyncio.sleep(_WRONG_SERVER_PAUSE)
+            else:
+                break
+        if answer == _NO_WORKER:
+            named = f"; on Redis they name their clients: clients=[{self._client!r}]"
+            hint = "" if self._client == ANY_CLIENT else named
+            raise NoReceiverError(f"no worker serves the group {queue!r}{hint}")
+        if answer == _FULL:
+            raise QueueFullError(f"too many requests wait for {queue!r} already")
+        return str(answer, "ascii")
+
+    async def _add(self, queue: str, key: str, body: bytes) -> Any:
+        """Return the id of the new entry, or `_NO_WORKER` or `_FULL`."""
+        batch, loop = self._batches.get(queue), asyncio.get_running_loop()
+        if batch is None or batch.size > _BATCH_BYTES:
+            batch = self._batches[queue] = _Batch()
+            batch.task = loop.create_task(self._submit(queue, batch))
+        future: asyncio.Future[Any] = loop.create_future()
+        batch.arguments += (key, body)
+        batch.size += len(body)
+        batch.waiting.append(future)
+        return await future
+
+    async def _submit(self, queue: str, batch: "_Batch") -> None:
+        """Add the requests of one turn of the loop, which have come before this task runs."""
+        if self._batches.get(queue) is batch:
+            del self._batches[queue]
+        client = self._client
+        command = (
+            *(1, self._queue(queue, client), self._max_backlog, _MARK_SECONDS),
+            *(self._backlog(queue, client), f"{self._prefix}seen:{client}:{queue}:"),
+            *batch.arguments,
+        )
+        answer: Any = None
+        failure: TransportError | None = None
+        try:
+            answer = await self._put(command)
+        except ResponseError as error:
+            failure = NotSentError(f"Redis refused the request: {error}")
+        except TransportError as error:
+            failure = error
+        for number, future in enumerate(batch.waiting):
+            if future.done():
+                continue
+            if failure is not None:
+                future.set_exception(failure)
+            else:
+                future.set_result(answer if isinstance(answer, int) else answer[number])
+
+    async def _put(self, arguments: tuple[Any, ...]) -> Any:
+        try:
+            return await self.link.request("EVALSHA", _PUT_SHA, *arguments)
+        except NoScriptError:
+            pass
+        try:
+            return await self.link.request("EVAL", _PUT, *arguments)
+        except NoPermissionError:
+            # Workers load the script before they take anything.
+            return _NO_WORKER
+
+    async def is_waiting(self, queue: str, receipt: str) -> bool:
+        """Return whether an entry is in the queue: it is removed when a worker begins it."""
+        if not receipt:
+            return False
+        name = self._queue(queue, self._client)
+        return bool(await self._ask("XRANGE", name, receipt, receipt))
+
+    async def dead_letter(self, queue: str, body: bytes) -> None:
+        """Keep a poisonous request in the stream `aside:` of its group and client, the last thousand of them."""
+        name = self._letters(queue, self._client)
+        await self.link.post("XADD", name, "MAXLEN", "~", 1000, "*", "e", body)
+
+    # ---------------------------------------------------------------------------------------- administration
+
+    async def advertise(self, queue: str, stats: Callable[[], WorkerStats]) -> None:
+        """Do nothing: Redis has no service discovery."""
+
+    async def state(self, queue: str) -> QueueState:
+        """Return the length of the streams of all clients, and the age of their first entry."""
+        await self.link.ready()
+        names = [self._queue(queue, client) for client in self._clients]
+        letters = [self._letters(queue, client) for client in self._clients]
+        clock, *answers = await asyncio.gather(
+            self._ask("TIME"),
+            *(self._ask("XLEN", name) for name in (*names, *letters)),
+            *(self._ask("XRANGE", name, "-", "+", "COUNT", 1) for name in names),
+        )
+        count = len(names)
+        first = [_milliseconds(found[0][0]) for found in answers[2 * count :] if found]
+        age = int(clock[0]) + int(clock[1]) / 1e6 - min(first) / 1000 if first else 0.0
+        return QueueState(
+            waiting=sum(answers[:count]),
+            oldest=max(0.0, age),
+            dead_letters=sum(answers[count : 2 * count]),
+        )
+
+    async def letters(self, queue: str, limit: int, letter: str = "") -> list[StoredLetter]:
+        """Return the newest entries of the streams of dead letters, or one. The id of a letter names its client."""
+        await self.link.ready()
+        wanted = [(client, "+", "-") for client in self._clients]
+        if letter:
+            entry, _, client = letter.partition("@")
+            is_known = (
+                _ENTRY.fullmatch(entry) is not None and (client or ANY_CLIENT) in self._clients
+            )
+            wanted = [(client or ANY_CLIENT, entry, entry)] if is_known else []
+        found = [
+            StoredLetter(
+                id=entry.decode() + ("" if client == ANY_CLIENT else f"@{client}"),
+                body=fields[1],
+                stored_at=_milliseconds(entry),
+            )
+            for client, end, start in wanted
+            for entry, fields in await self._ask(
+                *("XREVRANGE", self._letters(queue, client), end, start, "COUNT", limit)
+            )
+        ]
+        return sorted(found, key=lambda each: each.stored_at, reverse=True)[:limit]
+
+    async def remove(self, queue: str, letter: str) -> bool:
+        """Delete an entry of a stream of dead letters."""
+        entry, _, client = letter.partition("@")
+        if _ENTRY.fullmatch(entry) is None:
+            return False
+        await self.link.ready()
+        name = self._letters(queue, client or ANY_CLIENT)
+        return bool(await self._ask("XDEL", name, entry))
+
+
+class _Batch:
+    """Requests that are added to one queue in one turn of the event loop."""
+
+    def __init__(self) -> None:
+        self.arguments: list[Any] = []
+        self.size = 0
+        self.task: asyncio.Task[None] | None = None
+        # One for each request, because a task that is cancelled cancels the future that it awaits.
+        self.waiting: list[asyncio.Future[Any]] = []
+
+
+def _milliseconds(entry: bytes) -> int:
+    """Return when an entry was added, in milliseconds since the epoch."""
+    return int(entry.partition(b"-")[0])
+
+
+_SWAP = """
+if (redis.call('HGET', KEYS[1], ARGV[1]) or '') ~= ARGV[2] then return 0 end
+if ARGV[3] == '' then redis.call('HDEL', KEYS[1], ARGV[1])
+else redis.call('HSET', KEYS[1], ARGV[1], ARGV[3]) end
+return 1
+"""
+"""No value is empty: an empty text stands for none."""
+
+
+class RedisValues:
+    """The values of a prefix, which change by compare-and-set: one hash for each table.
+
+    Args:
+        link: The connection.
+        prefix: The prefix of the keys of all tables.
+    """
+
+    poll_seconds = 5.0
+
+    def __init__(self, link: PipelinedConnection, prefix: str) -> None:
+        self._link = link
+        self._prefix = prefix
+
+    async def get(self, key: str) -> bytes | None:
+        """Return a value."""
+        table, _, name = key.partition(".")
+        value: bytes | None = await self._link.request("HGET", self._prefix + table, name)
+        return value
+
+    async def swap(self, key: str, old: bytes | None, new: bytes | None) -> bool:
+        """Replace a value."""
+        table, _, name = key.partition(".")
+        given = name, old or b"", new or b""
+        return bool(await self._link.request("EVAL", _SWAP, 1, self._prefix + table, *given))
+
+    async def items(self, table: str) -> dict[str, bytes]:
+        """Return all values of a table."""
+        flat: list[Any] = await self._link.request("HGETALL", self._prefix + table)
+        names = (f"{table}.{name.decode()}" for name in flat[::2])
+        return dict(zip(names, flat[1::2], strict=True))
+
+
+@options_of(RedisConfig)
+@asynccontextmanager
+async def connect_redis(config: RedisConfig) -> AsyncGenerator[EventTarget]:
+    """Connect to Redis for the length of an `async with` block; lost connections are restored.
+
+    Call it as `connect_redis(url, **options)`, with the fields of `RedisConfig`.
+
+    Raises:
+        TransportError: If the address cannot be read, Redis cannot be reached now, or is not private although it
+            should be.
+        ValueError: If the secret is too short to be one.
+    """
+    target = RedisTarget(config)
+    signing = signed(target, config.secret)
+    try:
+        await target.open()
+        if config.private:
+            await target.check_privacy()
+        yield signing
+    finally:
+        await target.aclose()

@@ -11,10 +11,10 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from ssl import SSLError
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import hiredis
 from redis.asyncio import ConnectionPool
@@ -32,10 +32,13 @@ from redis.exceptions import (
 
 from operations._resilience import Backoff
 from operations.errors import NotSentError, TransportError
-from operations.pubsub.base import NOT_PERMITTED, LogThrottle
-from operations.pubsub.config import read_redis_address
+from operations.pubsub.base import NOT_PERMITTED, EventTarget, LogThrottle, LoopAffinity, Receiver
+from operations.pubsub.config import RedisConfig, read_redis_address
 
 logger = logging.getLogger("operations")
+
+KEEPALIVE = 5.0
+"""Seconds between heartbeats."""
 
 SILENCE = 12.0
 """Seconds without a reply after which a connection is closed."""
@@ -48,22 +51,14 @@ CONNECTION_ERRORS = (RedisError, OSError, EOFError, asyncio.IncompleteReadError)
 pack_command: Callable[[tuple[Any, ...]], bytes] = cast("Any", hiredis).pack_command
 """Return the bytes of a command. redis-py packs it in Python, which takes ten times as long."""
 
-_MAX_HOPS = 3
-"""Number of cluster nodes that are asked for the owner of a slot."""
+_MAX_HOPS = 3  # nodes of a cluster that are asked for the owner of a slot
 
 
 class Connector:
     """Opens connections to the current address of a Redis server.
 
-    Args:
-        url: The address: `redis://`, `rediss://`, `unix://`, or with several hosts `redis+sentinel://` and
-            `redis+cluster://` (and `rediss+...`).
-        timeout: Seconds for a connection, with its handshake.
-        name: The name of the connections, which the server lists.
-        prefix: The prefix of every key.
-        tls: Files of certificates, as redis-py takes them.
-
     Attributes:
+        timeout: Seconds for a connection, with its handshake.
         prefix: The prefix of every key; in a cluster with a hash tag, which decides on the shard.
         followers: Called when a connection leads to another server than the last one.
 
@@ -71,31 +66,24 @@ class Connector:
         TransportError: If the address cannot be read.
     """
 
-    def __init__(
-        self,
-        url: str,
-        timeout: float,
-        name: str = "operations",
-        *,
-        prefix: str = "",
-        tls: dict[str, str] | None = None,
-    ) -> None:
-        self.timeout = timeout
+    def __init__(self, config: RedisConfig) -> None:
+        self.timeout = config.connect_timeout
         self.followers: set[Callable[[], None]] = set()
         self._server = ("", 0)
-        self._address = read_redis_address(url)
-        is_tagged = "{" in prefix or self._address.kind != "cluster"
-        self.prefix = prefix if is_tagged else f"{{{prefix.rstrip(':')}}}:"
+        self._address = read_redis_address(config.address)
+        self.prefix = config.prefix
+        if self._address.kind == "cluster" and "{" not in self.prefix:
+            self.prefix = f"{{{self.prefix.rstrip(':')}}}:"
         # RESP2, because replies are not converted to maps. No retries, because only
         # we know which commands may be sent twice.
         with suppress(TypeError, ValueError, RedisError):
             pool: Any = ConnectionPool.from_url(  # pyright: ignore[reportUnknownMemberType]
                 self._address.url,
                 protocol=2,
-                client_name=name,
+                client_name=f"operations-{config.client}",
                 socket_timeout=None,
-                socket_connect_timeout=timeout,
-                **(tls or {}),
+                socket_connect_timeout=self.timeout,
+                **config.tls_files,
             )
             # Only now are its options read.
             pool.make_connection()
@@ -150,29 +138,16 @@ class Connector:
             await sentinel.disconnect(nowait=True)
         if not answer:
             raise TransportError(f"Sentinel knows no master {self._address.service!r}")
-        connection = await self._open({"host": answer[0].decode(), "port": int(answer[1])})
-        try:
-            # Sentinel may not have noticed yet that it is a replica now.
-            role = await ask(connection, "ROLE")
-        except TransportError as error:
-            # Clients with few permissions find out when they write.
-            if not isinstance(error.__cause__, NoPermissionError):
-                await connection.disconnect(nowait=True)
-                raise
-        else:
-            if role[0] != b"master":
-                await connection.disconnect(nowait=True)
-                raise TransportError("the master is being replaced")
-        return connection
+        server = {"host": answer[0].decode(), "port": int(answer[1])}
+        return await self._open(server, _enforce_master)
 
     async def _open_shard(self, host: str, port: int) -> Any:
         """Open a connection to the node that itself claims the slot of the prefix: others may not know it yet."""
         slot = key_slot(self.prefix.encode())
         for _ in range(_MAX_HOPS):
-            node = await self._open({"host": host, "port": port})
+            node = await self._open({"host": host, "port": port}, _enforce_version)
             owner = ("", 0)
             try:
-                await _enforce_version(node)
                 shards = await ask(node, "CLUSTER", "SLOTS")
                 masters = [master for first, last, master, *_ in shards if first <= slot <= last]
                 if not masters:
@@ -187,39 +162,49 @@ class Connector:
             host, port = owner
         raise TransportError("the nodes of the cluster do not agree on the slot of the prefix")
 
-    async def _open(self, changed: dict[str, Any]) -> Any:
+    async def _open(self, changed: dict[str, Any], *checks: Callable[[Any], Any]) -> Any:
         pool = self._pool
         connection = pool.connection_class(**{**pool.connection_kwargs, **changed})
         connection.retry.update_retries(0)
         try:
             await connection.connect()
+            for check in checks:
+                await check(connection)
         except BaseException:
             await connection.disconnect(nowait=True)
             raise
         return connection
 
 
-async def _enforce_version(node: Any) -> None:
-    """Raise an error if a node of a cluster is older than Redis 7.
+async def _enforce_master(connection: Any) -> None:
+    """Raise an error if a server is a replica now, which Sentinel may not have noticed yet."""
+    role = await _ask_if_permitted(connection, "ROLE")
+    if role is not None and role[0] != b"master":
+        raise TransportError("the master is being replaced")
 
-    Raises:
-        TransportError: If it is.
-    """
+
+async def _enforce_version(node: Any) -> None:
+    """Raise an error if a node of a cluster is older than Redis 7."""
     try:
-        answer: list[Any] = await ask(node, "HELLO")
+        answer = await _ask_if_permitted(node, "HELLO")
     except ResponseError:
-        answer = []
+        answer = [b"version", b"5 or older"]
+    if answer is not None:
+        version = dict(zip(answer[::2], answer[1::2], strict=False))[b"version"].decode()
+        if int(version.partition(".")[0].partition(" ")[0]) < 7:
+            raise _UnsupportedServerError(
+                f"a Redis Cluster needs version 7 or newer, and this one has {version}"
+            )
+
+
+async def _ask_if_permitted(connection: Any, *command: Any) -> Any:
+    """Return the reply to a command; None if this client may not send it, and finds out when it writes."""
+    try:
+        return await ask(connection, *command)
     except TransportError as error:
         if isinstance(error.__cause__, NoPermissionError):
-            # Its version cannot be known.
-            return
+            return None
         raise
-    known = dict(zip(answer[::2], answer[1::2], strict=False))
-    version = known.get(b"version", b"5 or older").decode()
-    if int(version.partition(".")[0].partition(" ")[0]) < 7:
-        raise _UnsupportedServerError(
-            f"a Redis Cluster needs version 7 or newer, and this one has {version}"
-        )
 
 
 class _UnsupportedServerError(TransportError):
@@ -230,9 +215,7 @@ def _is_final(error: BaseException | None) -> bool:
     """Return whether an attempt to connect failed for a reason that the next one cannot change."""
     final = (_UnsupportedServerError, AuthenticationError, NoPermissionError, SSLError)
     while error is not None:
-        if isinstance(error, final):
-            return True
-        if isinstance(error, ResponseError) and not is_wrong_server(error):
+        if isinstance(error, (*final, ResponseError)) and not is_wrong_server(error):
             return True
         error = error.__cause__ or error.__context__
     return False
@@ -242,7 +225,7 @@ class WrongServerError(NotSentError):
     """No server carried out a command: it is a replica, loads its data, or has lost the shard or the connection."""
 
 
-def is_wrong_server(error: Exception) -> bool:
+def is_wrong_server(error: BaseException) -> bool:
     """Return whether a server rejects commands that another server, or the same one later, carries out."""
     return isinstance(error, (BusyLoadingError, ReadOnlyError, AskError, ClusterError)) or any(
         word in str(error) for word in ("READONLY", "LOADING", "MASTERDOWN")
@@ -264,12 +247,7 @@ async def ask(connection: Any, *command: Any) -> Any:
 
 
 async def read_answer(connection: Any, command: tuple[Any, ...]) -> Any:
-    """Read the reply to a command.
-
-    Raises:
-        TransportError: As `ask`.
-        redis.ResponseError: As Redis gave it.
-    """
+    """Read the reply to a command. Errors are raised as by `ask`."""
     try:
         # The library's own timeout returns None, and the late reply would be taken for that of the next command.
         async with asyncio.timeout(_READ_TIMEOUT):
@@ -290,42 +268,97 @@ def shown(command: tuple[Any, ...]) -> str:
     return " ".join(str(word) for word in command[:2])
 
 
-KEEPALIVE = 5.0
-"""Seconds between heartbeats."""
-
 _PIECE = 256 * 1024
 """The largest single write in bytes."""
+
+_SEND_WAIT = 3.0
+"""Seconds that commands wait for a connection that is being restored, by default."""
 
 MAX_BUFFERED = 8 * 1024 * 1024
 """Unwritten bytes above which senders wait."""
 
 
+class RedisClient(EventTarget):
+    """The connections of one client. It is connected when all are: a reply to a reader that is not back would be lost.
+
+    Attributes:
+        connections: The connection for commands, which is `link`, one for channels, and one for each reader.
+        receivers: Receive the news that a connection is lost, or that all are restored.
+        mended: Set when a connection was restored or removed.
+    """
+
+    def __init__(self, config: RedisConfig) -> None:
+        self.affinity = LoopAffinity()
+        self.trusted = config.trusted
+        self.max_bytes = config.max_bytes
+        self.max_values = config.max_values
+        self.connector = Connector(config)
+        self.receivers: list[Receiver] = []
+        self.mended = asyncio.Event()
+        self.connections: list[ReconnectingConnection] = []
+        self.link = PipelinedConnection(self)
+
+    async def open(self) -> None:
+        """Connect.
+
+        Raises:
+            TransportError: If Redis cannot be reached.
+        """
+        for connection in tuple(self.connections):
+            await connection.open()
+
+    async def aclose(self) -> None:
+        """Close every subscription and disconnect."""
+        self.affinity.is_closed = True
+        for connection in reversed(tuple(self.connections)):
+            await connection.aclose()
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether Redis can be reached now, over every connection that this client has."""
+        return self.link.is_up and all(connection.is_up for connection in self.connections)
+
+    async def ready(self, wait: float) -> None:
+        """Wait until all connections are restored.
+
+        Raises:
+            NotSentError: If that takes longer than `wait` seconds.
+        """
+        try:
+            async with asyncio.timeout(wait):
+                while not self.is_connected:
+                    self.mended.clear()
+                    await self.mended.wait()
+        except TimeoutError:
+            raise NotSentError("Redis cannot be reached") from None
+
+    def lost(self, reason: str) -> None:
+        """Note that a connection is lost."""
+        for receiver in tuple(self.receivers):
+            receiver.lost(reason)
+
+    def restored(self) -> None:
+        """Note that a connection is restored; the client is restored when all are."""
+        if self.is_connected:
+            self.mended.set()
+            for receiver in tuple(self.receivers):
+                receiver.restored()
+
+
 class ReconnectingConnection(ABC):
     """Works on a connection, and on the next one when that breaks.
 
-    Args:
-        connector: Opens the connections.
-        lost: Called when a connection breaks.
-        restored: Called when the next one is there.
-        after: If given, wait for it before connecting again: of the connections of a client that lost them all, one
-            tries, and the others follow.
+    Of the connections of a client that lost them all, `link` connects first, and the others follow.
     """
 
-    def __init__(
-        self,
-        connector: Connector,
-        lost: Callable[[str], None],
-        restored: Callable[[], None],
-        after: "PipelinedConnection | None" = None,
-    ) -> None:
-        self._connector = connector
-        self._lost = lost
-        self._restored = restored
-        self._after = after
+    def __init__(self, client: RedisClient) -> None:
+        client.connections.append(self)
+        self._client = client
         self._up = asyncio.Event()
         self._backoff = Backoff()
         self._failure: Exception | None = None
         self._loop = asyncio.get_running_loop()
+        self._heard_at = 0.0
         self._opened: asyncio.Future[None] = self._loop.create_future()
         self._task: asyncio.Task[None] | None = None
 
@@ -341,23 +374,25 @@ class ReconnectingConnection(ABC):
             TransportError: If that fails; then nothing goes on in the background.
         """
         self._task = self._loop.create_task(self._run())
-        seconds = self._connector.timeout
+        seconds = self._client.connector.timeout
         try:
             async with asyncio.timeout(seconds):
                 await self._opened
-        except TimeoutError:
-            await self.stop()
+        except BaseException as error:
+            await self.aclose()
+            if not isinstance(error, TimeoutError):
+                raise
+            reason = f"Redis cannot be reached: no answer for {seconds:g} seconds"
             if self._failure is not None:
                 reason = f"{self._failure} (tried again and again for {seconds:g} seconds)"
-            else:
-                reason = f"Redis cannot be reached: no answer for {seconds:g} seconds"
             raise TransportError(reason) from None
-        except BaseException:
-            await self.stop()
-            raise
 
-    async def stop(self) -> None:
+    async def aclose(self) -> None:
         """Disconnect."""
+        if self in self._client.connections:
+            self._client.connections.remove(self)
+            # It may be the one that was waited for.
+            self._client.mended.set()
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -372,28 +407,29 @@ class ReconnectingConnection(ABC):
                 if self._opened.done():
                     if self._backoff.attempt == 0:
                         logger.warning("the connection to Redis was lost: %s", error)
-                    self._lost(f"the connection to Redis was lost: {error}")
+                    self._client.lost(f"the connection to Redis was lost: {error}")
                 elif _is_final(error):
                     self._opened.set_exception(TransportError(str(error)))
                     return
             except Exception as error:
                 # Reconnect after any error: no other task would notice it.
                 logger.exception("reading from Redis failed")
-                self._lost(f"reading from Redis failed: {error}")
+                self._client.lost(f"reading from Redis failed: {error}")
             else:
                 return
             await asyncio.sleep(self._backoff.pause())
-            if self._after is not None:
-                await self._after.ready(None)
+            if self is not self._client.link:
+                await self._client.link.ready(None)
 
     async def _live(self) -> None:
-        connection = await self._connector.connect()
+        connection = await self._client.connector.connect()
         try:
             await self._prepare(connection)
+            self._heard_at = self._loop.time()
             self._up.set()
             self._backoff.reset()
             if self._opened.done():
-                self._restored()
+                self._client.restored()
             else:
                 self._opened.set_result(None)
             await self._work(connection)
@@ -414,19 +450,40 @@ class ReconnectingConnection(ABC):
     def _broken(self) -> None:  # noqa: B027 - few have anything to clean up
         """Clean up after a connection."""
 
+    async def _keep_alive(self, send: Callable[..., Awaitable[None]]) -> None:
+        """Ping until there is no answer."""
+        while True:
+            await asyncio.sleep(KEEPALIVE)
+            if self._loop.time() - self._heard_at > SILENCE:
+                raise TransportError(f"no answer for {SILENCE:g} seconds")
+            await send("PING")
+
+
+async def run_until_first(*works: Coroutine[Any, Any, object]) -> None:
+    """Run coroutines until the first of them ends; raise its error."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        done.pop().result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+_Waiting: TypeAlias = "asyncio.Future[Any] | tuple[Any, ...]"
+"""The future of a reply; the start of a command whose reply is ignored, but logged if Redis rejects it."""
+
 
 class PipelinedConnection(ReconnectingConnection):
     """Commands of many tasks over one connection."""
 
-    def __init__(
-        self, connector: Connector, lost: Callable[[str], None], restored: Callable[[], None]
-    ) -> None:
-        super().__init__(connector, lost, restored)
-        self._outbox: list[tuple[tuple[Any, ...], asyncio.Future[Any] | None, int]] = []
+    def __init__(self, client: RedisClient) -> None:
+        super().__init__(client)
+        self._outbox: list[tuple[bytes, _Waiting]] = []
         self._outbox_bytes = 0
-        self._waiting: deque[asyncio.Future[Any] | tuple[Any, ...]] = deque()
+        self._waiting: deque[_Waiting] = deque()
         self._refusals = LogThrottle()
-        self._heard_at = 0.0
         self._wake = asyncio.Event()
         self._drained = asyncio.Event()
         self._drained.set()
@@ -436,9 +493,9 @@ class PipelinedConnection(ReconnectingConnection):
         if self._up.is_set() and self._outbox:
             self._wake.set()
             await asyncio.wait({asyncio.ensure_future(self._drained.wait())}, timeout=1)
-        await self.stop()
+        await super().aclose()
 
-    async def ready(self, wait: float | None) -> None:
+    async def ready(self, wait: float | None = _SEND_WAIT) -> None:
         """Wait until commands can be sent.
 
         Raises:
@@ -452,50 +509,40 @@ class PipelinedConnection(ReconnectingConnection):
         except TimeoutError:
             raise NotSentError("Redis cannot be reached") from None
 
-    async def request(self, *command: Any, size: int = 0) -> Any:
+    async def request(self, *command: Any) -> Any:
         """Send a command and return its reply.
 
         Raises:
             TransportError: If it is unknown whether Redis executed it.
             redis.ResponseError: As Redis gave it.
         """
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        await self._add(command, future, size)
+        future: asyncio.Future[Any] = self._loop.create_future()
+        await self._add(command, future)
         return await future
 
-    async def post(self, *command: Any, size: int = 0) -> None:
+    async def post(self, *command: Any) -> None:
         """Send a command and ignore its reply."""
-        await self._add(command, None, size)
+        await self._add(command, command[:2])
 
-    async def _add(
-        self, command: tuple[Any, ...], future: "asyncio.Future[Any] | None", size: int
-    ) -> None:
+    async def _add(self, command: tuple[Any, ...], waiting: _Waiting) -> None:
         if self._outbox_bytes > MAX_BUFFERED:
             await self._drained.wait()
         if not self._up.is_set():
             raise WrongServerError("Redis cannot be reached")
-        self._outbox.append((command, future, size))
-        self._outbox_bytes += size
+        packed = pack_command(command)
+        self._outbox.append((packed, waiting))
+        self._outbox_bytes += len(packed)
         self._drained.clear()
         self._wake.set()
 
     async def _prepare(self, connection: Any) -> None:
         # A server that loads its data accepts connections, but no commands.
         await ask(connection, "PING")
-        self._heard_at = self._loop.time()
 
     async def _work(self, connection: Any) -> None:
-        works = (self._write, self._read, self._keep_alive)
-        tasks = [self._loop.create_task(work(connection)) for work in works]
-        try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            done.pop().result()
-        finally:
-            for task in tasks:
-                task.cancel()
-            self._up.clear()
-            self._broken()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        await run_until_first(
+            self._write(connection), self._read(connection), self._keep_alive(self.post)
+        )
 
     async def _write(self, connection: Any) -> None:
         while True:
@@ -506,22 +553,10 @@ class PipelinedConnection(ReconnectingConnection):
             batch, self._outbox = self._outbox, []
             self._outbox_bytes = 0
             self._drained.set()
-            if not batch:
-                continue
-            # The start of a command without a future is logged if Redis rejects it.
-            self._waiting += [
-                command[:2] if future is None else future for command, future, _ in batch
-            ]
-            packed: list[bytes] = []
-            size = 0
-            for command, _, _ in batch:
-                packed.append(pack_command(command))
-                size += len(packed[-1])
-                if size > _PIECE:
-                    await connection.send_packed_command(b"".join(packed))
-                    packed, size = [], 0
-            if packed:
-                await connection.send_packed_command(b"".join(packed))
+            self._waiting += [waiting for _, waiting in batch]
+            packed = b"".join([command for command, _ in batch])
+            for start in range(0, len(packed), _PIECE):
+                await connection.send_packed_command(packed[start : start + _PIECE])
 
     async def _read(self, connection: Any) -> None:
         while True:
@@ -550,22 +585,14 @@ class PipelinedConnection(ReconnectingConnection):
             else:
                 waiting.set_result(answer)
 
-    async def _keep_alive(self, connection: Any) -> None:
-        while True:
-            await asyncio.sleep(KEEPALIVE)
-            if self._loop.time() - self._heard_at > SILENCE:
-                raise TransportError(f"no answer for {SILENCE:g} seconds")
-            await self.post("PING")
-
     def _broken(self) -> None:
         """Fail all pending commands."""
-        unsent, self._outbox = self._outbox, []
+        sent = [(waiting, TransportError) for waiting in self._waiting]
+        unsent = [(waiting, WrongServerError) for _, waiting in self._outbox]
+        self._waiting.clear()
+        self._outbox = []
         self._outbox_bytes = 0
         self._drained.set()
-        for waiting in self._waiting:
+        for waiting, error in (*sent, *unsent):
             if isinstance(waiting, asyncio.Future) and not waiting.done():
-                waiting.set_exception(TransportError("the connection to Redis was lost"))
-        self._waiting.clear()
-        for _, future, _ in unsent:
-            if future is not None and not future.done():
-                future.set_exception(WrongServerError("the connection to Redis was lost"))
+                waiting.set_exception(error("the connection to Redis was lost"))

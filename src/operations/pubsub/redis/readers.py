@@ -17,8 +17,8 @@ from redis.exceptions import NoScriptError, ResponseError
 from operations.errors import TransportError
 from operations.pubsub.base import IDLE, BatchSize, Consumer, Delivery, Receiver, deliver
 from operations.pubsub.redis.connection import (
-    PipelinedConnection,
     ReconnectingConnection,
+    RedisClient,
     ask,
     pack_command,
     read_answer,
@@ -66,16 +66,16 @@ _TRIM_EVERY = 256
 class MailboxReader(ReconnectingConnection):
     """Reads mailboxes."""
 
-    def __init__(self, *wiring: Any, boxes: list[str], receiver: Receiver) -> None:
-        super().__init__(*wiring)
-        self._link: PipelinedConnection = wiring[-1]
+    def __init__(self, client: RedisClient, boxes: list[str], receiver: Receiver) -> None:
+        super().__init__(client)
+        self._link = client.link
         self._receiver = receiver
         self._positions: dict[str, bytes] = dict.fromkeys(boxes, b"")
         self._since_trim = 0
 
     async def aclose(self) -> None:
         """Stop reading, and delete the streams."""
-        await self.stop()
+        await super().aclose()
         if self._link.is_up:
             for box in self._positions:
                 await self._link.post("DEL", box)
@@ -88,13 +88,13 @@ class MailboxReader(ReconnectingConnection):
                 await ask(connection, "EXPIRE", box, _MAILBOX_SECONDS)
 
     async def _work(self, connection: Any) -> None:
-        renewed_at = asyncio.get_running_loop().time()
+        renewed_at = self._loop.time()
         while True:
             command = ("XREAD", "COUNT", _MAILBOX_BATCH, "BLOCK", _MAILBOX_BLOCK, "STREAMS")
             answer = await ask(connection, *command, *self._positions, *self._positions.values())
             for box, entries in answer or ():
                 self._deliver(box.decode(), entries)
-            now = asyncio.get_running_loop().time()
+            now = self._loop.time()
             # A flushed or evicted mailbox receives nothing, so check that it exists after a silent period.
             if not answer or now - renewed_at > _MAILBOX_SECONDS / 4:
                 renewed_at = now
@@ -172,7 +172,7 @@ end
 """Removes a consumer, unless it leaves entries to others: they are lost with it."""
 
 
-class EntryClaim:
+class _EntryClaim:
     """An entry that was read from a queue and is not removed yet."""
 
     __slots__ = ("_entry_id", "_queue", "_reader", "is_fresh")
@@ -186,13 +186,21 @@ class EntryClaim:
         self.is_fresh = is_fresh
 
     def remove(self) -> None:
-        """Remove the entry without waiting."""
-        self._reader.remove(self._queue, self._entry_id)
+        """Remove the entry without waiting; at the latest with the next ones."""
+        self._reader.removed.setdefault(self._queue, []).append(self._entry_id)
 
     async def take(self, *, alone: bool) -> bool:
         """Remove the entry; return False if another worker has removed it, or if that cannot be known."""
-        alone = alone or not self.is_fresh
-        return await self._reader.take(self._queue, self._entry_id, alone=alone)
+        delete, acknowledge = _removal(self._queue, self._entry_id)
+        link, batch = self._reader.link, self._reader.batch
+        try:
+            async with nullcontext() if self.is_fresh and not alone else batch.taking:
+                is_ours: bool = await link.request(*delete) == 1
+                await link.post(*acknowledge)
+                return is_ours
+        except (TransportError, ResponseError) as error:
+            logger.debug("a request could not be taken: %s", error)
+            return False
 
 
 class QueueReader(ReconnectingConnection):
@@ -200,42 +208,43 @@ class QueueReader(ReconnectingConnection):
 
     An entry stays in the queue until the worker begins it. Until then another worker may take it over, for example if
     this one was killed or its event loop is blocked; removing it decides who runs it.
+
+    Attributes:
+        link: Carries the commands that remove one entry.
+        batch: The number of entries to take.
+        removed: The entries to remove with the next ones, by queue.
     """
 
     def __init__(
-        self,
-        *wiring: Any,
-        queues: Mapping[str, str],
-        put: str,
-        consumer: Consumer,
+        self, client: RedisClient, queues: Mapping[str, str], put: str, consumer: Consumer
     ) -> None:
-        super().__init__(*wiring)
-        self._link: PipelinedConnection = wiring[-1]
+        super().__init__(client)
+        self.link = client.link
         self._names = deque(queues)
         self._senders = {name.encode(): sender for name, sender in queues.items()}
         self._put = put
         self._held: list[_Entry] = []
         self._receiver = consumer
-        self._batch = BatchSize(consumer.capacity)
+        self.batch = BatchSize(consumer.capacity)
         self._consumer = token_hex(8)
         self._client_id: Any = None
         self._closing = False
         self._is_full = False
-        self._removed: dict[bytes, list[bytes]] = {}
+        self.removed: dict[bytes, list[bytes]] = {}
         self._clock_ahead = 0.0
 
     async def aclose(self) -> None:
         """Stop between two reads, so that no entry is taken and then dropped."""
         self._closing = True
-        if self._link.is_up and self._client_id is not None and not self._is_full:
+        if self.link.is_up and self._client_id is not None and not self._is_full:
             with suppress(TransportError, TimeoutError):
-                await self._link.post("CLIENT", "UNBLOCK", self._client_id)
+                await self.link.post("CLIENT", "UNBLOCK", self._client_id)
                 if self._task is not None:
                     await asyncio.wait({self._task}, timeout=_BLOCK / 1000 + 1)
-        await self.stop()
-        if self._link.is_up:
+        await super().aclose()
+        if self.link.is_up:
             # Entries that have not begun go to other workers first.
-            await self._link.post("EVAL", _LEAVE, *self._keys(), self._consumer)
+            await self.link.post("EVAL", _LEAVE, *self._keys(), self._consumer)
 
     async def _prepare(self, connection: Any) -> None:
         await self._load_scripts(connection)
@@ -262,7 +271,7 @@ class QueueReader(ReconnectingConnection):
         tidied_at = claimed_at = float("-inf")
         while not self._closing:
             self._is_full = True
-            count = await self._batch.room()
+            count = await self.batch.room()
             self._is_full = False
             try:
                 # An entry that was taken with an earlier read may have gone to another worker.
@@ -272,7 +281,7 @@ class QueueReader(ReconnectingConnection):
                 if entries:
                     await self._deliver(connection, entries, now - sent_at < _FRESH)
                 else:
-                    self._batch.reset()
+                    self.batch.reset()
                 if now - claimed_at > _CLAIM_EVERY:
                     claimed_at = now
                     await self._take_over(connection)
@@ -296,7 +305,7 @@ class QueueReader(ReconnectingConnection):
             command = (_READ_SHA, *self._keys(), self._consumer, count)
             self._held = _entries(await ask(connection, "EVALSHA", *command))
         if not self._held:
-            block = _HOT_BLOCK if self._batch.is_hot else _BLOCK
+            block = _HOT_BLOCK if self.batch.is_hot else _BLOCK
             answer = await ask(
                 connection,
                 *("XREADGROUP", "GROUP", "workers", self._consumer),
@@ -314,7 +323,7 @@ class QueueReader(ReconnectingConnection):
         One after the other: one of them may have killed the worker.
         """
         command = ("EVAL", _TAKE_OVER, *self._keys(), self._consumer, _CLAIM_AFTER)
-        while not self._closing and await self._batch.room():
+        while not self._closing and await self.batch.room():
             entries = _entries(await ask(connection, *command))
             if not entries:
                 return
@@ -324,37 +333,21 @@ class QueueReader(ReconnectingConnection):
         began = self._loop.time()
         now = (began + self._clock_ahead) * 1000
         for queue, entry_id, fields in entries:
-            claim = EntryClaim(self, queue, entry_id, is_fresh)
+            claim = _EntryClaim(self, queue, entry_id, is_fresh)
             if fields:
                 age = (now - int(entry_id.partition(b"-")[0])) / 1000
                 age = age if age > _SHORT_AGE else 0.0
                 deliver(self._receiver, Delivery(fields[1], "", age, claim, self._senders[queue]))
             else:
                 claim.remove()
-        removed, self._removed = self._removed, {}
+        removed, self.removed = self.removed, {}
         commands = [each for queue, ids in removed.items() for each in _removal(queue, *ids)]
         if commands:
             # Sent before the first of them begins, in the next turn of the loop.
             await connection.send_packed_command(b"".join(map(pack_command, commands)))
-        await self._batch.begun(len(entries), began)
+        await self.batch.begun(len(entries), began)
         for command in commands:
             await read_answer(connection, command)
-
-    def remove(self, queue: bytes, entry_id: bytes) -> None:
-        """Remove an entry without waiting; at the latest with the next ones."""
-        self._removed.setdefault(queue, []).append(entry_id)
-
-    async def take(self, queue: bytes, entry_id: bytes, *, alone: bool) -> bool:
-        """Remove an entry; return False if another worker has removed it, or if that cannot be known."""
-        delete, acknowledge = _removal(queue, entry_id)
-        try:
-            async with self._batch.taking if alone else nullcontext():
-                is_ours: bool = await self._link.request(*delete) == 1
-                await self._link.post(*acknowledge)
-                return is_ours
-        except (TransportError, ResponseError) as error:
-            logger.debug("a request could not be taken: %s", error)
-            return False
 
     async def _compare_clocks(self, connection: Any) -> None:
         """Measure how far the server's clock is ahead of the loop's, which is never set."""
