@@ -31,8 +31,7 @@ from operations.calls.remote import AccessRule, RemoteService, from_calls
 from operations.calls.worker import serve_calls
 from operations.front import Credential, Front, credentials_in
 from operations.front.limits import Limits, address_prefix, caller_key
-from operations.pubsub.websocket import AcceptedTarget, serve_websocket
-from operations.pubsub.websocket.connections import Headers
+from operations.pubsub.websocket import AcceptedTarget, Headers, serve_websocket
 from operations.registry import OperationRegistry
 from operations.specs import Operation
 

@@ -14,7 +14,7 @@ Rule 3: a transport reconnects by itself and restores its subscriptions and cons
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Annotated, Any, Protocol, TypeAlias
 
@@ -411,35 +411,6 @@ def deliver(receiver: Receiver, delivery: Delivery) -> None:
         logger.log(_broken.level(), "a message could not be processed", exc_info=True)
         if delivery.claim is not None:
             delivery.claim.remove()
-
-
-class Registration:
-    """A receiver in a list, until closed; closing twice is harmless.
-
-    Args:
-        receivers: The list.
-        receiver: The receiver to add.
-        removed: Awaited after the receiver was removed.
-    """
-
-    def __init__(
-        self,
-        receivers: list[Receiver],
-        receiver: Receiver,
-        removed: Callable[[], Awaitable[None]] | None = None,
-    ) -> None:
-        self._receivers = receivers
-        self._receiver: Receiver | None = receiver
-        self._removed = removed
-        receivers.append(receiver)
-
-    async def aclose(self) -> None:
-        """Remove the receiver from the list."""
-        if self._receiver is not None:
-            self._receivers.remove(self._receiver)
-            self._receiver = None
-            if self._removed is not None:
-                await self._removed()
 
 
 _EVERY = 60.0

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from secrets import token_hex
 
 from operations._json import MAX_REQUEST_VALUES
@@ -57,16 +58,31 @@ class MemoryTarget(EventTarget):
         """Return the address of the workers called `name`."""
         return f"control.{name}"
 
-    async def listen(self, addresses: Sequence[str], receiver: Receiver) -> "_Registration":
+    async def listen(self, addresses: Sequence[str], receiver: Receiver) -> AsyncExitStack:
         """Listen at `addresses`."""
         enforce_lists(addresses=addresses)
-        self._enter_loop()
-        return _Registration(self._listeners, addresses, receiver)
+        return self._register(self._listeners, addresses, receiver)
 
-    async def consume(self, queue: str, consumer: Consumer) -> "_Registration":
+    async def consume(self, queue: str, consumer: Consumer) -> AsyncExitStack:
         """Receive requests in turn with the other consumers, one by one: `capacity` is not used."""
+        return self._register(self._consumers, (queue,), consumer)
+
+    def _register(
+        self, table: dict[str, list[Receiver]], names: Sequence[str], receiver: Receiver
+    ) -> AsyncExitStack:
+        """Add a receiver. The lists are replaced and never changed, because one may be in use."""
         self._enter_loop()
-        return _Registration(self._consumers, (queue,), consumer)
+
+        def remove(name: str) -> None:
+            table[name] = [other for other in table[name] if other is not receiver]
+            if not table[name]:
+                del table[name]
+
+        undo = AsyncExitStack()
+        for name in names:
+            table[name] = [*table.get(name, ()), receiver]
+            undo.callback(remove, name)
+        return undo
 
     async def send(self, address: str, body: bytes) -> None:
         """Deliver `body` to the listeners before this returns."""
@@ -111,31 +127,3 @@ class MemoryTarget(EventTarget):
             self._loop = loop
         elif self._loop is not loop:
             raise NotSentError("a MemoryTarget belongs to one event loop, and this is another one")
-
-
-class _Registration:
-    """One receiver at some names, until closed.
-
-    The lists are replaced and never changed, because one may be in use.
-    """
-
-    def __init__(
-        self, table: dict[str, list[Receiver]], names: Sequence[str], receiver: Receiver
-    ) -> None:
-        self._table = table
-        self._names = names
-        self._receiver: Receiver | None = receiver
-        for name in names:
-            table[name] = [*table.get(name, ()), receiver]
-
-    async def aclose(self) -> None:
-        """Remove the receiver; closing twice is harmless."""
-        receiver, self._receiver = self._receiver, None
-        if receiver is None:
-            return
-        for name in self._names:
-            remaining = [other for other in self._table[name] if other is not receiver]
-            if remaining:
-                self._table[name] = remaining
-            else:
-                del self._table[name]

@@ -130,14 +130,12 @@ class ReconnectingClient(Client):
         self._violations = LogThrottle()
         self._arriving: dict[str, asyncio.Future[str]] = {}
         self._background: set[asyncio.Task[None]] = set()
+        self._closing: set[asyncio.Task[None]] = set()
         self.backoff = Backoff()
 
     def start(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-        """Run something in the background."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
-        return task
+        """Run something in the background until the client is closed."""
+        return _kept(self._background, work)
 
     # ---------------------------------------------------------------------------------------- subscribing
 
@@ -327,8 +325,10 @@ class ReconnectingClient(Client):
             # The library would write it to the closed socket, which raises on Python 3.13.
             self._hang_up()
         await super().close()
-        if self._background:
-            await asyncio.wait(self._background, timeout=_CLOSE_TIMEOUT)
+        for task in tuple(self._background):
+            task.cancel()
+        if self._closing:
+            await asyncio.wait(self._closing, timeout=_CLOSE_TIMEOUT)
 
     async def _process_connect_init(self) -> None:
         is_first = not self.is_reconnecting
@@ -353,7 +353,7 @@ class ReconnectingClient(Client):
             transport.close()
         if isinstance(transport, WebSocketTransport):
             # Its session is closed only by this.
-            self.start(_closed(transport))
+            _kept(self._closing, _closed(transport))
 
     def _refused(self, reason: str, is_first: bool) -> None:
         """Note why a server does not take us.
@@ -403,6 +403,14 @@ class ReconnectingClient(Client):
         else:
             logger.warning("NATS: %s", err_msg)
             await self._process_op_err(Error(f"nats: {err_msg}"))
+
+
+def _kept(tasks: set[asyncio.Task[None]], work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+    """Run something in the background, and keep its task until it ends."""
+    task = asyncio.get_running_loop().create_task(work)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
+    return task
 
 
 async def _closed(transport: Any) -> None:

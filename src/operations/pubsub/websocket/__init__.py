@@ -1,19 +1,48 @@
-"""Events over one WebSocket: both ends may call, and both may serve."""
+"""Events over one WebSocket: both ends may call, and both may serve.
 
+Connect to a WebSocket, accept one from any framework, and serve them with the `websockets` library.
+
+Rule 1: a client reconnects by itself. The serving end of a connection is over when the connection breaks.
+Rule 2: a peer is rejected in the handshake, so that it does not believe that it is connected.
+"""
+
+import asyncio
+import inspect
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from http import HTTPStatus
 from importlib.util import find_spec
+from typing import Any, TypeAlias
+from weakref import WeakKeyDictionary
 
-from operations.errors import MissingExtraError
+from operations.errors import CallError, ErrorCode, MissingExtraError, TransportError
 
 if find_spec("websockets") is None:
     raise MissingExtraError("operations.pubsub.websocket", extra="websocket")
 
-from operations.pubsub.websocket.connections import (
-    AcceptedTarget,
-    accept_websocket,
-    connect_websocket,
-    serve_websocket,
+from websockets.asyncio.client import connect
+from websockets.asyncio.server import Server, ServerConnection, serve
+from websockets.exceptions import InvalidStatus, InvalidURI, WebSocketException
+from websockets.http11 import Request, Response
+
+from operations._hosts import LOOPBACK, HostRules
+from operations._json import MAX_REQUEST_VALUES
+from operations._resilience import Backoff
+from operations._text import enforce_lists, without_secrets
+from operations.access import Identity
+from operations.pubsub.config import enforce_address
+from operations.pubsub.websocket.target import (
+    ANNOUNCED,
+    BATCHES,
+    MAX_BYTES,
+    MAX_RECEIVED,
+    SETTINGS,
+    LibrarySocket,
+    Socket,
+    WebSocketTarget,
 )
-from operations.pubsub.websocket.target import Socket, WebSocketTarget
 
 __all__ = [
     "AcceptedTarget",
@@ -23,3 +52,360 @@ __all__ = [
     "connect_websocket",
     "serve_websocket",
 ]
+
+logger = logging.getLogger("operations")
+
+_REFUSALS = frozenset({401, 403, 404})
+
+_STABLE = 2.0
+"""Seconds after which a connection is stable and the backoff starts again."""
+
+
+@asynccontextmanager
+async def connect_websocket(
+    url: str,
+    *,
+    headers: Mapping[str, str] | None = None,
+    identity: Identity | None = None,
+    trusted: bool = False,
+    max_bytes: int = MAX_BYTES,
+    max_values: int = MAX_REQUEST_VALUES,
+    interop: bool = False,
+    **options: Any,
+) -> AsyncGenerator[WebSocketTarget]:
+    """Connect to a WebSocket for the length of an `async with` block; a lost connection is restored.
+
+    Args:
+        url: `ws://` or `wss://`.
+        headers: To send with the handshake, for example a bearer token.
+        identity: The identity of the server, for operations that it calls here.
+        trusted: Use the `identity` inside events.
+        max_bytes: The largest message, both ways; the server may announce a lower limit for those it receives.
+        max_values: How many JSON values a message may hold, both ways.
+        interop: Use the original protocol: subscribe to topics by control messages.
+        options: For `websockets.connect`, for example `ssl`.
+
+    Raises:
+        TransportError: If the address cannot be read, the server cannot be reached now, or refuses the handshake.
+    """
+    enforce_address(url, ("ws", "wss"))
+
+    async def dial() -> Any:
+        try:
+            return await connect(
+                url,
+                additional_headers={BATCHES: "1", **(headers or {})},
+                max_size=max_bytes,
+                **{**SETTINGS, **options},
+            )
+        except (WebSocketException, OSError, TimeoutError) as error:
+            # The library quotes the whole address, with its password.
+            if not isinstance(error, InvalidURI):
+                shown = without_secrets(url)
+                raise TransportError(f"{shown} cannot be reached: {error}{_hint(error)}") from error
+        raise TransportError("the address is not one of a WebSocket: ws://user:password@host/path")
+
+    target = _DialedTarget(
+        dial,
+        trusted=trusted,
+        identity=identity,
+        max_bytes=max_bytes,
+        max_values=max_values,
+        interop=interop,
+    )
+    await target.start()
+    try:
+        yield target
+    finally:
+        await target.aclose()
+
+
+def _hint(error: BaseException) -> str:
+    """Return what to check if the server rejected the handshake."""
+    if not isinstance(error, InvalidStatus):
+        return ""
+    status = error.response.status_code
+    if status == 421:
+        return ": add the name in the address to allowed_hosts of the server"
+    if status in _REFUSALS:
+        return ": look at the path, which is /ws where `operations serve` listens, and at the login"
+    return ""
+
+
+class _DialedTarget(WebSocketTarget):
+    """The calling end, which reconnects."""
+
+    def __init__(self, dial: Callable[[], Awaitable[Any]], **options: Any) -> None:
+        super().__init__(**options)
+        self._dial = dial
+        self._own_limit: int = options["max_bytes"]
+        self._link: LibrarySocket | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        link = await self._connect()
+        self._task = asyncio.get_running_loop().create_task(self._stay(link))
+
+    async def _stay(self, link: LibrarySocket) -> None:
+        loop = asyncio.get_running_loop()
+        backoff = Backoff()
+        while True:
+            since = loop.time()
+            reason = await self.run(link)
+            if loop.time() - since > _STABLE:
+                backoff.reset()
+            logger.warning("%s; connecting again", reason)
+            while True:
+                await asyncio.sleep(backoff.pause())
+                try:
+                    link = await self._connect()
+                except TransportError as error:
+                    logger.debug("not yet: %s", error)
+                else:
+                    break
+            self.restored()
+
+    async def _connect(self) -> LibrarySocket:
+        connection = await self._dial()
+        announced = connection.response.headers.get(ANNOUNCED, "")
+        is_number = announced.isascii() and announced.isdecimal()
+        self.max_bytes = min(self._own_limit, int(announced)) if is_number else self._own_limit
+        self._link = LibrarySocket(connection, BATCHES in connection.response.headers)
+        self.connected(self._link)
+        return self._link
+
+    async def aclose(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+        if self._link is not None:
+            await self._link.close()
+
+    def _is_wanted(self, body: bytes) -> bool:
+        # The server filters by Host and Origin.
+        return True
+
+
+Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
+
+Identify: TypeAlias = Callable[[Any], Identity | Awaitable[Identity | None] | None]
+"""Returns the identity of a peer, from the request of its handshake."""
+
+Authenticate: TypeAlias = Callable[[str, Headers, Callable[[], Any]], Awaitable[Identity | None]]
+"""Calls the last argument to identify a peer; the others are its address and the headers of its handshake."""
+
+
+@asynccontextmanager
+async def accept_websocket(
+    socket: Socket,
+    *,
+    identity: Identity | None = None,
+    trusted: bool = False,
+    max_bytes: int = MAX_BYTES,
+    max_values: int = MAX_REQUEST_VALUES,
+    interop: bool = False,
+    address: str = "",
+    check: Callable[[], Any] | None = None,
+) -> AsyncGenerator["AcceptedTarget"]:
+    """The serving end of a WebSocket that any framework has accepted, for the length of an `async with` block.
+
+    `await target.wait_closed()` inside the block returns when the peer has disconnected.
+
+    Args:
+        socket: The accepted socket.
+        identity: The authenticated identity of the peer.
+        trusted: Use the `identity` inside events.
+        max_bytes: The largest message to send; limit received messages where you accept the socket.
+        max_values: How many JSON values a message may hold, both ways.
+        interop: Use the original protocol: send only the topics the peer subscribed to.
+        address: The address of the peer, by which limits count a peer without identity.
+        check: Returns the identity behind the peer's credential now, or an awaitable of it; raises if there is none.
+    """
+    target = AcceptedTarget(
+        socket,
+        address,
+        check,
+        trusted=trusted,
+        identity=identity,
+        max_bytes=max_bytes,
+        max_values=max_values,
+        interop=interop,
+    )
+    target.start()
+    try:
+        yield target
+    finally:
+        await target.aclose()
+
+
+class AcceptedTarget(WebSocketTarget):
+    """The serving end of one connection.
+
+    Attributes:
+        address: The address of the peer.
+        check: Returns the identity behind the peer's credential now.
+    """
+
+    def __init__(
+        self, socket: Socket, address: str, check: Callable[[], Any] | None, **options: Any
+    ) -> None:
+        super().__init__(**options)
+        self.address = address
+        self.check = check
+        self._accepted = socket
+        self._task: asyncio.Task[str] | None = None
+
+    def start(self) -> None:
+        """Carry events in the background."""
+        self.connected(self._accepted)
+        self._task = asyncio.get_running_loop().create_task(self.run(self._accepted))
+
+    async def wait_closed(self) -> None:
+        """Return when the peer has disconnected."""
+        if self._task is not None:
+            await asyncio.wait({self._task})
+
+    async def aclose(self) -> None:
+        """Close the socket; closing twice is harmless."""
+        with suppress(EOFError, OSError):
+            await self._accepted.close()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+
+
+@asynccontextmanager
+async def serve_websocket(
+    on_connection: Callable[[AcceptedTarget], Awaitable[None]],
+    host: str = "127.0.0.1",
+    port: int = 0,
+    *,
+    path: str = "/",
+    identify: Identify | None = None,
+    authenticate: Authenticate | None = None,
+    allowed_hosts: Collection[str] | None = None,
+    allowed_origins: Collection[str] = (),
+    max_bytes: int = MAX_BYTES,
+    max_received: int = MAX_RECEIVED,
+    max_values: int = MAX_REQUEST_VALUES,
+    interop: bool = False,
+    **options: Any,
+) -> AsyncGenerator[Server]:
+    """Accept WebSockets with the `websockets` library for the length of an `async with` block.
+
+    A handshake for an unknown Host is rejected with 421, one of a web page elsewhere with 403, and one at another path
+    with 404.
+
+    Args:
+        on_connection: Runs for as long as a connection lives, for example `hub.attach`.
+        host: The address to listen on.
+        port: The port to listen on; 0 picks a free one.
+        path: The path at which clients connect, for example `/ws`.
+        identify: Returns the identity of a peer, from its handshake; an exception rejects the connection.
+        authenticate: Calls `identify`, for example to slow down peers that guess credentials.
+        allowed_hosts: Names this server answers to; `*` for any. Default: the names of this machine, and `host`.
+        allowed_origins: `scheme://host[:port]` of web pages elsewhere that may connect.
+        max_bytes: The largest message to send.
+        max_received: The largest message to accept, at most `max_bytes`; announced to clients of this library.
+        max_values: How many JSON values a message may hold, both ways.
+        interop: Use the original protocol.
+        options: For `websockets.serve`, for example `ssl`.
+    """
+    enforce_lists(allowed_hosts=allowed_hosts, allowed_origins=allowed_origins)
+    rules = HostRules(
+        (*LOOPBACK, host) if allowed_hosts is None else allowed_hosts, allowed_origins
+    )
+    # By connection, from its handshake until it is served.
+    known: WeakKeyDictionary[ServerConnection, tuple[Identity, Request]] = WeakKeyDictionary()
+    process_request = options.pop("process_request", None)
+    process_response = options.pop("process_response", None)
+    max_received = min(max_received, max_bytes)
+
+    async def greet(connection: ServerConnection, request: Request) -> Response | None:
+        """Reject in the handshake: a client that is rejected later believes it is connected, and reconnects at once."""
+        rejected, _ = rules.check(_raw_headers(request))
+        if rejected is not None:
+            return connection.respond(HTTPStatus(rejected.status), rejected.message + "\n")
+        if request.path.partition("?")[0] != path:
+            return connection.respond(HTTPStatus.NOT_FOUND, "There is nothing here\n")
+        if process_request is not None:
+            response: Response | None = await _settled(process_request(connection, request))
+            if response is not None:
+                return response
+        if identify is None:
+            return None
+        check = partial(identify, request)
+        try:
+            identity: Identity | None = (
+                await _settled(check())
+                if authenticate is None
+                else await authenticate(_address(connection), _raw_headers(request), check)
+            )
+        except CallError as error:
+            is_too_many = error.code == ErrorCode.RESOURCE_EXHAUSTED
+            status = HTTPStatus.TOO_MANY_REQUESTS if is_too_many else HTTPStatus.UNAUTHORIZED
+            return connection.respond(status, f"{error}\n")
+        except Exception as error:  # noqa: BLE001 - any exception rejects
+            # Not its text, which may contain the credential.
+            logger.warning("a WebSocket was rejected: identify raised %s", type(error).__name__)
+            return connection.respond(HTTPStatus.UNAUTHORIZED, "The credential is not valid\n")
+        if identity is not None:
+            known[connection] = identity, request
+        return None
+
+    async def announce(
+        connection: ServerConnection, request: Request, response: Response
+    ) -> Response | None:
+        response.headers[ANNOUNCED] = str(max_received)
+        if not interop:
+            response.headers[BATCHES] = "1"
+        if process_response is None:
+            return None
+        changed: Response | None = await _settled(process_response(connection, request, response))
+        return changed
+
+    async def handle(connection: ServerConnection) -> None:
+        identity, request = known.pop(connection, (None, None))
+        async with accept_websocket(
+            LibrarySocket(connection, not interop and _reads_batches(connection)),
+            identity=identity,
+            max_bytes=max_bytes,
+            max_values=max_values,
+            interop=interop,
+            address=_address(connection),
+            check=None if identify is None else partial(identify, request),
+        ) as target:
+            await on_connection(target)
+
+    async with serve(
+        handle,
+        host,
+        port,
+        max_size=max_received,
+        process_request=greet,
+        process_response=announce,
+        **{**SETTINGS, **options},
+    ) as server:
+        yield server
+
+
+def _reads_batches(connection: ServerConnection) -> bool:
+    return connection.request is not None and BATCHES in connection.request.headers
+
+
+def _address(connection: ServerConnection) -> str:
+    """Return the address of a peer; empty for a UNIX socket."""
+    peer: Any = connection.remote_address
+    return str(peer[0]) if peer and not isinstance(peer, str) else ""
+
+
+def _raw_headers(request: Request) -> list[tuple[bytes, bytes]]:
+    return [
+        (name.lower().encode(), value.encode("latin-1", "replace"))
+        for name, value in request.headers.raw_items()
+    ]
+
+
+async def _settled(value: Any) -> Any:
+    """Return the result of a plain or a coroutine function."""
+    return await value if inspect.isawaitable(value) else value

@@ -9,7 +9,7 @@ Rule 1: the connection is the peer. When it breaks, the calls over it are lost, 
 import asyncio
 import logging
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from typing import Any, Protocol, cast
 
 import msgspec
@@ -20,7 +20,7 @@ from websockets.protocol import State
 from operations._decoding import enforce_bounds
 from operations._text import enforce_lists
 from operations.access import Identity
-from operations.errors import NotSentError, TooLargeError, TransportError
+from operations.errors import NotSentError, TransportError
 from operations.pubsub.base import (
     PUT_TYPE,
     Consumer,
@@ -28,7 +28,7 @@ from operations.pubsub.base import (
     EventTarget,
     LogThrottle,
     Receiver,
-    Registration,
+    enforce_size,
 )
 from operations.types import JSONObject
 
@@ -258,9 +258,8 @@ class WebSocketTarget(EventTarget):
         self.direct = True
         self.broadcasts_replies = True
         self.malformed = 0
-        self._topics = Topics(max_values) if interop else None
+        self._topics = _Topics(max_values) if interop else None
         self._subscribed: set[str] = set()
-        self._subscribed_on: Socket | None = None
         self._socket: Socket | None = None
         self._connected = asyncio.Event()
         self._attached = asyncio.Event()
@@ -286,29 +285,35 @@ class WebSocketTarget(EventTarget):
         """The peer."""
         return _PEER
 
-    async def listen(self, addresses: Sequence[str], receiver: Receiver) -> Registration:
+    async def listen(self, addresses: Sequence[str], receiver: Receiver) -> AsyncExitStack:
         """Get everything but requests that the peer sends."""
         enforce_lists(addresses=addresses)
-        registration = Registration(self._listeners, receiver, self._update_topics)
-        self._attach()
-        await self._update_topics()
-        return registration
+        return await self._register(self._listeners, receiver)
 
-    async def consume(self, queue: str, consumer: Consumer) -> Registration:
+    async def consume(self, queue: str, consumer: Consumer) -> AsyncExitStack:
         """Get the requests that the peer sends, for any queue: a peer is a group of one."""
-        registration = Registration(self._takers, consumer, self._update_topics)
-        self._attach()
+        return await self._register(self._takers, consumer)
+
+    async def _register(self, receivers: list[Receiver], receiver: Receiver) -> AsyncExitStack:
+        undo = AsyncExitStack()
+        undo.push_async_callback(self._update_topics)
+        undo.callback(receivers.remove, receiver)
+        receivers.append(receiver)
+        # Deliver the messages that were kept for the first listener.
+        self._attached.set()
+        early, self._early = self._early, []
+        for body in early:
+            self._deliver_safely(body)
         await self._update_topics()
-        return registration
+        return undo
 
     async def send(self, address: str, body: bytes) -> None:
         """Send to the peer."""
-        if len(body) > self.max_bytes:
-            raise TooLargeError(f"{len(body)} bytes are more than {self.max_bytes}")
+        enforce_size(body, self.max_bytes)
         socket = self._socket
         if socket is None:
             raise NotSentError("the WebSocket is not connected")
-        if self._topics is not None and not self._is_wanted(body):
+        if not self._is_wanted(body):
             return
         try:
             await socket.send(body)
@@ -338,12 +343,16 @@ class WebSocketTarget(EventTarget):
 
     # ---------------------------------------------------------------------------------------- the socket
 
-    async def run(self, socket: Socket) -> str:
-        """Carry events until the socket closes; return the reason."""
+    def connected(self, socket: Socket) -> None:
+        """Use a new socket. `run` must follow."""
+        self._socket = socket
+        self._subscribed = set()
         if self._topics is not None:
             self._topics.clear()
-        self._socket = socket
         self._connected.set()
+
+    async def run(self, socket: Socket) -> str:
+        """Carry events until the socket closes; return the reason."""
         reason = "the WebSocket was closed"
         batches = isinstance(socket, LibrarySocket) and socket.batches
         try:
@@ -370,13 +379,6 @@ class WebSocketTarget(EventTarget):
         if len(self._early) >= _MAX_EARLY or sum(map(len, self._early)) > _MAX_EARLY_BYTES:
             await self._attached.wait()
 
-    def _attach(self) -> None:
-        """Deliver the messages that were kept for the first listener."""
-        self._attached.set()
-        early, self._early = self._early, []
-        for body in early:
-            self._deliver_safely(body)
-
     def restored(self) -> None:
         """The peer is back."""
         for receiver in (*self._listeners, *self._takers):
@@ -398,11 +400,11 @@ class WebSocketTarget(EventTarget):
             is_request = False
         else:
             try:
-                frame = read_frame(body, self.max_values)
+                frame = _read_frame(body, self.max_values)
             except (ValueError, RecursionError):
                 self.malformed += 1
                 return
-            if frame.type in CONTROLS:
+            if frame.type in _CONTROLS:
                 self._control(frame.type, frame.payload)
                 return
             is_request = frame.type == PUT_TYPE
@@ -428,45 +430,42 @@ class WebSocketTarget(EventTarget):
         socket = self._socket
         if self._topics is None or socket is None:
             return
-        if self._subscribed_on is not socket:
-            self._subscribed_on = socket
-            self._subscribed = set()
-        needed = [
-            *(CALLER_TOPICS if self._listeners else ()),
-            *(WORKER_TOPICS if self._takers else ()),
-        ]
-        added = [topic for topic in dict.fromkeys(needed) if topic not in self._subscribed]
-        released = sorted(self._subscribed.difference(needed))
-        self._subscribed = set(needed)
+        before, self._subscribed = (
+            self._subscribed,
+            {
+                *(_CALLER_TOPICS if self._listeners else ()),
+                *(_WORKER_TOPICS if self._takers else ()),
+            },
+        )
         with suppress(EOFError):
-            for topic in added:
-                await socket.send(control_message("__subscribe", topic))
-            for topic in released:
-                await socket.send(control_message("__unsubscribe", topic))
+            for topic in sorted(self._subscribed - before):
+                await socket.send(_control_message("__subscribe", topic))
+            for topic in sorted(before - self._subscribed):
+                await socket.send(_control_message("__unsubscribe", topic))
 
     def _is_wanted(self, body: bytes) -> bool:
         """Return whether the peer has subscribed to this event."""
         return self._topics is None or self._topics.has(body)
 
 
-CALLER_TOPICS = ("call.responded:", "call.completed:", "call.error:", "call.aborted:")
-WORKER_TOPICS = ("call.requested:", "call.aborted:")
-CONTROLS = ("__subscribe", "__unsubscribe")
+_CALLER_TOPICS = ("call.responded:", "call.completed:", "call.error:", "call.aborted:")
+_WORKER_TOPICS = ("call.requested:", "call.aborted:")
+_CONTROLS = ("__subscribe", "__unsubscribe")
 
 _MAX_TOPICS = 10_000
 
 
-class Frame(msgspec.Struct):
+class _Frame(msgspec.Struct):
     """The parts of an event that a socket needs."""
 
     type: Any = None
     payload: Any = None
 
 
-_decode = msgspec.json.Decoder(Frame).decode
+_decode = msgspec.json.Decoder(_Frame).decode
 
 
-def read_frame(body: bytes, max_values: int) -> Frame:
+def _read_frame(body: bytes, max_values: int) -> _Frame:
     """Return the frame in a JSON text.
 
     Raises:
@@ -476,12 +475,12 @@ def read_frame(body: bytes, max_values: int) -> Frame:
     return _decode(body)
 
 
-def control_message(kind: str, topic: str) -> bytes:
+def _control_message(kind: str, topic: str) -> bytes:
     """Return the control message that subscribes to a topic (`__subscribe`) or releases it (`__unsubscribe`)."""
     return msgspec.json.encode({"type": kind, "id": "", "payload": {"topic": topic}})
 
 
-class Topics:
+class _Topics:
     """The topics that the peer has subscribed to.
 
     Args:
@@ -519,7 +518,7 @@ class Topics:
 
     def has(self, body: bytes) -> bool:
         """Return whether the peer subscribed to this event, by its type alone or by type and request id."""
-        frame = read_frame(body, self._max_values)
+        frame = _read_frame(body, self._max_values)
         if f"{frame.type}:" in self._topics:
             return True
         request_id = frame.payload.get("requestId", "")
