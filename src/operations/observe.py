@@ -1,4 +1,7 @@
-"""Events of calls, which the call graph, audit and telemetry observe.
+"""Events of calls, which audit and telemetry observe, and the call graph: caller, parent, time and outcome.
+
+A `CallGraph` observes a registry. Calls that cross processes carry their parent's id, so the lines that several
+processes write form one graph.
 
 Rule 1: an observer cannot change a call. If it raises, the error is logged and the call continues.
 Rule 2: no event contains arguments or results; of a change to a result only its kind.
@@ -6,11 +9,15 @@ Rule 2: no event contains arguments or results; of a change to a result only its
 
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from time import time_ns
-from typing import Any, Final, Literal, Protocol, TypeAlias
+from typing import IO, Any, Final, Literal, Protocol, Self, TypeAlias
 
 import msgspec
+
+from operations._text import counted
 
 logger = logging.getLogger("operations")
 
@@ -128,3 +135,173 @@ def notify(observers: Iterable[Observer], event: CallEvent) -> None:
             observer(event)
         except Exception:
             logger.exception("an observer failed at %s", type(event).__name__)
+
+
+_PENDING = "pending"
+_SUCCESS = "success"
+
+
+class CallRecord(msgspec.Struct, kw_only=True, rename="camel", omit_defaults=True):
+    """One call."""
+
+    request_id: str
+    operation_id: str
+    parent_request_id: str | None = None
+    identity_id: str | None = None
+
+    authority: str | None = None
+    """The operation on whose authority it ran; None: its caller's own."""
+
+    started_at: int
+    """Milliseconds since the epoch."""
+
+    duration: float | None = None
+    """Seconds; None while it runs."""
+
+    outcome: str = _PENDING
+    """`pending`, `success`, or the code of the error."""
+
+    items: int = 0
+    """The number of items of a subscription."""
+
+    changes: dict[str, int] = {}
+    """How many values of its results normalisation changed, by kind."""
+
+    abandoned: bool = False
+    """Its caller left, but the handler could not be stopped."""
+
+
+class CallGraph:
+    """Records the calls of a registry: `registry.observe(CallGraph())`.
+
+    Args:
+        path: A file to which every call that ends is added, one JSON object per line.
+        limit: How many calls are kept; the oldest are dropped first.
+    """
+
+    def __init__(self, path: str | Path | None = None, *, limit: int = 10_000) -> None:
+        self._records: OrderedDict[str, CallRecord] = OrderedDict()
+        self._limit = limit
+        self._file: IO[bytes] | None = None
+        if path is not None:
+            # Closed by `close`: the graph outlives every block it could be opened in.
+            self._file = Path(path).open("ab", buffering=0)  # noqa: SIM115
+
+    def __call__(self, event: CallEvent) -> None:
+        """Record an event of a call."""
+        if isinstance(event, CallStarted):
+            self._records[event.request_id] = CallRecord(
+                request_id=event.request_id,
+                operation_id=event.operation_id,
+                parent_request_id=event.parent_request_id,
+                identity_id=event.identity_id,
+                authority=event.authority,
+                started_at=event.timestamp,
+            )
+            if len(self._records) > self._limit:
+                self._records.popitem(last=False)
+            return
+        if not isinstance(event, (CallFinished, CallYielded, CallAbandoned)):
+            return
+        record = self._records.get(event.request_id)
+        if record is None:
+            return
+        if isinstance(event, CallYielded):
+            record.items += 1
+            add_counts(record.changes, event.changes or {})
+        elif isinstance(event, CallAbandoned):
+            record.abandoned = True
+        else:
+            record.duration = event.duration
+            record.outcome = event.code or _SUCCESS
+            add_counts(record.changes, event.changes or {})
+            if self._file is not None:
+                self._file.write(msgspec.json.encode(record) + b"\n")
+
+    def __iter__(self) -> Iterator[CallRecord]:
+        return iter(tuple(self._records.values()))
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __getitem__(self, request_id: str) -> CallRecord:
+        return self._records[request_id]
+
+    def children(self, request_id: str) -> list[CallRecord]:
+        """Return the calls made as part of this one."""
+        return [record for record in self if record.parent_request_id == request_id]
+
+    def tree(self) -> str:
+        """Return all recorded calls as a tree of text."""
+        return render_tree(self)
+
+    def close(self) -> None:
+        """Close the file, if there is one."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+def read_graph(paths: Iterable[str | Path]) -> list[CallRecord]:
+    """Return the calls in files that `CallGraph` wrote, by the time they started."""
+    records = [
+        msgspec.json.decode(line, type=CallRecord)
+        for path in paths
+        for line in Path(path).read_bytes().splitlines()
+        if line
+    ]
+    return sorted(records, key=lambda record: record.started_at)
+
+
+def known_parents(records: Iterable[CallRecord]) -> dict[str, str | None]:
+    """Return the parent of each call, by request id; None if it is not among the records.
+
+    Other processes name the parents of their calls. Of calls that name each other, one counts as a root, so that no
+    caller can hide its calls.
+    """
+    named = {record.request_id: record.parent_request_id for record in records}
+    parents: dict[str, str | None] = {}
+    for request_id, parent in named.items():
+        ancestor = parent
+        while ancestor is not None and ancestor != request_id:
+            ancestor = parents.get(ancestor)
+        parents[request_id] = parent if ancestor is None and parent in named else None
+    return parents
+
+
+def render_tree(records: Iterable[CallRecord]) -> str:
+    """Return calls as a tree: each below the call it was part of, in the order they started."""
+    known = {record.request_id: record for record in records}
+    parents = known_parents(known.values())
+    below: dict[str | None, list[CallRecord]] = {}
+    for record in known.values():
+        below.setdefault(parents[record.request_id], []).append(record)
+    lines: list[str] = []
+
+    def add(record: CallRecord, head: str, tail: str) -> None:
+        lines.append(head + _line(record))
+        children = below.get(record.request_id, [])
+        for index, child in enumerate(children):
+            is_last = index == len(children) - 1
+            add(child, tail + ("└─ " if is_last else "├─ "), tail + ("   " if is_last else "│  "))
+
+    for root in below.get(None, []):
+        add(root, "", "")
+    return "\n".join(lines)
+
+
+def _line(record: CallRecord) -> str:
+    parts: list[Any] = [record.operation_id, record.outcome]
+    if record.duration is not None:
+        parts.append(f"{record.duration * 1000:.1f} ms")
+    if record.items:
+        parts.append(counted(record.items, "item"))
+    if record.abandoned:
+        parts.append("abandoned")
+    return "  ".join(parts)

@@ -21,7 +21,6 @@ from operations import (
     OperationType,
     from_schema,
 )
-from operations.calls.graph import CallGraph
 from operations.envelopes import (
     ImageContent,
     MCPContentBlock,
@@ -29,6 +28,7 @@ from operations.envelopes import (
     http_envelope,
     mcp_envelope,
 )
+from operations.observe import CallGraph
 from operations.server import APIKeys, create_app, hash_key
 from operations.server.console import console_app
 from operations.server.running import running

@@ -9,7 +9,7 @@ from starlette.testclient import TestClient
 from tests.server.asgi import Client
 
 from operations import Identity, OperationContext, OperationRegistry
-from operations.calls.graph import CallGraph
+from operations.observe import CallGraph
 from operations.server import APIKeys, create_app, hash_key
 from operations.server.system import MAX_CALLS
 

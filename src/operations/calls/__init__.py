@@ -1,10 +1,10 @@
 """Operations that run somewhere else: callers, workers, and the protocol between them."""
 
 from operations.calls.client import PendingRequestMap
-from operations.calls.graph import CallGraph, CallRecord, read_graph, render_tree
 from operations.calls.jobs import WorkerConfig
 from operations.calls.remote import RemoteConfig, RemoteService, from_calls
 from operations.calls.worker import CallServer, build_call_handler, serve_calls
+from operations.observe import CallGraph, CallRecord, read_graph, render_tree
 from operations.protocol import CALL_EVENT_SCHEMAS
 
 __all__ = [

@@ -25,7 +25,6 @@ from rich.tree import Tree
 
 from operations._text import counted
 from operations.calls import CallRecord
-from operations.calls.graph import known_parents
 from operations.cli.inputs import put_file, read_input, typed
 from operations.cli.lookup import caller
 from operations.cli.options import (
@@ -48,6 +47,7 @@ from operations.front.limits import call_seconds, caller_key
 from operations.front.public_errors import public_error
 from operations.hub.hub import Hub, SourceFilter
 from operations.hub.journal import complete_ids, journal_path, read_journal
+from operations.observe import known_parents
 from operations.schema import Schema
 from operations.schema.outline import Outline
 from operations.specs import OperationSpec, OperationType

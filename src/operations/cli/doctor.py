@@ -15,7 +15,6 @@ from rich.text import Text
 from operations import __version__
 from operations._text import counted
 from operations.calls import PendingRequestMap
-from operations.calls.graph import CallRecord
 from operations.cli.options import DEFAULTS, Common, ExitCode, Screen, command, plain
 from operations.config import ConfigError, ConfigFile
 from operations.errors import DocumentError, OperationsError
@@ -23,7 +22,7 @@ from operations.front.config import ListenConfig
 from operations.hub import open_hub
 from operations.hub.journal import journal_path, read_journal
 from operations.hub.sources import connect_broker, worker_config
-from operations.observe import add_counts
+from operations.observe import CallRecord, add_counts
 from operations.openapi import HTTPServiceConfig, from_openapi_file, from_openapi_url
 from operations.openapi.diagnosis import diagnose
 

@@ -17,12 +17,12 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from operations.access import Identity
 from operations.calls import serve_calls
-from operations.calls.graph import CallGraph
 from operations.front import CredentialResolver, Front, credential_ended
 from operations.front.config import MCPServerSettings, Resolver, ServerConfig
 from operations.front.http import CREDENTIAL, IDENTITY, PIPELINE, RequestPipeline
 from operations.front.limits import client_address
 from operations.front.messages import AccessLog, HostGuard
+from operations.observe import CallGraph
 from operations.registry import OperationRegistry
 from operations.server.console import console_app
 from operations.server.identity import SessionResolver, Sessions, any_of

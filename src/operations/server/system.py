@@ -23,13 +23,13 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from operations.access import Identity
-from operations.calls.graph import CallGraph, CallRecord
 from operations.errors import CallError, ErrorCode
 from operations.front.config import Ready, ServerConfig
 from operations.front.http import RequestPipeline, RequestState
 from operations.front.messages import JSON, Reply, decode_json, json_reply
 from operations.front.public_errors import METADATA_PATH, malformed
 from operations.front.search import BatchCall, visible_specs
+from operations.observe import CallGraph, CallRecord
 from operations.openapi.exporting import to_openapi
 from operations.server.identity import BY_COOKIE, Sessions
 from operations.server.routes import Route, serve_events

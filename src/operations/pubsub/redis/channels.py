@@ -25,7 +25,6 @@ from operations.pubsub.redis.connection import (
     SILENCE,
     ReconnectingConnection,
     RedisClient,
-    run_until_first,
 )
 
 
@@ -82,11 +81,12 @@ class Channels(ReconnectingConnection):
 
     async def _post(self, command: str, channels: Iterable[str]) -> None:
         """Send a command; do nothing while disconnected, because the next connection subscribes to all channels."""
-        words = tuple(channels)
-        if self._connection is not None and words:
+        words, connection = tuple(channels), self._connection
+        # The library would connect it again.
+        if words and connection is not None and connection.is_connected:
             # If it breaks now, the reader notices and reconnects.
             with suppress(*CONNECTION_ERRORS):
-                await self._connection.send_command(self._kind + command, *words)
+                await connection.send_command(self._kind + command, *words)
 
     async def _prepare(self, connection: Any) -> None:
         # A server that another one has replaced keeps the connections of subscribers.
@@ -97,7 +97,7 @@ class Channels(ReconnectingConnection):
             await connection.send_command(f"{self._kind}SUBSCRIBE", *self._receivers)
 
     async def _work(self, connection: Any) -> None:
-        await run_until_first(
+        await self._run_until_first(
             self._read(connection), self._keep_alive(connection.send_command), self._replaced.wait()
         )
         raise TransportError("another server has taken over")

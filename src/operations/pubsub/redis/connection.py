@@ -458,17 +458,19 @@ class ReconnectingConnection(ABC):
                 raise TransportError(f"no answer for {SILENCE:g} seconds")
             await send("PING")
 
-
-async def run_until_first(*works: Coroutine[Any, Any, object]) -> None:
-    """Run coroutines until the first of them ends; raise its error."""
-    tasks = [asyncio.ensure_future(work) for work in works]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        done.pop().result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    async def _run_until_first(self, *works: Coroutine[Any, Any, object]) -> None:
+        """Run coroutines until the first of them ends; raise its error."""
+        tasks = [self._loop.create_task(work) for work in works]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            done.pop().result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            # Before the first await: a command would connect a connection again that the library has disconnected.
+            self._up.clear()
+            self._broken()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
 
 _Waiting: TypeAlias = "asyncio.Future[Any] | tuple[Any, ...]"
@@ -540,7 +542,7 @@ class PipelinedConnection(ReconnectingConnection):
         await ask(connection, "PING")
 
     async def _work(self, connection: Any) -> None:
-        await run_until_first(
+        await self._run_until_first(
             self._write(connection), self._read(connection), self._keep_alive(self.post)
         )
 
