@@ -4,12 +4,13 @@
 `to_mcp` serves a registry.
 """
 
+from importlib.util import find_spec
+
 from operations.errors import MissingExtraError
 
-try:
-    import mcp as _sdk  # noqa: F401 # pyright: ignore[reportUnusedImport]
-except ModuleNotFoundError as error:
-    raise MissingExtraError("operations.mcp", extra="mcp") from error
+# The OpenAI Agents SDK brings the SDK of MCP, but not aiohttp.
+if find_spec("mcp") is None or find_spec("aiohttp") is None:
+    raise MissingExtraError("operations.mcp", extra="mcp")
 
 from operations._mcp_config import (
     ClientCredentials,
