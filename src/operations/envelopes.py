@@ -283,17 +283,13 @@ class DescribedEnvelope(ResponseEnvelope[DataT_co], Generic[DataT_co], frozen=Tr
 
 
 def _raise_tool_error(meta: MCPResponseMeta) -> NoReturn:
-    structured: Any = meta.structured_content
+    structured = object_of(meta.structured_content)
     text = "\n".join(block.text for block in meta.content if isinstance(block, TextContent))
-    if (
-        isinstance(structured, dict)
-        and isinstance(structured.get("code"), str)  # pyright: ignore[reportUnknownMemberType]
-        and isinstance(structured.get("message"), str)  # pyright: ignore[reportUnknownMemberType]
-    ):
-        raise CallError.from_wire(cast("JSONObject", structured))
+    if all(isinstance(structured.get(name), str) for name in ("code", "message")):
+        raise CallError.from_wire(structured)
     details: JSONObject = {"content": msgspec.to_builtins(meta.content)}
-    if structured is not None:
-        details["structuredContent"] = structured
+    if meta.structured_content is not None:
+        details["structuredContent"] = meta.structured_content
     raise CallError(ErrorCode.EXECUTION_ERROR, text or "the tool reported an error", details)
 
 
@@ -378,14 +374,10 @@ def changes_to_wire(meta: ResponseMeta) -> JSONObject:
 
 def read_changes(envelope: ResponseEnvelope[T], wire: Any) -> ResponseEnvelope[T]:
     """Return `envelope` with the changes that `changes_to_wire` wrote; unchanged if there are none to read."""
-    fields = object_of(wire)
-    changes = tuple(_changes_of(fields.get("changes")))
-    count: Any = fields.get("changesCount")
-    listed = sum(change.count for change in changes)
-    total = max(listed, count) if type(count) is int else listed
+    changes, total = _changes_of(object_of(wire))
     if not total:
         return envelope
-    meta = msgspec.structs.replace(envelope.meta, changes=changes, changes_count=total)
+    meta = msgspec.structs.replace(envelope.meta, changes=tuple(changes), changes_count=total)
     return msgspec.structs.replace(envelope, meta=meta)
 
 
@@ -421,9 +413,7 @@ def lift_envelope(value: Any) -> ResponseEnvelope[Any] | None:
         if fields["source"] == "mcp" and isinstance(blocks, list):
             fields["content"] = []
         if "changes" in fields or "changesCount" in fields:
-            changes = fields["changes"] = _changes_of(fields.get("changes"))
-            listed, count = sum(change.count for change in changes), fields.get("changesCount")
-            fields["changesCount"] = max(listed, count) if type(count) is int else listed
+            fields["changes"], fields["changesCount"] = _changes_of(fields)
         lifted = cast("ResponseMeta", msgspec.convert(fields, ResponseMeta))
         if isinstance(lifted, MCPResponseMeta):
             content = [content_block(block) for block in cast("list[Any]", blocks)]
@@ -441,13 +431,13 @@ def _data_of(wire: Mapping[str, Any]) -> Any:
     return data
 
 
-def _changes_of(listed: Any) -> list[Change]:
-    """Return the changes that can be read, with texts cut to their limits.
+def _changes_of(meta: JSONObject) -> tuple[list[Change], int]:
+    """Return the changes that can be read, with texts cut to their limits, and how many there were in all.
 
     Unknown kinds are skipped, because a newer version may add them.
     """
     changes: list[Change] = []
-    for entry in map(object_of, list_of(listed)[:MAX_CHANGES]):
+    for entry in map(object_of, list_of(meta.get("changes"))[:MAX_CHANGES]):
         try:
             cut = {
                 name: entry[name][:limit]
@@ -457,7 +447,8 @@ def _changes_of(listed: Any) -> list[Change]:
             changes.append(msgspec.convert({**entry, **cut}, Change))
         except msgspec.ValidationError:
             continue
-    return changes
+    listed, count = sum(change.count for change in changes), meta.get("changesCount")
+    return changes, max(listed, count) if type(count) is int else listed
 
 
 def content_block(block: Any) -> MCPContentBlock:

@@ -52,6 +52,9 @@ _MAX_BYTES = 16 << 20
 _LONGEST_PAUSE = 60.0
 """Seconds that a call without a deadline waits at most, even if an API asks for more."""
 
+_RUNNING: Final = ("timeout", "rate", "concurrency", "retry", "cache", "select", "max_bytes")
+"""The settings that need a handler of their own."""
+
 _ABSENT: Final = object()
 
 
@@ -257,16 +260,7 @@ def _configured(
         timeout=config.timeout or operation.timeout,
         approve=approve,
     )
-    runs = (
-        config.timeout,
-        config.rate,
-        config.concurrency,
-        config.retry,
-        config.cache,
-        config.select,
-        config.max_bytes,
-    )
-    if all(each is None for each in runs):
+    if all(getattr(config, name) is None for name in _RUNNING):
         return ready
     tool = _Tool(inner, config, registry, pages)
     handler = tool.stream if spec.type is OperationType.SUBSCRIPTION else tool.call

@@ -121,6 +121,7 @@ class Source:
     version: str
     config: MCPClientConfig
     request: Request
+    list_all: ListAll
     watch: WatchResource
 
     async def settled(
@@ -166,10 +167,9 @@ class ResourceReader:
 class ResourceOperations:
     """Builds the operations for one server's listing."""
 
-    def __init__(self, source: Source, list_all: ListAll, pins: Pins) -> None:
+    def __init__(self, source: Source, pins: Pins) -> None:
         self._source = source
         self._config = source.config
-        self._list_all = list_all
         self._pins = pins
 
     def build(self, listing: Listing, skipped: dict[str, str]) -> Iterator[tuple[str, Operation]]:
@@ -246,7 +246,7 @@ class ResourceOperations:
         name, key = ("list", kind) if kind == "resources" else (kind, "resourceTemplates")
 
         async def list_now(input: Any, context: OperationContext) -> ResponseEnvelope[Any]:
-            entries = await self._list_all(method, key, context)
+            entries = await self._source.list_all(method, key, context)
             if self._config.pin == "strict":
                 entries = [
                     entry
@@ -350,21 +350,10 @@ class Catalog:
     """The operations of a server.
 
     Args:
-        server: Its name.
-        config: Selects the imports and their settings.
-        request: How an operation reaches the server.
-        list_all: How one of its lists is read.
-        watch: How changes of one of its resources are followed.
+        source: The server, with the settings of the import; its version is that of the last listing.
     """
 
-    def __init__(
-        self,
-        server: str,
-        config: MCPClientConfig,
-        request: Request,
-        list_all: ListAll,
-        watch: WatchResource,
-    ) -> None:
+    def __init__(self, source: Source) -> None:
         self.operations: dict[str, Operation] = {}
         """By id."""
 
@@ -374,13 +363,10 @@ class Catalog:
         self.skipped: dict[str, str] = {}
         """Definitions that were left out, with the reason."""
 
+        self._source = source
+        self._server = source.server
+        self._config = config = source.config
         self.pins = Pins(config.pin, dict(config.pins), config.target)
-        self._server = server
-        self._version = ""
-        self._config = config
-        self._request = request
-        self._list_all = list_all
-        self._watch_resource = watch
         self._listing = Listing()
         self._ids: dict[str, str] = {}
         """The operation of each tool."""
@@ -409,7 +395,7 @@ class Catalog:
 
     def take(self, listing: Listing, version: str) -> bool:
         """Build operations from the listings of a server `version`; return whether anything changed."""
-        if (listing, version) == (self._listing, self._version):
+        if (listing, version) == (self._listing, self._source.version):
             return False
         self.tools = {
             tool["name"]: tool for tool in listing.tools if is_imported(tool["name"], self._config)
@@ -422,7 +408,7 @@ class Catalog:
                 ", ".join(map(ascii, changed)),
                 "in quarantine" if self._config.pin == "strict" else "accepted",
             )
-        self._listing, self._version = listing, version
+        self._listing, self._source = listing, replace(self._source, version=version)
         self._rebuild()
         return True
 
@@ -433,7 +419,7 @@ class Catalog:
         for name, tool in self.tools.items():
             label = ascii(name)[1:-1]
             try:
-                spec = build_spec(tool, self._server, self._version, self._config)
+                spec = build_spec(tool, self._server, self._source.version, self._config)
             except ValueError as error:
                 skipped[label] = str(error)
                 continue
@@ -470,13 +456,11 @@ class Catalog:
             return quarantine(spec, self.operations.get(spec.id), self._server)
         if hides_something(spec.description):
             logger.warning("the description of %s holds characters that cannot be seen", spec.id)
-        return build_tool(spec, name, self._request, self._config, self._asked)
+        return build_tool(spec, name, self._source.request, self._config, self._asked)
 
     def _extras(self, skipped: dict[str, str]) -> Iterator[Operation]:
-        source = Source(
-            self._server, self._version, self._config, self._request, self._watch_resource
-        )
-        built = ResourceOperations(source, self._list_all, self.pins).build(self._listing, skipped)
+        source = self._source
+        built = ResourceOperations(source, self.pins).build(self._listing, skipped)
         for key, operation in built:
             if key in self.pins.waiting:
                 known = self.operations.get(operation.spec.id)
@@ -484,7 +468,8 @@ class Catalog:
             else:
                 yield operation
         if self._has_asked:
-            yield build_resume(self._server, self._version, self._request, self._config, self._find)
+            version, request = source.version, source.request
+            yield build_resume(self._server, version, request, self._config, self._find)
 
     def _find(self, name: str) -> tuple[Operation, JSONObject] | None:
         operation = self.operations.get(self._ids.get(name, ""))

@@ -23,7 +23,7 @@ from operations.caller_tokens import CallerToken
 from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode, timed_out
 from operations.front.timing import CallTimeout
-from operations.mcp.catalog import Catalog
+from operations.mcp.catalog import Catalog, Source
 from operations.mcp.codec import with_caller_meta
 from operations.mcp.connection import CallerConnections, Connection, Retries
 from operations.mcp.failures import ServerError, read_failure
@@ -74,9 +74,6 @@ class MCPClient:
         self.server_info: ServerInfo | None = None
         """None until the server was reached for the first time."""
 
-        self._catalog = Catalog(
-            name, self.config, self.request, self._list_all, self._watch_resource
-        )
         self._is_listening = False
         self._changes = 0
         """How often a listing brought something new."""
@@ -94,6 +91,8 @@ class MCPClient:
             )
         )
         self._watches = ResourceWatches(name, self._connection)
+        source = Source(name, "", self.config, self.request, self._list_all, self._watches.watch)
+        self._catalog = Catalog(source)
 
     # ------------------------------------------------------------ the catalog
 
@@ -369,9 +368,6 @@ class MCPClient:
             return await self.request(method, params, context, replayable=True)
 
         return await pages(fetch, method, key, self.config.max_tools, {}, lambda _: None)
-
-    def _watch_resource(self, uri: str) -> AsyncGenerator[str]:
-        return self._watches.watch(uri)
 
     # ------------------------------------------------------------ changes
 

@@ -295,7 +295,9 @@ class _Writer:
             schema = self._converter.resolve(properties.get(name))
             inner = self._converter.resolve(schema.get("items"))
             styled = style_of(encoding)
-            if styled is not None and not _holds_files(item, schema, inner):
+            # Styles say nothing about files.
+            holds_files = is_file(schema) or is_file(inner) or is_file_value(item)
+            if styled is not None and not holds_files:
                 style, explode = styled
                 for field, text in plain_fields(name, item, style=style, explode=explode):
                     self._add(field, text, {}, {}, self._headers_of(name, 0))
@@ -373,11 +375,6 @@ class _Writer:
                 content = base64.b64encode(Upload(content).read(name))
         head = "".join(f"{line}\r\n" for line in lines)
         self._out += [f"--{self.boundary}\r\n{head}\r\n".encode(), content, b"\r\n"]
-
-
-def _holds_files(value: Any, schema: JSONObject, inner: JSONObject) -> bool:
-    """Return whether a field is a file or several: styles say nothing about those."""
-    return is_file(schema) or is_file(inner) or is_file_value(value)
 
 
 def _quoted(text: str) -> str:

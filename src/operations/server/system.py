@@ -322,15 +322,9 @@ def _listed(spec: OperationSpec) -> Listed:
 
 
 def _shown(record: CallRecord, named: set[str]) -> ShownCall:
-    return ShownCall(
-        request_id=record.request_id,
-        operation_id=record.operation_id if record.operation_id in named else None,
-        parent_request_id=record.parent_request_id,
-        started_at=record.started_at,
-        duration=record.duration,
-        outcome=record.outcome,
-        items=record.items,
-    )
+    shown = msgspec.convert(record, ShownCall, from_attributes=True)
+    is_named = record.operation_id in named
+    return shown if is_named else msgspec.structs.replace(shown, operation_id=None)
 
 
 _KEPT = 16

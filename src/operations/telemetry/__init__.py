@@ -301,49 +301,37 @@ class CallMetrics:
         """Prometheus' text format, of these operations, or of all."""
         enforce_lists(operations=operations)
         shown = {
-            name: series
+            f'operation="{_label(name)}"': series
             for name, series in self._counters
             if operations is None or name in operations
         }
-        lines: list[str] = []
-
-        def family(name: str, kind: str, text: str) -> None:
-            lines.extend((f"# HELP {name} {text}", f"# TYPE {name} {kind}"))
-
-        family(
-            "operations_calls_total", "counter", "Calls that ended, by error code (empty: success)."
-        )
-        for name, series in shown.items():
+        calls: dict[str, float] = {}
+        changes: dict[str, float] = {}
+        for labels, series in shown.items():
             codes = Counter(series.codes) + Counter({"": series.untimed})
-            for code, count in sorted(codes.items()):
-                labels = f'operation="{_label(name)}",code="{_label(code)}"'
-                lines.append(f"operations_calls_total{{{labels}}} {count}")
-        family("operations_calls_running", "gauge", "Calls under way.")
-        for name, series in shown.items():
-            lines.append(f'operations_calls_running{{operation="{_label(name)}"}} {series.running}')
-        family("operations_items_total", "counter", "Items that subscriptions gave.")
-        for name, series in shown.items():
-            lines.append(f'operations_items_total{{operation="{_label(name)}"}} {series.items}')
-        family("operations_changes_total", "counter", "Values that normalisation changed, by kind.")
-        for name, series in shown.items():
-            for kind, count in sorted(series.changes.items()):
-                labels = f'operation="{_label(name)}",kind="{_label(kind)}"'
-                lines.append(f"operations_changes_total{{{labels}}} {count}")
-        family(
-            "operations_abandoned_total", "counter", "Handlers that ran on after their caller left."
-        )
-        for name, series in shown.items():
-            lines.append(
-                f'operations_abandoned_total{{operation="{_label(name)}"}} {series.abandoned}'
-            )
-        family("operations_retries_total", "counter", "Attempts after the first one of a call.")
-        for name, series in shown.items():
-            lines.append(f'operations_retries_total{{operation="{_label(name)}"}} {series.retries}')
-        family("operations_call_seconds", "histogram", "Duration of calls.")
-        for name, series in shown.items():
-            labels = f'operation="{_label(name)}"'
+            calls |= {f'{labels},code="{_label(code)}"': codes[code] for code in sorted(codes)}
+            kinds = sorted(series.changes.items())
+            changes |= {f'{labels},kind="{_label(kind)}"': count for kind, count in kinds}
+        about = "Calls that ended, by error code (empty: success)."
+        lines = _family("operations_calls_total", about, calls, "counter")
+        about = "Values that normalisation changed, by kind."
+        lines += _family("operations_changes_total", about, changes, "counter")
+        for name, about, counter, kind in _OF_CALLS:
+            values = {labels: getattr(series, counter) for labels, series in shown.items()}
+            lines += _family(name, about, values, kind)
+        lines += _family("operations_call_seconds", "Duration of calls.", {}, "histogram")
+        for labels, series in shown.items():
             lines += _histogram("operations_call_seconds", labels, series.buckets, series.seconds)
         return _text(lines)
+
+
+_OF_CALLS = (
+    ("operations_calls_running", "Calls under way.", "running", "gauge"),
+    ("operations_items_total", "Items that subscriptions gave.", "items", "counter"),
+    ("operations_abandoned_total", "Handlers that outlived their caller.", "abandoned", "counter"),
+    ("operations_retries_total", "Attempts after the first one of a call.", "retries", "counter"),
+)
+"""By metric: its description, the counter and the kind."""
 
 
 def _histogram(name: str, labels: str, buckets: Sequence[int], seconds: float) -> list[str]:

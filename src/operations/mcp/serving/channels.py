@@ -15,6 +15,7 @@ Rule 3: features of MCP clients only (roots, addresses to open) are in a context
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from secrets import token_urlsafe
 from typing import Any, Final, TypeAlias, cast
 
@@ -260,6 +261,7 @@ def refused(error: MCPError, what: str) -> CallError:
 # ------------------------------------------------------------ channels
 
 RequestContext = ServerRequestContext[Any, Any]
+Log: TypeAlias = Callable[[str, Any, str | None], Awaitable[None]]
 
 LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
 
@@ -299,26 +301,25 @@ def channel_for(request: RequestContext) -> CallerChannel:
     )
 
 
-def _logger(request: RequestContext) -> Callable[[str, Any, str | None], Awaitable[None]]:
+def _logger(request: RequestContext) -> Log:
+    async def send(params: JSONObject) -> None:
+        if params["level"] in allowed_log_levels(request.protocol_version, request.meta):
+            notice = LoggingMessageNotification(params=LoggingMessageNotificationParams(**params))
+            await request.session.send_notification(notice, related_request_id=request.request_id)
+
+    return _filtered(send, connection_of(request))
+
+
+def _filtered(send: Callable[[JSONObject], Awaitable[None]], connection: Connection) -> Log:
+    """Return the function that sends the log messages that the client wants; all unless it has set a level."""
+
     async def log(level: str, data: Any, logger_name: str | None) -> None:
         level = level if level in LEVELS else "info"
-        if level not in allowed_log_levels(request.protocol_version, request.meta):
-            return
-        if not _is_wanted(level, connection_of(request)):
-            return
-        params = LoggingMessageNotificationParams(
-            level=cast("Any", level), data=data, logger=logger_name
-        )
-        await request.session.send_notification(
-            LoggingMessageNotification(params=params), related_request_id=request.request_id
-        )
+        if LEVELS.index(level) >= LEVELS.index(connection.state.get(_LEVEL, "debug")):
+            named = {} if logger_name is None else {"logger": logger_name}
+            await send({"level": level, "data": data, **named})
 
     return log
-
-
-def _is_wanted(level: str, connection: Connection) -> bool:
-    """Return whether the client wants log messages of a level; all unless it has set one."""
-    return LEVELS.index(level) >= LEVELS.index(connection.state.get(_LEVEL, "debug"))
 
 
 def lean_channel(exchange: Exchange, connection: Connection, version: str) -> CallerChannel:
@@ -341,20 +342,11 @@ def lean_channel(exchange: Exchange, connection: Connection, version: str) -> Ca
         )
     if release is not None:
         client.set(Client(close_stream=release))
-
-    async def log(level: str, data: Any, logger_name: str | None) -> None:
-        level = level if level in LEVELS else "info"
-        if _is_wanted(level, connection):
-            params: JSONObject = {"level": level, "data": data}
-            if logger_name is not None:
-                params["logger"] = logger_name
-            await exchange.notify("notifications/message", params)
-
     return CallerChannel(
         session=_session_key(connection) if asks else "",
         log_level=connection.state.get(_LEVEL, "debug"),
         progress=exchange.progress,
-        log=log,
+        log=_filtered(partial(exchange.notify, "notifications/message"), connection),
     )
 
 

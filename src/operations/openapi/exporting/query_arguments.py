@@ -95,7 +95,7 @@ class QueryArguments:
             if parameter is not None and parameter.shape is Shape.LIST:
                 values.setdefault(name, []).append(value)
             elif name in values:
-                raise _repeated(name)
+                raise _refused(name, "is given more than once")
             else:
                 values[name] = value
         if not self.is_whole:
@@ -229,10 +229,6 @@ def _types(schema: JSONSchema, root: JSONObject, hops: int = _HOPS) -> frozenset
     for member in resolved.get("allOf", ()):
         types &= _types(member, root, hops - 1)
     return types
-
-
-def _repeated(name: str) -> CallError:
-    return _refused(name, "is given more than once")
 
 
 def _refused(name: str, message: str) -> CallError:

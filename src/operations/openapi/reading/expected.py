@@ -229,19 +229,13 @@ def _matching(offered: Sequence[Media], kind: str) -> Media | None:
             kind, media.essence(declared.media_type)
         ):
             return msgspec.structs.replace(declared, media_type=kind)
-    is_similar = None
     if media.is_stream(kind):
-        is_similar = media.is_stream
-    elif media.is_json(kind) or media.says_nothing(kind) or _may_be_json(kind):
-        is_similar = media.is_json
-    if is_similar is None:
-        return None
-    return next((m for m in offered if is_similar(m.media_type)), None)
-
-
-def _may_be_json(kind: str) -> bool:
-    """Return whether JSON is often sent as this type of text."""
-    return kind.startswith("text/") and kind not in {"text/xml", "text/csv"}
+        return next((m for m in offered if media.is_stream(m.media_type)), None)
+    # JSON is often sent as text of another type.
+    may_be_json = kind.startswith("text/") and kind not in {"text/xml", "text/csv"}
+    if media.is_json(kind) or media.says_nothing(kind) or may_be_json:
+        return next((m for m in offered if media.is_json(m.media_type)), None)
+    return None
 
 
 def _build(describe: _Describe, declared: Media, schemas: SchemaConverter) -> JSONSchema:

@@ -135,7 +135,9 @@ class Pass:
                 inner = type(self)(self._caster, (*self._fitting, plan))
                 default = inner.cast(plan, default, "", MAX_DEPTH)
             elif not plan.accepts(default):
-                default = next(filter(plan.accepts, conversions(default, _scalars(plan))), default)
+                # Also if there is a choice of types.
+                types = plan.types or ("string", "integer", "number", "boolean")
+                default = next(filter(plan.accepts, conversions(default, types)), default)
         except JSONValueError:
             return MISSING
         return default if len(canonical(default)) <= _MAX_DEFAULT else MISSING
@@ -178,7 +180,8 @@ class Pass:
     def _object(self, plan: Plan, value: dict[Any, Any], path: str, room: int) -> Any:
         if room <= 0:
             raise JSONValueError("nested too deeply", path)
-        members = value if _has_plain_keys(value) else _with_plain_keys(value, path)
+        is_plain = all(type(key) is str for key in value)
+        members = value if is_plain else _with_plain_keys(value, path)
         result: dict[str, Any] = {}
         # In the order of the value; additions come last.
         for name, item in members.items():
@@ -312,11 +315,6 @@ def _known(place: Place, value: Any) -> Any:
     return value
 
 
-def _scalars(plan: Plan) -> tuple[str, ...]:
-    """Return the types a scalar default may be converted to, also if there is a choice of them."""
-    return plan.types or ("string", "integer", "number", "boolean")
-
-
 def applied(plan: Plan, choice: Choice, value: Any) -> list[Site]:
     """Return the schemas that `if` and `dependentSchemas` apply to `value`."""
     if choice.condition is None:
@@ -332,10 +330,6 @@ def placed(function: Any, value: Any, path: str, *more: Any) -> Any:
         return function(value, *more)
     except JSONValueError as error:
         raise JSONValueError(error.reason, path + error.path) from None
-
-
-def _has_plain_keys(value: dict[Any, Any]) -> bool:
-    return all(type(key) is str for key in value)
 
 
 def _with_plain_keys(value: dict[Any, Any], path: str) -> dict[str, Any]:
@@ -522,10 +516,10 @@ def _smallest(plan: Plan, name: str) -> Iterator[Any]:
 
 def _numbers(plan: Plan, *, whole: bool) -> Iterator[Any]:
     """Yield the lower bound if there is one, else 0, else what lies just inside the other bounds."""
-    lows = [low for low in plan.keyword("minimum") if not isinstance(low, bool)]
-    above = [low for low in plan.keyword("exclusiveMinimum") if not isinstance(low, bool)]
-    highs = [high for high in plan.keyword("maximum") if not isinstance(high, bool)]
-    below = [high for high in plan.keyword("exclusiveMaximum") if not isinstance(high, bool)]
+    lows, above, highs, below = (
+        [bound for bound in plan.keyword(name) if not isinstance(bound, bool)]
+        for name in ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
+    )
     for low in lows:
         yield ceil(low) if whole else low
     yield 0

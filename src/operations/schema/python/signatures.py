@@ -190,7 +190,8 @@ def read_parameters(
     for parameter in signature.parameters.values():
         if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
             raise RegistrationError(f"{name}: *{parameter.name} cannot be given in a JSON object")
-        annotation = hints.get(parameter.name, _annotation(parameter))
+        bare = parameter.annotation is inspect.Parameter.empty
+        annotation = hints.get(parameter.name, Any if bare else parameter.annotation)
         if parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
             positional[parameter.name] = parameter.default
         if _is_context(annotation, context_type):
@@ -225,10 +226,6 @@ def read_parameters(
 _BY_POSITION = frozenset(
     {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
 )
-
-
-def _annotation(parameter: inspect.Parameter) -> Any:
-    return Any if parameter.annotation is inspect.Parameter.empty else parameter.annotation
 
 
 def _field(parameter: inspect.Parameter, annotation: Any, descriptions: Mapping[str, str]) -> Field:
