@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from getpass import getpass
 from pathlib import Path
 from time import monotonic, time
-from typing import Annotated, Any, NamedTuple, cast
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 from cyclopts import Parameter, validators
@@ -23,6 +23,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn
 from rich.text import Text
 from rich.tree import Tree
 
+from operations._json import is_object
 from operations._text import counted
 from operations.calls import CallRecord
 from operations.cli.inputs import put_file, read_input, typed
@@ -216,18 +217,17 @@ class _Printer:
 
 def ask_for_missing(value: Any, outline: Outline, screen: Screen, prefix: str = "") -> Any:
     """`value` with its missing required properties asked for; only objects have any."""
-    if not isinstance(value, dict):
+    if not is_object(value):
         return value
-    given = cast("JSONObject", value)
     properties = outline.properties
     answers: JSONObject = {}
     for name in outline.required:
         inner = properties.get(name, Outline({}))
-        if name not in given:
+        if name not in value:
             answers[name] = ask(f"{prefix}{name}", inner, screen)
         elif inner.properties:
-            answers[name] = ask_for_missing(given[name], inner, screen, f"{prefix}{name}.")
-    return given | answers
+            answers[name] = ask_for_missing(value[name], inner, screen, f"{prefix}{name}.")
+    return value | answers
 
 
 def ask(name: str, outline: Outline, screen: Screen) -> Any:

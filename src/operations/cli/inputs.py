@@ -27,7 +27,9 @@ from operations._json import (
     count_values,
     is_list,
     is_object,
+    kind_of,
     list_of,
+    pointer,
 )
 from operations.cli.options import encoded
 from operations.errors import CallError, ErrorCode, SchemaError
@@ -115,21 +117,8 @@ def typed(text: str, outline: Outline) -> Any:
 
 
 def _fits(value: Any, types: frozenset[str]) -> bool:
-    if not types:
-        return True
-    match value:
-        case bool():
-            return "boolean" in types
-        case None:
-            return "null" in types
-        case int():
-            return bool({"integer", "number"} & types)
-        case float():
-            return "number" in types
-        case list():
-            return "array" in types
-        case _:
-            return "object" in types
+    kind = kind_of(value)
+    return not types or kind in types or (kind == "integer" and "number" in types)
 
 
 def _takes_object(outline: Outline) -> bool:
@@ -180,9 +169,9 @@ def _put(
     for key in keys[:-1]:
         outline = outline.properties.get(key, Outline({}))
         inner = value.setdefault(key, {})
-        if not isinstance(inner, dict):
+        if not is_object(inner):
             raise _unreadable(name, "is inside of a key that already has a value", keys)
-        value = cast("JSONObject", inner)
+        value = inner
     last = keys[-1]
     wanted = outline.properties.get(last, Outline({}))
     found = _value(sign, text, wanted, keys, limits)
@@ -212,8 +201,7 @@ def _value(sign: str, text: str, outline: Outline, keys: list[str], limits: Limi
 
 def _unreadable(what: str, reason: str, keys: Sequence[str] = ()) -> CallError:
     """Return an error about `what`, located at `keys` of the input, or about the whole input."""
-    path = "".join("/" + key.replace("~", "~0").replace("/", "~1") for key in keys)
-    fault = {"path": path, "message": reason, "keyword": "input"}
+    fault = {"path": "".join(map(pointer, keys)), "message": reason, "keyword": "input"}
     return CallError(ErrorCode.VALIDATION_ERROR, f"{what} {reason}", {"errors": [fault]})
 
 
@@ -256,9 +244,9 @@ def example(spec: OperationSpec, hints: str = "") -> str:
 
 def as_typed(value: Any, outline: Outline) -> str:
     """An input as one would type it: pairs where they are read as it, else JSON."""
-    if isinstance(value, dict):
-        arguments = list(_pairs(cast("JSONObject", value), ""))
-        if _reads_as(arguments, outline, cast("JSONObject", value)):
+    if is_object(value):
+        arguments = list(_pairs(value, ""))
+        if _reads_as(arguments, outline, value):
             return shlex.join(arguments)
     return shlex.quote(encoded(value))
 

@@ -20,7 +20,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import IntEnum
 from functools import wraps
 from pathlib import Path
@@ -133,11 +133,7 @@ class Screen:
 
     def value(self, value: Any) -> None:
         """Write one formatted JSON value."""
-        text = encoded(value, indent=2)
-        if self.is_terminal:
-            self.out.print(JSONHighlighter()(plain(text)), soft_wrap=True)
-        else:
-            self.write(text)
+        self._print(encoded(value, indent=2))
 
     def fields(self, record: JSONObject) -> None:
         """Write an object as JSON if that was asked for, otherwise one line per field."""
@@ -149,12 +145,14 @@ class Screen:
 
     def item(self, value: Any) -> None:
         """One JSON value on one line, at once: an item of a stream."""
-        text = encoded(value)
+        self._print(encoded(value))
+        sys.stdout.flush()
+
+    def _print(self, text: str) -> None:
         if self.is_terminal:
             self.out.print(JSONHighlighter()(plain(text)), soft_wrap=True)
         else:
             self.write(text)
-        sys.stdout.flush()
 
     def write(self, text: str) -> None:
         """Print a line of text unchanged."""
@@ -225,13 +223,8 @@ class Screen:
     def config_failed(self, error: ConfigError) -> None:
         """Everything that is wrong with the config."""
         if self.json:
-            faults = [
-                {"file": fault.file, "line": fault.line, "key": fault.key, "message": fault.message}
-                for fault in error.faults
-            ]
-            self._complain(
-                {"error": {"code": "CONFIG", "message": str(error), "details": {"faults": faults}}}
-            )
+            details = {"faults": [asdict(fault) for fault in error.faults]}
+            self._complain({"error": {"code": "CONFIG", "message": str(error), "details": details}})
             return
         for fault in error.faults:
             self.note(str(fault), "red")

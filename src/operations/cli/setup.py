@@ -7,7 +7,7 @@ import webbrowser
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 import msgspec
@@ -93,50 +93,44 @@ def _file(
             return known, ""
     kind = kind or _guess(source)
     name = name or _name(source, kind)
-    config, lines = Config(trace=_UNKEPT), list[str]()
+    quoted = _quoted(first)
+    tables: JSONObject = {}
     match kind:
         case "openapi":
             options: JSONObject = {} if base_url is None else {"base_url": base_url}
-            entry = OpenAPIEntry(document=first, options=options)
-            config = Config(openapi={name: entry}, trace=_UNKEPT)
-            lines = [f"[openapi.{name}]", f"document = {_quoted(first)}"]
+            tables["openapi"] = {name: OpenAPIEntry(document=first, options=options)}
+            lines = [f"[openapi.{name}]", f"document = {quoted}"]
             if base_url is not None:
                 lines.append(f"base_url = {_quoted(base_url)}")
         case "mcp" if first.endswith(".json"):
-            config = Config(mcp_json=(first,), trace=_UNKEPT)
-            lines = [f"mcp_json = [{_quoted(first)}]"]
+            tables["mcp_json"] = (first,)
+            lines = [f"mcp_json = [{quoted}]"]
         case "mcp" if "://" in first:
-            config = Config(mcp={name: MCPEntry(options={"url": first})}, trace=_UNKEPT)
-            lines = [f"[mcp.{name}]", f"url = {_quoted(first)}"]
+            tables["mcp"] = {name: MCPEntry(options={"url": first})}
+            lines = [f"[mcp.{name}]", f"url = {quoted}"]
         case "mcp":
-            options = {"command": first, "args": list(source[1:])}
-            config = Config(mcp={name: MCPEntry(options=options)}, trace=_UNKEPT)
-            lines = [f"[mcp.{name}]", f"command = {_quoted(first)}"]
-            lines += [f"args = {json.dumps(list(source[1:]))}"] if source[1:] else []
+            args = list(source[1:])
+            tables["mcp"] = {name: MCPEntry(options={"command": first, "args": args})}
+            lines = [f"[mcp.{name}]", f"command = {quoted}"]
+            lines += [f"args = {json.dumps(args)}"] if args else []
         case "modules":
-            config = Config(modules=(first,), trace=_UNKEPT)
-            lines = [f"modules = [{_quoted(first)}]"]
+            tables["modules"] = (first,)
+            lines = [f"modules = [{quoted}]"]
         case "broker":
-            config = Config(brokers={name: BrokerEntry(url=first, workers=True)}, trace=_UNKEPT)
-            lines = [f"[brokers.{name}]", f"url = {_quoted(first)}", "workers = true"]
-    return ConfigFile(config=config), "\n".join(lines)
+            tables["brokers"] = {name: BrokerEntry(url=first, workers=True)}
+            lines = [f"[brokers.{name}]", f"url = {quoted}", "workers = true"]
+    return ConfigFile(config=Config(**tables, trace=_UNKEPT)), "\n".join(lines)
 
 
 def _in_config(name: str, common: Common) -> ConfigFile | None:
     """Return the config with only the source of this name, if there is one."""
     file = common.load(required=common.config is not None)
-    config = file.config
-    if name in config.openapi:
-        kept = Config(openapi={name: config.openapi[name]}, trace=_UNKEPT)
-    elif name in config.mcp:
-        kept = Config(mcp={name: config.mcp[name]}, trace=_UNKEPT)
-    elif name in config.mcp_json:
-        kept = Config(mcp_json=(name,), trace=_UNKEPT)
-    elif name in config.brokers:
-        kept = Config(brokers={name: config.brokers[name]}, trace=_UNKEPT)
-    else:
-        return None
-    return ConfigFile(config=kept, path=file.path)
+    for table in ("openapi", "mcp", "mcp_json", "brokers"):
+        held: Any = getattr(file.config, table)
+        if name in held:
+            kept: JSONObject = {table: {name: held[name]} if isinstance(held, dict) else (name,)}
+            return ConfigFile(config=Config(**kept, trace=_UNKEPT), path=file.path)
+    return None
 
 
 def _guess(source: Sequence[str]) -> Kind:
