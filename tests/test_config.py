@@ -181,7 +181,7 @@ MISTAKES: list[tuple[str, str, int | None, str, str]] = [
     ("a misspelt key", "[serve]\nprot = 1", 2, "serve.prot", 'Did you mean "port"?'),
     ("a misspelt table", "[opanapi.shop]\ndocument = 'x'", 1, "opanapi", 'Did you mean "openapi"?'),
     ("a key of another table", "port = 1", 1, "port", 'Did you mean "serve.port"?'),
-    ("an unknown key", "[limits]\nzzzz = 1", 2, "limits.zzzz", "Known here: timeout"),
+    ("an unknown key", "[limits]\nzzzz = 1", 2, "limits.zzzz", "Known keys: timeout"),
     (
         "a string for a number",
         "[serve]\nport = '8000'",
@@ -208,7 +208,7 @@ MISTAKES: list[tuple[str, str, int | None, str, str]] = [
     ("no pointer", "[tools.a]\nselect = ['x']", 2, "tools.a.select", "begin with /"),
     ("no policy", "[tools.a]\noutput = 'x'", 2, "tools.a.output", "must be"),
     ("a misspelt switch", "[serve]\nconsol = false", 2, "serve.consol", 'Did you mean "console"?'),
-    ("open to the world", "[serve]\nhost = '0.0.0.0'", 2, "serve.host", "without signing in"),
+    ("open to the world", "[serve]\nhost = '0.0.0.0'", 2, "serve.host", "without authentication"),
     (
         "any origin",
         "[serve]\nallowed_origins = ['*']",
@@ -244,7 +244,7 @@ MISTAKES: list[tuple[str, str, int | None, str, str]] = [
         SHOP + "base_url = 'https://u:CANARY@x/'",
         3,
         "openapi.shop.base_url",
-        "put it into auth",
+        "move it to auth",
     ),
     (
         "a secret in the file",
@@ -314,7 +314,7 @@ MISTAKES: list[tuple[str, str, int | None, str, str]] = [
         SHOP + "scopes = ['a']\naccess = { required_scopes = ['b'] }",
         4,
         "openapi.shop.access",
-        "goes without scopes",
+        "cannot be used together with scopes",
     ),
     (
         "no HTTP method",
@@ -379,14 +379,14 @@ MISTAKES: list[tuple[str, str, int | None, str, str]] = [
         "[brokers.a]\nurl = 'redis://u:CANARY@x'",
         2,
         "brokers.a.url",
-        "holds a password",
+        "contains a password",
     ),
     (
         "a password in the second address of a list",
         "[brokers.a]\nurl = 'nats://x:1,nats://u:CANARY@y'",
         2,
         "brokers.a.url",
-        "holds a password",
+        "contains a password",
     ),
     (
         "what waits on Redis",
@@ -414,7 +414,7 @@ MISTAKES: list[tuple[str, str, int | None, str, str]] = [
         "[mcp.b]\ncommand = 'x'\n[brokers.a]\nurl = 'nats://x'\nnamespace = 'b'",
         5,
         "brokers.a.namespace",
-        "something else already: b",
+        "already in use: b",
     ),
     (
         "a key that is none",
@@ -845,7 +845,7 @@ def test_a_proxy_may_be_written_or_named(folder: Path, monkeypatch: pytest.Monke
     config = built(OpenAPIEntry, {"proxy": {"env": "A_SECRET"}}, folder)
 
     assert config.proxy == "http://u:sesame@proxy.example.com:3128"
-    with pytest.raises(ConfigError, match="holds a login") as caught:
+    with pytest.raises(ConfigError, match="contains a login") as caught:
         built(OpenAPIEntry, {"proxy": "http://u:sesame@proxy.example.com:3128"}, folder)
     assert "sesame" not in str(caught.value)
 

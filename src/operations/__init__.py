@@ -79,7 +79,7 @@ _ELSEWHERE = {
     "server": "create_app",
     "tools": "configure_tools",
 }
-"""By module: public names that are often looked for here."""
+"""Public names of submodules that users often try to import from `operations`, by submodule."""
 
 
 def __getattr__(name: str) -> object:

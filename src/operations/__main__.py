@@ -1,4 +1,4 @@
-"""The entry point of the `operations` command and of `python -m operations`: how every command ends."""
+"""The entry point of the `operations` command and of `python -m operations`. Maps exceptions to exit codes."""
 
 import os
 import sys
@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"error: {missing}\n")
         return 1
     except BrokenPipeError:
-        # The reader of our output has closed it. Python would complain again when it closes the stream.
+        # The reader closed our output. Redirect it, or Python reports a second error when it flushes stdout at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     return result

@@ -1,7 +1,7 @@
-"""Build values from JSON text: within bounds, and without the garbage collector in the way.
+"""Decode JSON text within limits, with the garbage collector paused for large texts.
 
-Rule 1: JSON text from outside is decoded by `decode_json`, or by a typed decoder after `enforce_bounds`: its bytes,
-        values and depth are checked before anything is built.
+Rule 1: JSON text from outside is decoded by `decode_json`, or by a typed decoder after `enforce_bounds`. Both check the
+        number of bytes and values and the depth before they build any object.
 """
 
 import asyncio
@@ -19,14 +19,14 @@ from operations._json import MAX_MESSAGE_DEPTH, JSONLimitError, JSONValueError
 ValueT = TypeVar("ValueT")
 
 LARGE = 64 * 1024
-"""Bytes of JSON that may build so many objects that the garbage collector runs several times."""
+"""Size in bytes from which decoding pauses the garbage collector."""
 
 
 def build_from(decode: Callable[[bytes], ValueT], raw: bytes) -> ValueT:
-    """Decode with a decoder of msgspec.
+    """Decode with a msgspec decoder.
 
-    The garbage collector waits meanwhile if the text is large: nothing that is being built is garbage, and visiting it
-    again and again takes several times as long as building it.
+    The garbage collector is paused for a large text: none of the new objects is garbage, and scanning them repeatedly
+    takes several times as long as building them.
     """
     if len(raw) < LARGE or not gc.isenabled():
         return decode(raw)
@@ -51,8 +51,8 @@ def decode_json(
     """Return the value in a JSON text from outside. Of duplicate keys, the last one wins.
 
     Raises:
-        JSONLimitError: If it is larger, longer or deeper than allowed; nothing was built then.
-        JSONValueError: If it is not JSON.
+        JSONLimitError: If the text exceeds a limit; this is checked before any object is built.
+        JSONValueError: If the text is not JSON.
     """
     if isinstance(raw, str):
         try:
@@ -74,7 +74,7 @@ _decode = msgspec.json.Decoder().decode
 
 
 def decode_known(raw: bytes) -> Any:
-    """Return the value in a JSON text whose size and depth are known to be within bounds, because a type accepts it."""
+    """Decode a JSON text that a typed decoder has accepted, so its size and depth need no check."""
     return build_from(_decode, raw)
 
 
@@ -99,7 +99,7 @@ def enforce_bounds(
     may_have_many = len(raw) >= 2 * max_values
     if len(raw) < 2 * max_depth and not may_have_many:
         return
-    # Brackets inside strings count too, so these are upper bounds: they may accept, but not reject.
+    # Brackets inside strings are counted too, so these are upper bounds: enough to accept a text, not to reject it.
     containers = raw.count(b"[") + raw.count(b"{")
     may_have_many = may_have_many and containers + raw.count(b",") >= max_values
     if not may_have_many and containers <= max_depth:
@@ -112,11 +112,11 @@ def enforce_bounds(
 
 
 _HUGE = 8 * 1024 * 1024
-"""Bytes that are not scanned in one piece, so that other threads have their turn in between."""
+"""Texts larger than this, in bytes, are scanned in slices, so that other threads can run in between."""
 
 
 def _enforce_in_slices(raw: bytes, max_values: int, max_depth: int) -> None:
-    """Check a long text a slice at a time: beyond a limit, the rest of it costs nothing."""
+    """Check a long text slice by slice, and stop at the first limit that it exceeds."""
     count, depth, inside, opened, start = 1, 0, 0, b"", 0
     while start < len(raw):
         part = raw[start : start + _SLICE * 4]
@@ -166,7 +166,7 @@ _SPACE = b" \t\n\r"
 
 
 def _enforce_count(raw: bytes, max_values: int) -> None:
-    """Count exactly, a slice at a time: beyond the limit, the rest of the text costs nothing."""
+    """Count the values exactly, slice by slice, and stop when the limit is exceeded."""
     count, inside, opened = 1, 0, b""
     for start in range(0, len(raw), _SLICE):
         text, inside = _outside_strings(raw[start : start + _SLICE], inside)
@@ -194,12 +194,12 @@ _FEW_LEVELS = 8
 
 def _enforce_depth(raw: bytes, max_depth: int) -> None:
     """Measure the depth exactly, from the quotes and brackets alone."""
-    # Removing adjacent quotes does not change on which side of a string anything else is.
+    # Removing pairs of adjacent quotes does not change which characters are inside a string.
     structure = raw.translate(None, _NOT_STRUCTURE).replace(b'""', b"")
     steps = b"".join(structure.split(b'"')[::2]).translate(_BRACKETS)
     left = steps
     for _ in range(min(max_depth, _FEW_LEVELS)):
-        # Each pass removes the innermost containers: few texts have more left after these.
+        # Each pass removes the innermost containers; for most texts these passes are enough.
         left = left.replace(b"\x01\xff", b"")
         if not left:
             return
@@ -210,18 +210,18 @@ def _enforce_depth(raw: bytes, max_depth: int) -> None:
 # ------------------------------------------------------------ the garbage collector
 
 _MANY = 10_000
-"""New objects that are worth being aged."""
+"""The least number of new objects to move to the oldest generation of the garbage collector."""
 
 
 @contextmanager
 def gc_paused(*, collects: bool = True) -> Generator[None]:
     """Pause the garbage collector while long-lived objects are created, for example from a document.
 
-    There may be tens of thousands of them. Each collection meanwhile would visit every object of the process, which
-    holds the interpreter for longer than the work itself takes.
+    With tens of thousands of new objects, each collection would scan every object of the process and block the
+    interpreter for longer than the work itself takes.
 
     Args:
-        collects: Whether garbage may be looked for at the end; a call that must be quick leaves that to a later block.
+        collects: Whether a full collection may run at the end; False for a call that must be quick.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -234,9 +234,9 @@ def gc_paused(*, collects: bool = True) -> Generator[None]:
 
 
 def pause_collector() -> None:
-    """Let the garbage collector wait until the next turn of the event loop, while another library decodes a large body.
+    """Pause the garbage collector for this iteration of the event loop, while another library decodes a large body.
 
-    As `build_from` does for our own decoders.
+    `build_from` does the same for our own decoders.
     """
     if gc.isenabled():
         gc.disable()
@@ -244,16 +244,16 @@ def pause_collector() -> None:
 
 
 class _Collector:
-    """Counts new objects as old at once, instead of visiting them as new, if they are many.
+    """Moves many new objects to the oldest generation, so that young collections do not scan them.
 
-    The interpreter does not know that there are more old objects then, and would never look for garbage among them.
+    The interpreter does not count objects that are moved this way, so this class decides when a full collection is due.
     """
 
     def __init__(self) -> None:
         self._aged = 0
-        """Objects that were aged since the last full collection."""
+        """Objects moved to the oldest generation since the last full collection."""
         self._kept = 0
-        """Objects that were there then."""
+        """Objects that survived that collection."""
 
     def age(self, *, collects: bool) -> None:
         new = gc.get_count()[0]
@@ -265,7 +265,7 @@ class _Collector:
         if not collects:
             return
         if not self._kept:
-            # The first time, nothing that was made can have become garbage. Counting all objects takes too long.
+            # The first objects are all still in use, so no collection is needed. Counting every object takes too long.
             self._kept, self._aged = new, 0
         elif self._aged > self._kept:
             gc.collect()

@@ -1,10 +1,10 @@
 """Derive the keys of a config file from the library's own config classes, and build these classes from mappings.
 
-Rule 1: a field of a config class is a key of the file, unless its values can only be functions or objects. Nothing is
-        written twice: type, default and description come from the class.
-Rule 2: a field that `repr` omits is secret: the file names where the secret is kept. Only in a table of strings, such
-        as headers, and in a field with the metadata `WRITTEN` may a value be written out.
-Rule 3: a relative path starts at the file.
+Rule 1: a field of a config class is a key of the file, unless its values can only be functions or objects. The type,
+        default and description of the key come from the class.
+Rule 2: a field that `repr` omits is secret: the file names the environment variable or file with the secret. The secret
+        itself may only be written in a table of strings, such as headers, or in a field with the metadata `WRITTEN`.
+Rule 3: a path is relative to the folder of the config file.
 """
 
 import ast
@@ -44,18 +44,18 @@ _MAPPINGS = frozenset({Mapping, dict})
 MISSING: Final = dataclasses.MISSING
 
 WRITTEN: Final = "may be written"
-"""Metadata of a field that `repr` leaves out although it is not always secret, such as an address."""
+"""Metadata of a field that `repr` omits but that is not always secret, such as an address."""
 
 NAMED: Final = "is named"
-"""Annotates the values of a table of secrets that must not be written into the file."""
+"""Annotates the values of a table of secrets: the file must name them, not contain them."""
 
 ELSEWHERE: Final = "set elsewhere"
-"""Metadata of a field that is not a key of the file, with the reason."""
+"""Metadata key for a field that is not a key of the file; the value gives the reason."""
 
 _ANNOTATED: Any = Annotated
 _LITERAL: Any = Literal
 _UNION: Any = Union
-"""Annotations are made here from values, which type checkers do not follow."""
+"""Typed as Any because this module builds annotations at run time, which type checkers do not support."""
 
 _PLAIN = frozenset({bool, float, int, str, NoneType})
 
@@ -66,7 +66,7 @@ class Secret:
 
     Attributes:
         env: The environment variable that holds it.
-        file: The file that holds it, relative to this one; white space around it is dropped.
+        file: The file that holds it, relative to this one; surrounding white space is removed.
     """
 
     env: str | None = None
@@ -74,16 +74,16 @@ class Secret:
 
 
 class Derived(NamedTuple):
-    """The config classes that a table of the file is read into, beside the keys of its own."""
+    """The config classes that a table of the file is converted to, in addition to its own keys."""
 
     load: Callable[[], tuple[Any, ...]]
-    """Returns the classes; called when a file has such a table. A key that several classes have is passed to each."""
+    """Returns the classes; called when a file has such a table. Classes that share a key all receive its value."""
 
     without: Mapping[str, str]
     """Fields that are not keys, each with the reason."""
 
     defaults: Mapping[str, Any] = {}
-    """Values that a file has by default, instead of those of the class."""
+    """Defaults in a file that differ from those of the class."""
 
     def keys(self) -> dict[str, "Key"]:
         """Return the fields that are keys of the table."""
@@ -113,13 +113,13 @@ class Key(NamedTuple):
 
     @property
     def type(self) -> Any:
-        """The annotation of the key in the file; None if the file cannot have it."""
+        """The annotation of the key in the file; None if a file cannot express its values."""
         found = file_type(self.annotation, is_secret=self.is_secret)
         return _UNION[str, found] if self.may_be_written else found
 
 
 class KeyFaultError(ValueError):
-    """Raised for a table that fits no config class.
+    """Raised for a table that does not match a config class.
 
     Attributes:
         path: The key that is wrong.
@@ -131,12 +131,12 @@ class KeyFaultError(ValueError):
 
 
 def field_of(error: ValueError) -> str:
-    """Return the first word of an error, which is the field that a config class rejects."""
+    """Return the field that a config class rejects: the first word of the error message."""
     return str(error).partition(" ")[0].rstrip(":")
 
 
 def located(error: ValueError, path: KeyPath, table: Mapping[str, Any]) -> KeyFaultError:
-    """Return the error that a config class raises for a table, located at the key or at the table."""
+    """Return an error of a config class with its location: the rejected key, or else the table."""
     key, text = field_of(error), str(error)
     end = "" if text.endswith("?") else "."
     if key in table:
@@ -158,7 +158,7 @@ def keys_of(cls: Any) -> dict[str, Key]:
 
 
 def _fields(cls: Any) -> Iterator[tuple[str, Any, tuple[bool, bool]]]:
-    """Yield the name and default of each field, whether it is secret, and whether it may be written nevertheless."""
+    """Yield the name and default of each field, whether it is secret, and whether the file may contain its value."""
     if issubclass(cls, msgspec.Struct):
         for each in msgspec.structs.fields(cls):
             yield each.name, MISSING if each.required else each.default, (False, False)
@@ -207,17 +207,17 @@ def _file_type(annotation: Any, is_secret: bool) -> Any:
 
 @cache
 def file_class(cls: Any, tables: frozenset[str] | None = None) -> Any:
-    """Return a dataclass with the keys of a class, and of the one it is read into.
+    """Return a dataclass with the keys of a class and of the classes that it is converted to.
 
     Args:
         cls: The class.
-        tables: The keys that matter; of the others, those that need an import take any table. None for all.
+        tables: The tables to check; any other table that needs an import accepts every key. None checks all.
     """
     if cls is Secret:
         return cls
     keys = dict(keys_of(cls))
     if tables is not None:
-        # Named tables that the file does not have are not read into their classes, which take long to import.
+        # Skip the classes of tables that the file does not have: importing them is slow.
         keys = {
             name: key._replace(annotation=dict[str, str])
             if name not in tables and isinstance(key.default, dict)
@@ -237,7 +237,7 @@ def _made(name: str, keys: Mapping[str, tuple[Any, Any, str]], description: str)
         if kind is None:
             continue
         annotation = _ANNOTATED[kind, msgspec.Meta(description=words)]
-        # A dataclass rejects defaults that can change; the default of a table is an empty one.
+        # A dataclass rejects mutable defaults; the default of a table is an empty table.
         make = cast("Any", type(default))
         if make.__hash__ is None or hasattr(make, "__dataclass_fields__"):
             default = dataclasses.field(default_factory=make)  # noqa: PLW2901
@@ -255,7 +255,7 @@ def _merged(classes: tuple[Any, ...], has_secret: bool) -> Any:
         keys = {name: (key.type, None, key.description) for name, key in keys_of(Secret).items()}
     else:
         kinds = _LITERAL[tuple(kinds_of(classes))]
-        keys["kind"] = (kinds, MISSING, "Which of them it is.")
+        keys["kind"] = (kinds, MISSING, "Selects the kind of table.")
     for cls in classes:
         for name, key in keys_of(cls).items():
             if key.type is not None and name not in keys:
@@ -298,7 +298,7 @@ def _summary(cls: Any) -> str:
 
 
 def _descriptions(cls: Any) -> dict[str, str]:
-    """Return the documentation of each field: from below it, or from the docstring of the class or function."""
+    """Return the description of each field: the docstring below it, or its entry in the class or function docstring."""
     found = parse_docstring(cls.__doc__).names
     for base in reversed(cls.__mro__[:-1]):
         found |= parse_docstring(base.__dict__.get("__doc__")).names
@@ -320,7 +320,7 @@ def _descriptions(cls: Any) -> dict[str, str]:
 
 
 def secrets_of(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Secret]]:
-    """Yield the secrets in tables that are enabled, by their keys; not those in `options`."""
+    """Yield each secret in an enabled table with its key path, except those in `options`."""
     if isinstance(value, Secret):
         yield path, value
     elif isinstance(value, Mapping):
@@ -332,11 +332,11 @@ def secrets_of(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Secret
                 yield from secrets_of(getattr(value, field.name), (*path, field.name))
 
 
-# ------------------------------------------------------------ from a file to the classes
+# ------------------------------------------------------------ building the classes from a file
 
 
 Reveal: TypeAlias = Callable[[Secret, KeyPath], str]
-"""Finds a secret; the path is the key that names it."""
+"""Returns the value of a secret; the path is the key that names it."""
 
 _CAPITAL = re.compile("(?<=[a-z0-9])[A-Z]")
 
@@ -345,7 +345,7 @@ class Builder(NamedTuple):
     """Builds config classes from the tables of a file, or from mappings in code."""
 
     reveal: Reveal | None = None
-    """None if secrets are written out, as in code."""
+    """None if the values contain the secrets themselves, as in code."""
 
     resolve: Callable[[str], FilePath] = FilePath
 
@@ -353,8 +353,8 @@ class Builder(NamedTuple):
         """Return the values for the fields of a class; their names may be written in camelCase.
 
         Raises:
-            KeyFaultError: If a field is unknown, or a table inside fits nothing.
-            ValueError: If a class inside rejects a value.
+            KeyFaultError: If a field is unknown, or a nested table does not match a class.
+            ValueError: If a nested class rejects a value.
         """
         keys, found = keys_of(cls), dict[str, Any]()
         for key, value in table.items():
@@ -413,7 +413,7 @@ class Builder(NamedTuple):
 def _chosen(
     classes: Sequence[Any], table: dict[str, Any], path: KeyPath, named: Sequence[str]
 ) -> tuple[Any, dict[str, Any]]:
-    """Return the class that a table is meant for, and its fields; `named` are the keys that name a secret instead."""
+    """Return the class that matches a table, and its fields; `named` are the keys that name a secret instead."""
     if len(classes) == 1 and not named:
         return classes[0], table
     if not named:

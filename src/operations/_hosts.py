@@ -1,12 +1,13 @@
 """Decide where requests may go, where credentials may go with them, and which requests a server accepts.
 
-Rule 1: a host that the operator configured (`base_url`, `url`, `allowed_hosts`, the document's own address) may be any.
-Rule 2: a host that a third party names (a document, an MCP server's OAuth metadata) must be public; the address
-        that is connected to decides.
-Rule 3: credentials go only to hosts of the first kind.
-Rule 4: a server rejects an unknown Host (421), except an address that asks for its health. An Origin that is neither
-        its own nor allowed is 403, and so is a request that a page elsewhere embeds, for which browsers send no Origin
-        (`Sec-Fetch-Site`). Other programs send neither header. Every entry point uses these rules.
+Rule 1: a host that the operator configured (`base_url`, `url`, `allowed_hosts`, the document's own address) may have
+        any address.
+Rule 2: a host that a third party names (a document, an MCP server's OAuth metadata) must be public. This is checked for
+        the address of the connection, not only for the name.
+Rule 3: credentials are sent only to hosts that the operator configured.
+Rule 4: a server rejects an unknown Host (421), except an IP address in a health check, and an Origin that is neither
+        its own nor allowed (403). It also rejects a request that a page of another site embeds (403): browsers send no
+        Origin for it, but `Sec-Fetch-Site`. Other programs send neither header. Every entry point uses these rules.
 """
 
 import ipaddress
@@ -35,12 +36,12 @@ _RESERVED = tuple(
         "5f00::/16",  # segment routing
     )
 )
-"""Networks that some versions of `ipaddress` take for global."""
+"""Networks that some versions of `ipaddress` classify as global."""
 
 _LOCAL_NAMES = ("localhost", "local", "internal", "localdomain", "home.arpa")
 
-# Deliberately narrower than the grammar: no user information, no backslash, nothing that two parsers of
-# URLs could understand differently.
+# Deliberately stricter than the grammar: no user information, no backslash, nothing that two URL parsers could
+# interpret differently.
 _URL = re.compile(
     r"(?P<scheme>https?)://(?P<host>\[[0-9A-Fa-f:.%]+\]|[^\s/?#\\@:\[\]]+)(?::(?P<port>[0-9]{1,5}))?(?=[/?#]|$)",
     re.IGNORECASE,
@@ -88,7 +89,7 @@ def _matched(url: str) -> re.Match[str]:
 
 
 def normal_url(url: str) -> str:
-    """Return `url` in the form for requests: its origin in one spelling, the rest encoded, no fragment.
+    """Return `url` in the form for requests: a normalised origin, the rest percent-encoded, no fragment.
 
     Raises:
         ValueError: If it is not an absolute HTTP URL without user information.
@@ -118,7 +119,7 @@ def _is_public(address: Address) -> bool:
 
 
 def _embedded(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
-    """The IPv4 address an IPv6 address carries: mapped, translated, tunnelled."""
+    """Return the IPv4 address that an IPv6 address embeds (mapped, translated or tunnelled), if any."""
     if address.ipv4_mapped is not None:
         return address.ipv4_mapped
     if address.sixtofour is not None:
@@ -128,14 +129,14 @@ def _embedded(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
     low = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
     if any(address in network for network in (*_NAT64, *_EMBEDDED_LOW)):
         return low
-    # ISATAP: an interface identifier that spells out an IPv4 address.
+    # ISATAP: the interface identifier contains an IPv4 address.
     if (int(address) >> 32) & 0xFFFFFFFF in {0x00005EFE, 0x02005EFE}:
         return low
     return None
 
 
 def numeric_address(host: str) -> str | None:
-    """The address that `host` writes in some numeric way (`127.1`, `0x7f000001`); None for a name."""
+    """Return the address if `host` is numeric in any notation (`127.1`, `0x7f000001`); None for a name."""
     host = host.strip("[]").rstrip(".")
     try:
         return str(ipaddress.ip_address(host.partition("%")[0]))
@@ -148,7 +149,7 @@ def numeric_address(host: str) -> str | None:
 
 
 def enforce_public(host: str) -> None:
-    """Reject a host that a third party named if it is known not to be public before it is resolved.
+    """Reject a host that a third party named if it is clearly not public, without resolving it.
 
     Raises:
         CallError: With code `ACCESS_DENIED`, for a host that is clearly not public.
@@ -205,13 +206,13 @@ class TrustedHosts:
 LOOPBACK: Final = ("localhost", "127.0.0.1", "[::1]")
 
 _FETCH: Final = frozenset({b"sec-fetch-dest", b"sec-fetch-mode", b"sec-fetch-site"})
-"""Headers by which browsers describe a request without Origin."""
+"""Headers with which browsers describe a request that has no Origin."""
 
 _CHECKED: Final = _FETCH | {b"host", b"origin"}
 
 
 class HostError(NamedTuple):
-    """Why a request is rejected."""
+    """The reason for rejecting a request."""
 
     status: int
     message: str
@@ -222,28 +223,28 @@ _FOREIGN_PAGE: Final = HostError(403, "Pages of that Origin may not use this ser
 
 
 class HostRules:
-    """The names that a server answers to, and the web pages that may use it.
+    """The host names that a server accepts, and the web pages that may use it.
 
     Args:
-        hosts: Names we answer to, without a port, or with one to require it; `*` for any.
-        origins: `scheme://host[:port]` of pages that may use us, besides our own.
+        hosts: Accepted host names, with a port to require that port; `*` accepts any.
+        origins: `scheme://host[:port]` of other pages that may use the server.
     """
 
     def __init__(self, hosts: Collection[str], origins: Collection[str] = ()) -> None:
         self._hosts = frozenset(_bracketed(host.lower()) for host in hosts)
         self._origins = frozenset(origin.lower().rstrip("/") for origin in origins)
-        # Few names are ever used, and a name that was accepted stays accepted.
+        # Accepted names are cached: there are few of them, and they stay valid.
         self._known: set[bytes] = set()
 
     def check(
         self, headers: Iterable[tuple[bytes, bytes]], *, is_probe: bool = False
     ) -> tuple[HostError | None, bytes | None]:
-        """Return why a request is rejected, or else the origin of the foreign page that sends it.
+        """Return the reason to reject a request; otherwise the origin of the page of another site that sent it, if any.
 
         Args:
-            headers: Of the request, with names in lower case.
-            is_probe: Whether any address or no Host will do, as load balancers send them. The name of another server,
-                which a web page may have directed to this machine, will not.
+            headers: The headers of the request, with names in lower case.
+            is_probe: Whether to accept any IP address, or no Host, as load balancers send them. A foreign host name is
+                still rejected, because a web page may have resolved it to this machine.
         """
         host = origin = None
         count = 0
@@ -294,7 +295,10 @@ def _is_address(host: bytes) -> bool:
 
 
 def _is_same(origin: bytes, host: bytes) -> bool:
-    """Return whether a page comes from this server, by name and port: behind a TLS proxy the own scheme is unknown."""
+    """Return whether a page comes from this server.
+
+    Compares name and port only: behind a TLS proxy our scheme is unknown.
+    """
     try:
         there = urlsplit(origin.decode("latin-1").lower())
     except ValueError:
@@ -303,7 +307,10 @@ def _is_same(origin: bytes, host: bytes) -> bool:
 
 
 def _is_embedded(fetch: dict[bytes, bytes]) -> bool:
-    """Return whether a page elsewhere embeds the response, for example as an image. Following a link is allowed."""
+    """Return whether a page of another site embeds the response, for example as an image.
+
+    Following a link is allowed.
+    """
     if fetch.get(b"sec-fetch-site") not in (b"cross-site", b"same-site"):
         return False
     return (fetch.get(b"sec-fetch-mode"), fetch.get(b"sec-fetch-dest")) != (
@@ -317,6 +324,6 @@ def _bracketed(host: str) -> str:
 
 
 def _without_port(name: str) -> str:
-    """Return a host without its port; anything else is returned unchanged and matches nothing."""
+    """Return a host without its port. A malformed value is returned unchanged and matches no host."""
     head, colon, port = name.rpartition(":")
     return head if colon and port.isdecimal() and (":" not in head or head.endswith("]")) else name

@@ -4,10 +4,10 @@ Rule 1: JSON is `dict` with `str` keys, `list`, `str`, `int`, `float`, `bool`, `
 Rule 2: NaN, infinities, lone surrogates and nesting beyond a bound are not JSON, at any depth.
 Rule 3: a value has the same JSON form in every place: as input and output, in the process and on the wire. Its form
         depends on its type only: a `Decimal` is always text.
-Rule 4: objects are converted in C if that gives the same. A class is examined once. It qualifies if msgspec, or the
-        instance's own attributes, give exactly what `to_json` gives: not attrs classes, whose private attributes it
-        leaves out, nor pydantic dataclasses, whose serializers it does not know. The result still has to be checked:
-        NaN, lone surrogates and deep nesting pass.
+Rule 4: objects are converted in C if the result is the same. Each class is examined once. It qualifies if msgspec, or
+        the instance's own attributes, give exactly the result of `to_json`. Attrs classes do not qualify, because
+        msgspec omits their private attributes; nor do pydantic dataclasses, because msgspec does not know their
+        serializers. The result is then checked, because NaN, lone surrogates and deep nesting pass.
 """
 
 import dataclasses
@@ -37,13 +37,13 @@ MAX_RESPONSE_VALUES = 250_000
 """How many values a response of another service may hold by default."""
 
 MAX_DOCUMENT_VALUES = 2_000_000
-"""How many values a document may hold that describes an API or an operation."""
+"""How many values a document that describes an API or an operation may hold."""
 
 WRAPPING_DEPTH = 8
 """How many levels a message may add around the data it carries."""
 
 MAX_DOCUMENT_DEPTH = 500
-"""How deep a document may nest that describes an API or an operation."""
+"""How deep a document that describes an API or an operation may nest."""
 
 MAX_MESSAGE_DEPTH = MAX_DEPTH + WRAPPING_DEPTH
 """How deep a message may nest: its data and the envelope around it."""
@@ -66,7 +66,7 @@ class JSONValueError(ValueError):
     """
 
     def __init__(self, reason: str, path: str = "") -> None:
-        # A path must not carry the lone surrogate that it reports.
+        # The path may contain the lone surrogate that is being reported: escape it.
         self.path = path if path.isascii() else path.encode(errors="replace").decode()
         self.reason = reason
         super().__init__(f"{self.path or 'the value'} {reason}")
@@ -76,7 +76,7 @@ class JSONLimitError(JSONValueError):
     """Raised for JSON text that exceeds a limit.
 
     Attributes:
-        limit: Which one.
+        limit: The limit that was exceeded.
     """
 
     def __init__(self, reason: str, limit: Literal["bytes", "values", "depth"]) -> None:
@@ -149,7 +149,7 @@ def as_json(value: Any, max_depth: int = MAX_DEPTH) -> Any:
     kind = type(value)  # pyright: ignore[reportUnknownVariableType]
     if kind is dict:
         for key, item in value.items():
-            # Most objects hold scalars only: skip a call.
+            # Most values are scalars, which need no recursive call.
             if type(item) not in _PLAIN_ITEMS or type(key) is not str:
                 if not _is_plain(value, max_depth):
                     return to_json(value, max_depth)
@@ -157,7 +157,7 @@ def as_json(value: Any, max_depth: int = MAX_DEPTH) -> Any:
     elif not _is_plain(value, max_depth):
         return to_json(value, max_depth)
     try:
-        # In C: raises for lone surrogates and for integers of more than 64 bits.
+        # Runs in C; raises for lone surrogates and for integers of more than 64 bits.
         _write(value, _written)
     except (OverflowError, UnicodeEncodeError):
         return to_json(value, max_depth)
@@ -193,7 +193,7 @@ def to_json(value: Any, max_depth: int = MAX_DEPTH) -> Any:
 
     Beyond the builtins it converts mappings, sequences, sets, enums, dates and times, UUIDs, decimals (to text),
     paths, IP addresses, bytes (to base64), dataclasses, msgspec structs, attrs classes and pydantic models.
-    Keys may be anything that becomes a string or an integer, unless two become the same.
+    Keys may be of any type that converts to a string or an integer, unless two keys become equal.
 
     Raises:
         JSONValueError: If some part is not JSON and cannot be converted to it.
@@ -206,7 +206,7 @@ def to_json(value: Any, max_depth: int = MAX_DEPTH) -> Any:
         for key, item in value.items():
             name = key if type(key) is str and key.isascii() else _key(key)
             kind = type(item)  # pyright: ignore[reportUnknownVariableType]
-            # Most items are scalars: skip a call.
+            # Most items are scalars, which need no recursive call.
             if (
                 (kind is str and item.isascii())
                 or kind in _PLAIN
@@ -266,10 +266,10 @@ def lift(value: Any) -> Any:
     except JSONValueError:
         raise
     except Exception as error:
-        # The error's text stays in the chain: it may contain secrets.
+        # The text of the original error may contain secrets: only the exception chain has it.
         reason = f"is {_named(value)} that cannot be written as JSON ({type(error).__name__})"
         raise JSONValueError(reason) from error
-    # An enum's value may need lifting itself.
+    # The value of an enum may need conversion too.
     return lift(lifted)
 
 
@@ -278,7 +278,10 @@ _JSON_TYPES = frozenset({dict, list, str, int, float, bool, type(None)})
 
 @singledispatch
 def _spell(value: Any) -> Any:
-    """Return the JSON form of a value by its class. Here: classes known by their attributes."""
+    """Return the JSON form of a value by its class.
+
+    This default handles classes that are recognised by their attributes.
+    """
     cls: Any = value.__class__
     if hasattr(cls, "model_dump"):
         return value.model_dump(mode="json", by_alias=True)
@@ -335,14 +338,14 @@ _spell.register(ValuesView, list)
 
 @_spell.register
 def _(value: msgspec.Struct) -> Any:
-    """Return the object or array that msgspec would write: encoded names, tag, without unset fields."""
+    """Return the object or array that msgspec would write: with encoded names and the tag, without unset fields."""
     config = value.__struct_config__
     names = zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)
     items = {encoded: getattr(value, name) for encoded, name in names}
     if config.array_like:
         return [*items.values()] if config.tag is None else [config.tag, *items.values()]
     if config.omit_defaults:
-        # msgspec decides which values equal their defaults; the hook keeps it from failing at other types.
+        # msgspec omits values that equal their defaults; the hook keeps it from failing on types that it does not know.
         kept = msgspec.to_builtins(value, str_keys=True, enc_hook=id)
         items = {name: item for name, item in items.items() if name in kept}
     tag = {} if config.tag is None else {config.tag_field: config.tag}
@@ -409,8 +412,8 @@ _PLAIN_NODES = frozenset({
     "bool", "date", "decimal", "default", "dict", "enum", "float", "int", "list", "literal",
     "model-field", "model-fields", "none", "nullable", "str", "union", "uuid",
 })  # fmt: skip
-"""The nodes of a pydantic core schema whose values have the JSON form of `to_json`. Not models: a model writes the
-declared fields of a model in it, also if that is an instance of a subclass with more of them."""
+"""The nodes of a pydantic core schema whose values have the JSON form of `to_json`. Nested models are excluded:
+pydantic writes only the declared fields, even of an instance of a subclass with more fields."""
 
 _CUSTOM = frozenset({
     "computed_fields", "root_model", "serialization", "serialization_alias", "serialization_exclude",
@@ -418,7 +421,7 @@ _CUSTOM = frozenset({
 """Keywords of a core schema that change the JSON form of a model."""
 
 _MAX_CLASSES = 10_000
-"""How many classes are remembered."""
+"""How many classes are cached."""
 
 _exact: dict[type, bool] = {}
 _plain_models: dict[type, bool] = {}
@@ -426,7 +429,7 @@ _list_serializers: dict[type, Any] = {}
 
 
 def holds_objects(value: Any) -> bool:
-    """Return whether `value` is an object, or a list of objects, that can be converted here."""
+    """Return whether `value` is an object, or a list of objects, that can be converted in C."""
     kind: type = type(value)  # pyright: ignore[reportUnknownVariableType]
     if kind is list:
         if not value or type(value[0]) in _JSON_TYPES:
@@ -447,7 +450,7 @@ def without_objects(value: Any) -> Any:
 
 
 def dumped_models(value: Any) -> Any:
-    """Return a model that converts itself, or a list of its instances, as fresh JSON; None for other values."""
+    """Return a pydantic model, or a list of instances of one, as fresh JSON; None for other values."""
     kind: Any = type(value)  # pyright: ignore[reportUnknownVariableType]
     cls: Any = type(cast("list[Any]", value)[0]) if kind is list else kind  # pyright: ignore[reportUnknownVariableType]
     if not hasattr(cls, "__pydantic_serializer__") or _reads_attributes(cls):
@@ -460,7 +463,7 @@ def dumped_models(value: Any) -> Any:
 
 
 def _list_serializer(cls: Any) -> Any:
-    """Return the serializer of a list of models: one call for all of them takes half the time of one for each."""
+    """Return the serializer of a list of models: one call for the list takes half the time of one call per model."""
     found = _list_serializers.get(cls)
     if found is None:
         schema = cls.__pydantic_core_schema__
@@ -493,7 +496,8 @@ def _reads_attributes(cls: type) -> bool:
 
 
 pack_objects = msgspec.msgpack.Encoder(enc_hook=_form_of).encode
-"""Encode what `holds_objects` as MessagePack, in which bytes and aware datetimes are not text."""
+"""Encode a value accepted by `holds_objects` as MessagePack, which keeps bytes and aware datetimes distinct from
+text."""
 
 
 def _remember(known: dict[type, Any], cls: type, verdict: Any) -> None:
@@ -505,16 +509,16 @@ def _remember(known: dict[type, Any], cls: type, verdict: Any) -> None:
 def _is_exact(cls: type) -> bool:
     known = _exact.get(cls)
     if known is None:
-        _remember(_exact, cls, True)  # while under way: a class may contain itself
+        _remember(_exact, cls, True)  # while it is being examined: a class may contain itself
         known = _examine(cls)
         _remember(_exact, cls, known)
     return known
 
 
 def _examine(cls: type) -> bool:
-    """Return whether msgspec converts instances, and what their annotations name, as `to_json` does."""
+    """Return whether msgspec converts instances, and the types that their annotations name, as `to_json` does."""
     if hasattr(cls, "__pydantic_serializer__"):
-        # A model converts itself, with everything in it.
+        # A pydantic model converts itself and its contents.
         return not dataclasses.is_dataclass(cls)
     if hasattr(cls, "__attrs_attrs__"):
         return False

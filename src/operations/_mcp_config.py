@@ -1,8 +1,8 @@
 """The configuration of MCP servers, checked before any of them is started.
 
-Rule 1: a server is started only from a configuration like this one, as a list of arguments; there is no shell.
-Rule 2: nothing here is shown by `repr`: arguments, environment, headers and queries may hold secrets.
-Rule 3: this module is used without the MCP SDK, which takes long to import and has an extra of its own.
+Rule 1: a server is started only from such a configuration, as a list of arguments, never through a shell.
+Rule 2: `repr` shows no value that may contain secrets: arguments, environment, headers, queries.
+Rule 3: this module does not import the MCP SDK, which is slow to import and needs the `mcp` extra.
 """
 
 import logging
@@ -29,15 +29,16 @@ logger = logging.getLogger("operations.mcp")
 Transport: TypeAlias = Literal["stdio", "http", "sse", "memory"]
 
 AskHandler: TypeAlias = Callable[[JSONObject], Awaitable[JSONObject]]
-"""Answers a question of a server: its parameters on the wire in, the result on the wire out."""
+"""Answers a question of a server: takes the parameters and returns the result, both as JSON of the protocol."""
 
 PinPolicy: TypeAlias = Literal["off", "warn", "strict"]
-"""What happens when a definition changes: nothing, a report, or a report and no calls until it is accepted."""
+"""The reaction to a changed definition: `off` ignores it, `warn` reports it, `strict` also rejects calls until you
+accept it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientCredentials:
-    """OAuth client credentials: who we are to one authorisation server."""
+    """OAuth client credentials for one authorisation server."""
 
     client_id: str
     """The id of the client."""
@@ -46,7 +47,7 @@ class ClientCredentials:
     """The secret of the client."""
 
     issuer: str
-    """The authorisation server they belong to; they are sent nowhere else."""
+    """The authorisation server that issued the credentials; they are sent only to this server."""
 
     scope: str | None = None
     """The scopes to ask for, separated by spaces."""
@@ -60,13 +61,13 @@ class OAuthLogin:
     """The scopes to request, separated by spaces; by default those that the server asks for."""
 
     client_id: str | None = None
-    """The id of a client that is registered already; by default one is registered at each sign-in."""
+    """The id of a client that is already registered; by default each sign-in registers a new client."""
 
     client_secret: str | None = field(default=None, repr=False)
     """The secret of that client."""
 
     redirect_port: int = 0
-    """The port that the browser returns to on this machine, as registered with the client; 0 takes a free one."""
+    """The local port for the redirect of the browser, as registered with the client; 0 selects a free port."""
 
     store: str | Path | None = None
     """The file that holds the tokens; by default one per server in the user's state folder."""
@@ -91,7 +92,7 @@ Auth: TypeAlias = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MCPClientConfig:
-    """How to reach one MCP server: a `command` to start, a `url`, or a `server` of this process.
+    """The configuration of one MCP server: a `command` to start, a `url`, or a `server` object of this process.
 
     Raises:
         ValueError: If a field is not valid; the message names it.
@@ -104,7 +105,7 @@ class MCPClientConfig:
     """The arguments of the program."""
 
     env: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
-    """Added to the few variables a child inherits (PATH, HOME and the like)."""
+    """Environment variables, in addition to the few that a child process inherits (PATH, HOME and similar)."""
 
     cwd: str | Path | None = None
     """The folder to start the program in."""
@@ -116,14 +117,16 @@ class MCPClientConfig:
     """Sent with every request."""
 
     auth: Auth | None = field(default=None, repr=False)
-    """The credential for the server: a bearer token, one that depends on the caller, or OAuth credentials; `oauth` if a
+    """The credential for the server: a bearer token, a token that depends on the caller, or OAuth credentials; `oauth`
+    if a
     person signs in (`login`)."""
 
     login: OAuthLogin | None = None
     """A person signs in to the server through a browser, with `operations login`."""
 
     allowed_hosts: Collection[str] = ()
-    """`host`, `host:port` or origins that OAuth discovery may reach at any address; others must be public."""
+    """Hosts (`host`, `host:port` or an origin) that OAuth discovery may reach even at private addresses; others must be
+    public."""
 
     server: Any = None
     """An `mcp.server.Server` or `MCPServer` to talk to in this process."""
@@ -138,27 +141,27 @@ class MCPClientConfig:
     """Seconds for starting, negotiating and the first listing."""
 
     timeout: Seconds | None = 60
-    """Seconds for one call; its own deadline may be shorter. Progress starts them again, and they stop while the caller
-    answers a question of the server. None waits for as long as it takes."""
+    """Seconds for one call, unless its deadline is earlier. Each progress report restarts the timer, and the timer
+    stops while the caller answers a question of the server. None for no limit."""
 
     max_timeout: Seconds | None = 600
-    """Seconds for one call that goes on reporting progress. None for no limit."""
+    """Seconds for one call that keeps reporting progress. None for no limit."""
 
     answer_timeout: Seconds = 300
     """Seconds that a caller may take to answer all questions of one call."""
 
     per_caller: bool = False
-    """Open a connection for each caller, so that the questions and log messages of a server before 2026-07-28 reach
-    their caller although several call at a time."""
+    """Open one connection per caller. A server with a protocol revision before 2026-07-28 then sends its questions and
+    log messages to the right caller when several callers use it concurrently."""
 
     reconnect_timeout: Seconds = 5
-    """Seconds after a loss during which calls wait for the server to come back; then they fail at once."""
+    """Seconds that calls wait for a lost server to reconnect; after that they fail at once."""
 
     shutdown_timeout: Seconds = 2
-    """Seconds a child has to end after its stdin was closed, before it is killed."""
+    """Seconds that a child process has to exit after its stdin is closed, before it is killed."""
 
     lazy: bool = False
-    """Stop the server once it is listed, and start it at the first call."""
+    """Stop the server after its tools are listed, and start it again at the first call."""
 
     idle_timeout: Seconds | None = None
     """Seconds without a call after which the server is stopped until the next one. None: never."""
@@ -167,53 +170,55 @@ class MCPClientConfig:
     """Names or patterns (`read_*`) of the tools to import; None for all."""
 
     deny: Collection[str] = ()
-    """Names or patterns of tools to leave out, even if allowed."""
+    """Names or patterns of tools to exclude, even if `allow` includes them."""
 
     queries: Collection[str] = ()
-    """Names or patterns of tools that only read, in the operator's own judgement."""
+    """Names or patterns of tools that you know to be read-only."""
 
     trust_annotations: bool = False
-    """Trust the server's description of its tools: read-only, idempotent, exported contracts."""
+    """Trust what the server declares about its tools: read-only, idempotent, exported contracts."""
 
     access: AccessControl | Callable[[OperationSpec], AccessControl] | None = None
-    """The access rule of imported operations, or a function that returns one for each spec; None: open to all."""
+    """The access rule of imported operations, or a function that returns a rule for each spec; None for no
+    restriction."""
 
     namespace: str | None = None
     """None: the name of the server."""
 
     output: OutputPolicy | None = None
-    """How the results of these operations are normalised; None leaves it to the registry."""
+    """The output policy of these operations; None for the policy of the registry."""
 
     pin: PinPolicy = "warn"
-    """What happens when a tool's definition changes: nothing, a report, or a report and no calls until accepted."""
+    """The reaction to a changed tool definition: `off`, `warn` (report it) or `strict` (also reject calls until you
+    accept it)."""
 
     pins: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Digests accepted earlier, by name (`client.pins`): the first listing is compared with these."""
+    """Accepted digests by name, from `client.pins`: the first listing is compared with them."""
 
     elicit: AskHandler | None = None
-    """Answers the server's questions to a person; without it they are declined."""
+    """Answers the questions that the server asks a person; by default they are declined."""
 
     sample: AskHandler | None = None
-    """Answers the server's requests for a completion; without it they are declined."""
+    """Answers the server's sampling requests; by default they are declined."""
 
     log_level: str | None = None
-    """From which level on the server is asked to send log messages."""
+    """The lowest level of log messages to request from the server."""
 
     secrets: Collection[str] = field(default=(), repr=False)
-    """Texts that no report shows, beside the values of `env` and `headers`."""
+    """Texts to redact in reports, in addition to the values of `env` and `headers`."""
 
     max_message_bytes: Count = 16 * 1024 * 1024
-    """The longest message taken from the server."""
+    """The largest message accepted from the server, in bytes."""
 
     max_message_values: Count = MAX_RESPONSE_VALUES
-    """The most JSON values in a message of the server."""
+    """The largest number of JSON values accepted in one message of the server."""
 
     concurrency: Count = 100
-    """Calls that run at a time. Further calls wait while others finish, and fail with `RESOURCE_EXHAUSTED` if none has
-    for five seconds."""
+    """The number of concurrent calls. Further calls wait for a free slot, and fail with `RESOURCE_EXHAUSTED` if no call
+    finishes for five seconds."""
 
     max_tools: Count = 10_000
-    """The most tools, resources, templates or prompts taken from one server; the rest is reported."""
+    """The largest number of tools, resources, templates or prompts imported from one server; the rest is reported."""
 
     def __post_init__(self) -> None:
         enforce_lists(
@@ -247,7 +252,7 @@ class MCPClientConfig:
 
     @property
     def kind(self) -> Transport:
-        """The transport, as given or as the target suggests."""
+        """The configured transport, or the default for the kind of server."""
         return self.transport or self._possible()[0]
 
     @property
@@ -260,7 +265,7 @@ class MCPClientConfig:
         return type(self.server).__name__
 
     def guarded(self, spec: OperationSpec) -> OperationSpec:
-        """`spec` with the access rule the operator gave."""
+        """Return `spec` with the configured access rule."""
         if self.access is None:
             return spec
         rule = self.access(spec) if callable(self.access) else self.access
@@ -273,13 +278,13 @@ class MCPClientConfig:
     def from_entry(
         cls, entry: Mapping[str, Any], environ: Mapping[str, str] | None = None, **options: Any
     ) -> "MCPClientConfig":
-        """A configuration from one entry of an `mcp.json`; `options` are fields that win over it.
+        """Return the configuration for one entry of an `mcp.json`; `options` are fields that override it.
 
-        `${NAME}`, `${env:NAME}` and `${NAME:-default}` are filled in from `environ` (the process's own unless
-        given); reports show neither these values nor those of an `envFile`. `disabledTools`,
+        `${NAME}`, `${env:NAME}` and `${NAME:-default}` are replaced by values from `environ` (by default the
+        environment of the process). Reports show neither these values nor those of an `envFile`. `disabledTools`,
         `excludeTools`, `includeTools` and `enabledTools` of other clients select the imported tools. Other keys of
-        theirs are ignored: in particular none grants anything. The fields of this class have the same effect as in
-        Python, also in camelCase, except `timeout` and `version`, which mean something else to other clients. Unknown
+        those clients are ignored; none of them grants access. The fields of this class have the same effect as in
+        Python, also in camelCase, except `timeout` and `version`, which have another meaning in other clients. Unknown
         keys are ignored with a warning (`unknown_keys`).
 
         Raises:
@@ -308,7 +313,7 @@ class MCPClientConfig:
                 continue
             value = _filled(entry[key], variables, secrets)
             if name == "env_file":
-                # Read before `env`, whose values win.
+                # Read before `env`, whose values override it.
                 fields["env"] = _read_env(value)
                 secrets += filter(None, fields["env"].values())
                 continue
@@ -381,7 +386,7 @@ _TARGETS = frozenset({"command", "url", "serverUrl", "httpUrl", "server"})
 
 
 def unknown_keys(entry: Mapping[str, Any]) -> dict[str, str]:
-    """The unknown keys of an `mcp.json` entry, each with the key that was probably meant."""
+    """Return the unknown keys of an `mcp.json` entry, each with the key that was probably meant."""
     return {
         key: f"is not a known key.{suggestion(key, _ENTRY_FIELDS)}"
         for key in entry
@@ -410,7 +415,7 @@ _REFERENCE = re.compile(r"\$\{(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}"
 
 
 def _filled(value: Any, environ: Mapping[str, str], secrets: list[str]) -> Any:
-    """Replace the references to the environment in `value`, at any depth; add their values to `secrets`."""
+    """Replace references to environment variables in `value`, at any depth, and add the values to `secrets`."""
     if isinstance(value, str):
         if "${input:" in value:
             raise ValueError("${input:...} asks a person, which is not done here: use ${env:NAME}")
@@ -435,14 +440,14 @@ def _filled(value: Any, environ: Mapping[str, str], secrets: list[str]) -> Any:
 
 
 def read_servers(source: str | Path | Mapping[str, Any]) -> dict[str, JSONObject]:
-    """The entries of an `mcp.json`, by server name, unchanged; disabled ones are left out.
+    """Return the entries of an `mcp.json` by server name, without disabled servers.
 
-    Understands a file or its content: `{"mcpServers": {...}}`, `{"servers": {...}}`, `{"mcp": {"servers":
-    {...}}}`, or the servers themselves. References to the environment are filled in later, so that a missing
-    variable costs one server and not the file (`MCPClientConfig.from_entry`).
+    Accepts a file or its content: `{"mcpServers": {...}}`, `{"servers": {...}}`, `{"mcp": {"servers": {...}}}`, or
+    only the object with the servers. `MCPClientConfig.from_entry` resolves references to the environment later, so
+    that a missing variable disables one server and not the whole file.
 
     Raises:
-        ValueError: If this is not such a document.
+        ValueError: If the document has another form.
         OSError: If the file cannot be read.
     """
     document: Any = source
@@ -478,7 +483,7 @@ _TRAILING_COMMAS = re.compile(rb'("(?:[^"\\]|\\.)*")|,(?=\s*[}\]])', re.DOTALL)
 
 
 def _decoded(text: bytes) -> Any:
-    """Return a JSON document; editors also write comments and trailing commas."""
+    """Decode a JSON document that may contain comments and trailing commas, as editors write them."""
     text = text.removeprefix(b"\xef\xbb\xbf")
     try:
         return msgspec.json.decode(text)
@@ -498,7 +503,7 @@ def _read_env(path: Any) -> dict[str, str]:
     """Return the variables in an env file: lines of `NAME=value`, the value with or without quotes.
 
     Raises:
-        ValueError: If the file cannot be read or a line is something else.
+        ValueError: If the file cannot be read or a line has another form.
     """
     try:
         lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
@@ -519,11 +524,11 @@ _ENV_LINE = re.compile(
     r"""\s*(?:export\s+)?(?P<name>[A-Za-z_]\w*)\s*=\s*"""
     r"""(?:(?P<quote>["'])(?P<quoted>.*)(?P=quote)|(?P<value>[^"'#\s](?:[^#]|(?<!\s)#)*?|))\s*(?:\s#.*)?"""
 )
-"""A line of an env file. Values are taken literally: nothing in them is replaced."""
+"""A line of an env file. Values are literal: references in them are not resolved."""
 
 
 def _enforce_wrapping(document: Any) -> None:
-    """Refuse a document whose servers stand under a name that is nearly the right one."""
+    """Reject a document with a misspelled key for its servers."""
     for key, entry in cast("JSONObject", document).items() if isinstance(document, Mapping) else ():
         inner = list(cast("JSONObject", entry).values()) if isinstance(entry, Mapping) else []
         near = suggestion(key, ("mcpServers", "servers"))

@@ -1,10 +1,11 @@
 """Follow `$ref`s and JSON pointers through JSON of unknown shape, and find definitions that many documents share.
 
 Rule 1: nothing is ever fetched.
-Rule 2: every other module that follows a reference does it with these functions. The meaning of a reference (dialects
-        and `$id` in `schema.references`, files and component names in `openapi.reading`) is added there.
-Rule 3: within a scope a name has one meaning. A document belongs to a scope only if its definitions are exactly what
-        its references lead to: then they can be left out, and found again.
+Rule 2: all other modules follow references with these functions. Two packages add meaning: `schema.references` handles
+        dialects and `$id`, and `openapi.reading` handles files and component names.
+Rule 3: a scope is a set of definitions that several documents share, in which a name has one meaning. A document
+        belongs to a scope only if its references reach exactly its definitions: then the definitions can be omitted
+        from the document and restored from the scope.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,13 +18,13 @@ from operations.types import JSONObject, JSONSchema
 T = TypeVar("T")
 
 MAX_HOPS = 32
-"""How many references may refer to one another in a row."""
+"""The longest chain of references to references."""
 
 
 def steps(value: Any, pointer: str) -> list[tuple[str, Any]] | None:
-    """Return each place that a JSON pointer passes, as a pointer, with its value; None if it leads nowhere.
+    """Return each location on the path of a JSON pointer, as a pointer with its value; None if the path does not exist.
 
-    The last one is the target; the list is empty for the empty pointer.
+    The last location is the target. The list is empty for the empty pointer.
     """
     found: list[tuple[str, Any]] = []
     place = ""
@@ -46,13 +47,13 @@ def _is_index(name: str) -> bool:
 
 
 def target_of(ref: str, root: Any) -> Any:
-    """Return the value that a `#/...` reference refers to; None if it leads nowhere."""
+    """Return the target of a `#/...` reference; None if there is no target."""
     found = steps(root, ref[1:]) if ref.startswith("#") else None
     return None if found is None else found[-1][1] if found else root
 
 
 def reference_of(node: Any) -> str | None:
-    """Return what `node` refers to; None if it is not a reference."""
+    """Return the `$ref` of `node`; None if it is not a reference."""
     ref = node.get("$ref") if is_object(node) else None
     return ref if isinstance(ref, str) else None
 
@@ -60,7 +61,8 @@ def reference_of(node: Any) -> str | None:
 def followed(schema: Any, root: Any) -> tuple[JSONObject, list[str]]:
     """Return the schema at the end of a chain of `#/...` references, and the references passed.
 
-    Keywords beside a reference are added to those of its target, and win. A reference that leads nowhere adds nothing.
+    Keywords beside a reference are added to those of its target and override them. A reference without a target adds
+    nothing.
     """
     here = object_of(schema)
     passed: list[str] = []
@@ -85,7 +87,7 @@ def reachable(start: Iterable[T], following: Callable[[T], Iterable[T]]) -> set[
 
 
 def objects_in(value: Any) -> Iterator[JSONObject]:
-    """Yield `value` and everything in it that is an object, in the order of the document."""
+    """Yield every object in `value`, including `value` itself, in document order."""
     stack = [value]
     while stack:
         node = stack.pop()
@@ -100,12 +102,12 @@ _DEFINITION = "#/$defs/"
 
 
 MAX_SCOPES = 64
-"""Documents that agree with none of so many keep their definitions."""
+"""The largest number of scopes; documents that match none of them keep their definitions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A document in its scope."""
+    """A document that belongs to a scope."""
 
     scope: str
 
@@ -113,18 +115,18 @@ class Placed:
     """The document without its definitions."""
 
     fresh: dict[str, JSONSchema]
-    """Those of its definitions that were new to the scope."""
+    """The definitions that this document added to the scope."""
 
 
 class Scopes:
-    """The scopes of some documents, as they are found."""
+    """Assigns documents to scopes."""
 
     def __init__(self) -> None:
         self._scopes: list[_Scope] = []
         self._references = DefinitionReferences()
 
     def place(self, document: JSONSchema) -> Placed | None:
-        """Put `document` where its definitions agree with others; None if it has none, or needs its own.
+        """Add `document` to a scope whose definitions agree with its own; return None if it must keep its definitions.
 
         Raises:
             ValueError, TypeError, RecursionError: If a definition is not JSON.
@@ -149,14 +151,14 @@ class Scopes:
         return Placed(scope.name, root, scope.add(found))
 
     def take_back(self, placed: Placed) -> None:
-        """Forget the definitions of a document."""
+        """Remove the definitions that a document added."""
         for scope in self._scopes:
             if scope.name == placed.scope:
                 scope.remove(placed.fresh)
 
 
 class _Scope:
-    """Definitions by name, each written as JSON at most once, for comparison."""
+    """Definitions by name. Each is encoded as JSON at most once, for comparison."""
 
     def __init__(self, definitions: JSONObject, name: str = "") -> None:
         self.name = name
@@ -164,7 +166,7 @@ class _Scope:
         self._texts: dict[str, bytes] = {}
 
     def agrees(self, other: "_Scope") -> bool:
-        """Return whether names that both have mean the same."""
+        """Return whether the definitions of all common names are equal."""
         for name, definition in other.definitions.items():
             known = self.definitions.get(name)
             if (
@@ -183,7 +185,7 @@ class _Scope:
         return text
 
     def add(self, other: "_Scope") -> JSONObject:
-        """Take in definitions; gives those that are new."""
+        """Add definitions, and return the new ones."""
         fresh = {
             name: definition
             for name, definition in other.definitions.items()
@@ -193,20 +195,20 @@ class _Scope:
         return fresh
 
     def remove(self, names: Iterable[str]) -> None:
-        """Forget definitions."""
+        """Remove definitions."""
         for name in names:
             self.definitions.pop(name, None)
             self._texts.pop(name, None)
 
 
 class DefinitionReferences:
-    """Which definitions a schema refers to. Each is looked through once."""
+    """Finds the definitions that a schema refers to. Scans each definition once."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[Any, tuple[str, ...]]] = {}
 
     def reach(self, root: JSONSchema, definitions: Mapping[str, Any]) -> set[str]:
-        """Return the names that `root` refers to, directly or through others; also those without a definition."""
+        """Return the names that `root` refers to, directly or indirectly, including names without a definition."""
 
         def following(name: str) -> Iterable[str]:
             return self._of(definitions[name]) if name in definitions else ()
@@ -216,7 +218,7 @@ class DefinitionReferences:
     def _of(self, definition: Any) -> tuple[str, ...]:
         known = self._known.get(id(definition))
         if known is None:
-            # Kept with it, so that its id stays its own.
+            # Hold a reference to the definition, so that its `id()` stays unique.
             known = self._known[id(definition)] = (definition, tuple(_names_in(definition)))
         return known[1]
 

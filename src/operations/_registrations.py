@@ -1,4 +1,4 @@
-"""Operations by id: registered, adapted, removed and found.
+"""Register, adapt, remove and look up operations by id.
 
 Rule 1: a registration that fails leaves nothing behind.
 """
@@ -31,7 +31,7 @@ from operations.specs import (
 )
 
 Registrable: TypeAlias = Operation | OperationSpec | Callable[..., Any]
-"""An operation, a contract whose handler is elsewhere, or a function marked by `@operation`."""
+"""An operation, a spec whose handler runs remotely or is registered later, or a function marked with `@operation`."""
 
 
 class Registrations(PipelineHost):
@@ -54,15 +54,15 @@ class Registrations(PipelineHost):
         self._elsewhere: set[str] = set()
         self._adapters: list[Callable[[Operation], Operation]] = []
         self._given: dict[str, tuple[Operation, str]] = {}
-        """Operations changed by adapters, by their original id: the original operation and its current id."""
+        """The original operation and current id of each operation that an adapter changed, by original id."""
         self._services: list[Any] = []
         self._watchers: list[Observer] = []
 
     def register(self, operation: Registrable, replace: bool = False) -> Operation:
-        """Add an operation, a function marked by `@operation`, or a contract whose handler is elsewhere.
+        """Add an operation, a function marked with `@operation`, or a spec without a handler.
 
         Raises:
-            RegistrationError: If its id is taken and `replace` is not set, or it cannot work.
+            RegistrationError: If its id is taken and `replace` is not set, or the operation is not valid.
         """
         return self.register_all([operation], replace=replace)[0]
 
@@ -74,8 +74,8 @@ class Registrations(PipelineHost):
     ) -> list[Operation]:
         """Add every operation, or none of them.
 
-        A service (the result of `from_openapi` or `connect_mcp`) is closed with the registry. A service whose
-        operations change has `attach(registry)`, which registers and removes them from then on.
+        The registry closes a service (the result of `from_openapi` or `connect_mcp`) when it is closed itself. A
+        service whose operations change has a method `attach(registry)`, which keeps the registry up to date.
 
         Raises:
             RegistrationError: As `register`; then nothing was added.
@@ -84,7 +84,7 @@ class Registrations(PipelineHost):
         originals: list[tuple[Operation, Operation]] = []
         elsewhere: set[str] = set()
         for candidate in operations:
-            # The exact type first: importers register thousands.
+            # Check the exact type first, for speed: importers register thousands of operations.
             if type(candidate) is not Operation and isinstance(candidate, OperationSpec):
                 handler = forward(candidate, self._remote)
                 candidate = Operation(candidate, handler, forwards=True)  # noqa: PLW2901
@@ -122,7 +122,7 @@ class Registrations(PipelineHost):
         return self.register_all(operations_of(service), replace=replace)
 
     def register_spec(self, spec: OperationSpec, *, replace: bool = False) -> Operation:
-        """Add a contract whose handler is registered later, or runs at the remote.
+        """Add a spec whose handler is registered later or runs remotely.
 
         Raises:
             RegistrationError: If its id is taken and `replace` is not set.
@@ -136,7 +136,7 @@ class Registrations(PipelineHost):
         *,
         replace: bool = False,
     ) -> Operation:
-        """Give a registered spec its handler.
+        """Set the handler of a registered spec.
 
         Raises:
             RegistrationError: If there is no such spec, or it has a handler and `replace` is not set.
@@ -178,12 +178,15 @@ class Registrations(PipelineHost):
         return register
 
     def adapt(self, adapter: Callable[[Operation], Operation]) -> None:
-        """Let `adapter` change, and rename, every operation that is or will be registered (see `operations.tools`)."""
+        """Apply `adapter`, which may change and rename an operation, to all current and future operations."""
         self._adapters.append(adapter)
         self.adapt_all()
 
     def adapt_all(self) -> None:
-        """Apply the adapters again, because one has changed. If this raises `RegistrationError`, nothing changes."""
+        """Apply the adapters again after one has changed.
+
+        If this raises `RegistrationError`, the registry is unchanged.
+        """
         given = {**self._operations, **{here: each for each, here in self._given.values()}}
         ready = {key: self._adapted(each) for key, each in given.items()}
         last = {each.spec.id: key for key, each in ready.items()}
@@ -200,14 +203,14 @@ class Registrations(PipelineHost):
             operation = adapter(operation)
         return operation
 
-    # ------------------------------------------------------------ looking
+    # ------------------------------------------------------------ lookup
 
     def current_id(self, operation_id: str) -> str:
-        """Return the id that an operation has, which may have been renamed since it was registered."""
+        """Return the current id of an operation that was registered with this id and may have been renamed."""
         return self._given.get(operation_id, (None, operation_id))[1]
 
     def registered(self, operation_id: str) -> Operation | None:
-        """Return the operation that was registered with this id, as it was before it was adapted."""
+        """Return the operation that was registered with this id, without the changes of adapters."""
         found = self._given.get(operation_id)
         return self._operations.get(operation_id) if found is None else found[0]
 
@@ -216,7 +219,7 @@ class Registrations(PipelineHost):
         return self._operations.get(operation_id)
 
     def output_of(self, operation_id: str) -> OutputPolicy:
-        """Return how the results of this operation are normalised."""
+        """Return the output policy of this operation."""
         known = self._operations.get(operation_id)
         return self.output if known is None else known.output or self.output
 
@@ -236,7 +239,7 @@ class Registrations(PipelineHost):
 
     @property
     def has_remote(self) -> bool:
-        """Whether calls of operations that are not registered here go to a remote."""
+        """Whether calls of operations without a local handler go to a remote."""
         return self._remote is not None
 
     def specs(self) -> list[OperationSpec]:
@@ -244,9 +247,9 @@ class Registrations(PipelineHost):
         return [known.spec for known in self._operations.values()]
 
     def not_found(self, operation_id: str, context: OperationContext) -> CallError:
-        """Return the `OPERATION_NOT_FOUND` for an id; it names the operation that the caller probably meant.
+        """Return an `OPERATION_NOT_FOUND` error for an id, with a suggestion of a similar id.
 
-        Operations that the caller may not call are never named.
+        The suggestion is always an operation that the caller may call.
         """
         visible = (
             spec.id
@@ -270,9 +273,9 @@ class Registrations(PipelineHost):
         return f"<OperationRegistry of {counted(len(self), 'operation')}>"
 
     def watch(self, watcher: Observer) -> Callable[[], None]:
-        """Send every `RegistryChanged` to `watcher`, but no call events; call the returned function to stop.
+        """Send every `RegistryChanged` event to `watcher`; call the returned function to stop.
 
-        Unlike an observer, it costs calls nothing.
+        Unlike an observer, a watcher receives no call events and adds no cost to calls.
         """
         self._watchers.append(watcher)
 

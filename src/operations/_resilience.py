@@ -1,11 +1,13 @@
-"""Deal with peers that fail or do not respond: the only backoff, circuit breaker, bulkhead and time limit.
+"""Backoff, retry budget, circuit breaker, bulkhead and time limit for peers that fail or do not respond.
 
-Rule 1: the pause before the next attempt is random, and grows with the outage. Retries are a bounded part of calls.
-Rule 2: at most `limit` calls to one source run at a time. Others wait while calls finish, and fail if none does.
-Rule 3: after some connection failures or timeouts in a row, calls fail at once. From time to time one is let through as
-        a probe; when it gets any response, all are.
-Rule 4: a time limit stops while a person answers a question, and starts again with every progress report; both have a
-        maximum. The caller's own deadline is never extended.
+Rule 1: the pause before the next attempt is random, and grows with the outage. Retries are limited to a fraction of the
+        calls.
+Rule 2: at most `limit` calls to one source run concurrently. Further calls wait for a free slot, and fail if no call
+        finishes for some seconds.
+Rule 3: after several consecutive connection failures or timeouts, calls fail at once. From time to time one call is
+        sent as a probe; if it gets any response, all calls are sent again.
+Rule 4: the timer of a time limit stops while a person answers a question, and restarts with every progress report. Both
+        extensions have a maximum. The caller's own deadline is never extended.
 """
 
 import asyncio
@@ -32,9 +34,9 @@ _LATE = 5.0
 class Backoff:
     """The pauses of one client between attempts, with full jitter so that clients spread out.
 
-    They are short at first, so that a server that restarts is found within a second. From the third second on they
-    grow with the outage, so that hundreds of clients do not come back in one moment. The clock counts, not the number
-    of attempts: clients must spread out most where attempts fail slowly.
+    The first pauses are short, so that clients find a restarted server within a second. From the third second on, the
+    pauses grow with the duration of the outage, so that hundreds of clients do not reconnect at the same moment. They
+    depend on elapsed time and not on the number of attempts, because attempts may fail slowly.
 
     Args:
         first: Upper bound of the first pause, in seconds.
@@ -80,9 +82,9 @@ _RETRIES_PER_SECOND = 1.0
 
 
 class RetryBudget:
-    """Bounds retries to a part of the calls, so that retries do not overload a service that fails.
+    """Limits retries to a fraction of the calls, so that retries do not overload a failing service.
 
-    A few retries are always left for operations that are seldom called: ten at once, and one per second.
+    Operations that are rarely called can still retry: ten retries at once, and one per second, are always allowed.
 
     Args:
         ratio: Retries for each call.
@@ -100,7 +102,7 @@ class RetryBudget:
         self._left = min(_MOST_RETRIES, self._left + self._ratio)
 
     def spend(self) -> bool:
-        """Take one retry; return False if none is left."""
+        """Use one retry; return False if none is left."""
         now = self._clock()
         refill = (now - self._filled_at) * _RETRIES_PER_SECOND
         self._left, self._filled_at = min(_MOST_RETRIES, self._left + refill), now
@@ -127,14 +129,14 @@ FAILURES = 5
 """Connection failures or timeouts in a row that open a circuit breaker."""
 
 STALLED = 5.0
-"""Seconds without a finished call after which a full source rejects further calls."""
+"""Seconds without a finished call after which a source without a free slot rejects calls."""
 
 _FIRST_PROBE = 0.5
 _LONGEST_PAUSE = 30.0
 
 
 class CircuitOpenError(CallError):
-    """Raised without an attempt, because the last attempts to reach an upstream failed."""
+    """Raised instead of calling an upstream whose last calls failed."""
 
     def __init__(self, name: str, failures: int, seconds: float) -> None:
         super().__init__(
@@ -150,7 +152,7 @@ class CircuitBreaker:
     """Decides whether an upstream is called.
 
     Args:
-        name: Of the upstream, for messages.
+        name: The name of the upstream, for messages.
         clock: The current time, in seconds.
     """
 
@@ -165,7 +167,7 @@ class CircuitBreaker:
         self._backoff: Backoff | None = None
 
     def enter(self) -> bool:
-        """Begin a call, which ends with `succeed`, `fail` or `abandon`; return whether it is the probe.
+        """Begin a call, which must end with `succeed`, `fail` or `abandon`; return whether it is the probe.
 
         Raises:
             CircuitOpenError: If the upstream is not called now.
@@ -177,7 +179,7 @@ class CircuitBreaker:
         return True
 
     def enforce_closed(self) -> None:
-        """Raise an error if a call that begins now would be rejected.
+        """Raise an error if `enter` would raise one.
 
         Raises:
             CircuitOpenError: If the upstream is not called now.
@@ -206,12 +208,12 @@ class CircuitBreaker:
             self._probe_at = self._clock() + self._backoff.pause()
 
     def abandon(self, *, is_probe: bool) -> None:
-        """End a call whose outcome says nothing about the health of the upstream."""
+        """End a call whose outcome does not show whether the upstream is healthy."""
         if is_probe:
             self._is_probing = False
 
     def record(self, responds: bool | None, *, is_probe: bool) -> None:
-        """End a call by whether the upstream responded; None if that is unknown."""
+        """End a call, given whether the upstream responded; None if that is unknown."""
         if responds:
             self.succeed()
         elif responds is None:
@@ -221,12 +223,12 @@ class CircuitBreaker:
 
 
 class Bulkhead:
-    """Limits the calls to one source that run at a time, for each event loop.
+    """Limits the concurrent calls to one source, separately for each event loop.
 
     Args:
-        name: Of the source, for messages.
-        limit: The number of calls.
-        patience: Seconds without a finished call after which a full source rejects further calls.
+        name: The name of the source, for messages.
+        limit: The largest number of concurrent calls.
+        patience: Seconds without a finished call after which a source without a free slot rejects calls.
     """
 
     def __init__(self, name: str, limit: int, *, patience: float = STALLED) -> None:
@@ -238,11 +240,11 @@ class Bulkhead:
 
     @property
     def calls(self) -> int:
-        """How many calls run or wait, on all event loops."""
+        """The number of running and waiting calls on all event loops."""
         return sum(each.taken + len(each.waiting) for each in self._loops.values())
 
     def try_enter(self) -> bool:
-        """Take a slot if one is free; then `leave` must follow. Return whether it was."""
+        """Take a slot if one is free, and return whether a slot was taken. Release it with `leave`."""
         slots = self._slots()
         if slots.taken >= self._limit:
             return False
@@ -252,16 +254,16 @@ class Bulkhead:
         return True
 
     async def enter(self) -> None:
-        """Take a slot, when one is free; then `leave` must follow.
+        """Wait for a free slot and take it. Release it with `leave`.
 
         Raises:
-            CallError: `RESOURCE_EXHAUSTED` if all are taken and none has become free for some time.
+            CallError: `RESOURCE_EXHAUSTED` if no slot has become free for some time.
         """
         if not self.try_enter():
             await self._wait(self._slots())
 
     def leave(self) -> None:
-        """Give the slot back, or to the call that has waited longest."""
+        """Release the slot, or pass it to the call that has waited longest."""
         slots = self._slots()
         if slots.taken >= self._limit:
             slots.moved_at = slots.loop.time()
@@ -296,7 +298,7 @@ class Bulkhead:
                 await asyncio.wait({waiter}, timeout=left)
         except BaseException:
             if waiter.done() and not waiter.cancelled():
-                # Its slot came just now: it belongs to the next.
+                # This call received a slot just before it was cancelled: pass the slot to the next call.
                 self.leave()
             waiter.cancel()
             raise
@@ -330,22 +332,22 @@ class _Slots:
 # ------------------------------------------------------------ time limits
 
 ANSWER_SECONDS: Final = 300.0
-"""The default for the time of a person to answer all questions of one call."""
+"""The default time for a person to answer all questions of one call."""
 
 MAX_SECONDS: Final = 600.0
-"""The default for the time that a call may take with progress."""
+"""The default limit for a call that reports progress."""
 
 
 class TimeLimit:
-    """The limit of one call, which starts when it is made, or with `start`.
+    """The time limit of one call. The timer starts when the object is created, and again with `start`.
 
     Args:
         seconds: The time that the call may take without progress; None for no limit.
-        answer_seconds: The longest time that the limit stops, for all questions of the call together.
-        max_seconds: The longest time that the call may take with progress, without the time of answers; None for
-            no limit.
-        deadline: The caller's own deadline, in milliseconds since the epoch; None if it has none.
-        outer: A limit of the same call, which ends the call as well, and stops and starts again with this one.
+        answer_seconds: The longest time that the timer stops, for all questions of the call together.
+        max_seconds: The longest time that a call may take if it reports progress, not counting the time for answers;
+            None for no limit.
+        deadline: The caller's own deadline, in milliseconds since the epoch; None for no deadline.
+        outer: Another limit of the same call, which also ends the call. It stops and restarts together with this one.
     """
 
     __slots__ = (
@@ -375,7 +377,7 @@ class TimeLimit:
         self.start()
 
     def start(self) -> None:
-        """Let the time begin now."""
+        """Start the timer."""
         self._started = monotonic()
         self._over = self._started + self._seconds
 
@@ -388,12 +390,12 @@ class TimeLimit:
 
     @property
     def deadline(self) -> float | None:
-        """The same as a point in time, in milliseconds since the epoch; None without a limit."""
+        """The time at which the call ends, in milliseconds since the epoch; None without a limit."""
         remaining = self.remaining
         return None if remaining == inf else (time() + remaining) * 1000
 
     def restart(self) -> None:
-        """Allow the whole time again, because the call reported progress."""
+        """Restart the timer because the call reported progress."""
         if self._outer is not None:
             self._outer.restart()
         if self._pauses == 0:
@@ -402,7 +404,7 @@ class TimeLimit:
 
     @contextmanager
     def paused(self) -> Generator[None]:
-        """Stop the limit while a person answers, up to the maximum."""
+        """Stop the timer while a person answers, for at most `answer_seconds`."""
         if self._pauses == 0:
             self._paused_at = monotonic()
         self._pauses += 1
@@ -429,10 +431,10 @@ class TimeLimit:
 held_slot: ContextVar[Callable[[], AbstractContextManager[None]] | None] = ContextVar(
     "held_slot", default=None
 )
-"""Gives back the capacity of the entry point that the current call holds, for the length of a `with` block."""
+"""Releases the slot that the current call holds at its entry point, for the duration of a `with` block."""
 
 
 def lent_slot() -> AbstractContextManager[None]:
-    """Give back the capacity that the current call holds while it waits for a person."""
+    """Release the slot of the current call while it waits for a person."""
     lend = held_slot.get()
     return nullcontext() if lend is None else lend()

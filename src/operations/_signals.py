@@ -10,12 +10,12 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _waiting: dict[asyncio.AbstractEventLoop, list[asyncio.Event]] = {}
 
 _signalled: set[asyncio.AbstractEventLoop] = set()
-"""The loops that a signal has reached. Their events may also be set by other means, just before the first signal."""
+"""The event loops that received a signal. An event may also be set without a signal, so it does not show this."""
 
 
 @contextmanager
 def shutdown_event() -> Generator[asyncio.Event]:
-    """Yield an event that SIGTERM and SIGINT set, together with the events of all others on this loop.
+    """Yield an event that SIGTERM or SIGINT sets; a signal sets the events of all open blocks on this loop.
 
     A second signal ends the process at once. Enter the block before you report readiness: the signal may follow
     immediately.

@@ -1,8 +1,8 @@
-"""Text that messages and names share: suggestions, counts, escaping, secrets, names of tools.
+"""Text helpers for messages and names: suggestions, counts, escaping, secrets, tool names.
 
 Rule 1: the name of a tool depends on the operation id alone, not on other operations.
-Rule 2: no two ids have the same name. A name with `__` is the id with `.` for each `__`; all others contain a hash
-        and no `__`.
+Rule 2: no two ids have the same name. A name that contains `__` is an id with `.` replaced by `__`; every other name
+        contains a hash and no `__`.
 """
 
 import re
@@ -18,24 +18,24 @@ _TELLING = re.compile(
     re.IGNORECASE,
 )
 _LONGEST, _MOST = 200, 2_000
-"""Characters of a name, and the number of known names, that a suggestion looks at."""
+"""Limits of `suggestion`: characters of a name, and number of known names."""
 
 _LOGIN = re.compile(r"(?<=://)[^/?#]*@")
 
 
 SUGGESTS: Final = "Did you mean"
-"""How each `suggestion` begins."""
+"""The first words of each `suggestion`."""
 
 
 def suggestion(given: str, known: Iterable[str]) -> str:
-    """Return a sentence with the name that was probably meant, after a space; empty if none is near."""
+    """Return a sentence that suggests the most similar name, after a space; empty if no name is similar."""
     pairs = _pairs(given[:_LONGEST])
 
     def alike(name: str) -> float:
         others = _pairs(name)
         return len(pairs & others) / (len(pairs) + len(others) + 1)
 
-    # Comparing pairs of letters is cheap; only the names that share most of them are compared in detail.
+    # Comparing pairs of letters is cheap; only the names with the most pairs in common are compared in detail.
     likely = nlargest(10, islice(known, _MOST), key=alike)
     near = get_close_matches(given[:_LONGEST], likely, n=1, cutoff=0.6)
     return f' {SUGGESTS} "{near[0]}"?' if near else ""
@@ -46,7 +46,7 @@ def _pairs(name: str) -> set[tuple[str, str]]:
 
 
 def enforce_lists(**values: Container[str] | Iterable[str] | None) -> None:
-    """Reject a single string where a list of strings is expected: it would be read letter by letter.
+    """Reject a string where a list of strings is expected: iterating it would give single letters.
 
     Raises:
         ValueError: If it is not valid; the message names the argument, but not its value, which may be a secret.
@@ -57,7 +57,7 @@ def enforce_lists(**values: Container[str] | Iterable[str] | None) -> None:
 
 
 def counted(number: int, noun: str) -> str:
-    """`1 operation`, `2 operations`."""
+    """Return a number with its noun: `1 operation`, `2 operations`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
@@ -77,7 +77,7 @@ def names_a_secret(name: str) -> bool:
 
 
 def without_secrets(url: str) -> str:
-    """An address without login, query and fragment."""
+    """Return a URL without user information, query and fragment."""
     return _LOGIN.sub("", re.split(r"[?#]", url, maxsplit=1)[0])
 
 
@@ -85,7 +85,8 @@ NameStyle: TypeAlias = Literal["portable", "dotted"]
 """`portable`: `[A-Za-z0-9_-]{1,64}`, which every model accepts. `dotted`: the id itself, as MCP allows."""
 
 Disclosure: TypeAlias = Literal["auto", "tools", "gateway"]
-"""List all operations as tools, the four gateway tools instead, or whichever fits (`auto`)."""
+"""`tools` lists each operation as a tool, `gateway` lists four tools that find and call operations, `auto` decides by
+size."""
 
 TOOL_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 """Tool names that every model accepts."""
@@ -100,8 +101,8 @@ _LONGEST_TOOL_NAME: Final = 64
 def tool_name(operation_id: str, style: NameStyle = "portable") -> str:
     """Return the name of an operation as a tool.
 
-    `portable` writes `__` for `.`, and appends a hash if that is too long or does not lead back to the id: because
-    the id contains `__`, `_.` or characters that a name may not have. `dotted` is the id, unless MCP forbids it.
+    `portable` replaces `.` by `__`, and adds a hash if the result is too long or ambiguous: if the id contains `__`,
+    `_.` or characters that are not allowed in a name. `dotted` is the id itself, if MCP allows it as a name.
     """
     if style == "dotted" and _DOTTED.fullmatch(operation_id):
         return operation_id
@@ -117,7 +118,7 @@ def safe_name(name: str) -> str:
     """Return `name` as the name of an operation: characters other than letters, digits, `_`, `-` and `.` become `_`.
 
     Raises:
-        ValueError: If it is empty, too long, or holds characters that cannot be seen.
+        ValueError: If it is empty, too long, or contains invisible characters.
     """
     if not name or len(name) > _LONGEST_NAME:
         raise ValueError(f"its name has {len(name)} characters")

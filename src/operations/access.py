@@ -1,11 +1,13 @@
 """Identities, the grants that narrow them for agents, and the access that operations require.
 
-Rule 1: fail closed. An operation with requirements rejects a caller without identity, and every error is a rejection:
-        also a grant's schema that cannot be read, and a broken clock.
+Rule 1: fail closed. An operation with requirements rejects a caller without identity, and so does every error, such as
+        an unreadable schema in a grant or a broken clock.
 Rule 2: a rejection never names the missing scope or resource, nor an operation that the caller did not call itself.
-Rule 3: access to one resource is checked when the input is final; until then some resource of the type is enough.
-Rule 4: a grant is a chain of blocks, and allows a call only if every block does, so adding a block can only narrow. It
-        gives nothing: the access of its subject is checked first. `authority.grants` has the tokens.
+Rule 3: access to one specific resource is checked once the input is final. Earlier checks accept access to any resource
+        of the type.
+Rule 4: a grant is a chain of blocks, and allows a call only if every block allows it, so adding a block can only
+        restrict it further. It adds no access: the access of its subject is checked first. `authority.grants` has the
+        tokens.
 """
 
 import re
@@ -32,10 +34,11 @@ from operations.types import JSONObject, Seconds
 
 _MIN_KEY = 32
 _MAX_RULES = 1_000
-"""Operations whose rules one grant remembers."""
+"""Operations whose rules one grant caches."""
 
 APPROVALS: Final = "approvals."
-"""Operations that a grant covers only by a pattern that begins so: `*` lets no agent answer for a person."""
+"""A grant covers operations with this prefix only by a pattern with the same prefix: `*` does not let an agent
+approve."""
 
 Pattern: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
 Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
@@ -45,17 +48,17 @@ Budget: TypeAlias = tuple[str, Pattern, int]
 
 @lru_cache(maxsize=1024)
 def matcher(patterns: tuple[str, ...]) -> Callable[[str], bool]:
-    """Return whether an operation id matches one of the patterns, such as `price.*`."""
+    """Return a function that tests whether an operation id matches one of the patterns, such as `price.*`."""
     match = re.compile("|".join(map(translate, patterns)) or r"(?!)").match
     return lambda operation_id: match(operation_id) is not None
 
 
 _latest = 1_735_689_600_000
-"""The latest time that was seen, in milliseconds; at first the beginning of 2025."""
+"""The latest time that `clock` returned, in milliseconds; initially the start of 2025."""
 
 
 def clock() -> int:
-    """Return the time in milliseconds since the epoch. It never goes back, so an expired grant stays expired."""
+    """Return the time in milliseconds since the epoch. It never decreases, so an expired grant stays expired."""
     global _latest  # noqa: PLW0603
     now = int(time() * 1000)
     if now > _latest:
@@ -83,22 +86,22 @@ class Block(_Part, frozen=True, kw_only=True):
     """One step of a delegation: the most that its holder may do."""
 
     id: Name
-    """Revoking it revokes every grant that contains this block."""
+    """Revoking this id revokes every grant that contains the block."""
 
     holder: Name
-    """The agent that acts with it."""
+    """The agent that uses the grant."""
 
     operations: tuple[Pattern, ...]
-    """Patterns of the operations that it covers."""
+    """Patterns of the operations that the block covers."""
 
     input: dict[Pattern, JSONObject | bool] = {}
     """JSON Schemas that the input must satisfy, by pattern."""
 
     calls: dict[Pattern, Annotated[int, Meta(ge=0)]] = {}
-    """How many calls it allows in total, by pattern."""
+    """The total number of calls that the block allows, by pattern."""
 
     until: int | None = None
-    """When it expires, in milliseconds since the epoch."""
+    """When the block expires, in milliseconds since the epoch."""
 
     approve: tuple[Pattern, ...] = ()
     """Patterns of the operations whose calls a person must approve."""
@@ -125,7 +128,7 @@ class Subject(_Part, frozen=True, kw_only=True):
     id: Name
 
     scopes: tuple[str, ...] | None = None
-    """Its scopes; None: those that it has where the grant is used."""
+    """The scopes of the subject; None for the scopes that the server which verifies the grant assigns to it."""
 
     resources: dict[str, tuple[str, ...]] | None = None
     acting: tuple[str, ...] = ()
@@ -151,18 +154,18 @@ class Rules(Struct, frozen=True):
 
 
 class Grant(Struct, frozen=True, kw_only=True, dict=True):
-    """A chain of blocks that was verified."""
+    """A verified chain of blocks."""
 
     blocks: tuple[Block, ...]
 
     keys: tuple[str, ...]
-    """A name for each block that no holder can choose."""
+    """A unique name for each block, which its holder cannot choose."""
 
     origin: Origin | None = None
 
     @cached_property
     def until(self) -> float:
-        """When the first of its blocks expires, in milliseconds since the epoch."""
+        """When the first block expires, in milliseconds since the epoch."""
         return min((each.until for each in self.blocks if each.until is not None), default=inf)
 
     @cached_property
@@ -184,7 +187,7 @@ class Grant(Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def is_limited(self) -> bool:
-        """Whether some calls count, or need approval."""
+        """Whether the grant limits the number of calls, or requires approval for some."""
         return bool(self.approve or self.budgets)
 
     @cached_property
@@ -216,7 +219,7 @@ class Grant(Struct, frozen=True, kw_only=True, dict=True):
             return False
 
     def rules(self, operation_id: str) -> Rules:
-        """Return the requirements of this grant for a call; limits also apply to operations that it need not cover.
+        """Return the requirements of this grant for a call. Limits also apply to operations that need no grant.
 
         Raises:
             SchemaError: If a schema cannot be used.
@@ -234,7 +237,7 @@ class Grant(Struct, frozen=True, kw_only=True, dict=True):
 
         origin, approve, budgets = self.origin, self.approve, self.budgets
         if origin is not None and origin.operation == operation_id:
-            # The call itself was approved and counted by the hub that passed it on.
+            # The hub that forwarded the call has already approved and counted it.
             approve, budgets = approve[len(origin.approve) :], budgets[len(origin.budgets) :]
         prefix = APPROVALS if operation_id.startswith(APPROVALS) else ""
         return Rules(
@@ -258,15 +261,15 @@ def _names(field: str, names: Collection[str]) -> tuple[str, ...]:
 
 
 class Identity(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, dict=True):
-    """A caller that an entry point, a connection or the code itself has identified.
+    """A caller that an entry point, a connection or code in this process has identified.
 
-    Its token may be kept beside the fields, for exchanges: see `caller_tokens`.
+    The caller's token may be stored outside the fields, for token exchange: see `caller_tokens`.
     """
 
     id: str
 
     scopes: Collection[str] = frozenset()
-    """The caller's scopes, kept as a frozen set."""
+    """The caller's scopes, converted to a frozen set."""
 
     resources: Mapping[str, Collection[str]] | None = None
     """The caller's actions on specific resources: `{"type:id": ["action", ...]}`."""
@@ -278,11 +281,11 @@ class Identity(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, 
     """The parties that act for `id`, in the order of delegation."""
 
     grant: Grant | None = None
-    """Restricts the acting parties to a part of what `id` may do; None for no restriction."""
+    """Restricts the acting parties to a subset of the access of `id`; None for no restriction."""
 
     @property
     def key(self) -> str:
-        """The id, with the grant: two agents of one person, and the person, are different callers."""
+        """A key from id and grant, which distinguishes two agents of one person from each other and from the person."""
         if self.grant is None and not self.acting:
             return self.id
         acting, keys = self.presented
@@ -290,7 +293,7 @@ class Identity(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, 
 
     @property
     def presented(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Who acts for `id`, and the keys of its grant, without the hubs that passed the call on."""
+        """The parties that act for `id` and the keys of its grant, without the hubs that forwarded the call."""
         if self.grant is None:
             return self.acting, ()
         origin = self.grant.origin
@@ -310,19 +313,19 @@ class Identity(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, 
 class AccessControl(
     msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, forbid_unknown_fields=True
 ):
-    """The requirements of a call; by default none."""
+    """The access that a call requires; by default none."""
 
     required_scopes: Collection[str] = ()
-    """All of these."""
+    """Scopes that the caller must all have."""
 
     required_scopes_any: Collection[str] | None = None
-    """At least one of these; an empty list does not restrict."""
+    """Scopes of which the caller must have at least one; an empty list does not restrict access."""
 
     resource_type: str | None = None
     """With `resource_action`: the type of resource that the caller needs."""
 
     resource_action: str | None = None
-    """With `resource_type`: the caller may do this to some resource of that type."""
+    """With `resource_type`: the action that the caller must be allowed on at least one resource of that type."""
 
     resource_input: str | None = None
     """With `resource_type`: a JSON pointer to the id of the resource in the input. The caller then needs the action on
@@ -334,7 +337,7 @@ class AccessControl(
             some = _names("required_scopes_any", self.required_scopes_any)
             force_setattr(self, "required_scopes_any", some or None)
         if (self.resource_type is None) != (self.resource_action is None):
-            raise ValueError("resource_type and resource_action come together")
+            raise ValueError("resource_type and resource_action must be set together")
         if self.resource_input is not None:
             if self.resource_type is None:
                 raise ValueError("resource_input requires resource_type and resource_action")
@@ -353,10 +356,10 @@ class AccessControl(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApprovalRule:
-    """The calls of an operation that a person must approve, and the scope to approve them."""
+    """Defines the calls of an operation that a person must approve, and the scope to approve them."""
 
     when: Mapping[str, Any] | None = None
-    """A JSON Schema: only calls whose input satisfies it need approval; by default all."""
+    """A JSON Schema: only calls whose input satisfies it need approval; by default all calls."""
 
     scope: str = "approvals:answer"
     """The scope required to answer."""
@@ -365,14 +368,14 @@ class ApprovalRule:
     """Seconds that a call waits for the answer before it ends with `APPROVAL_REQUIRED`."""
 
     seconds: Seconds = 3600
-    """Seconds after which a request, or an approval that was not used, expires."""
+    """Seconds after which a request for approval, or an unused approval, expires."""
 
     ask_caller: bool = False
-    """Let the caller confirm the call itself, if it can be asked: by MCP elicitation or at the terminal. This is a
+    """Ask the caller itself to confirm the call, if the entry point can (MCP elicitation, terminal). This is a
     confirmation, not an approval by another person."""
 
     def applies(self, value: Any) -> bool:
-        """Return whether a call with this input needs approval; also if the check fails."""
+        """Return whether a call with this input needs approval; True if the check fails."""
         if self.when is None:
             return True
         try:
@@ -397,7 +400,7 @@ OPEN = AccessControl()
 def check_access(
     access_control: AccessControl, identity: Identity | None, operation_id: str | None = None
 ) -> bool:
-    """Return whether `identity` meets `access_control`, and its grant covers the operation. Return False on errors.
+    """Return whether `identity` satisfies `access_control` and its grant covers the operation. Return False on errors.
 
     Without the id of the operation, an identity with a grant is always rejected.
     """
@@ -408,7 +411,7 @@ def check_access(
 
 
 def permission(access_control: AccessControl) -> Callable[[Identity | None], bool]:
-    """The check of an access control with requirements, prepared for many callers."""
+    """Return the compiled check of an access control that has requirements, for use with many callers."""
     every = frozenset(access_control.required_scopes)
     some = access_control.required_scopes_any
     more = some is not None or access_control.resource_type is not None
@@ -432,7 +435,7 @@ def permission(access_control: AccessControl) -> Callable[[Identity | None], boo
 
 
 def _may_act(required: AccessControl, identity: Identity) -> bool:
-    """Whether some resource of the type grants the action."""
+    """Return whether the identity may perform the action on any resource of the type."""
     return any(
         key.partition(":")[:2] == (required.resource_type, ":")
         and not isinstance(actions, (str, Mapping))
@@ -444,7 +447,7 @@ def _may_act(required: AccessControl, identity: Identity) -> bool:
 def resource_permission(
     access_control: AccessControl,
 ) -> Callable[[Identity | None, Any], bool] | None:
-    """Return the check of the resource that an input names; None if access does not depend on the input."""
+    """Return the check for the resource that the input names; None if access does not depend on the input."""
     pointer = access_control.resource_input
     if pointer is None:
         return None

@@ -1,9 +1,9 @@
 """Credentials that depend on the caller: one per user, a function of the call, or a token exchange (RFC 8693).
 
-Rule 1: the token of a caller never leaves this process, except to the token endpoint that the operator names, which
-        gives another token for it. A token endpoint that returns the caller's own token is refused.
-Rule 2: the token of a caller is kept beside its identity, not in it: it is not encoded, shown, compared or copied, and
-        is removed with the identity. Only a `TokenExchange` reads it.
+Rule 1: the token of a caller is sent only to the token endpoint that the operator configured, which exchanges it for
+        another token. If the endpoint returns the caller's own token, the call fails.
+Rule 2: the token of a caller is stored with its identity, but not as a field: it is never encoded, printed, compared or
+        copied, and is freed with the identity. Only a `TokenExchange` reads it.
 Rule 3: a credential that cannot be obtained fails the call; the request is never sent without it.
 """
 
@@ -35,29 +35,29 @@ from operations.errors import CallError, ErrorCode
 from operations.types import JSONObject
 
 TokenFunction: TypeAlias = Callable[[OperationContext], "str | Awaitable[str | None] | None"]
-"""Returns the bearer token of a call, or None for none; may be a coroutine function.
+"""Returns the bearer token of a call, or None to send no token; may be a coroutine function.
 
-Requests of no call (connecting, listing) have the context `NO_CALL`, which has no identity.
+Requests outside of calls (connecting, listing) have the context `NO_CALL`, which has no identity.
 """
 
 MAX_TOKENS: Final = 1_000
-"""Tokens that one exchange keeps."""
+"""Tokens that one exchange caches."""
 
 _ACCESS_TOKEN = "urn:ietf:params:oauth:token-type:access_token"  # noqa: S105
 _EXCHANGE = "urn:ietf:params:oauth:grant-type:token-exchange"
 _SECONDS = 10.0
 _MAX_RESPONSE = 1 << 20
 _LIFETIME = 300.0
-"""Seconds for which a token is used if its endpoint gives no lifetime."""
+"""The lifetime of a token in seconds, if the endpoint does not give one."""
 
 _RENEW_BEFORE = 30.0
-"""Seconds before its expiry at which a token is not used any more; at most a tenth of its life."""
+"""A token is replaced this many seconds before it expires, or at 90% of its lifetime if that is later."""
 
 _HELD = "_token"
 
 
 def hold_token(identity: Identity, token: str) -> Identity:
-    """Keep the token that an identity was verified by, for exchanges; return the identity."""
+    """Store the token that identified a caller, for token exchange; return the identity."""
     vars(identity)[_HELD] = token
     return identity
 
@@ -67,12 +67,12 @@ def _held_token(identity: Identity) -> str | None:
 
 
 class _Tokens:
-    """Tokens by the token that they were exchanged for, of which only a digest is kept."""
+    """Caches tokens by a digest of the caller's token that was exchanged for each."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[bytes, tuple[str, float]] = OrderedDict()
         self._fetching: dict[bytes, asyncio.Task[str]] = {}
-        # Threads of its own: an endpoint that does not respond must not hold up anything else.
+        # Separate threads, so that an unresponsive endpoint does not block other work.
         self._threads = ThreadPoolExecutor(8, thread_name_prefix="token-exchange")
 
     async def get(
@@ -88,7 +88,7 @@ class _Tokens:
             task = asyncio.create_task(self._fetch(key, expires_at, fetch))
             self._fetching[key] = task
             task.add_done_callback(lambda task: self._fetched(key, task))
-        # Shielded: one caller that leaves must not take the token from the others.
+        # Shielded: if one caller is cancelled, the others still receive the token.
         return await asyncio.shield(task)
 
     async def _fetch(
@@ -108,7 +108,7 @@ class _Tokens:
         if self._fetching.get(key) is task:
             del self._fetching[key]
         if not task.cancelled():
-            # Marks it as seen, also if every caller has left.
+            # Retrieve the exception, or asyncio logs it if every caller was cancelled.
             task.exception()
 
     def forget(self, token_header: str) -> None:
@@ -121,8 +121,8 @@ class _Tokens:
 class TokenExchange:
     """Exchanges the token of a caller for one that another service accepts (RFC 8693).
 
-    Tokens are kept for each token of a caller until they expire, and at most as long as the caller's own. Requests that
-    no caller is behind, such as connecting to an MCP server, get a token of this client (`client_credentials`).
+    Tokens are cached for each caller's token until they or the caller's token expire. Requests outside of calls, such
+    as connecting to an MCP server, use a token of this client (`client_credentials`).
 
     Raises:
         ValueError: If a field is not valid; the message names it.
@@ -138,19 +138,19 @@ class TokenExchange:
     """The secret of this client."""
 
     audience: str | None = None
-    """The service that the token is for, as the authorization server calls it."""
+    """The name of the target service at the authorization server."""
 
     resource: str | None = None
-    """The address of the service that the token is for."""
+    """The address of the target service."""
 
     scopes: tuple[str, ...] = ()
-    """Scopes to request; by default those that the authorization server grants."""
+    """Scopes to request; by default the authorization server decides."""
 
     parameters: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     """Sent with every token request."""
 
     send_in: Literal["header", "body"] = "header"
-    """The place of id and secret in a token request."""
+    """Whether a token request has the id and secret of the client in a header or in its body."""
 
     _state: _Tokens = field(default_factory=_Tokens, init=False, repr=False)
 
@@ -163,8 +163,8 @@ class TokenExchange:
         """Return the token for a call.
 
         Raises:
-            CallError: `ACCESS_DENIED` if the caller did not show a token; `EXECUTION_ERROR` if the authorization server
-                gives none; `UNAVAILABLE` if it does not respond.
+            CallError: `ACCESS_DENIED` if the caller did not send a token; `EXECUTION_ERROR` if the authorization server
+                rejects the exchange; `UNAVAILABLE` if it does not respond.
         """
         identity = context.identity
         subject = None if identity is None else _held_token(identity)
@@ -178,11 +178,11 @@ class TokenExchange:
         return await self._state.get(subject or "", expires, lambda: self._fetch(subject))
 
     def refuse(self, token_header: str) -> None:
-        """Forget the token that a service rejected."""
+        """Remove a token that a service rejected from the cache."""
         self._state.forget(token_header)
 
     def _fetch(self, subject: str | None) -> tuple[str, float]:
-        """Return a token and the seconds for which it may be used. This blocks."""
+        """Return a token and its lifetime in seconds. Blocks the thread."""
         fields = {"grant_type": "client_credentials"}
         if subject is not None:
             fields = {
@@ -216,23 +216,23 @@ class TokenExchange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallerToken:
-    """The credential of a call's caller: one of `users`, `function` and `exchange`.
+    """A credential that depends on the caller. Set one of `users`, `function` and `exchange`.
 
     Raises:
         ValueError: If a field is not valid; the message names it.
     """
 
     users: Mapping[str, Annotated[str, NAMED]] = field(default_factory=dict[str, str], repr=False)
-    """The token of each caller, by its id. A call of any other caller fails."""
+    """The token of each caller, by caller id. Calls of other callers fail."""
 
     function: Annotated[str, Meta(pattern=r"^[\w.]+:\w+$")] | TokenFunction | None = None
-    """A function of your own that returns the token of a call, given its context: `module:function` in a file."""
+    """A function that takes the context of a call and returns its token; in a file, `module:function`."""
 
     exchange: TokenExchange | None = None
-    """Exchanges the token that the caller showed."""
+    """Exchanges the token that the caller sent."""
 
     own: str | None = field(default=None, repr=False)
-    """The token for requests that no caller is behind, such as connecting to an MCP server and listing its tools."""
+    """The token for requests outside of calls, such as connecting to an MCP server and listing its tools."""
 
     def __post_init__(self) -> None:
         given = [bool(self.users), self.function is not None, self.exchange is not None]
@@ -240,7 +240,7 @@ class CallerToken:
             raise ValueError("a credential of the caller needs one of users, function and exchange")
 
     def load(self) -> TokenFunction:
-        """Return the function that finds the token; import it if it is named.
+        """Return the function that provides the token; import it if it is given by name.
 
         Raises:
             ValueError: If it cannot be imported.
@@ -259,7 +259,7 @@ class CallerToken:
         """Return the token for a call, or None to send none.
 
         Raises:
-            CallError: If there is none for this caller.
+            CallError: If there is no token for this caller.
         """
         if context is NO_CALL and (self.own is not None or self.users):
             return self.own
@@ -267,7 +267,7 @@ class CallerToken:
         return await found if isawaitable(found) else found
 
     def refuse(self, token_header: str) -> None:
-        """Forget a token that a service rejected, if it can be fetched again."""
+        """Remove a token that a service rejected from the cache, so that the next call fetches a new one."""
         if self.exchange is not None:
             self.exchange.refuse(token_header)
 
@@ -283,7 +283,7 @@ class CallerToken:
 
 
 class _NoRedirects(HTTPRedirectHandler):
-    """Refuses redirects: a token goes to the address that the operator named, and nowhere else."""
+    """Refuses redirects, so that tokens are sent only to the configured address."""
 
     def redirect_request(
         self, req: Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
@@ -312,7 +312,10 @@ def _post(url: str, headers: Mapping[str, str], body: bytes) -> JSONObject:
 
 
 def _refused(error: HTTPError) -> CallError:
-    """Return the error for a response without a token: its code, but not its text, which could contain a token."""
+    """Return the error for a response without a token.
+
+    It has the code of the response, but not its text, which could contain a token.
+    """
     if error.code >= 500:
         message = f"The token endpoint responded with HTTP status {error.code}"
         return CallError(ErrorCode.UNAVAILABLE, message, retryable=True)

@@ -1,7 +1,8 @@
 """The context of a call: its caller, its deadline, and access to other operations.
 
-Rule 1: a context is frozen. A nested call gets a child: a new id, this one as parent, the same caller,
-        at most the same time, and the authority of the operation only for calls that the operation declared.
+Rule 1: a context is frozen. A nested call gets a child context: a new id, the id of this call as parent, the same
+        caller, at most the same deadline, and the authority of the operation only for calls that the operation
+        declared.
 Rule 2: expensive fields (the request id, `env`) are created when they are first read.
 """
 
@@ -69,7 +70,7 @@ class Caller(Protocol):
     def authorize(
         self, operation_id: str, input: Any, context: "OperationContext | None" = None
     ) -> Awaitable[None]:
-        """Check a call that another operation makes in its place."""
+        """Check a call that another operation makes on behalf of the caller."""
         ...
 
     def specs(self) -> Iterable[Listed]:
@@ -77,12 +78,12 @@ class Caller(Protocol):
         ...
 
     def typed(self, function: object, arguments: tuple[Any, ...], named: dict[str, Any]) -> "Typed":
-        """Read a call of a function that is marked with `@operation`."""
+        """Return the operation id and input for a call of a function that is marked with `@operation`."""
         ...
 
 
 class Typed(Protocol):
-    """A call of a function: its operation id, its input, and the way from the result to its type."""
+    """A call of a typed function: its operation id, its input, and the conversion of the result."""
 
     @property
     def operation_id(self) -> str:
@@ -103,7 +104,7 @@ class Abortable(Protocol):
     """A nested call or subscription."""
 
     def abort(self) -> None:
-        """End it: tasks that wait for it get `ABORTED`."""
+        """End it: tasks that wait for it receive `ABORTED`."""
         ...
 
 
@@ -111,11 +112,11 @@ class Stream(Abortable, Protocol):
     """The envelopes of a subscription."""
 
     def __aiter__(self) -> AsyncIterator[ResponseEnvelope[Any]]:
-        """Itself."""
+        """Return the stream itself."""
         ...
 
     async def __anext__(self) -> ResponseEnvelope[Any]:
-        """The next one."""
+        """Return the next envelope."""
         ...
 
 
@@ -145,7 +146,7 @@ class CallerChannel(msgspec.Struct, frozen=True, kw_only=True):
     """`(request)` -> the answer of the caller's model."""
 
     deadline: float | None = None
-    """Time at which the entry point itself responds and cancels the call, in milliseconds since the epoch."""
+    """The time at which the entry point itself ends the call, in milliseconds since the epoch."""
 
     queued: float | None = None
     """Seconds that the request waited before it began; None if it did not wait in a queue."""
@@ -161,7 +162,7 @@ class CallerChannel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 CLOSED = CallerChannel()
-"""The channel of a call from code in this process, which gets only the result."""
+"""The channel of a call from code in this process, which receives only the result."""
 
 ENTRY = CallerChannel()
 """The channel of a call from an entry point that returns only the result."""
@@ -172,12 +173,12 @@ _drawn: list[str] = []
 
 
 def new_request_id() -> str:
-    """Return 128 random bits in hex. They are drawn in batches: one system call per id costs more than the rest."""
+    """Return 128 random bits in hex. Ids are generated in batches, because one system call per id is slow."""
     try:
         return _drawn.pop()
     except IndexError:
         text = os.urandom(16 * _BATCH).hex()
-        # Other threads may pop these as well.
+        # Another thread may have emptied the batch.
         _drawn.extend(text[start : start + 32] for start in range(32, 32 * _BATCH, 32))
         return text[:32]
 
@@ -208,15 +209,16 @@ class OperationContext(msgspec.Struct, frozen=True, kw_only=True, eq=False, weak
     identity: Identity | None = None
 
     trusted: bool = False
-    """Skip the access check. Only code in this process can set it; it never crosses a wire."""
+    """Skip the access check. Only code in this process can set it; it is never sent to another process."""
 
     lenient: bool = False
-    """Convert an input that its schema rejects, if nothing is lost; see `meta.changes`, kind `input`. For entry points
-    whose callers are models. Nested calls do not inherit it, and it never crosses a wire."""
+    """Convert an input that its schema rejects, if no information is lost; `meta.changes` reports it with kind `input`.
+    Set by entry points whose callers are models. Nested calls do not inherit it, and it is never sent to another
+    process."""
 
     whole: bool = False
-    """Return large results whole, not in pages (`max_bytes`): for nested calls and the command line. It never crosses a
-    wire."""
+    """Return large results whole, not in pages (`max_bytes`): for nested calls and the command line. Never sent to
+    another process."""
 
     metadata: Mapping[str, Any] = NOTHING
 
@@ -226,24 +228,24 @@ class OperationContext(msgspec.Struct, frozen=True, kw_only=True, eq=False, weak
     channel: CallerChannel = CLOSED
 
     limit: TimeLimit | None = None
-    """The time limit of the entry point, if it can be extended; `deadline` is then its earliest end."""
+    """The time limit of the entry point, if it can be extended; `deadline` is then the end without extensions."""
 
     authority: tuple[str, str] | None = None
-    """The operation on whose authority this call runs, and the operation that it may call: its access is not checked
-    again. None: the caller's own. Set by `child`; it never crosses a wire."""
+    """The operation on whose authority this call runs, and the called operation, whose access is not checked again.
+    None if the call runs as the caller. Set by `child`; never sent to another process."""
 
     reach: Reach | None = None
     """The calls that the handler may make on its own authority. Set by the pipeline, on a copy."""
 
     registry: Caller | None = None
-    """Runs nested calls. Set by the registry that runs the handler, on a copy: give the registry only to the
-    context of a single call."""
+    """Runs nested calls. The registry that runs the handler sets it on a copy. Set it yourself only in the context of a
+    single call."""
 
     env: "OperationEnv" = cast("OperationEnv", None)
     """Nested calls: `context.env.namespace.name(input)`."""
 
     _nested: "WeakSet[Abortable] | None" = None
-    """The nested calls and subscriptions that are under way."""
+    """The nested calls and subscriptions that are running."""
 
     @property
     def must_be_timed(self) -> bool:
@@ -255,13 +257,14 @@ class OperationContext(msgspec.Struct, frozen=True, kw_only=True, eq=False, weak
 
     @property
     def authority_id(self) -> str | None:
-        """The operation on whose authority the call runs; None: the caller's own."""
+        """The operation on whose authority the call runs; None if it runs as the caller."""
         return None if self.authority is None else self.authority[0]
 
     def child(self, operation_id: str) -> "OperationContext":
-        """Return the context of a nested call: within this call's identity and time.
+        """Return the context of a nested call, with this call's identity and remaining time.
 
-        It runs on the authority of the operation that this call runs if that declared it, and as the caller otherwise.
+        The nested call runs on the authority of the current operation if that declared it in `calls`, else as the
+        caller.
         """
         reach = self.reach
         return OperationContext(
@@ -280,12 +283,12 @@ class OperationContext(msgspec.Struct, frozen=True, kw_only=True, eq=False, weak
         )
 
     def with_metadata(self, **more: Any) -> "OperationContext":
-        """Return the same call with more fields: aborting one also aborts the nested calls of the other."""
+        """Return a copy with more metadata. Aborting either context aborts the nested calls of both."""
         return self.changed(metadata={**self.metadata, **more})
 
     def changed(self, **fields: Any) -> "OperationContext":
-        """Return the same call with other fields: aborting one also aborts the nested calls of the other."""
-        self._under_way()  # so that both share it
+        """Return a copy with other fields. Aborting either context aborts the nested calls of both."""
+        self._under_way()  # so that both contexts share it
         return msgspec.structs.replace(
             self, request_id=self.request_id, env=cast("OperationEnv", None), **fields
         )
@@ -314,14 +317,14 @@ class OperationContext(msgspec.Struct, frozen=True, kw_only=True, eq=False, weak
     async def progress(
         self, progress: float, total: float | None = None, message: str | None = None
     ) -> None:
-        """Report progress to the caller. Dropped if the channel has no progress reports."""
+        """Report progress to the caller. Ignored if the channel does not support it."""
         if self.limit is not None:
             self.limit.restart()
         if self.channel.progress is not None:
             await self.channel.progress(progress, total, message)
 
     async def log(self, level: str, data: Any, logger_name: str | None = None) -> None:
-        """Send a log message to the caller, or to the `operations` logger if the channel has no log messages."""
+        """Send a log message to the caller, or to the `operations` logger if the channel does not support this."""
         if self.channel.log is not None:
             await self.channel.log(level, data, logger_name)
         else:
@@ -331,7 +334,7 @@ class OperationContext(msgspec.Struct, frozen=True, kw_only=True, eq=False, weak
         """Ask the person behind the call for values that match `schema`.
 
         Raises:
-            CallError: `UNAVAILABLE` if the channel has no questions.
+            CallError: `UNAVAILABLE` if the channel does not support questions.
         """
         if self.channel.elicit is None:
             raise _cannot("ask its caller for input")
@@ -341,21 +344,21 @@ class OperationContext(msgspec.Struct, frozen=True, kw_only=True, eq=False, weak
         """Ask the caller's model for a completion.
 
         Raises:
-            CallError: `UNAVAILABLE` if the channel has no sampling.
+            CallError: `UNAVAILABLE` if the channel does not support sampling.
         """
         if self.channel.sample is None:
             raise _cannot("use its caller's model")
         return await self.answered(self.channel.sample(request))
 
     async def answered(self, question: Awaitable[T]) -> T:
-        """Await the answer to a question; the time limit of the entry point stops meanwhile."""
+        """Await the answer to a question, with the time limit of the entry point stopped."""
         if self.limit is None:
             return await question
         with self.limit.paused():
             return await question
 
     async def nest(self, call: Awaitable[T]) -> T:
-        """Await a nested call, in any task; it is aborted with this one."""
+        """Await a nested call, in any task. Aborting this call aborts it."""
         waiting = _Waiting()
         nested = self._under_way()
         nested.add(waiting)
@@ -365,11 +368,11 @@ class OperationContext(msgspec.Struct, frozen=True, kw_only=True, eq=False, weak
             nested.discard(waiting)
 
     def hold(self, stream: "Abortable") -> None:
-        """Abort a nested subscription with this call."""
+        """Register a nested subscription. Aborting this call aborts it."""
         self._under_way().add(stream)
 
     def abort_nested(self) -> None:
-        """End the nested calls and subscriptions: tasks that wait for one get `ABORTED`."""
+        """End the nested calls and subscriptions. Tasks that wait for them receive `ABORTED`."""
         if self._nested:
             for each in tuple(self._nested):
                 each.abort()
@@ -385,7 +388,7 @@ class OperationContext(msgspec.Struct, frozen=True, kw_only=True, eq=False, weak
 class _Waiting:
     """A task that waits for a nested call.
 
-    A task created for that call is cancelled with it. Any other task gets `ABORTED` and continues.
+    A task that was created for the nested call is cancelled. Any other task receives `ABORTED` and continues.
     """
 
     __slots__ = ("__weakref__", "_aborted", "_task")
@@ -399,7 +402,7 @@ class _Waiting:
             return await call
         except asyncio.CancelledError:
             if self._aborted and self._task.cancelling() == 1 and not self._is_for_the_call:
-                raise CallError(ErrorCode.ABORTED, "the call this was part of has ended") from None
+                raise CallError(ErrorCode.ABORTED, "the parent call has ended") from None
             raise
         finally:
             if self._aborted and not self._is_for_the_call:
@@ -428,8 +431,8 @@ class OperationEnv:
     `env.namespace.name(input)`, or `env["namespace"]["name"](input)` if a name is not an identifier, or
     `env.call("namespace.name", input)`. Each returns the envelope, or raises `CallError`.
 
-    Iteration, `len()`, `in` and `dir()` cover the namespaces that contain an operation which may be called here.
-    `key in env` is True if `env[key]` is such an operation or leads to one.
+    Iteration, `len()`, `in` and `dir()` cover the namespaces with at least one operation that the caller may call.
+    `key in env` is True if `env[key]` is such an operation or contains one.
     """
 
     __slots__ = ("_allowed", "_context", "_registry")
@@ -507,8 +510,8 @@ class OperationEnv:
 class OperationPath:
     """A namespace, or an operation in it; calling it runs the operation.
 
-    Iteration and `len()` cover the names of the operations below this path that may be called here; `key in path`
-    is True if `path[key]` is such an operation or leads to one.
+    Iteration and `len()` cover the names below this path of operations that the caller may call; `key in path` is True
+    if `path[key]` is such an operation or contains one.
     """
 
     __slots__ = ("_env", "_id")
@@ -537,7 +540,7 @@ class OperationPath:
         return sum(1 for _ in self)
 
     def __bool__(self) -> bool:
-        # An operation has nothing below it, but is not empty.
+        # An operation has no names below it, but must be true.
         return True
 
     def __contains__(self, key: object) -> bool:
@@ -547,7 +550,7 @@ class OperationPath:
         return [*object.__dir__(self), *_heads(self)]
 
     def __call__(self, input: Any = None) -> Awaitable[ResponseEnvelope[Any]]:
-        """Run the operation as part of the call this belongs to."""
+        """Run the operation as part of the current call."""
         return self._env.call(self._id, input)
 
     def __repr__(self) -> str:
@@ -555,17 +558,17 @@ class OperationPath:
 
 
 def _heads(names: Iterable[str]) -> list[str]:
-    """Return the first part of each name, without repetition."""
+    """Return the distinct first parts of the names."""
     return list(dict.fromkeys(name.split(".", 1)[0] for name in names))
 
 
 def _made_when_read(field: str, make: Callable[[OperationContext], Any], *, keep: bool) -> None:
-    """Let `field` keep its place in the struct, but fill it only when it is read and still empty."""
+    """Make `field` of the struct lazy: fill it when it is read and still empty."""
     slot: Any = OperationContext.__dict__[field]
 
     def read(context: OperationContext) -> Any:
         value = slot.__get__(context)
-        # Not by truth: an env without operations is empty.
+        # Compare with None: an env without operations is false.
         if value is None or value == "":
             value = make(context)
             if keep:
@@ -576,7 +579,7 @@ def _made_when_read(field: str, make: Callable[[OperationContext], Any], *, keep
 
 
 _made_when_read("request_id", lambda _: new_request_id(), keep=True)
-# Not kept: a copy of the context for another caller would call as this one.
+# Not stored: a copy of the context for another caller would then call as this caller.
 _made_when_read("env", lambda context: OperationEnv(context.registry, context), keep=False)
 
 

@@ -52,7 +52,7 @@ ChangesCount: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 Audience: TypeAlias = Annotated[
     str, msgspec.Meta(extra_json_schema={"enum": ["user", "assistant"]})
 ]
-"""Any text is accepted, because servers may be newer; the exported schema lists the known values."""
+"""Any text is accepted, because newer servers may send new values; the exported schema lists the known ones."""
 
 
 class _Wire(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
@@ -113,7 +113,7 @@ class AudioContent(_Wire, frozen=True, kw_only=True, tag_field="type", tag="audi
 
 
 class ResourceContent(_Wire, frozen=True, kw_only=True, tag_field="type", tag="resource"):
-    """A resource that travels with the result."""
+    """A resource that is included in the result."""
 
     type: ClassVar[Literal["resource"]] = "resource"
 
@@ -263,23 +263,24 @@ class ResponseEnvelope(msgspec.Struct, Generic[DataT_co], frozen=True):
 
 
 class DescribedEnvelope(ResponseEnvelope[DataT_co], Generic[DataT_co], frozen=True):
-    """A handler's envelope whose data is described by a schema of its own, not by the operation's output schema.
+    """An envelope of a handler with its own schema, which replaces the operation's output schema.
 
-    Adapters return it if responses of one operation differ. The pipeline normalises the data with `schema` and
-    returns a plain envelope. The adapter no longer uses the data, so the caller may get it without a copy.
+    Adapters return it if an operation has several kinds of responses. The pipeline normalises the data with `schema`
+    and returns a plain envelope. The adapter must not use the data afterwards: the caller may receive it without a
+    copy.
     """
 
     schema: Schema | None = None
-    """None if no schema describes the data, which then stays unchanged."""
+    """None if there is no schema; the data then stays unchanged."""
 
     is_raw: bool = False
-    """Whether the data is text although JSON was declared. No policy replaces it."""
+    """Whether the data is text although the operation declares JSON. No output policy replaces such data."""
 
     size: int | None = None
-    """The number of bytes that the data was read from; None if it is not known."""
+    """The number of bytes that the data was decoded from; None if unknown."""
 
     is_clean: bool = False
-    """Whether the data is known to be JSON that is valid and needs no change."""
+    """Whether the data is known to be valid JSON that needs no normalisation."""
 
 
 def _raise_tool_error(meta: MCPResponseMeta) -> NoReturn:
@@ -329,7 +330,7 @@ def mcp_envelope(
     structured_content: Any = None,
     meta: JSONObject | None = None,
 ) -> ResponseEnvelope[T]:
-    """Return an envelope for the result of an MCP tool; blocks may be given as mappings in the wire's names."""
+    """Return an envelope for the result of an MCP tool; blocks may be mappings with the names of the wire."""
     return ResponseEnvelope(
         data,
         MCPResponseMeta(
@@ -344,7 +345,7 @@ def mcp_envelope(
 def add_changes(meta: MetaT, changes: Sequence[Change]) -> MetaT:
     """Return `meta` with `changes` appended to those of earlier hops.
 
-    A mismatch that an earlier hop reported with the same message is not repeated: the value is unchanged.
+    A mismatch is not repeated if an earlier hop reported it with the same message: the value is unchanged.
     """
     known = {change for change in meta.changes if change.kind == "mismatch"}
     later = [change for change in changes if change not in known]
@@ -352,7 +353,7 @@ def add_changes(meta: MetaT, changes: Sequence[Change]) -> MetaT:
         return meta
     count = sum(change.count for change in later)
     if len(known) == MAX_CHANGES:
-        # The earlier hop counted further mismatches without listing them: these may be the same.
+        # The earlier hop counted more mismatches than it listed: the new ones may be among them.
         unlisted = meta.changes_count - sum(change.count for change in known)
         repeated = sum(change.count for change in later if change.kind == "mismatch")
         count -= min(unlisted, repeated)
@@ -365,7 +366,7 @@ def add_changes(meta: MetaT, changes: Sequence[Change]) -> MetaT:
 
 
 def changes_to_wire(meta: ResponseMeta) -> JSONObject:
-    """Return the changes in `meta` as they travel outside an envelope."""
+    """Return the changes in `meta` in the form for responses without an envelope."""
     return {
         "changes": msgspec.to_builtins(list(meta.changes)),
         "changesCount": meta.changes_count,
@@ -373,7 +374,7 @@ def changes_to_wire(meta: ResponseMeta) -> JSONObject:
 
 
 def read_changes(envelope: ResponseEnvelope[T], wire: Any) -> ResponseEnvelope[T]:
-    """Return `envelope` with the changes that `changes_to_wire` wrote; unchanged if there are none to read."""
+    """Return `envelope` with the changes that `changes_to_wire` wrote; unchanged if there are none."""
     changes, total = _changes_of(object_of(wire))
     if not total:
         return envelope
@@ -470,7 +471,7 @@ _MAX_UNKNOWN_FIELDS = 64
 
 
 def _with_unknown_fields(known: msgspec.Struct, fields: Mapping[str, Any]) -> msgspec.Struct:
-    """Return `known`, or an instance of a subclass with those of `fields` that its own class lacks."""
+    """Return `known`, or an instance of a subclass with the additional fields of `fields`."""
     kind = type(known)
     unknown = fields.keys() - _wire_names(kind)
     parts: dict[str, Any] = {}
@@ -497,7 +498,7 @@ def _wire_names(kind: type[msgspec.Struct]) -> frozenset[str]:
 
 @lru_cache(256)
 def _extended(kind: type[msgspec.Struct], names: tuple[str, ...]) -> type[msgspec.Struct]:
-    """Return a subclass of `kind` with more fields, of which only the names on the wire matter."""
+    """Return a subclass of `kind` with additional fields, given by their names on the wire."""
     config = kind.__struct_config__
     return msgspec.defstruct(
         kind.__name__,
@@ -511,7 +512,7 @@ def _extended(kind: type[msgspec.Struct], names: tuple[str, ...]) -> type[msgspe
 
 
 class _EnvelopeOnTheWire(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The result of a call: its data and their origin."""
+    """The result of a call: its data and the origin of the data."""
 
     data: Any
     meta: ResponseMeta
@@ -521,7 +522,7 @@ class _EnvelopeOnTheWire(msgspec.Struct, frozen=True, omit_defaults=True):
 def _schema_of(kind: Any) -> Schema:
     def build() -> JSONSchema:
         (root,), definitions = msgspec.json.schema_components([kind], ref_template="#/$defs/{name}")
-        # msgspec gives the default of a tuple as a tuple.
+        # msgspec writes the default of a tuple as a tuple, which is not JSON.
         return cast("JSONObject", to_json({**root, "$defs": definitions}))
 
     return Schema(build)

@@ -1,7 +1,7 @@
 """All exceptions of this package, the error codes, and the table from code to HTTP status.
 
     OperationsError
-    ├── CallError             an operation failed, in a way its caller may see
+    ├── CallError             an operation failed with an error that its caller may see
     ├── RegistrationError     an operation cannot be registered (also a ValueError)
     ├── SchemaError           a JSON Schema cannot be used (also a ValueError)
     ├── DocumentError         an API description cannot be read (also a ValueError)
@@ -50,7 +50,7 @@ HTTP_STATUS: dict[str, int] = {
     ErrorCode.RESOURCE_EXHAUSTED: 429,
     ErrorCode.APPROVAL_REQUIRED: 428,
 }
-"""The status of each code over HTTP. `ACCESS_DENIED` is 401 without an identity; any other code is 500."""
+"""The HTTP status of each code. `ACCESS_DENIED` is 401 without an identity; codes that are not listed are 500."""
 
 _RETRYABLE = (ErrorCode.UNAVAILABLE, ErrorCode.APPROVAL_REQUIRED)
 
@@ -60,15 +60,15 @@ class OperationsError(Exception):
 
 
 class CallError(OperationsError):
-    """An operation failed, in a way its caller is allowed to see.
+    """An operation failed with an error that its caller may see.
 
     Attributes:
         code: An `ErrorCode`, or a code that the operation declares.
         message: One sentence for people.
         details: JSON-compatible detail for the caller; never an exception object.
         retryable: Whether the same call may succeed later. True for `UNAVAILABLE` and `APPROVAL_REQUIRED` by default.
-        begun: False if the operation certainly was not started, so that any operation may be called again; else None.
-        unexpected: Whether this represents an undeclared exception. Entry points then hide the message.
+        begun: False if the operation was certainly not started, so that repeating the call is safe; else None.
+        unexpected: Whether this error represents an undeclared exception, whose message entry points hide.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class CallError(OperationsError):
         self.unexpected = False
 
     def __str__(self) -> str:
-        # Tracebacks and logs need the code as well.
+        # `str()` includes the code, for tracebacks and logs.
         return with_code(self.code, self.message)
 
     def __repr__(self) -> str:
@@ -151,7 +151,7 @@ class RegistrationError(OperationsError, ValueError):
 
 
 class SchemaError(OperationsError, ValueError):
-    """A JSON Schema is invalid, exceeds a limit, or has a reference that leads out of it."""
+    """A JSON Schema is invalid, exceeds a limit, or has a reference to another document."""
 
 
 class DocumentError(OperationsError, ValueError):
@@ -232,13 +232,13 @@ def invalid_argument(path: str, message: str, keyword: str) -> CallError:
 
 
 def operation_not_found(operation_id: str, message: str | None = None) -> CallError:
-    """Return the `OPERATION_NOT_FOUND` for an id, with the id in its details."""
+    """Return an `OPERATION_NOT_FOUND` error for an id, with the id in its details."""
     message = message or f"There is no operation {operation_id!r}"
     return CallError(ErrorCode.OPERATION_NOT_FOUND, message, {"operationId": operation_id})
 
 
 def timeout_error(message: str, deadline: float | None = None) -> CallError:
-    """Return a `TIMEOUT` with its deadline in the details, in milliseconds since the epoch; by default it was now."""
+    """Return a `TIMEOUT` error with the deadline (by default now) in its details, in milliseconds since the epoch."""
     return CallError(
         ErrorCode.TIMEOUT,
         message,
@@ -249,6 +249,6 @@ def timeout_error(message: str, deadline: float | None = None) -> CallError:
 def timed_out(
     what: str, seconds: float | None, did_not: str = "finish", *, deadline: float | None = None
 ) -> CallError:
-    """Return the `TIMEOUT` of `what`, which had this many seconds; None if unknown."""
+    """Return a `TIMEOUT` error for `what`, which had this many seconds; None if unknown."""
     limit = "in time" if seconds is None else f"within {in_seconds(max(0, seconds))}"
     return timeout_error(f"{what} did not {did_not} {limit}", deadline)

@@ -40,7 +40,7 @@ class OperationOptions(TypedDict, total=False):
     """The description, instead of the docstring."""
 
     tags: Iterable[str]
-    """Words for search and filters."""
+    """Tags for search and filters."""
 
     scopes: Collection[str]
     """Scopes that a caller needs, all of them."""
@@ -49,7 +49,7 @@ class OperationOptions(TypedDict, total=False):
     """Scopes of which a caller needs at least one."""
 
     access: AccessControl
-    """The whole rule, instead of the two above."""
+    """The complete access rule, instead of `scopes` and `scopes_any`."""
 
     errors: Iterable[ErrorDefinition]
     """The declared errors."""
@@ -58,10 +58,10 @@ class OperationOptions(TypedDict, total=False):
     """Whether running it twice has the same effect as running it once."""
 
     output: OutputPolicy
-    """How results are normalised."""
+    """The output policy: how results are normalised."""
 
     timeout: float
-    """Seconds that a call through an entry point may take, instead of the entry point's default."""
+    """The time limit in seconds for a call through an entry point, instead of the entry point's default."""
 
     calls: Collection[str]
     """Patterns of the operations, such as `price.*`, that the function may call on the operation's own authority; every
@@ -99,7 +99,7 @@ def operation(
             function.__operation__ = _MarkedMethod(operation_id, options)  # type: ignore[attr-defined]
             return function
         if inspect.ismethod(function):
-            # A bound method takes no attributes.
+            # A bound method accepts no attributes.
             function = cast("Function", partial(function))
         function.__operation__ = _operation_from(function, operation_id, options)  # type: ignore[attr-defined]
         return function
@@ -213,7 +213,10 @@ def operation_of(value: object) -> Operation | None:
 
 
 def _is_marked(attribute: object) -> bool:
-    """Return whether an attribute of a class is marked; it is not bound, because properties run code."""
+    """Return whether an attribute of a class is marked.
+
+    It is read from the class, because properties would run code.
+    """
     return hasattr(getattr(attribute, "__func__", attribute), "__operation__")
 
 
@@ -239,7 +242,7 @@ def operations_of(service: object) -> list[Operation]:
 
 @dataclass(frozen=True, slots=True)
 class TypedCall:
-    """A call of a marked function: its operation id, its input, and the way from the result to its type."""
+    """A call of a marked function: its operation id, its input, and the conversion of the result."""
 
     operation_id: str
     input: JSONObject
@@ -247,10 +250,10 @@ class TypedCall:
 
     @classmethod
     def of(cls, function: object, arguments: tuple[Any, ...], named: dict[str, Any]) -> Self:
-        """Read the arguments of a call.
+        """Return the call of a function with these arguments.
 
         Raises:
-            TypeError: If `function` is not a marked function of one result, or does not take the arguments.
+            TypeError: If `function` is not a marked function that returns one result, or does not accept the arguments.
         """
         known = operation_of(function)
         if known is None or known.signature is None or known.signature.kind == "stream":
@@ -274,7 +277,7 @@ class TypedCall:
 
 
 def validate_operation(candidate: object) -> Operation:
-    """Return `candidate` as an operation that can work.
+    """Return `candidate` as a valid operation.
 
     Raises:
         RegistrationError: If it is not valid; the message gives the reason.
@@ -299,10 +302,10 @@ def validate_operation(candidate: object) -> Operation:
 
 
 def _generator_kinds(handler: Callable[..., Any]) -> tuple[bool, bool]:
-    """Whether `handler` is a generator function, and whether it is an async one."""
+    """Return whether `handler` is a generator function, and whether it is an async generator function."""
     code = getattr(handler, "__code__", None)
     if code is None:
         return inspect.isgeneratorfunction(handler), inspect.isasyncgenfunction(handler)
-    # Like `inspect`, but without its checks of the object: importers register thousands of handlers.
+    # Read the flags directly, which is faster than `inspect`: importers register thousands of handlers.
     flags: int = code.co_flags
     return bool(flags & inspect.CO_GENERATOR), bool(flags & inspect.CO_ASYNC_GENERATOR)

@@ -4,7 +4,7 @@ A `CallGraph` observes a registry. Calls that cross processes carry their parent
 processes write form one graph.
 
 Rule 1: an observer cannot change a call. If it raises, the error is logged and the call continues.
-Rule 2: no event contains arguments or results; of a change to a result only its kind.
+Rule 2: events contain no arguments and no results. For changes to a result they contain only the kinds and counts.
 """
 
 import logging
@@ -59,10 +59,10 @@ class CallStarted(_Event, frozen=True, kw_only=True, tag="started"):
     identity_id: str | None
 
     authority: str | None = None
-    """The operation on whose authority a nested call ran; None: its caller's own."""
+    """The operation on whose authority a nested call ran; None if it ran as the caller."""
 
     traceparent: str | None = None
-    """The W3C trace context that the call came with, from its metadata."""
+    """The W3C trace context from the metadata of the call."""
 
     queued: float | None = None
     """Seconds that the request waited before it began; None if it did not wait in a queue."""
@@ -79,19 +79,19 @@ class CallYielded(_Event, frozen=True, kw_only=True, tag="yielded"):
 
 
 class CallFinished(_Event, frozen=True, kw_only=True, tag="finished"):
-    """A call ended; exactly one for each that started."""
+    """A call ended. Every `CallStarted` is followed by exactly one of these."""
 
     parent_request_id: str | None
     identity_id: str | None
 
     authority: str | None = None
-    """The operation on whose authority a nested call ran; None: its caller's own."""
+    """The operation on whose authority a nested call ran; None if it ran as the caller."""
 
     code: str | None
     """The error's code; `EXECUTION_ERROR` also for a result marked as an error (MCP tools); None for success."""
 
     duration: float
-    """Seconds."""
+    """Duration of the call in seconds."""
 
     changes: dict[str, int] | None = None
     """How many values of the result normalisation changed, by kind; None for none."""

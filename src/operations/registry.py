@@ -48,7 +48,7 @@ T = TypeVar("T")
 logger = logging.getLogger("operations")
 
 _LEFT_BEHIND_SECONDS = 1.0
-"""How long closing waits for cancelled handlers that have not ended yet."""
+"""Seconds that closing waits for cancelled handlers to end."""
 
 
 class OperationRegistry(Registrations):
@@ -82,7 +82,7 @@ class OperationRegistry(Registrations):
         self._plans: dict[str, Plan] = {}
         self._streams: dict[str, Plan] = {}
         self._counting: dict[object, bool] = {}
-        # Whether a call without a deadline can skip all wrappers.
+        # Whether a call without a deadline needs no wrappers.
         self._plain = True
         self.register_all(operations)
 
@@ -174,7 +174,7 @@ class OperationRegistry(Registrations):
     def typed(
         self, function: object, arguments: tuple[Any, ...], named: dict[str, Any]
     ) -> TypedCall:
-        """Read a call of a function; the id is the one that its operation has here."""
+        """Return the call of a function, with the id that its operation has in this registry."""
         typed = TypedCall.of(function, arguments, named)
         operation_id = self.current_id(typed.operation_id)
         known = self._operations.get(operation_id)
@@ -186,10 +186,10 @@ class OperationRegistry(Registrations):
     async def authorize(
         self, operation_id: str, input: Any, context: OperationContext | None = None
     ) -> None:
-        """Check access, input, grant, approval and budget of a call that another operation makes in its place.
+        """Check access, input, grant, approval and budget of a call that another operation makes for the caller.
 
         Raises:
-            CallError: As the call.
+            CallError: As the call would.
         """
         context = self._adopt(context)
         plans, operation_id = self._plans, self.current_id(operation_id)
@@ -224,7 +224,10 @@ class OperationRegistry(Registrations):
             await items.aclose()
 
     def _adopt(self, context: OperationContext | None) -> OperationContext:
-        """Return the caller's context with nested calls coming here; one without a request id gets one per call."""
+        """Return the caller's context with this registry for nested calls.
+
+        Each call without a request id gets a new one.
+        """
         if context is None:
             return OperationContext(registry=self)
         if not isinstance(cast("object", context), OperationContext):
@@ -234,7 +237,7 @@ class OperationRegistry(Registrations):
         return with_fields(context, registry=self, env=cast("Any", None), _nested=None)
 
     async def _compile_aside(self, operation_id: Any) -> None:
-        """Compile the schemas of an imported operation in a thread: they may have hundreds of definitions."""
+        """Compile the schemas of an imported operation in a thread, because they may have hundreds of definitions."""
         known = self._operations.get(operation_id) if isinstance(operation_id, str) else None
         if known is not None:
             schemas = known.spec.input_schema, known.spec.output_schema
@@ -250,13 +253,13 @@ class OperationRegistry(Registrations):
         *,
         streaming: bool,
     ) -> Plan:
-        """Prepare an operation at its first call; report the error if it cannot be called."""
+        """Prepare an operation at its first call; raise an error if it cannot be called."""
         try:
             if not isinstance(cast("Any", operation_id), str):
                 operation_id = repr(operation_id)
             known = self._operations.get(operation_id)
             if known is None:
-                # Not cached, because callers choose these ids.
+                # Not cached, because callers can send any number of unknown ids.
                 return Plan(self._unregistered(operation_id, context, streaming=streaming), self)
             if (known.spec.type is OperationType.SUBSCRIPTION) != streaming:
                 execute, many = (
@@ -281,7 +284,7 @@ class OperationRegistry(Registrations):
     def _unregistered(
         self, operation_id: str, context: OperationContext, *, streaming: bool
     ) -> Operation:
-        """Return an operation for an unregistered id that calls the remote, which checks access there."""
+        """Return an operation for an unregistered id that calls the remote; the remote checks access."""
         if self._remote is not None:
             namespace, _, name = operation_id.partition(".")
             kind = OperationType.SUBSCRIPTION if streaming else OperationType.MUTATION
@@ -290,7 +293,7 @@ class OperationRegistry(Registrations):
                 return Operation(spec, forward(spec, self._remote))
         raise self.not_found(operation_id, context)
 
-    # ------------------------------------------------------------ around calls
+    # ------------------------------------------------------------ middleware and observers
 
     @overload
     def use(self, middleware: Middleware) -> Middleware: ...
@@ -328,12 +331,12 @@ class OperationRegistry(Registrations):
         return stop
 
     def count_calls(self, *, time_all: bool = True) -> tuple[CallCounters, Callable[[], None]]:
-        """Count calls from now on; call the function to stop. All that count at the same time share the counters.
+        """Count calls from now on; call the returned function to stop. Concurrent counts share the same counters.
 
-        Unlike an observer, counting costs calls little.
+        Counting adds much less cost to calls than an observer.
 
         Args:
-            time_all: Whether to time calls from code in this process too, and not only those from entry points.
+            time_all: Whether to time all calls; False times only those from entry points.
         """
         counters = self.counters
         if counters is None:
@@ -366,7 +369,7 @@ class OperationRegistry(Registrations):
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close the services registered here and wait a moment for handlers that are being cancelled.
+        """Close the registered services and wait up to a second for cancelled handlers.
 
         Closing twice is harmless. If a service fails to close, the error is logged and the others are closed.
         """
@@ -391,7 +394,7 @@ class OperationRegistry(Registrations):
 
 
 def _within(seconds: float, context: OperationContext | None) -> OperationContext:
-    """Return the context with a deadline in `seconds`, or its own if that is earlier."""
+    """Return the context with a deadline in `seconds`, unless its own deadline is earlier."""
     deadline = (time.time() + seconds) * 1000
     if context is None:
         return OperationContext(deadline=deadline)
@@ -421,7 +424,7 @@ def build_env(
     context: OperationContext,
     allowed_namespaces: Collection[str] | None = None,
 ) -> OperationEnv:
-    """Return all operations of `registry` as functions that run as part of the call of `context`.
+    """Return all operations of `registry` as functions that run as nested calls of `context`.
 
     Args:
         registry: Runs the calls.

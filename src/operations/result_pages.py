@@ -6,8 +6,8 @@
 Rule 1: every page is complete JSON. `value` continues the earlier pages at `path`: items are appended to a list,
         properties added to an object, characters to a text. `cursor` gives the next page; the last page has none.
 Rule 2: an item or property stays whole if it fits into a page.
-Rule 3: pages are kept for the caller of the result alone, for some minutes, and bounded in bytes for each caller and
-        for all. A cursor may be used again, so a lost response can be repeated.
+Rule 3: pages are stored for some minutes, only for the caller of the operation, with limits in bytes per caller and in
+        total. A cursor may be used again, so a caller can repeat a request whose response was lost.
 """
 
 import asyncio
@@ -36,11 +36,11 @@ NEXT: Final = "results.next"
 """The id of the operation that returns the next page of a result."""
 
 LIFETIME: Final = 600.0
-"""Seconds for which the pages of a result are kept."""
+"""Seconds for which the pages of a result are stored."""
 
 MAX_BYTES: Final = 64 << 20
 MAX_CALLER_BYTES: Final = 32 << 20
-"""Bytes of all pages that are kept, and of those of one caller; the oldest results are dropped first."""
+"""Limits in bytes for all stored pages and for those of one caller; the oldest results are removed first."""
 
 MIN_PAGE: Final = 1_000
 """The smallest page, in bytes: its cursor and path need some of them."""
@@ -49,17 +49,17 @@ _OVERHEAD = 120
 """Bytes of a page that are neither its path nor its value."""
 
 _LITTLE = 100
-"""With less room than this in a page, the next value begins a new one."""
+"""If fewer bytes than this are left in a page, the next value begins a new page."""
 
 _decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
 
 
 class ResultPages:
-    """Keeps the pages of large results, and returns them to their callers.
+    """Stores the pages of large results, and returns them to their callers.
 
     Args:
-        registry: Of the operations whose results are kept. A caller that may no longer call one gets no further pages.
+        registry: The registry of the operations. A caller that loses access to an operation receives no further pages.
     """
 
     def __init__(self, registry: OperationRegistry) -> None:
@@ -85,7 +85,7 @@ class ResultPages:
                 raw = _encode({"content": content, "data": data})
         if not is_large:
             return envelope
-        # A copy, because the operation may change the object that it returned.
+        # Copy the result, because the operation may change the object that it returned.
         value = build_from(_decode, raw)
         pages = list[bytes]()
         secret = token_urlsafe(16)
@@ -93,7 +93,7 @@ class ResultPages:
         for path, fragment in split(value, max_bytes - _OVERHEAD):
             if page:
                 pages.append(_encode({**page, "cursor": f"{secret}.{len(pages) + 1}"}))
-                # Large results take many pages, and others wait meanwhile.
+                # A large result takes many pages: let other tasks run in between.
                 await asyncio.sleep(0)
             page = {"path": path, "value": fragment}
             if isinstance(data, bytes):
@@ -185,7 +185,7 @@ def next_operation(pages: ResultPages) -> Operation:
 
 
 def caller_of(context: OperationContext) -> list[Any]:
-    """Return what results that are kept are bound to: the caller's identity without its expiry, else its session."""
+    """Return the key of the caller of a stored result: the identity without its expiry, or else the session."""
     identity = context.identity
     if identity is None:
         return [None, context.channel.session]
@@ -200,7 +200,7 @@ def _enveloped(page: bytes, envelope: ResponseEnvelope[Any]) -> ResponseEnvelope
     """Return a page in the envelope of its result."""
     meta, data = envelope.meta, _decode(page)
     if isinstance(meta, MCPResponseMeta):
-        # The blocks repeat the whole result.
+        # The content blocks repeat the whole result.
         content = [TextContent(text=page.decode())]
         meta = replace(meta, content=content, structured_content=data)
     return ResponseEnvelope(data, meta)
@@ -210,9 +210,9 @@ def _enveloped(page: bytes, envelope: ResponseEnvelope[Any]) -> ResponseEnvelope
 
 
 def split(value: Any, max_bytes: int) -> Iterator[tuple[str, Any]]:
-    """Yield a JSON value as fragments of at most `max_bytes` each: the path that each continues, and its addition.
+    """Split a JSON value into fragments of at most `max_bytes`; yield the path and the value of each.
 
-    Only a number or the name of a property may be larger.
+    Only a number or a property name can exceed the limit.
     """
     if not isinstance(value, (dict, list, str)):
         yield "", value
@@ -226,7 +226,7 @@ def split(value: Any, max_bytes: int) -> Iterator[tuple[str, Any]]:
 
 
 class _Open:
-    """A list, object or text of which a part is on earlier pages."""
+    """A list, object or text that began on an earlier page."""
 
     __slots__ = ("at", "items", "kind", "path")
 
@@ -241,7 +241,7 @@ class _Open:
         return self.at >= len(self.items)
 
     def peek(self) -> tuple[str | None, Any]:
-        """Return the next item, and its name in an object."""
+        """Return the next item with its name, which is None in a list."""
         item = self.items[self.at]
         return item if self.kind is dict else (None, item)
 
@@ -250,7 +250,7 @@ class _Open:
         return _Open(self.path + pointer(self.at if name is None else name), value)
 
     def take(self, room: int) -> str:
-        """Return the next characters of a text, as many as fit."""
+        """Return as many of the next characters of a text as fit."""
         count = room
         while True:
             piece = self.items[self.at : self.at + count]
@@ -262,12 +262,12 @@ class _Open:
 
 
 def _fill(stack: list[_Open], room: int) -> Any:
-    """Return the continuation of the innermost open value; values that it only begins are open afterwards."""
+    """Return the next part of the innermost open value. Values that do not fit completely are added to the stack."""
     base, whole = len(stack), room
     if stack[-1].kind is str:
         return stack[-1].take(room)
     page: Any = stack[-1].kind()
-    # The containers of this page that are being filled, from `page` inwards.
+    # The nested containers that are being filled, starting with `page`.
     filling: list[Any] = [page]
     while True:
         current = stack[-1]
@@ -308,7 +308,7 @@ def _add(container: Any, name: str | None, value: Any) -> None:
 
 
 def size_of(value: Any, limit: int) -> int:
-    """Return the bytes of a value as JSON; beyond `limit`, some number above it."""
+    """Return the size of a value as JSON in bytes; any number above `limit` if it is larger."""
     if isinstance(value, str):
         return len(_encode(value)) if len(value) <= limit else limit + 1
     size = 2

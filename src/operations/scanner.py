@@ -28,7 +28,7 @@ from operations.specs import Operation, OperationSpec
 logger = logging.getLogger("operations")
 
 Read: TypeAlias = Callable[[str], bytes | str | Iterable[str]]
-"""Reads a path: the source of a file, or the names in a folder, where a name that ends in `/` is a folder.
+"""Reads a path: returns the source of a file, or the names in a folder, where names of folders end in `/`.
 
 Raises `OSError` or `LookupError` for a path that does not exist.
 """
@@ -40,7 +40,7 @@ _SPEC_KEYS = frozenset({"name", "namespace", "type"})
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """Something that looked like a source of operations, and why it is none."""
+    """A module or object that could not be used, with the reason."""
 
     where: str
     reason: str
@@ -71,8 +71,9 @@ def scan_operations(
     """Import every module of `source` and collect the operations in it.
 
     A module offers operations as functions marked by `@operation`, as `Operation` objects, or as specs (an
-    `OperationSpec`, or its JSON) under any public name. The handler of a spec is the function called `<name>_handler`;
-    the one called `handler`, if the spec is called `operation` or is the only one in its module; or `handler` in JSON.
+    `OperationSpec`, or its JSON) under any public name. The handler of a spec is the function `<name>_handler`; or
+    `handler`, if the spec is called `operation` or is the only
+    spec of its module; or the value of `handler` in a mapping.
 
     Args:
         source: A folder, a Python file, the name of a package, or a package.
@@ -130,7 +131,7 @@ def _make_package(name: str, root: PurePath) -> None:
 
 
 def _hint(error: BaseException, file: Path) -> str:
-    """Advice if a module imports a neighbour by its bare name."""
+    """Return advice for a module that imports a sibling module by its bare name."""
     if not isinstance(error, ModuleNotFoundError) or error.name is None or file.suffix != ".py":
         return ""
     wanted = error.name.partition(".")[0]
@@ -157,7 +158,7 @@ def _walk(folder: PurePath, read: Read) -> Iterator[PurePath]:
 
 
 class _ReadFinder(MetaPathFinder, InspectLoader):
-    """Finds and loads the modules of one made-up package through `read`."""
+    """Finds and loads the modules of a synthetic package through `read`."""
 
     def __init__(self, package: str, root: PurePath, read: Read) -> None:
         self._package = package
@@ -178,7 +179,7 @@ class _ReadFinder(MetaPathFinder, InspectLoader):
         folder = self._root.joinpath(*fullname.split(".")[1:]).as_posix()
         with suppress(OSError, LookupError):
             if not isinstance(self._read(folder), (str, bytes)):
-                # A folder without `__init__.py` is a package all the same.
+                # A folder without `__init__.py` is a package too.
                 spec = ModuleSpec(fullname, None, is_package=True)
                 spec.submodule_search_locations = [folder]
                 return spec
@@ -212,10 +213,10 @@ class _Scan:
         self._taken: dict[str, tuple[object, str]] = {}
 
     def folder(self, path: Path) -> None:
-        """The modules under `path`, or the one that it is.
+        """Scan the module at `path`, or all modules below it.
 
-        They are imported below a package made up for the folder, so that relative imports work and no name
-        clashes with an installed module.
+        They are imported below a synthetic package, so that relative imports work and names do not clash with installed
+        modules.
         """
         root = path if path.is_dir() else path.parent
         package = f"_operations_{sha256(str(root).encode()).hexdigest()[:16]}"
@@ -224,7 +225,7 @@ class _Scan:
         self._files(package, root, files)
 
     def files(self, path: str, read: Read) -> None:
-        """Scan the modules under `path`, or the one that it is, as `read` returns them.
+        """Scan the module at `path`, or all modules below it, through `read`.
 
         Raises:
             FileNotFoundError: If `read` does not know `path`.
@@ -253,7 +254,7 @@ class _Scan:
             self._module(".".join((package, *names)), str(file))
 
     def package(self, name: str) -> None:
-        """A package by its name, with everything below it."""
+        """Scan a package, given by name, and all modules below it."""
         package = self._module(name, name)
         path = getattr(package, "__path__", None)
         if path is not None:
@@ -341,7 +342,7 @@ class _Scan:
         elif taken[0] is not origin:
             self._skip(where, f"{operation_id} was found in {taken[1]} already")
         elif isinstance(found, Operation) and found.spec in self.result.specs:
-            # A module that imports a spec may be read before the one that has its handler.
+            # A module that imports a spec may be scanned before the module with its handler.
             self.result.specs.remove(found.spec)
             self.result.operations.append(found)
 

@@ -35,10 +35,10 @@ from operations.schema import Schema, Signature, from_schema, schema_for
 from operations.types import JSONObject, JSONSchema
 
 OperationHandler: TypeAlias = Callable[[Any, OperationContext], Any | Awaitable[Any]]
-"""Runs a query or mutation: a value, or something to await."""
+"""Runs a query or mutation: returns a value, or an awaitable of it."""
 
 SubscriptionHandler: TypeAlias = Callable[[Any, OperationContext], AsyncIterator[Any]]
-"""Runs a subscription: an async iterator of values."""
+"""Runs a subscription: returns an async iterator of values."""
 
 OutputPolicy: TypeAlias = Literal["cast", "keep", "create", "warn", "strict", "off"]
 """How results are normalised:
@@ -55,7 +55,7 @@ _POLICIES: tuple[str, ...] = get_args(OutputPolicy)
 
 
 def enforce_policy(output: OutputPolicy | None) -> None:
-    """Raise an error for a policy that does not exist; None leaves it to the registry.
+    """Raise an error for an unknown output policy; None stands for the policy of the registry.
 
     Raises:
         ValueError: If it is unknown; the message lists the policies.
@@ -87,7 +87,7 @@ class OperationType(StrEnum):
 
 
 class ErrorDefinition(msgspec.Struct, frozen=True, rename="camel"):
-    """An error an operation declares: its code is part of the contract."""
+    """An error that an operation declares; its code is part of the contract."""
 
     code: str
     description: str = ""
@@ -125,7 +125,7 @@ class OperationSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     input_schema: Schema = UNKNOWN
 
     output_schema: Schema = UNKNOWN
-    """The schema of an envelope's `data`; of each item's for a subscription."""
+    """The schema of the envelope's `data`; for a subscription, of each item."""
 
     error_schemas: tuple[ErrorDefinition, ...] = ()
     access_control: AccessControl = OPEN
@@ -134,7 +134,7 @@ class OperationSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Whether running it twice has the same effect as running it once."""
 
     meta: JSONObject = msgspec.field(default_factory=dict[str, Any], name="_meta")
-    """The origin and data of the adapter; not part of the contract. `_meta` on the wire."""
+    """Data of the adapter, such as the origin; not part of the contract. `_meta` on the wire."""
 
     def __post_init__(self) -> None:
         if not _NAMESPACE.fullmatch(self.namespace):
@@ -145,7 +145,7 @@ class OperationSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
             raise ValueError(
                 f"{self.name!r} is not a name: use 1 to 256 letters, digits, '_', '-' and '.'"
             )
-        # Importers make thousands of specs that need nothing of this.
+        # Skip the conversions below if none is needed: importers create thousands of specs.
         if type(self.input_schema) is not Schema:
             _coerce(self, "input_schema")
         if type(self.output_schema) is not Schema:
@@ -184,7 +184,7 @@ class OperationSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
         return cast("JSONObject", msgspec.to_builtins(self._wire()))
 
     def _wire(self) -> JSONObject:
-        """As `to_wire`, with the spec's own documents in it."""
+        """As `to_wire`, but with the spec's own schema documents instead of copies."""
         wire: JSONObject = {
             "name": self.name,
             "namespace": self.namespace,
@@ -309,7 +309,7 @@ OPERATION_SPEC_SCHEMA = Schema(
 
 
 class Held(Protocol):
-    """An input without its files."""
+    """An input whose files were replaced."""
 
     @property
     def value(self) -> Any:
@@ -317,12 +317,12 @@ class Held(Protocol):
         ...
 
     def restore(self, value: Any) -> Any:
-        """Return `value`, made from the input without its files, with the files in it."""
+        """Put the files back into `value`, which was derived from the input without files."""
         ...
 
 
 class FileArguments(Protocol):
-    """How an operation takes files: content, paths and open files, which only code of this process can pass."""
+    """Handles file arguments (content, paths and open files), which only code in this process can pass."""
 
     @property
     def save_to(self) -> str:
@@ -335,24 +335,24 @@ class FileArguments(Protocol):
         ...
 
     def hold(self, value: Any) -> Held | None:
-        """Take the files out of an input, so that the rest can be validated; return None if there are none."""
+        """Replace the files in an input, so that the rest can be validated; return None if it has no files."""
         ...
 
 
 class Operation(msgspec.Struct, frozen=True):
-    """A spec with its handler; a struct, because creating a frozen dataclass takes ten times as long."""
+    """A spec with its handler. A struct, because creating a frozen dataclass takes ten times as long."""
 
     spec: OperationSpec
     handler: OperationHandler | SubscriptionHandler
 
     output: OutputPolicy | None = None
-    """How results are normalised; None for the registry's default."""
+    """The output policy: how results are normalised; None for the registry's default."""
 
     blocking: bool | None = None
-    """Whether the handler blocks, and so runs in a thread; None: a `def` does, an `async def` does not."""
+    """Whether the handler blocks and must run in a thread; None: a `def` runs in a thread, an `async def` does not."""
 
     files: FileArguments | None = None
-    """How the handler takes files; None if it takes JSON only."""
+    """Handles file arguments; None if the operation accepts JSON only."""
 
     resources: Sequence[JSONObject] = ()
     """The resources of another MCP server that the operation reads, as that server lists them."""
@@ -361,30 +361,31 @@ class Operation(msgspec.Struct, frozen=True):
     """Seconds that a call through an entry point may take, instead of the entry point's default."""
 
     calls: Collection[str] | None = None
-    """Patterns of the operations that the handler may call on the operation's own authority; None leaves it to the
-    registry. Every other nested call is checked as its caller. No part of the contract: it never crosses a wire."""
+    """Patterns of the operations that the handler may call on the operation's own authority; None for the default of
+    the registry. Every other nested call is checked as its caller. Not part of the contract, and never sent to other
+    processes."""
 
     approve: ApprovalRule | None = None
     """The calls that a person must approve; None for none."""
 
     needs_grant: bool = True
-    """Whether a grant must cover it; False for operations that only list what the caller may call."""
+    """Whether a grant must cover the operation; False for operations that only list other operations."""
 
     source_timeout: float | None = None
-    """Seconds that the source of an imported operation allows for a call: an entry point allows no less."""
+    """The time limit of the source of an imported operation, in seconds; an entry point uses no shorter limit."""
 
     signature: Signature | None = None
     """The signature of the function, for typed calls; None if the handler is not a typed function."""
 
     forwards: bool = False
-    """Whether the handler only forwards the call, once: if the error of the remote has `begun=False`, this operation
-    has not begun either."""
+    """Whether the handler only forwards the call, once. Then an error of the remote with `begun=False` means that this
+    operation has not begun either."""
 
     source_instructions: str = ""
-    """The instructions for models of an imported operation's source."""
+    """The instructions for models that the source of an imported operation provides."""
 
     def __post_init__(self) -> None:
-        # Importers make thousands of operations that have none of these.
+        # Skip the checks below if none is needed: importers create thousands of operations.
         if self.output is not None:
             enforce_policy(self.output)
         if self.calls is not None:

@@ -3,9 +3,9 @@
     configure_tools(registry, {"github.delete_*": ToolConfig(scopes=["admin"], timeout=5)})
 
 Rule 1: these settings override those of the operation, which override those of its service and of the registry.
-Rule 2: access and input are checked first: neither the cache nor a limit reveals an operation to a caller that may not
-        call it.
-Rule 3: settings apply to operations that are registered later, too, and follow those that change.
+Rule 2: access and input are checked first, so that neither the cache nor a limit reveals an operation to a caller
+        without access.
+Rule 3: settings also apply to operations that are registered or changed later.
 """
 
 import asyncio
@@ -43,14 +43,14 @@ from operations.types import Count, Seconds
 logger = logging.getLogger("operations")
 
 HIDDEN: Final = "operations: hidden"
-"""The scope of hidden operations. It has a space, so no token can contain it."""
+"""The scope that hidden operations require. It contains a space, so no token can have it."""
 
 _MAX_ENTRIES = 1_000
 _MAX_BYTES = 16 << 20
-"""Results that the cache of one operation holds, and their bytes."""
+"""Limits of the cache of one operation: number of results, and bytes."""
 
 _LONGEST_PAUSE = 60.0
-"""Seconds that a call without a deadline waits at most, even if an API asks for more."""
+"""The longest pause before a retry, in seconds. If an API asks for a longer pause, the call fails."""
 
 _RUNNING: Final = ("timeout", "rate", "concurrency", "retry", "cache", "select", "max_bytes")
 """The settings that need a handler of their own."""
@@ -60,14 +60,14 @@ _ABSENT: Final = object()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """How calls of an operation are repeated after an error that is retryable, for every entry point.
+    """Defines how calls of an operation are retried after a retryable error, at every entry point.
 
-    A query or an idempotent operation is repeated after every such error, another operation only after one that shows
-    that nothing was begun. `APPROVAL_REQUIRED` is never repeated, and nothing is repeated past the caller's deadline.
+    Queries and idempotent operations are retried after every such error. Other operations are retried only if the error
+    shows that the operation was not started. There is no retry after `APPROVAL_REQUIRED` or past the caller's deadline.
     """
 
     attempts: Count = 3
-    """How often a call is attempted in all."""
+    """The total number of attempts, including the first."""
 
     first_pause: Annotated[float, Meta(ge=0)] = 0.05
     """The longest first pause, in seconds. Each pause is a random part of its maximum, which grows with the attempts
@@ -77,7 +77,8 @@ class RetryPolicy:
     """The longest pause, in seconds; a `Retry-After` of an HTTP API is added to it."""
 
     budget: Annotated[float, Meta(ge=0)] = 0.2
-    """Retries for each call of the operation, over time. Ten at once and one per second are always allowed."""
+    """The number of retries per call of the operation, on average. Ten at once and one per second are always
+    allowed."""
 
     def __post_init__(self) -> None:
         if self.attempts < 1:
@@ -99,7 +100,7 @@ class ToolConfig:
     """Scopes that a caller needs, instead of those of the operation."""
 
     hide: bool | None = None
-    """Hide the operation from all callers from outside; code of this process may still call it."""
+    """Hide the operation from all external callers; code in this process may still call it."""
 
     rename: str | None = None
     """The new id, `namespace.name`; only for a single operation, not for a pattern."""
@@ -108,8 +109,8 @@ class ToolConfig:
     """How results are normalised."""
 
     timeout: Seconds | None = None
-    """Seconds that a query or mutation may take, instead of an entry point's default; the caller's own deadline may be
-    shorter. They stop while a person answers a question, and start again with each progress report."""
+    """The time limit of a query or mutation in seconds, instead of the entry point's default, unless the caller's
+    deadline is earlier. The timer stops while a person answers a question, and restarts with each progress report."""
 
     rate: Annotated[float, Meta(gt=0)] | None = None
     """Calls per second of one caller, on average, to each of the operations. Callers without identity count as one."""
@@ -118,21 +119,21 @@ class ToolConfig:
     """Concurrent calls to each of the operations, from all callers."""
 
     retry: RetryPolicy | Annotated[int, Meta(ge=0)] | None = None
-    """How calls are repeated after an error that is retryable; a number is how often, with the default pauses."""
+    """How calls are retried after a retryable error; a number sets the retries, with the default pauses."""
 
     cache: Seconds | None = None
-    """Seconds for which the result of a query is kept and returned for the same input of the same caller."""
+    """Seconds for which the result of a query is cached, per input and caller."""
 
     select: Collection[str] | None = None
     """JSON pointers to the parts of a result to keep, such as `/items/*/id`; `*` stands for every item or property. The
     operation then has no output schema."""
 
     max_bytes: Annotated[int, Meta(ge=MIN_PAGE)] | None = None
-    """The largest result, in bytes of JSON. A larger one is returned in pages: each is whole JSON and ends in a
-    `cursor`, which `results.next` accepts. The operation then has no output schema."""
+    """The largest result, in bytes of JSON. A larger result is returned in pages: each page is complete JSON with a
+    `cursor` for the next page, which `results.next` returns. The operation then has no output schema."""
 
     approve: ApprovalRule | bool | None = None
-    """Which calls a person must approve, and who may; `true` for all calls with the defaults."""
+    """The calls that a person must approve, and the scope to approve them; `true` for all calls with the defaults."""
 
     def __post_init__(self) -> None:
         enforce_lists(scopes=self.scopes, select=self.select)
@@ -152,7 +153,7 @@ def is_pattern(text: str) -> bool:
 
 
 class ToolSettings:
-    """The settings of a registry's operations, which may change."""
+    """The settings of a registry's operations, which can be replaced at run time."""
 
     def __init__(self, registry: OperationRegistry, tools: Mapping[str, ToolConfig]) -> None:
         self._registry = registry
@@ -170,14 +171,14 @@ class ToolSettings:
         return {each for each in self.tools if not any(fnmatchcase(id_, each) for id_ in ids)}
 
     def change(self, tools: Mapping[str, ToolConfig]) -> None:
-        """Use other settings.
+        """Replace the settings.
 
         Raises:
-            ValueError: If a pattern renames; then nothing has changed.
-            RegistrationError: If two operations would have one id; then nothing has changed.
+            ValueError: If a pattern has `rename`; the settings are then unchanged.
+            RegistrationError: If two operations would have the same id; the settings are then unchanged.
         """
         before = self.tools
-        # The later one of two patterns wins, so their order matters.
+        # A later pattern overrides an earlier one, so their order matters.
         if list(tools.items()) == list(before.items()):
             return
         self._set(tools)
@@ -222,10 +223,10 @@ def _has_pages(tools: Mapping[str, ToolConfig]) -> bool:
 def configure_tools(registry: OperationRegistry, tools: Mapping[str, ToolConfig]) -> ToolSettings:
     """Apply settings to operations of a registry, by id or pattern (`github.delete_*`).
 
-    If several match an operation, the later one wins for each setting that both have.
+    If several settings match an operation, the later ones override the earlier ones, field by field.
 
     Raises:
-        ValueError: If a pattern renames.
+        ValueError: If a pattern has `rename`.
     """
     return ToolSettings(registry, tools)
 
@@ -243,7 +244,7 @@ def _configured(
         namespace, _, name = config.rename.partition(".")
         spec = with_fields(spec, namespace=namespace, name=name)
     output = config.output or operation.output
-    # Access was checked by the time it runs.
+    # Access has been checked before this runs.
     inner = with_fields(
         operation, spec=with_fields(spec, access_control=AccessControl()), output=output
     )
@@ -367,11 +368,11 @@ class _Tool:
     def _pause_after(
         self, error: CallError, backoff: Backoff, context: OperationContext
     ) -> float | None:
-        """Return the seconds to wait before a call is repeated; None if it must not be."""
-        # An approval takes a person: only the caller repeats the call.
+        """Return the seconds to wait before a retry; None if the call must not be retried."""
+        # An approval takes a person's time, so the caller repeats the call.
         if not error.retryable or error.code == ErrorCode.APPROVAL_REQUIRED:
             return None
-        # The error of a call that a handler made is not about the handler itself.
+        # `begun=False` from a nested call does not show that the handler itself has not begun.
         has_begun = error.begun is not False or not self._operation.forwards
         if has_begun and not self._is_repeatable:
             return None
@@ -426,7 +427,7 @@ class _Tool:
 
 
 class _Cache:
-    """Results by caller and input; bounded, and encoded so that callers cannot change them."""
+    """Caches results by caller and input, up to a limit. They are encoded so that callers cannot change them."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -447,7 +448,7 @@ class _Cache:
         try:
             data = msgspec.msgpack.encode(envelope.data)
         except (OverflowError, TypeError):
-            # Such as an integer of more than 64 bits: it is not kept.
+            # Not encodable, such as an integer of more than 64 bits: do not cache it.
             return
         if len(data) + len(key) > _MAX_BYTES:
             return
@@ -468,7 +469,7 @@ def _caller(context: OperationContext) -> str:
 
 
 def _key(value: Any, context: OperationContext) -> bytes | None:
-    """Return the input and the caller in one canonical form, without its expiry; None if files are sent."""
+    """Return a canonical key from the input and the caller without its expiry; None if the input has files."""
     caller = [*caller_of(context), context.trusted]
     try:
         return msgspec.json.encode([value, caller], order="deterministic")
@@ -479,7 +480,7 @@ def _key(value: Any, context: OperationContext) -> bytes | None:
 def _tree(pointers: Collection[str]) -> dict[str, Any]:
     """Return pointers as a tree of their tokens; an empty branch keeps everything below it."""
     tree: dict[str, Any] = {}
-    # The shorter ones first, because everything below them is kept anyway.
+    # Shorter pointers first: they include everything below them.
     for pointer in sorted(pointers, key=lambda pointer: pointer.count("/")):
         branch = tree
         for token in map(unescape, pointer.split("/")[1:]):
@@ -495,7 +496,7 @@ def _kept(value: Any, tree: dict[str, Any]) -> Any:
 
 
 def _branch(tree: dict[str, Any], key: str) -> dict[str, Any] | None:
-    """Return the pointers below a key: its own, and those for all keys."""
+    """Return the subtree for a key, merged with the subtree for `*`."""
     own, every = tree.get(key), tree.get("*")
     if own is None or every is None:
         return every if own is None else own

@@ -28,23 +28,23 @@ ReadOnlyJSON: TypeAlias = (
 """JSON that a function does not modify."""
 
 Seconds: TypeAlias = Annotated[float, Meta(gt=0)]
-"""A time span; files and command lines check that it is positive."""
+"""A positive duration in seconds; checked in files and on command lines."""
 
 Count: TypeAlias = Annotated[int, Meta(ge=1)]
-"""How many or how much of something; files check that it is at least 1."""
+"""A number of at least 1; checked in files and on command lines."""
 
 Names: TypeAlias = tuple[str, ...]
 
 
 class options_of(Generic[P, C]):  # noqa: N801 - a decorator
-    """Let a function take the fields of its config class as arguments, so that each option is described once.
+    """Return a decorator that lets a function accept the fields of its config class as keyword arguments.
 
         @options_of(ServerConfig)
         def create_app(config: ServerConfig, registry: OperationRegistry) -> Starlette: ...
 
         create_app(registry, title="Shop")
 
-    Type checkers know the fields, and `inspect.signature` shows them.
+    Each option is described once, in the class. Type checkers and `inspect.signature` see the fields.
     """
 
     def __init__(self, config: Callable[P, C]) -> None:

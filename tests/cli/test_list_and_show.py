@@ -144,7 +144,7 @@ def test_a_hint_finds_the_same_config(run: Run, folder: Path) -> None:
         '{"openapi": "3.1.0", "paths": {"/a": {"get": {"parameters": [{"in": "nowhere", "name": "x"}]}}}}'
     )
     told = run("list", "--config", "my other.toml").err.splitlines()[-1]
-    assert "openapi:shop: 1 part of it cannot be used" in told
+    assert "openapi:shop: 1 part cannot be used" in told
     (hint,) = re.findall("`operations (.*)`", told)
     assert "1 part cannot be used:" in run(*shlex.split(hint)).out
 

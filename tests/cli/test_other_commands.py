@@ -161,7 +161,7 @@ def test_doctor_reports_results_that_differed_from_their_schema(run: Run, folder
     findings = {finding["what"]: finding for finding in run("doctor", "--json").json["findings"]}
 
     assert findings["row.get"]["state"] == "warning"
-    assert "1 value did not fit and stayed unchanged" in findings["row.get"]["words"]
+    assert "1 value did not match and stayed unchanged" in findings["row.get"]["words"]
 
 
 def test_doctor_finds_missing_parts(
@@ -217,7 +217,7 @@ def test_doctor_is_content_with_a_good_config(run: Run, monkeypatch: pytest.Monk
     ran = run("doctor")
 
     assert ran.code == 0
-    assert "everything is there" in ran.err
+    assert "everything is available" in ran.err
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -182,7 +182,7 @@ def test_an_interrupted_call_has_its_own_exit_code(start: Start) -> None:
 def test_a_terminal_gets_a_table(start: Start) -> None:
     child = start("list")
 
-    see(child, "operation type source what it does")
+    see(child, "operation type source description")
     see(child, "work.add query local Add two numbers.")
     see(child, "12 operations")
     assert end(child) == 0
@@ -204,7 +204,7 @@ def test_serve_prints_its_address_and_ends_on_ctrl_c(
     child.expect(r"serving 12 operations at (http://127\.0\.0\.1:\d+)")
     assert isinstance(child.match, re.Match)
     url = str(child.match[1])
-    see(child, "Ctrl-C ends it")
+    see(child, "press Ctrl-C to stop")
 
     connection = HTTPConnection(url.removeprefix("http://"), timeout=30)
     connection.request(

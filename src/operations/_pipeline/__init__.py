@@ -6,8 +6,8 @@ Rule 1: each step is implemented only here. `invoke` and `stream` differ only in
 Rule 2: every failure becomes exactly one `CallError`; only `KeyboardInterrupt`, `SystemExit` and the
         caller's own cancellation pass through.
 Rule 3: every change is reported. Changes and mismatches of a result are logged with their paths.
-Rule 4: nothing here knows about transports, HTTP or MCP servers.
+Rule 4: this package does not depend on transports, HTTP or MCP.
 
-`plan` prepares an operation, `path` runs it and reports to observers, `streams` does so for subscriptions,
-`outcome` turns results into envelopes, `lenient` converts input.
+`plan` prepares an operation, `path` runs a query or mutation and reports it to observers, `streams` does the same for
+subscriptions, `outcome` turns results into envelopes, `lenient` converts input.
 """

@@ -1,11 +1,11 @@
-"""Convert near misses in inputs of models: lossless conversions of values that the schema rejects.
+"""Convert values in the inputs of models that the schema rejects, if the conversion is lossless.
 
     "[1, 2]" for an array, "{...}" for an object      the value that the text contains, as JSON
-    "5" for 5, "true" for true                        the same
-    null for an optional property                     the property is left out
+    "5" for 5, "true" for true                        the number or boolean
+    null for an optional property                     the property is removed
 
-Rule 1: a value is converted only if the schema rejects it as sent and accepts the result; otherwise the whole input
-        stays as it was sent, and is rejected.
+Rule 1: a value is converted only if the schema rejects the original and accepts the result. If a value cannot be
+        converted, the whole input is rejected unchanged.
 Rule 2: every conversion is a change of kind `input`.
 """
 
@@ -28,7 +28,7 @@ _FIXED: Final = frozenset({
     "additionalProperties", "dependentRequired", "json", "maxItems", "maxProperties", "minItems", "minProperties",
     "propertyNames", "required", "unevaluatedItems", "unevaluatedProperties", "uniqueItems",
 })  # fmt: skip
-"""Keywords that reject a value for other reasons than its type: above all, unknown properties are not dropped."""
+"""Keywords whose failures no conversion can fix; in particular, unknown properties are never removed."""
 
 _INDEX: Final = re.compile(r"/\d+(?=/|$)")
 _Note: TypeAlias = tuple[str, str]
@@ -42,7 +42,7 @@ class Converted(NamedTuple):
 
 
 class _Location(NamedTuple):
-    """A value inside an input: its container, and its key there."""
+    """The location of a value in an input: its container and its key."""
 
     container: Any
     key: Any
@@ -57,7 +57,7 @@ class _Location(NamedTuple):
 
 
 def convert_input(compiled: CompiledSchema, value: Any) -> Converted | None:
-    """Return a rejected input with conversions that make it valid; None if there are none.
+    """Convert a rejected input so that it is valid; return None if that is impossible.
 
     Args:
         compiled: The schema of the input.
@@ -79,7 +79,7 @@ def convert_input(compiled: CompiledSchema, value: Any) -> Converted | None:
             place = None if fault.keyword in _FIXED else _place(holder, fault.path)
             text = None if place is None else place.value
             if isinstance(text, str):
-                # At least as many as there are values in it.
+                # At least the number of values in it.
                 budget -= 1 + sum(map(text.count, ",[{"))
             message = None if place is None or budget < 0 else _convert(place)
             if message is None:
@@ -91,7 +91,7 @@ def convert_input(compiled: CompiledSchema, value: Any) -> Converted | None:
 
 
 def _convert(place: _Location) -> str | None:
-    """Convert the value at a place, and describe the change; None if that is impossible."""
+    """Convert the value at a location and describe the change; return None if that is impossible."""
     value = place.value
     if value is None and place.is_property:
         del place.container[place.key]
@@ -113,7 +113,7 @@ _KINDS: Final[dict[type, str]] = {
 
 
 def _read(text: str) -> Any:
-    """Return the value that a text contains as JSON; None unless it is of another type and complete."""
+    """Return the JSON value that a text contains; None if it is not JSON or is a string."""
     try:
         found: Any = decode_json(text, max_values=MAX_REQUEST_VALUES)
     except JSONValueError:
@@ -121,7 +121,7 @@ def _read(text: str) -> Any:
     if isinstance(found, str):
         return None
     is_number = isinstance(found, (int, float)) and not isinstance(found, bool)
-    # A number must have been written as we write it, so no digit is lost.
+    # A number must have the same text when it is encoded again, so that no digit is lost.
     return None if is_number and msgspec.json.encode(found) != text.encode() else found
 
 

@@ -37,10 +37,10 @@ Finisher: TypeAlias = Callable[[Any], Envelope]
 
 _BITS = TOO_LONG.bit_length()
 _PLAIN = frozenset({bool, dict, float, int, list, str, type(None)})
-"""Types of results that are certainly neither envelopes nor bytes."""
+"""Types of results that are neither envelopes nor bytes."""
 
 _ANY_BUT_TEXT = Schema({"type": ["object", "array", "number", "boolean", "null"]})
-"""Describes JSON that was declared without a schema, so that text in its place is a mismatch."""
+"""The schema of a JSON response that was declared without a schema: text is then a mismatch."""
 
 
 def finisher(spec: OperationSpec, policy: OutputPolicy) -> Finisher:
@@ -85,7 +85,7 @@ def finisher(spec: OperationSpec, policy: OutputPolicy) -> Finisher:
         return ResponseEnvelope(data, meta)
 
     def pass_on(envelope: Envelope) -> Envelope:
-        """Return a handler's own envelope with its meta, its data normalised if there is a schema for it."""
+        """Return a handler's own envelope with its meta; normalise its data if there is a schema."""
         meta: ResponseMeta = envelope.meta
         if isinstance(envelope.data, (bytes, bytearray, memoryview)) or (
             not isinstance(meta, LocalResponseMeta)
@@ -103,14 +103,14 @@ def finisher(spec: OperationSpec, policy: OutputPolicy) -> Finisher:
 
 
 _LARGE = 10_000
-"""Values in a result of another service from which on it is normalised in a thread."""
+"""Results of other services with at least this many values are normalised in a thread."""
 
 
 _LARGE_TEXT = 1024 * 1024
 
 
 ENVELOPES: Final = frozenset({ResponseEnvelope, DescribedEnvelope})
-"""The types of envelopes, for a check that costs much less than `isinstance` of a struct."""
+"""The types of envelopes, for a check that is much faster than `isinstance` of a struct."""
 
 
 def is_large(envelope: Envelope) -> bool:
@@ -122,7 +122,7 @@ def is_large(envelope: Envelope) -> bool:
         schema, size = envelope.schema, envelope.size
         if schema is not None and schema.casts_slowly:
             return True
-        # A value of JSON takes two bytes at least, its separator included.
+        # A JSON value takes at least two bytes, including its separator.
         if size is not None and size <= 2 * _LARGE:
             return False
     if type(data) is str:
@@ -133,21 +133,21 @@ def is_large(envelope: Envelope) -> bool:
 def _described_finisher(
     spec: OperationSpec, policy: OutputPolicy, log: "ChangeLog"
 ) -> Callable[[DescribedEnvelope[Any]], Envelope]:
-    """Return the function that normalises an envelope with the schema that it names.
+    """Return the function that normalises an envelope with the envelope's own schema.
 
     Args:
         spec: The operation.
-        policy: How results are normalised.
+        policy: The output policy.
         log: Logs changes.
     """
     known: dict[tuple[int, bool], tuple[Schema, Normalise | None]] = {}
 
     def find(schema: Schema, is_raw: bool) -> Normalise | None:
-        # No policy replaces text that came in place of JSON.
+        # No policy replaces text that was received instead of JSON.
         used: OutputPolicy = "cast" if is_raw and policy == "create" else policy
         compiled = None if used == "off" else _compiled(spec.id, schema)
         found = None if compiled is None else _normalise(spec.id, compiled, used, owns=True)
-        # The schema is kept as well, so that its id stays its own.
+        # Hold a reference to the schema, so that its `id()` stays unique.
         known[id(schema), is_raw] = (schema, found)
         return found
 
@@ -176,13 +176,13 @@ def _described_finisher(
 
 
 def _is_not_described(envelope: Envelope) -> bool:
-    """Return whether the output schema does not describe the data: an MCP error, text or content blocks."""
+    """Return whether the output schema does not apply, because the data is an MCP error, text or content blocks."""
     meta = envelope.meta
     if not isinstance(meta, MCPResponseMeta):
         return False
     if meta.is_error or meta.structured_content is not None:
         return meta.is_error
-    # The schema also describes the JSON that an adapter found in the only text block.
+    # If the only text block contains JSON, the adapter has decoded it, and the schema applies.
     texts = [block.text for block in meta.content if isinstance(block, TextContent)]
     plain = (texts[0], msgspec.to_builtins(meta.content)) if len(texts) == 1 else ()
     return not plain or envelope.data in plain
@@ -200,7 +200,7 @@ def of_middleware(result: object) -> Envelope:
 
 
 def proper(envelope: Envelope) -> Envelope:
-    """Return an envelope made by hand, its data JSON or bytes."""
+    """Return an envelope that user code created, with its data converted to JSON or bytes."""
     data: Any = envelope.data
     if type(data) is bytes:
         return envelope
@@ -217,7 +217,7 @@ def _normalise(
     *,
     owns: bool = False,
 ) -> Normalise:
-    """Return the function that makes a result JSON and applies `policy`; for `owns` see `normaliser`."""
+    """Return the function that converts a result to JSON and applies `policy`; for `owns` see `normaliser`."""
     if compiled is None:
         return lambda value: (to_json(without_objects(value)), None)
     if policy == "cast" or policy == "keep" or policy == "create":
@@ -242,7 +242,7 @@ def _normalise(
 
 
 def _compiled(operation_id: str, schema: Schema) -> CompiledSchema | None:
-    """Return the schema ready for use; None if it is unknown or cannot be used."""
+    """Return the compiled schema; None if it is unknown or cannot be used."""
     try:
         return None if schema.is_unknown else schema.compile()
     except SchemaError as error:
@@ -258,7 +258,7 @@ class ChangeLog:
         self._logged: set[str] = set()
 
     def note(self, changes: Sequence[Change]) -> None:
-        """Log the changes of kinds that were not logged before."""
+        """Log changes of kinds that have not been logged yet."""
         for change in changes:
             if change.kind not in self._logged:
                 self._logged.add(change.kind)
@@ -268,7 +268,8 @@ class ChangeLog:
                     "a result does not fit its output schema"
                     if change.kind == "mismatch"
                     else f"part of a result was {change.kind}",
-                    # Property names may come from a third party: they must not begin a line of the log.
+                    # Property names may come from a third party: escape line breaks, so that they cannot forge a log
+                    # line.
                     printable(change.path) or "(root)",
                     printable(change.message),
                 )
@@ -281,21 +282,21 @@ BUCKETS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0)
 
 
 UNKNOWN: Final = "(unknown)"
-"""The series of calls to operations that are not registered: their ids are not bounded."""
+"""The series for all unregistered operations, because callers can send any number of unknown ids."""
 
 
 class CallSeries:
-    """The counters of one operation. An observer costs several times as much as these.
+    """The counters of one operation, several times faster than an observer.
 
     Attributes:
-        times_all: Whether calls from code in this process are timed, and not only those from entry points.
+        times_all: Whether all calls are timed, or only those from entry points.
         started: Calls that started.
         untimed: Calls that succeeded and were not timed.
         codes: Other calls that ended, by error code; an empty code is success.
         changes: Values of results that normalisation changed, by kind.
         items: Items of subscriptions.
-        abandoned: Handlers that were still running after their caller had left.
-        retries: Attempts after the first one of a call.
+        abandoned: Handlers that were still running after their call had ended.
+        retries: Attempts of a call after the first.
         seconds: Total duration of the timed calls that ended.
         buckets: Timed calls by duration; see `BUCKETS`.
     """
@@ -326,7 +327,7 @@ class CallSeries:
         self.buckets = [0] * (len(BUCKETS) + 1)
 
     def finish(self, code: str | None, seconds: float | None) -> None:
-        """Count a call that ended; its duration is None if it was not timed."""
+        """Count the end of a call; its duration is None if it was not timed."""
         name = code or ""
         self.codes[name] = self.codes.get(name, 0) + 1
         if seconds is not None:

@@ -1,7 +1,6 @@
 """The path of a query or mutation.
 
-`invoke` is the path for a call without deadline, middleware or observers, and costs little more than the handler.
-`run` adds those.
+`invoke` runs a call without deadline, middleware or observers, with little overhead. `run` adds those.
 """
 
 import asyncio
@@ -30,14 +29,14 @@ from operations.schema import Change, validate_or_raise
 _pack = msgpack.Encoder().encode
 
 _LONG_AGO = 1e11
-"""Milliseconds since the epoch: 1973. A deadline before that was meant in seconds."""
+"""A time in 1973, in milliseconds since the epoch. An earlier deadline was probably given in seconds."""
 
 GRACE = 0.05
 """Seconds that a cancelled handler has to clean up before its caller stops waiting."""
 
 
 def enter(plan: Plan, context: OperationContext) -> None:
-    """Raise an error unless the caller, or the operation that calls, may call this one. Counts nothing."""
+    """Raise an error unless the caller, or the calling operation, may call this operation. Uses no budget."""
     if plan.is_inner or has_authority(plan, context):
         return
     permits, identity = plan.permits, context.identity
@@ -48,19 +47,19 @@ def enter(plan: Plan, context: OperationContext) -> None:
 
 
 def has_authority(plan: Plan, context: OperationContext) -> bool:
-    """Return whether a call needs no check of its caller's access."""
+    """Return whether the access of the caller need not be checked."""
     if context.trusted:
         return True
-    # A handler may pass its own context on, which does not allow it to call anything else.
+    # The authority is valid for one operation: a handler that forwards its own context gains no other access.
     return context.authority is not None and context.authority[1] == plan.id
 
 
 async def guard(plan: Plan, value: Any, context: OperationContext) -> tuple[Any, OperationContext]:
-    """Check what depends on the final input; return the input and the context for the handler.
+    """Make the checks that depend on the final input; return the input and the context for the handler.
 
     Raises:
-        CallError: `ACCESS_DENIED`, `APPROVAL_REQUIRED`, `RESOURCE_EXHAUSTED` if a budget is spent, or `UNAVAILABLE` if
-            one of these is not known.
+        CallError: `ACCESS_DENIED`, `APPROVAL_REQUIRED`, `RESOURCE_EXHAUSTED` if a budget is exhausted, or `UNAVAILABLE`
+            if the store cannot be read.
     """
     if plan.is_inner:
         return value, context
@@ -86,7 +85,7 @@ async def authorize(plan: Plan, value: Any, context: OperationContext) -> None:
     """Check a call as `invoke` does, without running it.
 
     Raises:
-        CallError: As the call.
+        CallError: As the call would.
     """
     enter(plan, context)
     plan, value = admit(plan, value, context)
@@ -117,9 +116,11 @@ def recorded(plan: Plan, context: OperationContext) -> Generator[None]:
 
 
 def admit(plan: Plan, value: Any, context: OperationContext) -> tuple[Plan, Any]:
-    """Return the plan to run, and the valid input as plain JSON; no input becomes an empty object if that is valid.
+    """Return the plan to run and the validated input as plain JSON.
 
-    A lenient call may have its input converted; its plan then adds these changes to the result.
+    Missing input becomes an empty object if that is valid.
+
+    The input of a lenient call may be converted; its plan then adds the changes to the result.
 
     Raises:
         CallError: `VALIDATION_ERROR`, with the path and reason of every failure.
@@ -141,7 +142,7 @@ def admit(plan: Plan, value: Any, context: OperationContext) -> tuple[Plan, Any]
                 plan = _noting(plan, converted.changes)
                 return plan, plain if held is None else held.restore(plain)
     except JSONValueError:
-        pass  # explained below, with its path
+        pass  # reported below with its path
     validate_or_raise(plan.spec.input_schema, value, subject=f"input of {plan.id}")
     raise CallError(ErrorCode.VALIDATION_ERROR, f"Invalid input of {plan.id}: it is not JSON")
 
@@ -170,7 +171,7 @@ async def invoke(
         if series.times_all or context.channel is not CLOSED:
             began = perf_counter()
     try:
-        # Access, then validation: a caller that may not call learns nothing about the input.
+        # Check access before validation, so that a caller without access learns nothing about the input.
         permits, identity = plan.permits, context.identity
         grant = None if identity is None else identity.grant
         if grant is not None or (
@@ -182,7 +183,7 @@ async def invoke(
             plan, value = admit(plan, value, context)
         else:
             try:
-                # Validates and converts to plain JSON in C. Unknown properties are missing then.
+                # Validate and convert to plain JSON in C, which removes unknown properties.
                 plain = flat(_pack(value))
                 if len(plain) == len(value):
                     value = plain
@@ -200,7 +201,7 @@ async def invoke(
             result: Any = plan.handler(value, context)
         else:
             result = _guarded(plan, value, context)
-        # A plain function that does not block may give a result, or something to await.
+        # A plain function that does not block may return a result or an awaitable.
         if type(result) is CoroutineType or inspect.isawaitable(result):
             result = await result  # pyright: ignore[reportUnknownVariableType]
         if type(result) in ENVELOPES and is_large(result):  # pyright: ignore[reportUnknownArgumentType]
@@ -238,7 +239,7 @@ def _count(series: CallSeries, envelope: Envelope, context: OperationContext, be
 def fail(plan: Plan, context: OperationContext, error: BaseException) -> NoReturn:
     """Raise the `CallError` for `error`.
 
-    Called after its `except` block, so that the exception being handled is the caller's own, if any.
+    Called outside the `except` block, so that the error is not chained to itself.
     """
     if isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit)):
         raise error
@@ -247,14 +248,14 @@ def fail(plan: Plan, context: OperationContext, error: BaseException) -> NoRetur
         context.abort_nested()
         task = asyncio.current_task()
         if task is not None and task.cancelling():
-            # Also if the handler's cleanup raised something else since.
+            # Also if the handler's cleanup raised another exception.
             raise cancellation
     if isinstance(error, AccessDeniedError) and error.operation_id != plan.id:
         raise access_denied(plan.id, nested=True) from error
     if isinstance(error, CallError):
         raise error
     if isinstance(error, asyncio.CancelledError):
-        # Not our caller's doing: the handler awaited something that was cancelled.
+        # The caller did not cancel: the handler awaited a task that was cancelled.
         raise CallError(ErrorCode.ABORTED, f"{plan.id} was cancelled from within") from error
     if isinstance(error, JSONValueError):
         raise CallError(
@@ -266,7 +267,7 @@ def fail(plan: Plan, context: OperationContext, error: BaseException) -> NoRetur
 
 
 def _cancellation(error: BaseException | None) -> asyncio.CancelledError | None:
-    """Return `error` or its context if that is a cancellation, but not one by the caller."""
+    """Return `error`, or the exception that it was raised from, if that is a cancellation not caused by the caller."""
     seen = {id(sys.exception())}
     while error is not None and id(error) not in seen:
         if isinstance(error, asyncio.CancelledError):
@@ -297,7 +298,7 @@ async def run(plan: Plan, value: Any, context: OperationContext) -> Envelope:
 
 
 async def _through(plan: Plan, value: Any, context: OperationContext) -> Envelope:
-    """Run the middleware, outermost first, for callers with access."""
+    """Run the middleware, outermost first, if the caller has access."""
     enter(plan, context)
 
     def step(index: int) -> Next:
@@ -343,10 +344,10 @@ async def before(
 ) -> Any:
     """Await the result of `work`, or raise `TIMEOUT` at the deadline even if the work ignores cancellation.
 
-    `seconds` is the time of the whole call, for the message.
+    `seconds` is the time limit of the whole call, for the message.
     """
     loop = asyncio.get_running_loop()
-    # As asyncio.wait for the first of the two with a timeout, at half its price.
+    # Like asyncio.wait with FIRST_COMPLETED and a timeout, at half the cost.
     woken: asyncio.Future[None] = loop.create_future()
 
     def wake(_: object = None) -> None:
@@ -362,7 +363,7 @@ async def before(
     try:
         await woken
         while limit is not None and not (result.done() or work.done()) and limit.remaining > 0:
-            # It was extended meanwhile.
+            # The deadline was extended.
             woken = loop.create_future()
             timer = loop.call_later(limit.remaining, wake)
             await woken
@@ -375,16 +376,16 @@ async def before(
     if result.done() and not result.cancelled():
         return result.result()
     if work.done():
-        # Cancelled, but not by us and not by our caller.
+        # Cancelled neither by this function nor by the caller.
         raise CallError(ErrorCode.ABORTED, f"{plan.id} was cancelled from within")
     await stop(work, plan, context)
     raise timed_out(plan.id, seconds, deadline=deadline)
 
 
 async def stop(work: "asyncio.Task[Any]", plan: Plan, context: OperationContext) -> None:
-    """Cancel `work` and its nested calls; wait a moment, then leave it to the registry."""
+    """Cancel `work` and its nested calls. Wait briefly; the registry tracks work that is still running."""
     if not work.cancelling():
-        # Only once: a second cancellation would interrupt its cleanup.
+        # Cancel only once: a second cancellation would interrupt the cleanup.
         work.cancel()
     context.abort_nested()
     plan.host.keep(work)
@@ -394,13 +395,13 @@ async def stop(work: "asyncio.Task[Any]", plan: Plan, context: OperationContext)
 # ------------------------------------------------------------ reports to observers
 
 _APART = 10
-"""Milliseconds by which a channel's timer may be ahead of the clock."""
+"""Tolerance in milliseconds between the timer of a channel and the clock."""
 
 
 def report_refusal(
     host: PipelineHost, operation_id: str, context: OperationContext, error: CallError
 ) -> None:
-    """Report and count a call that failed before it had a plan."""
+    """Report and count a call that failed before it was prepared."""
     if host.observed or host.counters is not None:
         report_start(host, operation_id, context)(error)
 
@@ -408,7 +409,10 @@ def report_refusal(
 def report_start(
     host: PipelineHost, operation_id: str, context: OperationContext
 ) -> Callable[[BaseException | ResponseEnvelope[Any] | None], None]:
-    """Report and count the start of a call; the returned function does so for its end: an error, a result, or None."""
+    """Report and count the start of a call.
+
+    Call the returned function at its end, with the error, the result, or None.
+    """
     series = None if host.counters is None else host.counters.of(operation_id)
     if series is not None:
         series.started += 1
@@ -471,7 +475,7 @@ def _notify_end(
 def code_of(
     end: BaseException | ResponseEnvelope[Any] | None, context: OperationContext
 ) -> str | None:
-    """Return the error code of a call's end; None for success."""
+    """Return the error code for the outcome of a call; None for success."""
     if isinstance(end, BaseException):
         return end.code if isinstance(end, CallError) else _code_of_end(context)
     if end is not None and isinstance(end.meta, MCPResponseMeta) and end.meta.is_error:
@@ -480,14 +484,14 @@ def code_of(
 
 
 def _code_of_end(context: OperationContext) -> str:
-    """Return the reason for a cancellation: a channel that enforces the deadline cancels at its end."""
+    """Return the code for a cancelled call: `TIMEOUT` if its channel cancelled it at the deadline."""
     deadline = context.deadline if context.limit is None else context.limit.deadline
     is_over = deadline is not None and now() >= deadline - _APART
     return str(ErrorCode.TIMEOUT if is_over else ErrorCode.ABORTED)
 
 
 def changed(envelope: ResponseEnvelope[Any]) -> dict[str, int] | None:
-    """Return how many values of a result normalisation changed, by kind; None for none."""
+    """Return the number of values in a result that normalisation changed, by kind; None if it changed none."""
     changes = envelope.meta.changes
     if not changes:
         return None

@@ -1,8 +1,8 @@
 """An operation prepared for calls, the registry that runs it, and the threads that run its `def` handler.
 
-In the standard thread pools, a handler that never returns keeps its slot for ever and prevents the interpreter from
-exiting. Here a cancelled caller gives its slot back at once; the thread counts as abandoned until it returns, and the
-number of abandoned threads is limited as well.
+In the standard thread pools, a handler that never returns occupies its slot forever and prevents the interpreter from
+exiting. Here the slot is released as soon as the caller is cancelled. The thread counts as abandoned until the handler
+returns, and the number of abandoned threads is limited as well.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ _IDLE_SECONDS = 10.0
 
 
 class _Job:
-    """One function call on its way through a thread."""
+    """One function call that runs in a thread."""
 
     __slots__ = (
         "_error",
@@ -67,17 +67,17 @@ class _Job:
         self.left = False
 
     def run(self) -> None:
-        """In the thread: run the function and keep its result or error."""
+        """Run the function and store its result or error. Called in the thread."""
         try:
             self._result = self._function()
         except StopIteration as stop:
-            # A future cannot carry StopIteration.
+            # A future does not accept StopIteration.
             self._error = RuntimeError(f"the handler raised {stop!r}")
         except BaseException as raised:  # noqa: BLE001 - it is raised in the awaiting task
             self._error = raised
 
     def hand_over(self) -> None:
-        """In the thread: pass the outcome to the event loop."""
+        """Pass the outcome to the event loop. Called in the thread."""
         try:
             self._loop.call_soon_threadsafe(self._deliver)
         except RuntimeError:
@@ -89,7 +89,7 @@ class _Job:
         if self.left:
             self._pool.abandoned -= 1
         elif self.future.cancelled():
-            # The caller was cancelled in the same turn of the loop, and has yet to notice.
+            # The caller was cancelled in this iteration of the event loop.
             pass
         elif self._error is not None:
             self.future.set_exception(self._error)
@@ -98,10 +98,10 @@ class _Job:
 
 
 class ThreadPool:
-    """At most `limit` functions at a time, each in a thread.
+    """Runs at most `limit` functions concurrently, each in a thread.
 
     Attributes:
-        abandoned: Functions that still run although their caller has left.
+        abandoned: The number of running functions whose caller was cancelled.
     """
 
     def __init__(self, limit: int = 32) -> None:
@@ -117,12 +117,12 @@ class ThreadPool:
     ) -> Any:
         """Return the result of `function(*args)`, computed in a thread with the context variables of this task.
 
-        A caller that is cancelled leaves at once; `on_abandon` is then called, and the thread runs on.
+        If the caller is cancelled, it does not wait for the thread, which continues; `on_abandon` is then called.
 
         Raises:
-            CallError: `RESOURCE_EXHAUSTED` if as many threads as the limit allows were abandoned.
+            CallError: `RESOURCE_EXHAUSTED` if the number of abandoned threads has reached the limit.
         """
-        # A semaphore belongs to the loop it was first waited for in; a registry may outlive its loop.
+        # A semaphore is bound to one event loop, and a registry may outlive its loop.
         async with self._slots.setdefault(
             asyncio.get_running_loop(), asyncio.Semaphore(self._limit)
         ):
@@ -145,7 +145,7 @@ class ThreadPool:
                 raise
 
     def close(self) -> None:
-        """Let idle threads end. Running ones end with their function; new work starts new threads."""
+        """End idle threads. Other threads end with their function, and new work starts new threads."""
         while self._idle:
             self._idle.popleft().put(None)
 
@@ -167,14 +167,14 @@ class ThreadPool:
                 try:
                     self._idle.remove(inbox)
                 except ValueError:
-                    # Claimed at this very moment: a job is on its way.
+                    # Another thread has just claimed this one and sends it a job.
                     job = inbox.get()
                 else:
                     return
             if job is None:
                 return
             job.run()
-            # Idle before the result is delivered, so that the waiting task finds this thread free.
+            # Marked idle before the result is delivered, so that the waiting task can reuse this thread.
             self._idle.append(inbox)
             job.hand_over()
             del job
@@ -182,7 +182,7 @@ class ThreadPool:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call as middleware sees it; pass on a changed one with `dataclasses.replace(call, input=...)`."""
+    """A call as middleware sees it. To change it, use `dataclasses.replace(call, input=...)`."""
 
     spec: OperationSpec
     input: Any
@@ -196,17 +196,17 @@ NextStream: TypeAlias = Callable[[Call], AsyncIterator[Envelope]]
 """Runs the rest of a subscription."""
 
 Middleware: TypeAlias = Callable[[Call, Next], Awaitable[Envelope]]
-"""Around a query or mutation: `async def m(call, next): return await next(call)`."""
+"""Wraps a query or mutation: `async def m(call, next): return await next(call)`."""
 
 StreamMiddleware: TypeAlias = Callable[[Call, NextStream], AsyncIterator[Envelope]]
-"""Around a subscription: an async generator over `next(call)`."""
+"""Wraps a subscription: an async generator over `next(call)`."""
 
 
 class PipelineHost:
-    """What the calls of one registry share.
+    """The state that all calls of a registry share.
 
     Attributes:
-        output: How results are normalised, unless the operation has its own policy.
+        output: The default output policy.
         calls: Patterns of operations that handlers may call on the authority of their operation, unless it declares
             its own.
         authority: Stores budgets and approvals.
@@ -253,17 +253,17 @@ class PipelineHost:
     def _ended(self, task: "asyncio.Task[Any]") -> None:
         self._left_behind.discard(task)
         if not task.cancelled():
-            # Reading it marks it as seen: its caller has had its answer.
+            # Retrieve the exception, or asyncio logs it: the caller already has its result.
             task.exception()
 
 
 class Plan:
-    """An operation prepared for calls: schemas compiled, access check and kind of handler known.
+    """An operation prepared for calls, with its compiled schemas and access check.
 
     Args:
         operation: The operation.
         host: The registry that runs it.
-        is_inner: Whether another plan with the same id ran all checks of the caller.
+        is_inner: Whether another plan with the same id has already checked the caller.
     """
 
     __slots__ = (
@@ -359,7 +359,7 @@ class Remote(Protocol):
     async def call(
         self, operation_id: str, input: Any, context: OperationContext
     ) -> ResponseEnvelope[Any]:
-        """Run a query or mutation there.
+        """Run a query or mutation at the remote.
 
         Raises:
             CallError: The operation's error, or `UNAVAILABLE`.
@@ -369,12 +369,12 @@ class Remote(Protocol):
     def subscribe(
         self, operation_id: str, input: Any, context: OperationContext
     ) -> AsyncIterator[ResponseEnvelope[Any]]:
-        """Open a subscription there."""
+        """Open a subscription at the remote."""
         ...
 
 
 def forward(spec: OperationSpec, remote: Remote | None) -> OperationHandler | SubscriptionHandler:
-    """Return a handler for an operation without a local one: it calls the remote, if there is one."""
+    """Return a handler that calls the remote, if there is one, for an operation without a local handler."""
     operation_id = spec.id
 
     async def nowhere(input: Any, context: OperationContext) -> Any:

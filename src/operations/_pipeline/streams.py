@@ -26,7 +26,7 @@ from operations.errors import CallError, ErrorCode, timed_out
 logger = logging.getLogger("operations")
 
 _PATIENCE = 1.0
-"""Seconds a handler has to end when its subscription is closed from another task."""
+"""Seconds that a handler has to end when its subscription is closed from another task."""
 
 
 async def stream(
@@ -52,7 +52,7 @@ async def stream(
             index += 1
             yield envelope
     except GeneratorExit:
-        # The consumer has had enough: an ordinary end.
+        # The consumer stopped iterating, which is a normal end.
         raise
     except BaseException as error:
         failure = error
@@ -138,8 +138,8 @@ async def _timed_items(
 ) -> AsyncGenerator[Envelope, None]:
     """Yield the items until the deadline.
 
-    The whole stream runs in one task, because a handler may hold scopes open across its yields that belong to
-    the task that opened them. It works on demand: the handler is never ahead of its consumer.
+    The whole stream runs in one task, because a handler may hold cancel scopes open across yields, and these belong to
+    the task that opened them. The handler runs only when the consumer requests an item.
     """
     wanted: asyncio.Queue[asyncio.Future[Envelope | None]] = asyncio.Queue()
 
@@ -151,10 +151,10 @@ async def _timed_items(
                     answer.set_result(await anext(items, None))
                 except CallError as error:
                     answer.set_exception(error)
-                    answer.exception()  # seen, also if its reader has left
+                    answer.exception()  # retrieved, or asyncio logs it if the reader has left
                     return
         finally:
-            # Not in the consumer's task: a handler closes its resources in the task that opened them.
+            # Closed in this task: a handler must close its resources in the task that opened them.
             await _close(items)
 
     worker = asyncio.create_task(work())
@@ -174,7 +174,7 @@ async def _timed_items(
 
 
 async def _close(iterator: Any) -> None:
-    """Close an async iterator if possible. The result has been delivered, so errors are only logged."""
+    """Close an async iterator if it has `aclose`. Errors are only logged, because the result has been delivered."""
     aclose = getattr(iterator, "aclose", None)
     if aclose is None:
         return
@@ -183,16 +183,16 @@ async def _close(iterator: Any) -> None:
     except Exception as error:  # noqa: BLE001 - a handler's cleanup may fail in any way it likes
         logger.warning("a stream did not close cleanly: %r", error)
     except BaseExceptionGroup as group:
-        # A task group that was open across a yield wraps what it is closed with.
+        # A task group that was open across a yield wraps the exception that closes it.
         if group.split((Exception, GeneratorExit))[1] is not None:
             raise
 
 
 class Subscription:
-    """The envelopes of a subscription, one after another.
+    """The envelopes of a subscription, as an async iterator.
 
-    Leaving the loop, `aclose` (from any task), cancelling the consumer or dropping the last reference all end
-    the handler.
+    The handler ends when the consumer leaves the loop, calls `aclose` (from any task), is cancelled, or drops the last
+    reference.
     """
 
     __slots__ = (
@@ -228,7 +228,7 @@ class Subscription:
             raise
         finally:
             if self._interrupted:
-                # However the handler took it: the reader itself was never meant to be cancelled.
+                # Undo the cancellation in every case: it was meant for the handler, not for the reader.
                 self._interrupted = False
                 reader.uncancel()
             self._reader = None
@@ -237,17 +237,17 @@ class Subscription:
     def _end(self) -> Exception:
         if self._aborted is None:
             return StopAsyncIteration()
-        return CallError(ErrorCode.ABORTED, "the call this subscription was part of has ended")
+        return CallError(ErrorCode.ABORTED, "the parent call has ended")
 
     def abort(self) -> None:
-        """Abort the subscription and its handler: the reader gets `ABORTED`."""
+        """Abort the subscription and its handler. The reader receives `ABORTED`."""
         if self._aborted is None and not self._closing:
             self._aborted = asyncio.get_running_loop().create_task(self.aclose())
 
     async def aclose(self) -> None:
-        """End the subscription and its handler; harmless when it has ended or is being ended.
+        """End the subscription and its handler. Calling this again is harmless.
 
-        A handler that ignores this is abandoned after a second.
+        A handler that ignores cancellation is abandoned after a second.
         """
         if self._closing:
             await self._closed.wait()

@@ -2,8 +2,8 @@
 
 `providers` has the form of each model provider.
 
-Rule 1: a tool runs as the agent's identity, and only if `allow` names it: the registry checks everything else.
-Rule 2: the model always gets a result message: refusals, approvals and unknown tools are results that it can explain.
+Rule 1: a tool runs with the agent's identity, and only if `allow` matches it. The registry makes all other checks.
+Rule 2: the model always receives a result message, also for denied calls, required approvals and unknown tools.
 Rule 3: agent frameworks are extras: each is imported when its tools are requested.
 """
 
@@ -62,20 +62,20 @@ class Step(msgspec.Struct, kw_only=True, rename="camel", omit_defaults=True):
     """`pending`, `success`, or the code of the error."""
 
     duration: float | None = None
-    """Seconds; None while the call runs."""
+    """Duration in seconds; None while the call runs."""
 
     changes: dict[str, int] | None = None
     """How many values of the input and the result were changed, by kind."""
 
     steps: list["Step"] = []
-    """The calls that this one made."""
+    """The nested calls of this call."""
 
 
 class Transcript:
     """The steps of an agent, oldest first. Iterate over it, print it, or write `to_json()` to a file.
 
     Args:
-        limit: How many tool calls are kept; the oldest are dropped first.
+        limit: The largest number of stored tool calls; the oldest are removed first.
     """
 
     def __init__(self, limit: int = 1_000) -> None:
@@ -112,7 +112,7 @@ class Transcript:
         self._forget(step)
 
     def observe(self, event: CallEvent) -> None:
-        """Record the calls that running tool calls make; all other events are ignored."""
+        """Record the nested calls of running tool calls; ignore all other events."""
         if isinstance(event, CallStarted):
             parent = self._running.get(event.parent_request_id or "")
             if parent is not None and event.request_id not in self._running:
@@ -142,10 +142,10 @@ def _lines(step: Step, depth: int) -> Iterator[str]:
 # ------------------------------------------------------------ the toolbox
 
 MAX_TOOLS: Final = 100
-"""Operations beyond which an agent gets tools for searching instead of one tool for each."""
+"""With more operations than this, an agent gets search tools instead of one tool per operation."""
 
 MAX_BYTES: Final = 50_000
-"""Bytes of one result; larger ones are returned in pages."""
+"""The largest result in bytes; larger results are returned in pages."""
 
 
 _ADVICE: Final[dict[str, str]] = {
@@ -163,11 +163,12 @@ class Toolbox:
 
     Args:
         registry: The operations.
-        identity: The agent; None for one without identity.
+        identity: The agent's identity; None for no identity.
         allow: Patterns of the operations that the agent may use, such as `github.get_*`.
-        max_bytes: Bytes of one result. A larger one ends in a cursor, and the agent gets the tool `results__next`.
+        max_bytes: The largest result in bytes. A larger result is returned in pages, which the tool `results__next`
+            reads.
         max_tools: With more operations than this, the agent gets three tools instead: search, describe and call.
-        timeout: Seconds that one tool call may take.
+        timeout: The time limit of one tool call, in seconds.
     """
 
     def __init__(
@@ -261,7 +262,7 @@ class Toolbox:
         return [definition(spec, dialect, _ignore) for spec in self._listed()]
 
     def _listed(self) -> list[OperationSpec]:
-        """Return the operations that are tools of their own."""
+        """Return the operations that have their own tool."""
         context = self._context("")
         own = {spec.id: spec for spec in self._own.specs()}
         allowed = [spec for spec in self._registry.specs() if self._shows(spec, context)]
@@ -322,7 +323,7 @@ class Toolbox:
         """Return the operation of a tool, and the registry that runs it.
 
         Raises:
-            CallError: `OPERATION_NOT_FOUND`, with the name that was probably meant.
+            CallError: `OPERATION_NOT_FOUND`, with a similar name as suggestion.
         """
         if self._revision != self._registry.revision:
             self._revision = self._registry.revision
@@ -341,18 +342,18 @@ class Toolbox:
             request_id=request_id,
             identity=self._identity,
             lenient=True,
-            whole=True,  # The toolbox itself makes the pages.
+            whole=True,  # The toolbox itself splits results into pages.
             deadline=(time.time() + self._timeout) * 1000,
             channel=CallerChannel(session=self._session),
         )
 
 
 def _ignore(_place: str, _what: str) -> None:
-    """Drop a loss: the operation validates everything."""
+    """Ignore a loss: the operation validates its input with the full schema."""
 
 
 class _Finder:
-    """The tools of an agent that has too many operations for a tool each."""
+    """The search tools of an agent that may call too many operations for one tool each."""
 
     def __init__(self, registry: OperationRegistry, gateway: Gateway) -> None:
         self._registry = registry
@@ -362,7 +363,9 @@ class _Finder:
     async def search(  # noqa: D417
         self, query: str, context: OperationContext, limit: int = 10
     ) -> list[JSONObject]:
-        """Find operations by plain words, best first. Read the schema of one with `tools__describe` before a call.
+        """Find operations by keywords, best match first.
+
+        Read the schema of an operation with `tools__describe` before a call.
 
         Args:
             query: A few words, such as `close an issue`.
@@ -387,7 +390,7 @@ class _Finder:
 
         Args:
             operation: The id, as `tools__search` returns it.
-            input: Its input, by the schema that `tools__describe` returns.
+            input: The input, which must match the schema that `tools__describe` returns.
         """
         self._gateway.spec(operation, context)
         return (await self._gateway.call(operation, input, context)).data
@@ -433,6 +436,6 @@ def _openai_agents_tool(agents: Any, tool: Definition, run: Run) -> Any:
         description=tool.description,
         params_json_schema=tool.schema,
         on_invoke_tool=invoke,
-        # The strict mode of OpenAI knows a small part of JSON Schema.
+        # The strict mode of OpenAI supports only a small part of JSON Schema.
         strict_json_schema=False,
     )

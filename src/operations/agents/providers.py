@@ -4,9 +4,9 @@
     gemini              the OpenAPI 3.0 subset: few keywords, no references, string enums
 
 Rule 1: a schema that a provider rejects is simplified, and every simplification is reported as a `Loss`. The operation
-        itself still validates everything.
+        still validates its input with the full schema.
 
-Tool calls come in, and results go out, in the form of each provider:
+Tool calls and results have the form of each provider:
 
     OpenAI, chat         {"id", "function": {"name", "arguments": "..."}}     -> {"role": "tool", ...}
     OpenAI, responses    {"type": "function_call", "call_id", ...}            -> {"type": "function_call_output", ...}
@@ -33,7 +33,7 @@ from operations.types import JSONObject
 
 Provider: TypeAlias = Literal["openai", "anthropic", "gemini"]
 Report: TypeAlias = Callable[[str, str], None]
-"""Called with the place and the consequence of each loss."""
+"""Called with the location and the consequence of each loss."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Loss:
     operation_id: str
 
     place: str
-    """Where: a JSON pointer into the input schema, or `name`, `description`, `type`."""
+    """The location: a JSON pointer into the input schema, or `name`, `description`, `type`."""
 
     what: str
     """The consequence."""
@@ -71,7 +71,7 @@ class Dialect:
     most_tools: int
 
     wrap: Callable[[str, str, JSONObject], JSONObject]
-    """`(name, description, schema)` as the provider writes a tool."""
+    """Returns a tool in the form of the provider, given `(name, description, schema)`."""
 
     is_plain: bool = False
     """Whether only the keywords of OpenAPI 3.0 are known."""
@@ -120,7 +120,8 @@ _SILENT = frozenset({
     "$schema", "$id", "$defs", "definitions", "$comment", "examples", "deprecated", "readOnly", "writeOnly",
     "contentEncoding", "contentMediaType",
 })  # fmt: skip
-"""Keywords whose loss changes no value, and is not worth a word. So are those that begin with `x-`."""
+"""Keywords that do not affect validation, so their loss is not reported; the same applies to those that begin with
+`x-`."""
 
 _FORMATS = {
     "number": {"float", "double"},
@@ -131,13 +132,13 @@ _DEEPEST = 12
 
 
 def fit(outline: Outline, dialect: Dialect, report: Report) -> JSONObject:
-    """The schema of an input as a provider takes it."""
+    """Return the schema of an input in a form that the provider accepts."""
     root = _object_root(outline, report)
     return _Plain(report).convert(Outline(root), "", 0) if dialect.is_plain else root
 
 
 def _object_root(outline: Outline, report: Report) -> JSONObject:
-    """Return the schema with a plain object at its root: the arguments of a tool are an object."""
+    """Return the schema with a plain object at its root, because the arguments of a tool are an object."""
     schema = outline.schema
     if _is_wrapped(outline):
         report("", "is not an object: the value is the argument `input`")
@@ -156,12 +157,12 @@ def _object_root(outline: Outline, report: Report) -> JSONObject:
     root.setdefault("properties", {})
     for keyword in _AT_ROOT:
         if keyword in schema and keyword != "allOf":
-            report(f"/{keyword}", "is not allowed at the root: left out")
+            report(f"/{keyword}", "is not allowed at the root: omitted")
     return root
 
 
 def _is_wrapped(outline: Outline) -> bool:
-    """Return whether the input is not an object, so that it is the value of an argument."""
+    """Return whether the input is not an object, and is therefore passed as the argument `input`."""
     return bool(outline.schema and outline.types and "object" not in outline.types)
 
 
@@ -172,9 +173,9 @@ class _Plain:
         self._report = report
 
     def convert(self, outline: Outline, path: str, depth: int) -> JSONObject:
-        """One schema, at `path`."""
+        """Return the schema at `path`, converted."""
         if outline.is_recursive or depth > _DEEPEST:
-            self._report(path, "refers to itself: its content is left out")
+            self._report(path, "refers to itself: its content is omitted")
             return {"type": "object", "description": outline.description or "As above."}
         schema = outline.schema
         plain: JSONObject = {key: schema[key] for key in schema if key in _PLAIN}
@@ -195,7 +196,7 @@ class _Plain:
         known = _PLAIN | _SILENT | _READ
         for keyword in schema:
             if keyword not in known and not keyword.startswith("x-"):
-                self._report(f"{path}/{keyword}", "is not known there: left out")
+                self._report(f"{path}/{keyword}", "is not supported: omitted")
         return plain
 
     def _type(self, outline: Outline, plain: JSONObject, path: str) -> None:
@@ -207,7 +208,7 @@ class _Plain:
         elif len(named) > 1 and not outline.members:
             plain["anyOf"] = [{"type": name} for name in named]
         elif not named and not outline.members:
-            self._report(path, "has no type: taken as a string")
+            self._report(path, "has no type: treated as a string")
             plain["type"] = "string"
 
     def _values(self, outline: Outline, plain: JSONObject, path: str) -> None:
@@ -217,7 +218,7 @@ class _Plain:
         if all(isinstance(choice, str) for choice in choices):
             plain["type"], plain["enum"] = "string", choices
         else:
-            self._report(f"{path}/enum", "holds other things than strings: left out")
+            self._report(f"{path}/enum", "contains values other than strings: omitted")
 
     def _format(self, schema: JSONObject, plain: JSONObject, path: str) -> None:
         form: Any = schema.get("format")
@@ -226,7 +227,7 @@ class _Plain:
         if form in _FORMATS.get(str(plain.get("type")), ()):
             plain["format"] = form
         else:
-            self._report(f"{path}/format", f"{form} is not known there: left out")
+            self._report(f"{path}/format", f"{form} is not supported: omitted")
 
     def _alternatives(self, outline: Outline, plain: JSONObject, path: str, depth: int) -> None:
         members = [member for member in outline.members if set(member.types) != {"null"}]
@@ -243,20 +244,20 @@ class _Plain:
         plain.pop("type", None)
         plain["anyOf"] = inner
         if word == "oneOf":
-            self._report(f"{path}/oneOf", "is written as anyOf: more than one may fit")
+            self._report(f"{path}/oneOf", "is converted to anyOf, which accepts several matches")
 
 
 _READ = frozenset({
     "type", "enum", "const", "format", "properties", "required", "items", "anyOf", "oneOf", "allOf", "$ref",
 })  # fmt: skip
-"""Keywords that are looked at by name."""
+"""Keywords that have their own conversion."""
 
 
 def description_of(text: str, dialect: Dialect, report: Report) -> str:
-    """A description, cut where the provider cuts it."""
+    """Return a description, truncated to the limit of the provider."""
     if len(text) <= dialect.longest_description:
         return text
-    report("description", f"is cut to {dialect.longest_description} characters")
+    report("description", f"is truncated to {dialect.longest_description} characters")
     return text[: dialect.longest_description - 1] + "…"
 
 
@@ -272,7 +273,7 @@ def definition(spec: OperationSpec, dialect: Dialect, report: Report) -> Definit
         report("name", f"is called {name}, from which the id cannot be derived")
     description = description_of(spec.description or spec.title or spec.id, dialect, report)
     schema = fit(Outline.of(spec.input_schema), dialect, report)
-    # A copy, so that changes by users and frameworks do not change the operation.
+    # Copied, so that users and frameworks cannot change the operation.
     return Definition(spec, name, description, msgspec.to_builtins(schema))
 
 
@@ -313,7 +314,7 @@ class Outcome:
 
     @property
     def text(self) -> str:
-        """The outcome for the model: a text unchanged, everything else as JSON."""
+        """The outcome as text for the model: a string unchanged, any other value as JSON."""
         if self.error is not None:
             return msgspec.json.encode({"error": self.error}).decode()
         return self.data if isinstance(self.data, str) else msgspec.json.encode(self.data).decode()
@@ -354,7 +355,7 @@ def read_call(call: Any) -> ToolCall:
     """Read a tool call in the form of any provider.
 
     Raises:
-        TypeError: If `call` is not one.
+        TypeError: If `call` is not a tool call of a known provider.
     """
     function = _get(call, "function")
     if _get(function, "name"):

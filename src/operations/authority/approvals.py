@@ -1,11 +1,12 @@
-"""A person's consent to one exact call.
+"""Approvals: the consent of a person to one exact call.
 
     pending -> approved | denied | expired -> used
 
-Rule 1: one record for each digest of caller, acting, grant, operation, contract and input. The same call attaches to
-        it; any other call needs an approval of its own.
+Rule 1: there is one record for each digest of caller, acting parties, grant, operation, contract and input. A repeated
+        call uses the same record; any other call needs its own approval.
 Rule 2: every transition is one compare-and-set. An approval is used once.
-Rule 3: a caller cannot answer its own request, nor can a grant that shares a block or a holder with the caller's.
+Rule 3: a caller cannot answer its own request, and neither can a grant that shares a block or a holder with the
+        caller's grant.
 """
 
 import asyncio
@@ -35,28 +36,28 @@ from operations.specs import Operation, OperationSpec
 from operations.types import JSONObject
 
 SCOPE: Final = "approvals:answer"
-"""The scope for seeing and answering approvals; a rule may require another scope as well."""
+"""The scope for listing and answering approvals; a rule may require an additional scope."""
 
 MAX_WAITING: Final = 1_000
-"""Calls that wait for an answer at a time; others end with `APPROVAL_REQUIRED` at once."""
+"""The largest number of calls that wait for an answer; further calls end with `APPROVAL_REQUIRED` at once."""
 
 _MAX_INPUT = 256 * 1024
-"""Bytes of an input that a person can approve."""
+"""The largest input that a person can approve, in bytes."""
 
 _LOOK_SECONDS = 0.5
-"""Time in which those who follow the queue notice that the server shuts down."""
+"""Seconds within which subscribers of the queue notice that the server shuts down."""
 
 _BEFORE_DEADLINE = 1.0
-"""Seconds before its caller's deadline at which a waiting call ends."""
+"""A waiting call ends this many seconds before the caller's deadline."""
 
 _KEPT = 24 * 3600 * 1000
-"""Milliseconds for which a record that has ended stays in the store."""
+"""Milliseconds for which a finished record stays in the store."""
 
 _NEXT = {"pending": ("approved", "denied", "used"), "approved": ("used",)}
-"""The states that may follow each state. A caller that confirms its own call uses it at once."""
+"""The states that may follow each state. If a caller confirms its own call, the approval is used at once."""
 
 _MAX_COUNTERS = 1_000
-"""Counters of all grants that were narrowed from one."""
+"""The largest number of counters of all grants derived from one grant."""
 
 _DEFAULT_RULE = ApprovalRule()
 
@@ -75,10 +76,10 @@ class Approval(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """The caller; None without identity."""
 
     is_operator: bool = False
-    """Whether the operator asks, at the command line or in code."""
+    """Whether the operator made the call, at the command line or in code."""
 
     acting: tuple[str, ...] = ()
-    """Who acts for the caller, in the order of delegation."""
+    """The parties that act for the caller, in the order of delegation."""
 
     grants: tuple[str, ...] = ()
     """The blocks of the grant that the caller presented."""
@@ -96,25 +97,25 @@ class Approval(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
     @property
     def has_ended(self) -> bool:
-        """Whether it was used, or has expired."""
+        """Whether the approval was used or has expired."""
         return self.state == "used" or self.until <= clock()
 
 
 _decode = msgspec.json.Decoder(Approval).decode
 Id: TypeAlias = Annotated[str, Meta(pattern="^[0-9a-f]{32}-[0-9a-f]{8}$")]
-"""The digest of a call, and a part that is new for each request: an old answer does not fit a new one."""
+"""The digest of a call and a random part for each request, so that an old answer does not match a new request."""
 
 
 class Approvals:
     """The requests for approval in a store, the calls that wait for them, and the operations that answer them.
 
-    Register these with `registry.register_object`.
+    Register the operations with `registry.register_object`.
 
     Args:
-        store: Where they are kept.
+        store: Stores the requests.
 
     Attributes:
-        is_up: Returns whether the server is not shutting down: those who follow the queue must not delay that.
+        is_up: Returns False while the server shuts down, so that subscriptions of the queue end.
     """
 
     def __init__(self, store: Store) -> None:
@@ -125,17 +126,17 @@ class Approvals:
     async def obtain(
         self, asked: Approval, rule: ApprovalRule, context: OperationContext, *, by_grant: bool
     ) -> Approval:
-        """Return the approval that a call has just used.
+        """Obtain and use the approval of a call, and return it.
 
         Args:
-            asked: The request of this call, if there is none yet.
-            rule: Who may approve, and how long that takes.
-            context: Who calls.
-            by_grant: Whether the caller's grant requires it: then the caller cannot confirm it itself.
+            asked: The request for approval, which is stored if there is none yet.
+            rule: The scope to approve the call, and the time limits.
+            context: The context of the call.
+            by_grant: Whether the caller's grant requires the approval: then the caller cannot confirm the call itself.
 
         Raises:
-            CallError: `APPROVAL_REQUIRED` if there is none yet; `ACCESS_DENIED` if it was denied; `UNAVAILABLE` if the
-                store does not work.
+            CallError: `APPROVAL_REQUIRED` if there is no approval yet; `ACCESS_DENIED` if it was denied; `UNAVAILABLE`
+                if the store does not work.
         """
         ends = monotonic() + rule.hold
         if context.deadline is not None and context.limit is None:
@@ -161,7 +162,7 @@ class Approvals:
                 raise CallError(ErrorCode.APPROVAL_REQUIRED, message, details, retryable=True)
 
     async def _wait(self, ends: float, changed: asyncio.Event, context: OperationContext) -> bool:
-        """Wait until there may be an answer; return False if it is time to end."""
+        """Wait for a change of the store; return False if the waiting time is over."""
         seconds = min(ends - monotonic(), self._store.poll_seconds)
         if seconds <= 0 or self._waiting >= MAX_WAITING:
             return False
@@ -174,7 +175,7 @@ class Approvals:
         return True
 
     async def _attach(self, asked: Approval) -> Approval:
-        """Return the record of a call; a new one if there is none, or the last one has ended."""
+        """Return the record of a call; create one if there is none or the last one has ended."""
         is_new = False
 
         def update(held: bytes | None) -> bytes:
@@ -188,10 +189,10 @@ class Approvals:
         return record
 
     async def _replace(self, record: Approval, state: str, **fields: Any) -> Approval | None:
-        """Change the state of a record and return it; None if that changed since, or the record has ended."""
+        """Change the state of a record and return it; None if its state has changed or it has ended."""
         new: Approval = replace(record, state=state, **fields)
         may_change = state in _NEXT.get(record.state, ()) and not record.has_ended
-        # Compared as a record: a hub of another version may have written other bytes.
+        # Compare decoded records: a hub of another version may have encoded the record differently.
         held = await self._store.get(_key(record.id)) if may_change else None
         is_same = held is not None and _decode(held) == record
         encoded = msgspec.json.encode(new)
@@ -208,8 +209,8 @@ class Approvals:
         Args:
             id: The id of the request.
             approve: Whether the call may run.
-            context: Who answers.
-            reason: Why, for the record.
+            context: The context of the person who answers.
+            reason: The reason, which is stored with the answer.
         """
         who, held = context.identity, await self._store.get(_key(id))
         record = None if held is None else _decode(held)
@@ -220,12 +221,14 @@ class Approvals:
         state, by = "approved" if approve else "denied", "operator" if who is None else who.id
         done = await self._replace(record, state, answered_by=by, reason=reason)
         if done is None:
-            raise CallError(ErrorCode.VALIDATION_ERROR, "It was answered already, or has expired")
+            raise CallError(
+                ErrorCode.VALIDATION_ERROR, "The request was already answered, or has expired"
+            )
         return done
 
     @operation("approvals.list", type="query", scopes=[SCOPE])
     async def pending(self, context: OperationContext) -> list[Approval]:
-        """List the calls that wait for approval: the operation, the exact input, the caller and who it acts for."""
+        """List the calls that wait for approval, with operation, exact input, caller and acting parties."""
         found: list[Approval] = []
         for key, held in (await self._store.items("approval")).items():
             record = _decode(held)
@@ -237,7 +240,7 @@ class Approvals:
 
     @operation("approvals.watch", scopes=[SCOPE])
     async def watch(self, context: OperationContext) -> AsyncGenerator[list[Approval]]:
-        """Follow the calls that wait for approval: all of them, now and whenever they change."""
+        """Return the calls that wait for approval now, and again whenever they change."""
         before: list[Approval] | None = None
         while self.is_up():
             changed, found = self._store.changed, await self.pending(context)
@@ -245,7 +248,7 @@ class Approvals:
                 yield found
                 before = found
             soonest = min((each.until for each in found), default=inf)
-            # Requests also end by themselves.
+            # Requests also expire.
             seconds = max(0.0, (soonest - clock()) / 1000) + 0.001
             ends = monotonic() + min(seconds, self._store.poll_seconds)
             while self.is_up() and not changed.is_set() and monotonic() < ends:
@@ -260,7 +263,7 @@ async def _within(seconds: float, changed: asyncio.Event) -> None:
 
 async def _ask(record: Approval, context: OperationContext) -> bool:
     """Return whether the caller confirms its own call."""
-    # Escaped, because invisible characters could make a text look different from its content.
+    # Escaped, because invisible characters could disguise the content.
     message = f"Run {record.operation} with {json.dumps(record.input, separators=(',', ':'))}?"
     with lent_slot():
         answer = await context.elicit(message, _QUESTION)
@@ -311,13 +314,13 @@ def _may_see(record: Approval, context: OperationContext) -> bool:
 
 
 def _is_own(record: Approval, context: OperationContext) -> bool:
-    """Return whether the person who answers is the caller, or may act for the caller."""
+    """Return whether the answering person is the caller, or may act for the caller."""
     who = context.identity
     if who is None:
         return record.is_operator
     acting, keys = who.presented
     if who.id == record.caller and (not record.acting or (acting and not keys)):
-        # A person answers for its agents; another agent of that person needs a grant which allows it.
+        # A person may answer for their agents. Another agent of that person needs a grant that covers it.
         return True
     return not (set(acting).isdisjoint(record.acting) and set(keys).isdisjoint(record.grants))
 
@@ -329,7 +332,7 @@ class Authority:
     """The store and the ledger that the calls of a registry share.
 
     Args:
-        store: Where budgets and approvals are kept; by default in this process.
+        store: Stores budgets and approvals; by default in the memory of this process.
         ledger: Records every call.
     """
 
@@ -341,19 +344,19 @@ class Authority:
     async def admit(
         self, operation: Operation, digest: str, value: Any, context: OperationContext
     ) -> Any:
-        """Let a call begin whose access and input were checked: approval, budget, ledger, in this order.
+        """Admit a call whose access and input were checked: check approval, then budget, then write to the ledger.
 
         Args:
             operation: The operation.
             digest: The digest of its contract.
             value: The input.
-            context: Who calls.
+            context: The context of the call.
 
         Returns:
-            The input; after an approval, exactly the approved input, even if `value` changed since.
+            The input; after an approval, exactly the approved input, even if `value` was modified.
 
         Raises:
-            CallError: If it may not begin.
+            CallError: If the call is not admitted.
         """
         operation_id, identity, used = operation.spec.id, context.identity, None
         grant = None if identity is None else identity.grant
@@ -367,7 +370,7 @@ class Authority:
             if identity is not None:
                 await enforce_valid(identity, self.store)
         if identity and grant and rules and rules.budgets:
-            # All blocks of a chain count in one value: all budgets are counted, or none.
+            # The counters of all blocks are in one value, so that they change together or not at all.
             root = (identity.presented[1] or grant.keys)[0]
             await self.store.change(f"budget.{root}", lambda held: _spent(held, rules))
         if self.ledger is not None:
@@ -382,5 +385,7 @@ def _spent(held: bytes | None, rules: Rules) -> bytes:
         if counts[name] > most:
             raise CallError(ErrorCode.RESOURCE_EXHAUSTED, "The budget of the grant is exhausted")
     if len(counts) > _MAX_COUNTERS:
-        raise CallError(ErrorCode.RESOURCE_EXHAUSTED, "The grant was narrowed too often")
+        raise CallError(
+            ErrorCode.RESOURCE_EXHAUSTED, "Too many grants were derived from the same grant"
+        )
     return msgspec.json.encode(counts)

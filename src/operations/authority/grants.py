@@ -1,12 +1,12 @@
-"""Grants as tokens: mint, narrow, resolve and revoke them.
+"""Mint, narrow, resolve and revoke grants, which are tokens.
 
     opg1.<subject>.<block>...<signature>
 
-Rule 1: each block is signed with the signature before it. Any holder can add a block without the key, and no holder can
-        remove or change one.
+Rule 1: each block is signed with the signature of the previous block as key. Any holder can add a block without the
+        secret key, but cannot remove or change a block.
 Rule 2: resolving is cheap after the first time: a token is verified once, and revocations are read every few seconds.
-Rule 3: fail closed: a token that cannot be read is rejected, and so is every grant if the store does not work, because
-        a revocation may be in it.
+Rule 3: fail closed: an unreadable token is rejected. If the store does not work, every grant is rejected, because it
+        may have been revoked.
 """
 
 import asyncio
@@ -29,20 +29,21 @@ from operations.errors import CallError, ErrorCode, OperationsError
 from operations.types import JSONObject
 
 PREFIX: Final = "opg1."
-"""The beginning of every token."""
+"""The prefix of every token."""
 
 _MAX_TOKEN = 8 * 1024
 _MAX_BLOCKS = 16
 _MAX_RESOLVED = 1_000
 _DELEGATED_MS = 60_000
-"""Milliseconds for which a grant that a hub mints for one call is valid, unless the call may take longer."""
+"""The least lifetime in milliseconds of a grant that a hub mints for one call; longer if the call may take longer."""
 
 _FRESH_SECONDS = 1.5
-"""Seconds for which revocations that were read are used. With the checks of open connections: 5 s."""
+"""Seconds for which revocations are cached. Together with the checks of open connections, a revocation takes at most 5
+s."""
 
 
 Delegate: TypeAlias = Callable[[str, OperationContext | None], str | None]
-"""Returns the credential for a call of an operation on a caller's behalf; None for an unknown caller."""
+"""Returns the credential for calling an operation on behalf of a caller; None for an unknown caller."""
 
 
 class GrantError(OperationsError, ValueError):
@@ -61,11 +62,11 @@ class BlockOptions(TypedDict, total=False):
     approve: Collection[str]
 
     seconds: float | None
-    """How long it is valid."""
+    """The lifetime in seconds."""
 
 
 def new_block(holder: str, **options: Unpack[BlockOptions]) -> Block:
-    """Return a block with a new id; without `operations` it covers all.
+    """Return a block with a new id; without `operations` it covers all operations.
 
     Raises:
         GrantError: If a field is not valid; the message names it.
@@ -88,7 +89,7 @@ def mint(key: bytes, subject: Subject, block: Block) -> str:
 
 
 def narrow(token: str, block: Block) -> str:
-    """Return the token of a narrower grant: no key is needed.
+    """Return the token of a narrower grant. This needs no key.
 
     Raises:
         GrantError: If the token cannot be read, or is too long.
@@ -105,7 +106,7 @@ def read_token(token: str) -> tuple[Subject, tuple[Block, ...]]:
     """Return the content of a token, without verifying it.
 
     Raises:
-        GrantError: If it cannot be read.
+        GrantError: If the token cannot be decoded.
     """
     subject, blocks, _ = _split(token)
     return _decode(subject, Subject), tuple(_decode(each, Block) for each in blocks)
@@ -115,13 +116,13 @@ def verify(token: str, key: bytes) -> tuple[Subject, Grant]:
     """Return the subject and the blocks of a token that was minted with `key`.
 
     Raises:
-        GrantError: If it is not valid.
+        GrantError: If the token is not valid.
     """
     subject, blocks, given = _split(token)
     signature, keys = _sign(key, PREFIX + subject), list[str]()
     for block in blocks:
         signature = _sign(signature, block)
-        # A name, not the signature itself: with that, the chain could be extended.
+        # A hash, not the signature itself, with which the chain could be extended.
         keys.append(sha256(b"key" + signature).hexdigest()[:32])
     if not hmac.compare_digest(signature, given):
         raise GrantError("a grant whose signature is wrong")
@@ -157,7 +158,7 @@ def _encode(data: bytes) -> str:
 
 
 def _decode(segment: str, cls: type[Any] | None) -> Any:
-    """Return a part of a token; its bytes without a class."""
+    """Return a decoded part of a token; its bytes if `cls` is None."""
     try:
         data = b64decode(segment + "=" * (-len(segment) % 4), altchars=b"-_", validate=True)
         return data if cls is None else msgspec.json.decode(data, type=cls)
@@ -169,19 +170,19 @@ def _decode(segment: str, cls: type[Any] | None) -> Any:
 
 
 _Resolved: TypeAlias = tuple[Subject, Grant, Identity | None, Identity]
-"""A token that was verified: its subject, its blocks, what the subject was known as if its scopes are not in the token,
-and the identity that it stands for."""
+"""A verified token: its subject, its grant, the current identity of the subject if the token does not contain its
+scopes, and the resulting identity."""
 
 
 class Grants:
     """Mints and resolves grants under one key; revocations and budgets are in a store.
 
-    `resolve` is a resolver of credentials: pass it to `create_app(resolve=...)` or `serve_calls(resolve=...)`.
+    `resolve` resolves credentials: pass it to `create_app(resolve=...)` or `serve_calls(resolve=...)`.
 
     Args:
-        key: At least 32 random bytes. Any grant can be made with it.
-        store: Where revocations are kept; by default in this process.
-        subjects: Returns the identity that a subject without scopes of its own has now, or None.
+        key: At least 32 random bytes. The key can create any grant.
+        store: Stores revocations; by default in the memory of this process.
+        subjects: Returns the current identity of a subject whose scopes are not in the token, or None.
 
     Raises:
         ValueError: If the key is too short.
@@ -206,31 +207,33 @@ class Grants:
         """Return the token of a new grant.
 
         Args:
-            subject: Whose authority it narrows: an identity, whose scopes the token then contains; or an id, whose
-                scopes are looked up whenever the grant is used.
-            holder: Who will act with it.
-            block: What it allows.
+            subject: The subject whose authority the grant narrows: an identity, whose scopes the token then contains;
+                or an id, whose scopes are looked up when the grant is used.
+            holder: The agent that uses the grant.
+            block: The restrictions.
 
         Raises:
-            GrantError: If the token is not valid; the message names the reason.
+            GrantError: If the restrictions are not valid; the message gives the reason.
         """
         if "operations" not in block:
             raise GrantError("name the operations that the grant covers, such as task.*")
         if isinstance(subject, Identity) and subject.grant is not None:
-            raise GrantError("a grant is narrowed, not made from a grant")
+            raise GrantError(
+                "the subject of a grant cannot be another grant: narrow that grant instead"
+            )
         whose = Subject(id=subject) if isinstance(subject, str) else _subject(subject)
         return mint(self._key, whose, new_block(holder, **block))
 
     def for_name(self, name: str) -> str:
-        """Return the key for a group of workers or a spoke, in hexadecimal: its `Grants` take it, and nothing else."""
+        """Return the key for the `Grants` of a worker group or spoke, in hexadecimal."""
         return _sign(self._key, f"opg1 key of {name}").hex()
 
     def delegate(self, name: str, holder: str = "hub") -> Delegate:
-        """Return a function that mints a grant for each call to a group of workers or a spoke.
+        """Return a function that mints a grant for each call to a worker group or spoke.
 
-        The grant covers that operation for a short time, under the key `for_name(name)`, so that the receiver knows on
-        whose behalf it acts. Approvals and budgets of the caller's grant hold for further calls of the receiver as
-        well; budgets are exact if it shares the store.
+        The grant covers that operation for a short time and is signed with the key `for_name(name)`. It identifies the
+        caller to the receiver. Approvals and budgets of the caller's grant also apply to the receiver's own calls;
+        budgets are exact if the receiver shares the store.
         """
         key = self.for_name(name).encode()
 
@@ -252,7 +255,7 @@ class Grants:
         return credential
 
     async def resolve(self, credential: str) -> Identity | None:
-        """Return the identity behind a grant; None for a credential of another kind.
+        """Return the identity of a grant; None for a credential of another kind.
 
         Raises:
             GrantError: If the grant is not valid.
@@ -265,7 +268,7 @@ class Grants:
             found = self._remember(credential, *verify(credential, self._key))
         subject, grant, base, identity = found
         if base is not None and self._base(subject) is not base:
-            # Its subject has changed.
+            # The identity of the subject has changed.
             identity = self._remember(credential, subject, grant)[-1]
         if has_expired(identity):
             raise GrantError("a grant that has expired")
@@ -303,8 +306,8 @@ class Grants:
         """Revoke a block, and every grant that contains it.
 
         Args:
-            block_id: Its id.
-            until: When the block expires, in milliseconds since the epoch: the revocation is not needed then.
+            block_id: The id of the block.
+            until: When the block expires, in milliseconds since the epoch: the revocation is removed then.
 
         Raises:
             StoreError: If the store does not work.
@@ -312,7 +315,7 @@ class Grants:
 
         def update(held: bytes | None) -> bytes:
             known: Any = until if held is None else msgspec.json.decode(held)["until"]
-            # Holders choose the ids of their blocks: no later revocation shortens this one.
+            # Holders choose the ids of their blocks: a later revocation must not shorten this one.
             ends = None if until is None or known is None else max(until, known)
             return msgspec.json.encode({"id": block_id, "until": ends})
 
@@ -333,12 +336,12 @@ class Grants:
 
 
 def has_expired(identity: Identity) -> bool:
-    """Return whether an identity, or its grant, is not valid any more."""
+    """Return whether an identity or its grant has expired."""
     return identity.expires_at is not None and identity.expires_at <= clock()
 
 
 async def enforce_valid(identity: Identity, store: Store) -> None:
-    """Reject a call that has waited if its credential has expired, or its grant was revoked meanwhile.
+    """Reject a call whose credential expired or whose grant was revoked while the call waited.
 
     Raises:
         CallError: `ACCESS_DENIED`, or `UNAVAILABLE` if the store does not work.
@@ -362,5 +365,5 @@ def _subject(identity: Identity, origin: Origin | None = None) -> Subject:
 
 
 def _revocation(block_id: str) -> str:
-    # Holders choose the ids of their blocks; a store allows only some characters.
+    # Holders choose the ids of their blocks, but a store allows only some characters: use a hash.
     return "revoked." + sha256(block_id.encode()).hexdigest()

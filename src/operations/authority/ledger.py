@@ -1,10 +1,9 @@
-"""A tamper-evident record of calls: JSON lines, each with an HMAC over itself and the line before.
+"""A tamper-evident record of calls: JSON lines, each with an HMAC over its text and the HMAC of the previous line.
 
-Rule 1: edits, deletions, reordering and repetition break the chain. A missing tail does not, so `head` keeps the last
-        number and HMAC elsewhere.
-Rule 2: no arguments: only a keyed hash of the input.
-Rule 3: one file has one writer. A file that was moved away by log rotation is followed by a new one, which goes on
-        with the chain.
+Rule 1: edits, deletions, reordering and repetition break the chain. Missing lines at the end do not, so a separate
+        file, the head, stores the last number and HMAC.
+Rule 2: a line contains a keyed hash of the input, never the arguments.
+Rule 3: a file has one writer. After log rotation has moved the file, a new file continues the chain.
 """
 
 import hmac
@@ -32,7 +31,7 @@ if sys.platform != "win32":
 logger = logging.getLogger("operations")
 
 _TAIL = 64 * 1024
-"""Bytes at the end of a file in which the last line is."""
+"""Bytes at the end of a file to search for the last line."""
 
 _MAC = b',"mac":"'
 _End: TypeAlias = tuple[int, str]
@@ -47,11 +46,11 @@ class Ledger:
     """Writes a ledger.
 
     Args:
-        path: The file; its folder must exist. Only its owner can read it. It is opened for the first line.
+        path: The file; its folder must exist. Only its owner can read it. It is opened with the first line.
         key: At least 32 random bytes.
-        head: A file elsewhere, for the last number and HMAC.
+        head: A file in another place that stores the last number and HMAC.
         strict: Reject calls whose lines cannot be written.
-        sync: Wait until each line is on the disk, so that a power failure loses none.
+        sync: Wait until each line is on the disk, so that a power failure loses no line.
 
     Raises:
         ValueError: If the key is too short.
@@ -72,11 +71,11 @@ class Ledger:
         self._strict, self._sync = strict, sync
         self._file, self._inode = -1, 0
         self._end: _End = 0, ""
-        # A registry may be called in several threads.
+        # A registry may be used by several threads.
         self._writing = Lock()
 
     def open(self) -> None:
-        """Open the file now, so that problems are found before the first call.
+        """Open the file now, to report problems before the first call.
 
         Raises:
             LedgerError: If the file cannot be written, has another writer, or does not end with `head`.
@@ -86,7 +85,7 @@ class Ledger:
         try:
             self._open()
             last, head = self._last(), _read_head(self._head)
-            # Log rotation may have moved the whole file while nothing was running.
+            # Log rotation may have moved the file while no process was running.
             before, self._end = _read(self._key, last) if last else (head, head)
             if head[0] and head not in (before, self._end):
                 raise ValueError(f"it ends at line {self._end[0]}, but its head is {head[0]}")
@@ -150,7 +149,7 @@ class Ledger:
             if self._sync:
                 os.fsync(self._file)
         except OSError:
-            # Half a line would end the chain.
+            # A partial line would break the chain.
             with suppress(OSError):
                 os.ftruncate(self._file, start)
             raise
@@ -182,7 +181,7 @@ class Ledger:
         tail = os.pread(self._file, _TAIL, max(0, size - _TAIL))
         whole = tail[: tail.rfind(b"\n") + 1]
         if len(whole) < len(tail):
-            logger.warning("%s ends in half a line, which is removed", self._path)
+            logger.warning("%s ends in a partial line, which is removed", self._path)
             os.ftruncate(self._file, size - len(tail) + len(whole))
         return whole[whole.rfind(b"\n", 0, -1) + 1 :]
 
@@ -194,16 +193,16 @@ class Ledger:
 
 
 def _signed(key: bytes, body: bytes) -> tuple[bytes, str]:
-    """Return a line, which is a JSON object with the HMAC of exactly this text added, and the HMAC."""
+    """Return the line for a JSON text, with its HMAC added to the object, and the HMAC."""
     mac = hmac.digest(key, body, "sha256").hex()
     return body[:-1] + _MAC + mac.encode() + b'"}\n', mac
 
 
 def _read(key: bytes, text: bytes) -> tuple[_End, _End]:
-    """Return the end of the chain before a line and after it.
+    """Return the number and HMAC of the previous line and of this line.
 
     Raises:
-        ValueError: If it is not a line that was signed with the key.
+        ValueError: If the line was not signed with the key.
     """
     body = text.rpartition(_MAC)[0] + b"}"
     expected, mac = _signed(key, body)
@@ -214,7 +213,7 @@ def _read(key: bytes, text: bytes) -> tuple[_End, _End]:
 
 
 def _read_head(path: Path | None) -> _End:
-    """Return the last number and HMAC; 0 if there is none yet."""
+    """Return the last number and HMAC; the number is 0 if there is no line yet."""
     text = "0" if path is None or not path.exists() else path.read_text(encoding="ascii")
     number, _, mac = text.strip().partition(" ")
     return int(number), mac
@@ -232,7 +231,7 @@ class Verified:
     """Whether the end was compared with a head."""
 
     problem: str | None = None
-    """Where the chain breaks first; None if it holds."""
+    """The first error in the chain; None if it is intact."""
 
 
 def verify(paths: Iterable[Path], key: str | bytes, head: Path | None = None) -> Verified:
@@ -255,7 +254,7 @@ def verify(paths: Iterable[Path], key: str | bytes, head: Path | None = None) ->
         problem = f"{place}: {error}"
     except OSError as error:
         raise LedgerError(f"cannot read the ledger: {error}") from error
-    # One line may follow the head: the process ended before it wrote the head.
+    # One line may follow the head, if the process ended before it wrote the head.
     is_end = known in (before, end) and (known[0] > 0 or count == 0)
     if problem is None and head is not None and not is_end:
         problem = f"the head is number {known[0]}: lines at the end are missing, or the head is"

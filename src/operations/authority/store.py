@@ -1,6 +1,6 @@
-"""Small values that change by compare-and-set: budgets, revocations and approvals.
+"""Stores for budgets, revocations and approvals: small values that change by compare-and-set.
 
-Rule: a store that does not work raises `StoreError`, and the call that needed it is rejected.
+Rule: a store that does not work raises `StoreError`, and calls that need it are rejected.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ logger = logging.getLogger("operations")
 T = TypeVar("T")
 
 _LOCKS = 16
-"""Values that callers in this process change at a time."""
+"""The number of values that callers in this process can change concurrently."""
 
 
 class StoreError(CallError):
@@ -33,17 +33,18 @@ class StoreError(CallError):
 
 
 class Values(Protocol):
-    """Where the values of a store are, by key, `table.name`. Methods raise any exception if it does not work."""
+    """The backend of a store: values by key, `table.name`. Its methods may raise any exception."""
 
     poll_seconds: float
-    """Time after which a change may have happened that was not announced here; infinite within one process."""
+    """Seconds after which to read a value again, because a change may not have been announced; infinite within one
+    process."""
 
     async def get(self, key: str) -> bytes | None:
         """Return a value; None if there is none."""
         ...
 
     async def swap(self, key: str, old: bytes | None, new: bytes | None) -> bool:
-        """Set or remove (None) a value if it is still `old`, None for none; return whether it was."""
+        """Replace `old` by `new` if the current value is `old`; return whether it was. None means no value."""
         ...
 
     async def items(self, table: str) -> dict[str, bytes]:
@@ -52,7 +53,7 @@ class Values(Protocol):
 
 
 class MemoryValues:
-    """Values of this process, which end with it."""
+    """Values in the memory of this process."""
 
     poll_seconds = inf
 
@@ -78,7 +79,7 @@ class MemoryValues:
 
 
 class SQLiteValues:
-    """Values in a file, which survive restarts; the processes of one machine may share it.
+    """Values in a file, which survive restarts; several processes on one machine may share it.
 
     Args:
         path: The file; its folder must exist. Only its owner can read it.
@@ -98,7 +99,7 @@ class SQLiteValues:
             raise StoreError(f"cannot use {path}: {error}") from error
 
     def _run(self, sql: str, *values: Any) -> list[Any]:
-        # A connection of its own each time: a file that was removed meanwhile is an error, not an empty store.
+        # Open a new connection each time, so that a removed file is an error and not an empty store.
         with closing(sqlite3.connect(self._path, timeout=5, isolation_level=None)) as connection:
             return connection.execute(sql, values).fetchall()
 
@@ -122,14 +123,14 @@ class SQLiteValues:
 
 
 class Store:
-    """Values, and the announcement of their changes. It can be the receiver of announcements at a broker.
+    """Values with notification of changes. Can be registered at a broker to receive announcements.
 
     Args:
-        values: Where the values are; by default in this process.
+        values: The backend; by default the memory of this process.
         publish: Announces a change to other processes.
 
     Attributes:
-        poll_seconds: Time after which a change may have happened that was not announced here.
+        poll_seconds: Seconds after which to read a value again, because a change may not have been announced.
         changed: Set, and replaced by another event, when a change is announced.
     """
 
@@ -143,20 +144,20 @@ class Store:
         self._locks = [asyncio.Lock() for _ in range(_LOCKS)]
 
     def wake(self, *_: Any, **__: Any) -> None:
-        """Wake those in this process who wait for a change."""
+        """Wake the tasks of this process that wait for a change."""
         changed, self.changed = self.changed, asyncio.Event()
         changed.set()
 
     def lost(self, *_: Any, **__: Any) -> None:
-        """Let those who wait do so until the connection to the broker is restored."""
+        """Do nothing: waiting tasks keep waiting until the connection to the broker is restored."""
 
     receive, restored, undelivered = wake, wake, lost
 
     async def announce(self) -> None:
-        """Wake those who wait for a change, if possible in other processes as well."""
+        """Wake the tasks that wait for a change, if possible in other processes as well."""
         self.wake()
         if self._publish is not None:
-            # The change is stored: others find it later, when they look by themselves.
+            # The change is stored: other processes find it when they poll.
             with suppress(StoreError):
                 await _checked(self._publish())
 
@@ -165,7 +166,7 @@ class Store:
         return await _checked(self._values.get(key))
 
     async def swap(self, key: str, old: bytes | None, new: bytes | None) -> bool:
-        """Set or remove (None) a value if it is still `old`, None for none; return whether it was."""
+        """Replace `old` by `new` if the current value is `old`; return whether it was. None means no value."""
         return await _checked(self._values.swap(key, old, new))
 
     async def items(self, table: str) -> dict[str, bytes]:
@@ -173,13 +174,15 @@ class Store:
         return await _checked(self._values.items(table))
 
     async def change(self, key: str, update: Callable[[bytes | None], bytes]) -> bytes:
-        """Replace a value by what `update` makes of it, which runs again if the value changes meanwhile; return that.
+        """Replace a value by the result of `update` and return it.
+
+        `update` runs again if another process changed the value.
 
         Raises:
-            StoreError: If the store does not work, or the value changes all the time.
+            StoreError: If the store does not work, or other processes keep changing the value.
             Exception: Any error that `update` raises.
         """
-        # One at a time: callers in this process do not compete for the value.
+        # Serialise the changes of this process, so that its callers do not compete for the value.
         async with self._locks[hash(key) % _LOCKS]:
             for attempt in range(100):
                 held = await self.get(key)
@@ -192,13 +195,13 @@ class Store:
 
 @asynccontextmanager
 async def open_broker_store(target: EventTarget) -> AsyncGenerator[Store]:
-    """Yield a store at the broker of a target, which several hubs share.
+    """Yield a store on the broker of a target, which several hubs can share.
 
     Raises:
-        TransportError: If the broker cannot be reached, or keeps no values.
+        TransportError: If the broker cannot be reached, or cannot store values.
     """
     if target.values is None:
-        raise TransportError("this connection keeps no values for several processes")
+        raise TransportError("this connection cannot store values for several processes")
     topic = target.topic("authority")
     store = Store(target.values, partial(target.send, topic, b'{"type":"changed"}'))
     listening = await target.listen((topic,), store)

@@ -114,14 +114,14 @@ class AdmissionQueue:
     """The slots of one worker, and the calls that wait for them.
 
     Args:
-        limits: Of the worker: `calls`, `calls_per_caller`, `queue`, `queue_bytes`.
-        start: Starts a call; returns False if it has ended meanwhile.
+        limits: The limits of the worker: `calls`, `calls_per_caller`, `queue`, `queue_bytes`.
+        start: Starts a call; returns False if the call has already ended.
     """
 
     def __init__(self, limits: Limits, start: Callable[[Job], bool]) -> None:
         self._limits = limits
         most = limits.calls + limits.queue
-        # Without a limit, callers are not counted.
+        # If the limit per caller has no effect, callers are not counted.
         self._per_caller = limits.calls_per_caller if limits.calls_per_caller < most else None
         self._start = start
         self._line: deque[Job] = deque()
@@ -131,16 +131,16 @@ class AdmissionQueue:
 
     @property
     def waiting(self) -> int:
-        """How many calls wait."""
+        """The number of waiting calls."""
         return len(self._line)
 
     @property
     def free(self) -> int:
-        """How many more calls could start at once."""
+        """The number of free slots."""
         return self._limits.calls - self.running
 
     def offer(self, job: Job) -> str | None:
-        """Start a call, or let it wait; return the reason if it is rejected."""
+        """Start a call or add it to the queue; return the reason if it is rejected."""
         limits = self._limits
         if self._per_caller is not None:
             reason = self._count(job, job.principal, self._per_caller)
@@ -160,12 +160,12 @@ class AdmissionQueue:
         return None
 
     def identified(self, job: Job, principal: str) -> str | None:
-        """Note the identity behind a call that has a slot; return the reason if it has too many."""
+        """Set the identity of a call that has a slot; return the reason if the caller has too many calls."""
         limit = self._per_caller
         return None if limit is None else self._count(job, principal, limit)
 
     def done(self, job: Job) -> None:
-        """Give the slot of a call that has ended to the next one."""
+        """Pass the slot of an ended call to the next call."""
         if job.counted_as:
             self._forget(job)
         self.running -= 1

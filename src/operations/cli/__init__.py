@@ -1,10 +1,11 @@
-"""The `operations` command line: the table of its commands, its help, and the parser.
+"""The `operations` command line: the table of commands, the help text, and the parser.
 
     command -> Session: config -> hub of sources -> registry -> screen
 
-A command parses, calls one library function, and renders.
+A command parses its arguments, calls one library function, and renders the result.
 
-Rule 1: a command's module is imported when that command runs: the table names modules, and cyclopts imports them.
+Rule 1: the module of a command is imported only when the command runs: the table has the names of modules, and cyclopts
+        imports them.
 """
 
 import os
@@ -15,9 +16,9 @@ from cyclopts import App, CycloptsError, Group
 
 from operations import __version__
 
-ABOUT = "Every function, HTTP endpoint and MCP tool as one kind of typed operation."
+ABOUT = "Call and serve functions, HTTP endpoints and MCP tools as typed operations."
 
-GROUPS = _USE, _SERVE, _SET_UP = "Find and call", "Serve", "Set up and look into"
+GROUPS = _USE, _SERVE, _SET_UP = "Find and call", "Serve", "Set up and inspect"
 
 COMMANDS: dict[str, tuple[str, str, str]] = {
     "list": (_USE, "lookup:list_operations", "List and search operations."),
@@ -26,15 +27,15 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "serve": (
         _SERVE,
         "serve:serve",
-        "Serve everything over HTTP, MCP and WebSocket, with a console.",
+        "Serve all operations over HTTP, MCP and WebSocket, with a console.",
     ),
-    "work": (_SERVE, "work:work", "Serve everything to callers on a broker."),
+    "work": (_SERVE, "work:work", "Serve all operations to callers on a broker."),
     "workers": (
         _SERVE,
         "work:workers_app",
         "See the workers of a broker, and handle dead letters.",
     ),
-    "demo": (_SERVE, "demo:demo", "See it all at work, with nothing to configure."),
+    "demo": (_SERVE, "demo:demo", "Run a complete example without any configuration."),
     "init": (_SET_UP, "setup:init", "Write a commented operations.toml to start from."),
     "import": (
         _SET_UP,
@@ -44,26 +45,26 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "export": (
         _SET_UP,
         "export:export",
-        "Write operations for others: OpenAPI, tools, a Python client.",
+        "Export operations: OpenAPI, tools, a Python client.",
     ),
     "login": (_SET_UP, "setup:login", "Sign in to an MCP server through a browser."),
     "grant": (_SET_UP, "authority:grant_app", "Create, narrow, show and revoke grants for agents."),
     "approvals": (
         _SET_UP,
         "authority:approvals_app",
-        "See and answer calls that wait for a person.",
+        "List and answer calls that wait for approval.",
     ),
     "ledger": (_SET_UP, "authority:ledger_app", "Check the tamper-evident record of calls."),
     "trace": (_SET_UP, "call:trace", "Show the tree of recent calls."),
     "completion": (_SET_UP, "setup:completion", "Print or install completion for your shell."),
     "doctor": (_SET_UP, "doctor:doctor", "Check the config, its sources and this installation."),
 }
-"""By name: the group in the help, the module and function, and the line in the help."""
+"""The commands by name: group in the help, module and function, and line in the help."""
 
 EPILOGUE = """\
 Exit codes: 0 done, 1 failed, 2 wrong usage, 3 wrong config, 4 not found, 5 denied, 6 invalid input,
 7 timed out, 8 unavailable, 9 needs approval, 130 interrupted. The config is the nearest operations.toml; every command
-takes --config and --json, and answers --help.
+accepts --config, --json and --help.
 """
 
 
@@ -80,10 +81,10 @@ def run(tokens: Sequence[str]) -> int:
 
 
 def build_app(chosen: str | None = None) -> App:
-    """Build the parser, with every command named and none imported.
+    """Build the parser without importing any command.
 
     Args:
-        chosen: The command about to run: its help is longer than its line in the table.
+        chosen: The command about to run, whose full help is shown.
     """
     app = App(
         name="operations",
@@ -106,7 +107,7 @@ def build_app(chosen: str | None = None) -> App:
 
 
 def _help(*, bold: bool) -> Iterator[str]:
-    """Yield the overview, line by line."""
+    """Yield the lines of the help overview."""
     start, end = ("\x1b[1m", "\x1b[0m") if bold else ("", "")
     yield f"Usage: operations COMMAND\n\n{ABOUT}\n"
     for title in GROUPS:

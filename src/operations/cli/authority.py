@@ -1,4 +1,4 @@
-"""`operations grant`, `operations approvals` and `operations ledger`: the access of agents and its record."""
+"""`operations grant`, `operations approvals` and `operations ledger`: grants for agents, approvals, and the ledger."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ from operations.hub.access import grants_of, ledgers_of, opened_authority
 grant_app = App(
     name="grant", help="Create, narrow, show and revoke grants: identities narrowed for agents."
 )
-approvals_app = App(name="approvals", help="See and answer the calls that wait for a person.")
+approvals_app = App(name="approvals", help="List and answer the calls that wait for approval.")
 ledger_app = App(name="ledger", help="Check the tamper-evident record of calls, and show its end.")
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -65,9 +65,9 @@ class Limits:
     """The content of a grant.
 
     Attributes:
-        holder: Who will act with it.
-        operations: A pattern of operations that it covers at most, such as `task.*`; may be repeated.
-        until: How long it is valid at most: `30m`, `8h`, `7d`.
+        holder: The agent that uses the grant.
+        operations: A pattern of operations that the grant covers, such as `task.*`; may be repeated.
+        until: The lifetime of the grant: `30m`, `8h`, `7d`.
         calls: `PATTERN=N`: at most N calls in total; may be repeated.
         input: `PATTERN=SCHEMA`: a JSON Schema that the input must satisfy; may be repeated.
         approve: A pattern of operations whose calls a person must approve; may be repeated.
@@ -81,10 +81,10 @@ class Limits:
     approve: Patterns = ()
 
     def options(self) -> BlockOptions:
-        """Return them as fields of a block.
+        """Return these options as fields of a block.
 
         Raises:
-            OperationsError: If one cannot be read.
+            OperationsError: If an option is malformed.
         """
         options = BlockOptions(approve=self.approve)
         if self.operations:
@@ -115,10 +115,10 @@ async def create(
     """Print the token of a new grant. The config needs `[access.grants] key`.
 
     Args:
-        subject: Whose authority it narrows: a caller of [access.keys], or with --scopes any id.
-        limits: What it allows.
-        scopes: A scope of a subject that is not in [access.keys], such as one of a token; may be repeated.
-        common: What every command takes.
+        subject: The subject whose access the grant narrows: a caller of [access.keys] or, with --scopes, any id.
+        limits: The restrictions.
+        scopes: A scope of a subject that is not in [access.keys]; may be repeated.
+        common: Options of every command.
     """
     if not scopes and subject not in common.load().config.access.keys:
         raise OperationsError(f"{subject} is not in [access.keys]; name its scopes with --scopes")
@@ -133,7 +133,7 @@ async def narrow(token: str, /, limits: Limits, *, common: Common = DEFAULTS) ->
 
     Args:
         token: The grant to narrow.
-        limits: What it allows; without --operations, the same operations as before.
+        limits: The restrictions; without --operations, the same operations as before.
         common: What every command takes.
     """
     common.screen().write(narrowed(token, new_block(limits.holder, **limits.options())))
@@ -142,7 +142,7 @@ async def narrow(token: str, /, limits: Limits, *, common: Common = DEFAULTS) ->
 @grant_app.command
 @command
 async def show(token: str, /, *, common: Common = DEFAULTS) -> None:
-    """Show what a grant allows, without checking whether it is valid.
+    """Show the content of a grant, without checking whether it is valid.
 
     Args:
         token: The grant.
@@ -159,7 +159,7 @@ async def show(token: str, /, *, common: Common = DEFAULTS) -> None:
 @grant_app.command
 @command
 async def key(name: str, /, *, common: Common = DEFAULTS) -> None:
-    """Print the key for a group of workers or a spoke: its `[access.grants] key`. It cannot mint grants for others.
+    """Print the key for a worker group or spoke: its `[access.grants] key`. It cannot create grants for others.
 
     Args:
         name: The group, or the id of the spoke.
@@ -171,9 +171,9 @@ async def key(name: str, /, *, common: Common = DEFAULTS) -> None:
 @grant_app.command
 @command
 async def revoke(block: str, /, *, common: Common = DEFAULTS) -> None:
-    """Revoke a grant, and all that were narrowed from it.
+    """Revoke a grant, and all grants derived from it.
 
-    A hub with a store in memory cannot see this: set `[authority] file` or `broker`.
+    This needs a persistent store, which a running hub can read: set `[authority] file` or `broker`.
 
     Args:
         block: The id of a block, as `show` prints it, or a token: its last block is revoked.
@@ -206,7 +206,7 @@ async def list_pending(*, common: Common = DEFAULTS) -> None:
 @approvals_app.command
 @command
 async def watch(*, common: Common = DEFAULTS) -> None:
-    """Show the calls that wait for approval whenever they change, until Ctrl-C.
+    """Show the calls that wait for approval, and update them until Ctrl-C.
 
     Args:
         common: What every command takes.
@@ -276,7 +276,8 @@ async def verify(*files: Path, common: Common = DEFAULTS) -> int:
     """Check that no line of the ledger was changed, removed, moved or repeated.
 
     Args:
-        files: The files of one chain, from the oldest to the newest; by default every file of the config by itself.
+        files: The files of one chain, from the oldest to the newest; by default each file of the config is checked
+            separately.
         common: What every command takes.
     """
     screen, code = common.screen(), ExitCode.DONE
@@ -305,7 +306,7 @@ async def tail(count: int = 20, /, *, common: Common = DEFAULTS) -> None:
     """Print the last lines of the ledger.
 
     Args:
-        count: How many.
+        count: The number of lines.
         common: What every command takes.
     """
     for path, _ in ledgers_of(common.load())[1]:

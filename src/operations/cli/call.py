@@ -1,8 +1,8 @@
 """`operations call` and `operations trace`: make one call or follow a subscription, and show the tree of recent calls.
 
-Rule 1: a bar is removed before anything else is written, so that a result starts on a line of its own. If standard
-        error is not a terminal, progress is at most one line per second; with `--json` there is none.
-Rule 2: questions go to standard error, so that a result can still go into a file.
+Rule 1: the progress bar is removed before other output, so that a result starts on its own line. If standard error is
+        not a terminal, progress is printed at most once per second; with `--json` it is not printed.
+Rule 2: questions go to standard error, so that the result can be redirected to a file.
 Rule 3: Ctrl-C and Ctrl-D end the question and the command.
 """
 
@@ -68,18 +68,18 @@ async def call(
     as_: Annotated[str | None, Parameter(name="--as")] = None,
     common: Common = DEFAULTS,
 ) -> int | None:
-    """Call an operation and print its data. A subscription is followed, line by line, until Ctrl-C.
+    """Call an operation and print its data. Items of a subscription are printed line by line, until Ctrl-C.
 
-    The input is JSON, @FILE, - for standard input, or key=value pairs, read according to the operation's schema:
-    `a.b=1` goes into an object, a repeated key makes a list, `key:=JSON` is taken as JSON, `key=@FILE` is read from a
-    file. On a terminal, required values that are missing are asked for.
+    The input is JSON, @FILE, - for standard input, or key=value pairs, which are converted according to the operation's
+    schema: `a.b=1` sets a property of an object, a repeated key makes a list, `key:=JSON` is parsed as JSON, and
+    `key=@FILE` reads a file. On a terminal, the command asks for missing required values.
 
     Args:
-        operation_id: Its id, `namespace.name`.
+        operation_id: The id of the operation, `namespace.name`.
         input: The input of the call.
         envelope: Print the whole envelope: data and metadata.
-        output: Write the data to this file instead; bytes unchanged. A file from an API is saved while it arrives.
-        upload: `key=FILE`: send this file as the value of `key`, while it is read. May be repeated.
+        output: Write the data to this file instead; bytes unchanged. A download from an API is streamed to the file.
+        upload: `key=FILE`: stream this file as the value of `key`. May be repeated.
         timeout: Seconds to wait; by default the timeout of the config, and no limit for a subscription.
         count: End a subscription after this many items.
         as_: A caller of [access.keys], or a grant; `anonymous` for no identity. Default: operator (full access).
@@ -102,7 +102,7 @@ async def call(
         if screen.can_ask:
             value = ask_for_missing(value, outline, screen)
         is_stream = spec.type is OperationType.SUBSCRIPTION
-        # A large file takes its time; the service ends a transfer that makes no progress.
+        # A large file needs no total time limit; the service ends a transfer that makes no progress.
         has_default = not (is_stream or upload or saves)
         seconds = (
             call_seconds(operation, front.timeout) if timeout is None and has_default else timeout
@@ -117,7 +117,7 @@ async def call(
                 deadline=deadline,
                 channel=channel,
                 trusted=who.trusted,
-                # There is no way to come back with a cursor.
+                # Return the whole result, because a later command cannot use a cursor.
                 whole=True,
                 registry=hub.registry,
             )
@@ -142,7 +142,7 @@ async def _follow(
     printer: "_Printer",
     count: int | None,
 ) -> int:
-    """Print the items of a subscription. Ctrl-C is how one ends it, and no failure."""
+    """Print the items of a subscription until it ends, or until Ctrl-C, which is a normal end."""
     items = hub.registry.subscribe(spec.id, value, context)
     try:
         async for envelope in items:
@@ -157,7 +157,7 @@ async def _follow(
 
 
 class _Printer:
-    """Prints the results of a call; `clear` makes room for each."""
+    """Prints the results of a call; `clear` removes the progress bar before each."""
 
     def __init__(
         self, screen: Screen, clear: Callable[[], None], *, whole: bool, file: Path | None
@@ -168,7 +168,7 @@ class _Printer:
         self._file = file
 
     def result(self, envelope: ResponseEnvelope[Any]) -> int:
-        """Print one result; return the exit code, which is not 0 for a tool's error."""
+        """Print one result; return the exit code, which is not 0 for an error result of an MCP tool."""
         self._clear()
         failure: CallError | None = None
         try:
@@ -216,7 +216,7 @@ class _Printer:
 
 
 def ask_for_missing(value: Any, outline: Outline, screen: Screen, prefix: str = "") -> Any:
-    """`value` with its missing required properties asked for; only objects have any."""
+    """Ask for the missing required properties of `value`, if it is an object, and return it with them."""
     if not is_object(value):
         return value
     properties = outline.properties
@@ -231,7 +231,7 @@ def ask_for_missing(value: Any, outline: Outline, screen: Screen, prefix: str = 
 
 
 def ask(name: str, outline: Outline, screen: Screen) -> Any:
-    """One value, asked for until it fits its schema."""
+    """Ask for one value until it matches its schema."""
     if outline.required and not outline.is_recursive:
         return ask_for_missing({}, outline, screen, f"{name}.")
     if outline.description:
@@ -246,7 +246,7 @@ def ask(name: str, outline: Outline, screen: Screen) -> Any:
 
 
 def confirm(screen: Screen) -> bool:
-    """Ask for yes or no; anything but yes is no.
+    """Ask for yes or no; every answer except yes counts as no.
 
     Raises:
         KeyboardInterrupt: On Ctrl-C, or at the end of the input.
@@ -275,7 +275,7 @@ def _read(read: Callable[[], str]) -> str:
 
 @contextmanager
 def _interruptible() -> Generator[None]:
-    """Let Ctrl-C interrupt a question: an event loop only takes note of it, and goes on reading."""
+    """Let Ctrl-C interrupt a question, because the event loop would only record it and continue reading."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
@@ -287,12 +287,12 @@ def _faults(value: Any, outline: Outline) -> list[Any]:
     try:
         return list(Schema(outline.standalone).errors(value))
     except SchemaError:
-        # The whole input is judged later in any case.
+        # The whole input is validated later anyway.
         return []
 
 
 _LINE_SECONDS = 1.0
-"""Between two lines of progress in a pipe."""
+"""Seconds between two lines of progress in a pipe."""
 
 _LOUD = frozenset({"warning", "error", "critical", "alert", "emergency"})
 
@@ -301,9 +301,9 @@ _LOUD = frozenset({"warning", "error", "critical", "alert", "emergency"})
 def terminal_channel(
     screen: Screen, title: str
 ) -> Generator[tuple[CallerChannel, Callable[[], None]]]:
-    """Show reports and questions of a call for the length of a `with` block.
+    """Show progress, log messages and questions of a call for the duration of a `with` block.
 
-    Returns the channel, and a function to call before a result is printed.
+    Yields the channel, and a function to call before a result is printed.
     """
     progress = Progress(
         SpinnerColumn(),
@@ -325,7 +325,7 @@ def terminal_channel(
         progress.update(
             bar, completed=done, total=total, description=plain(message or title), visible=True
         )
-        # At once: a handler that reports and then computes leaves no time for a refresh.
+        # Refresh at once, because a handler that computes after its report blocks the automatic refresh.
         progress.refresh()
 
     async def log(level: str, data: object, name: str | None) -> None:
@@ -338,7 +338,7 @@ def terminal_channel(
         screen.note(message, "bold")
         try:
             if not schema.get("properties"):
-                # Nothing to fill in: a question of yes or no.
+                # Without properties it is a yes-or-no question.
                 is_yes = confirm(screen)
                 return {"action": "accept" if is_yes else "decline", "content": {}}
             content = ask_for_missing({}, Outline(schema), screen)
@@ -354,7 +354,7 @@ def terminal_channel(
 
 
 class _Lines:
-    """Progress for a log: few lines, and the first at once."""
+    """Prints progress as a few lines, for logs; the first at once."""
 
     def __init__(self, screen: Screen, title: str) -> None:
         self._screen = screen
@@ -374,22 +374,22 @@ class _Lines:
 # ------------------------------------------------------------ operations trace
 
 _LOOK_AGAIN = 0.2
-"""Seconds between two looks at a journal that is followed."""
+"""Seconds between two checks of a journal with `--follow`."""
 
 
 class Span(NamedTuple):
-    """One call, and the calls it made."""
+    """One call and its nested calls."""
 
     record: CallRecord
     calls: list["Span"]
 
     @property
     def has_failed(self) -> bool:
-        """Whether it or a nested call failed."""
+        """Whether the call or a nested call failed."""
         return self.record.outcome != "success" or any(call.has_failed for call in self.calls)
 
     def to_json(self) -> JSONObject:
-        """For scripts."""
+        """Return the span as JSON, for scripts."""
         record: JSONObject = msgspec.to_builtins(self.record)
         return {**record, "calls": [call.to_json() for call in self.calls]}
 
@@ -406,18 +406,18 @@ async def trace(
 ) -> None:
     """Show recent calls as a tree: caller, operation, nested calls, duration and outcome.
 
-    It shows the calls that `call`, `serve` and `work` made with this config. Arguments and results are not kept.
+    Shows calls of `call`, `serve` and `work` with this config. Arguments and results are not recorded.
 
     Args:
-        operation_id: Only calls that begin with this operation.
-        limit: How many calls, the newest last.
-        failed: Only calls that failed, or in which one failed.
-        follow: Go on showing calls as they end, until Ctrl-C.
+        operation_id: Show only calls whose root is this operation.
+        limit: The number of calls, the newest last.
+        failed: Show only calls that failed or have a failed nested call.
+        follow: Keep showing calls as they end, until Ctrl-C.
         common: Options of every command.
     """
     screen = common.screen()
     path = journal_path(common.load(required=False))
-    # Ctrl-C is how one ends following, and no failure.
+    # Ctrl-C is the normal end of --follow.
     with suppress(asyncio.CancelledError) if follow else nullcontext():
         await _trace(path, screen, operation_id, limit=limit, failed=failed, follow=follow)
 
@@ -452,7 +452,7 @@ async def _trace(
 
 
 def spans(records: Iterable[CallRecord]) -> list[Span]:
-    """The calls that no other call made, by the time they started, each with those it made."""
+    """Return the root calls with their nested calls, ordered by start time."""
     ordered = sorted(records, key=lambda record: record.started_at)
     by_id = {record.request_id: Span(record, []) for record in ordered}
     parents = known_parents(ordered)
@@ -464,7 +464,7 @@ def spans(records: Iterable[CallRecord]) -> list[Span]:
 
 
 def _mark(path: Path) -> int:
-    """Something that changes when the journal does."""
+    """Return a value that changes when the journal changes."""
     try:
         return path.stat().st_mtime_ns
     except FileNotFoundError:
@@ -502,5 +502,5 @@ def _line(record: CallRecord) -> Text:
     if record.outcome != "success":
         line.append(f"  {plain(record.outcome)}", style="red")
     if record.abandoned:
-        line.append("  left behind", style="yellow")
+        line.append("  abandoned", style="yellow")
     return line

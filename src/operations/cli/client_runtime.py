@@ -10,7 +10,7 @@ from typing import Any, Self, cast
 import aiohttp
 
 ErrorCode = str
-"""The codes of the library and those that operations declare. Servers may add others."""
+"""The error codes of the library and of the operations. Servers may add others."""
 
 
 class OperationError(Exception):
@@ -91,7 +91,7 @@ class Connection:
                     if event == "complete":
                         return
                     yield data
-        raise OperationError("UNAVAILABLE", "the stream was cut off")
+        raise OperationError("UNAVAILABLE", "the stream ended unexpectedly")
 
     async def close(self) -> None:
         """Close the connections."""

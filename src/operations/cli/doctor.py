@@ -1,4 +1,4 @@
-"""`operations doctor`: check that everything a config needs is available, and report what to do."""
+"""`operations doctor`: check that everything a config needs is available, and recommend fixes."""
 
 import platform
 import socket
@@ -46,10 +46,10 @@ _EXTRAS = {
     "otlp": ("opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"),
 }
 _SHOWN = 20
-"""Changed examples that are listed unless --verbose asks for all."""
+"""The number of changed examples that are listed without --verbose."""
 
 _CHANGED = {
-    "mismatch": "did not fit and stayed unchanged",
+    "mismatch": "did not match and stayed unchanged",
     "stripped": "not declared and stripped",
     "filled": "filled with a declared default",
     "converted": "converted without loss",
@@ -57,10 +57,10 @@ _CHANGED = {
     "replaced": "replaced",
     "input": "of the input converted",
 }
-"""How a kind of change reads after the number of values."""
+"""The text for each kind of change, after the number of values."""
 
 _BROKER_SECONDS = 8
-"""Longer than connecting may take: a connection that fails reports the reason."""
+"""Longer than the connection timeout, so that a failed connection reports its reason first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +82,13 @@ async def doctor(
 ) -> int:
     """Check the installation, the config, its secrets, its sources, its brokers and its port; or an OpenAPI document.
 
-    Of a document it reports arguments that no value satisfies, required headers that only configuration can set,
-    operations that can succeed in several ways, references that lead nowhere, and which of the document's own response
-    examples reach a caller unchanged.
+    For a document it reports arguments that no value satisfies, required headers that only configuration can set,
+    operations with several success statuses, broken references, and which of the document's response examples reach a
+    caller unchanged.
 
     Args:
         document: The path or address of an OpenAPI or Swagger document to check instead.
-        reach: Print the nested calls in the trace that operations do not declare, as `calls=` lines to add.
+        reach: Print the undeclared nested calls in the trace, as `calls=` lines to add to the operations.
         common: Options of every command.
     """
     screen = common.screen()
@@ -113,7 +113,7 @@ async def doctor(
     if screen.json:
         screen.value({"ok": not failed, "findings": [asdict(finding) for finding in findings]})
     else:
-        whole = "everything is there" if document is None else "nothing to repair"
+        whole = "everything is available" if document is None else "no problems found"
         screen.note(whole if not failed else f"{failed} to repair", "bold")
     return ExitCode.FAILED if failed else ExitCode.DONE
 
@@ -196,7 +196,7 @@ def _installation() -> Iterator[Finding]:
 
 
 def _missing_secrets(file: ConfigFile) -> Iterator[tuple[str, str]]:
-    """Every secret the config names and that is not there."""
+    """Return every missing secret that the config names."""
     for path, secret in file.secrets():
         try:
             file.secret(secret)
@@ -220,7 +220,7 @@ async def _sources(file: ConfigFile) -> AsyncIterator[Finding]:
             else:
                 yield Finding(source.label, "ok", words)
         if not hub.sources:
-            yield Finding("sources", "warning", "the config names none")
+            yield Finding("sources", "warning", "the config has none")
 
 
 async def _brokers(file: ConfigFile) -> AsyncIterator[Finding]:
@@ -231,7 +231,7 @@ async def _brokers(file: ConfigFile) -> AsyncIterator[Finding]:
             with anyio.fail_after(_BROKER_SECONDS):
                 async with (
                     connect_broker(entry, file) as target,
-                    # Whether its permissions allow us to receive a reply.
+                    # Check that the permissions at the broker allow us to receive a reply.
                     PendingRequestMap(target, group=worker_config(entry, file).group),
                 ):
                     pass
@@ -255,13 +255,13 @@ def _port(file: ConfigFile) -> Finding:
 
 def _trace(file: ConfigFile) -> Finding:
     if not file.config.trace.enabled:
-        return Finding("trace", "ok", "nothing is kept")
+        return Finding("trace", "ok", "calls are not recorded")
     path = journal_path(file)
     return Finding("trace", "ok" if _is_writable(path) else "warning", str(path))
 
 
 def _changes(file: ConfigFile) -> Iterator[Finding]:
-    """Return what normalisation changed in the results of traced calls, by operation."""
+    """Return the changes that normalisation made to the results of traced calls, by operation."""
     if not file.config.trace.enabled:
         return
     found: dict[str, dict[str, int]] = {}

@@ -4,9 +4,9 @@
     call ID @file.json        a file of JSON           call ID a:='[1, 2]'     a value as JSON
     call ID -                 JSON from the pipe       call ID a=@file         a value from a file
 
-Rule 1: the same limits apply to it as to a request over a network, before it is decoded.
-Rule 2: a value is read as the type of its schema. The call decides whether it is valid, as for every caller.
-Rule 3: an example works: a value that the schema rejects, or that would be read as another one, is not shown.
+Rule 1: the input has the same limits as a network request, which are checked before it is decoded.
+Rule 2: a value is converted to the type of its schema. The call itself validates it, as for every caller.
+Rule 3: an example can be executed: it contains no value that the schema rejects or that would be parsed differently.
 """
 
 import re
@@ -49,8 +49,8 @@ def read_input(arguments: Sequence[str], outline: Outline, limits: Limits) -> An
     """Return the input for the arguments of a call.
 
     Raises:
-        CallError: `VALIDATION_ERROR`, if they do not fit the types of the schema; `RESOURCE_EXHAUSTED` beyond a
-            limit.
+        CallError: `VALIDATION_ERROR` if the arguments do not match the types of the schema; `RESOURCE_EXHAUSTED` if
+            they exceed a limit.
     """
     if not arguments:
         return {} if _takes_object(outline) else None
@@ -73,10 +73,10 @@ def put_file(value: Any, pair: str, *, is_streamed: bool) -> None:
     Args:
         value: The input.
         pair: `key=FILE`; the key may have dots, and a repeated key makes a list.
-        is_streamed: Whether the operation reads the file itself; otherwise its bytes are put in.
+        is_streamed: Whether the operation reads the file itself; otherwise the input contains its bytes.
 
     Raises:
-        CallError: `VALIDATION_ERROR` if this is not such a pair, or the file cannot be read.
+        CallError: `VALIDATION_ERROR` if the argument is not `key=FILE`, or the file cannot be read.
     """
     key, sign, name = pair.partition("=")
     keys = key.split(".")
@@ -95,7 +95,7 @@ def put_file(value: Any, pair: str, *, is_streamed: bool) -> None:
 
 
 def typed(text: str, outline: Outline) -> Any:
-    """Return one value as its schema expects it; text that cannot be read so, for validation to report."""
+    """Convert a value to the type of its schema; return the text if that fails, for validation to report."""
     types = outline.types
     for choice in outline.choices:
         if text == (choice if isinstance(choice, str) else msgspec.json.encode(choice).decode()):
@@ -111,7 +111,7 @@ def typed(text: str, outline: Outline) -> Any:
     except msgspec.DecodeError:
         return text
     if isinstance(value, str) or not _fits(value, types):
-        # JSON of a type that is not expected is treated as text.
+        # JSON of an unexpected type is treated as text.
         return text if "string" in types else value
     return value
 
@@ -162,7 +162,7 @@ def _file(path: str, keys: Sequence[str] = ()) -> bytes:
 def _put(
     value: JSONObject, keys: list[str], sign: str, text: str, outline: Outline, limits: Limits
 ) -> None:
-    """Set one key, which may lead into objects, and repeat for lists."""
+    """Set one key, which may name a nested property; a repeated key adds to a list."""
     name = ".".join(keys)
     if keys[0] not in outline.properties and name in outline.properties:
         keys = [name]
@@ -170,7 +170,7 @@ def _put(
         outline = outline.properties.get(key, Outline({}))
         inner = value.setdefault(key, {})
         if not is_object(inner):
-            raise _unreadable(name, "is inside of a key that already has a value", keys)
+            raise _unreadable(name, "is inside a key that already has a value", keys)
         value = inner
     last = keys[-1]
     wanted = outline.properties.get(last, Outline({}))
@@ -230,8 +230,8 @@ def example(spec: OperationSpec, hints: str = "") -> str:
     """Return a command that calls an operation with its required input; dots replace unknown values.
 
     Args:
-        spec: Of the operation.
-        hints: Options that are needed to find it again, with a space before them.
+        spec: The spec of the operation.
+        hints: Options that select the config, with a leading space.
     """
     outline, command = Outline.of(spec.input_schema), f"operations call{hints} {spec.id}"
     if _takes_nothing(spec.input_schema):
@@ -243,7 +243,7 @@ def example(spec: OperationSpec, hints: str = "") -> str:
 
 
 def as_typed(value: Any, outline: Outline) -> str:
-    """An input as one would type it: pairs where they are read as it, else JSON."""
+    """Return an input as command-line arguments: key=value pairs if they give the same input, else JSON."""
     if is_object(value):
         arguments = list(_pairs(value, ""))
         if _reads_as(arguments, outline, value):
@@ -259,7 +259,7 @@ def _takes_nothing(schema: Schema) -> bool:
 
 
 def _valid(schema: Schema, outline: Outline) -> Any:
-    """Return an input with the required properties; None if none is found."""
+    """Return a valid input with the required properties; None if none is found."""
     value = sample(outline)
     try:
         if schema.check(value):
@@ -271,7 +271,7 @@ def _valid(schema: Schema, outline: Outline) -> Any:
 
 
 def sample(outline: Outline, depth: int = _DEPTH) -> Any:
-    """A value such as a schema wants, by its looks."""
+    """Return a sample value for a schema, based on its keywords."""
     schema = outline.schema
     if "default" in schema and schema["default"] is not None:
         return schema["default"]
@@ -323,7 +323,7 @@ def _scalar(schema: JSONObject, types: frozenset[str]) -> Any:
 
 
 def _pairs(value: JSONObject, prefix: str) -> Iterator[str]:
-    """`value` as `key=value`, objects by dots, lists by repetition."""
+    """Return `value` as `key=value` pairs, with dots for objects and repeated keys for lists."""
     for key, inner in value.items():
         name, items = f"{prefix}{key}", list_of(inner)
         if isinstance(inner, dict) and inner:

@@ -1,4 +1,4 @@
-"""`operations list` and `operations show`: find operations, and read one."""
+"""`operations list` and `operations show`: find operations, and show one."""
 
 from typing import Annotated
 
@@ -43,17 +43,17 @@ async def list_operations(
     as_: Annotated[str | None, Parameter(name="--as")] = None,
     common: Common = DEFAULTS,
 ) -> int | None:
-    """List operations; with words, those that match, best first.
+    """List all operations, or those that match the given words, best match first.
 
     Args:
-        words: To search for in names, titles, tags and descriptions.
-        namespace: Only in this namespace.
-        tag: Only with this tag; may be repeated.
-        type: Only of this type.
-        source: Only from this source: local, openapi, mcp, broker, or the name of one.
-        limit: How many at most.
-        ids: Print the ids alone, one per line.
-        as_: Show what this caller of [access.keys] may call; `anonymous` for no identity.
+        words: Words to search for in names, titles, tags and descriptions.
+        namespace: List only operations in this namespace.
+        tag: List only operations with this tag; may be repeated.
+        type: List only operations of this type.
+        source: List only operations of this source: local, openapi, mcp, broker, or the name of a source.
+        limit: The largest number of results.
+        ids: Print only the ids, one per line.
+        as_: List only operations that this caller of [access.keys] may call; `anonymous` for no identity.
         common: Options of every command.
     """
     screen = common.screen()
@@ -80,14 +80,14 @@ async def list_operations(
 
 
 def _is_absent(hub: Hub, wanted: SourceFilter) -> bool:
-    """Return whether a namespace or source that was named is not available."""
+    """Return whether the requested namespace or source is not available."""
     if wanted.source is not None:
         return bool(hub.absent())
     return wanted.namespace is not None and bool(hub.absent(wanted.namespace))
 
 
 async def caller(hub: Hub, name: str | None) -> OperationContext:
-    """Return the context of the caller at the command line: the operator (full access), or a caller of the config."""
+    """Return the context for a command: that of the operator (full access), or of a caller in the config."""
     if name is None:
         return OperationContext(trusted=True)
     return OperationContext(identity=await hub.identity(name))
@@ -106,7 +106,7 @@ def _show(specs: list[OperationSpec], hub: Hub, screen: Screen, *, ids: bool) ->
             screen.write(spec.id)
     else:
         screen.rows(
-            ("operation", "type", "source", "what it does"),
+            ("operation", "type", "source", "description"),
             (
                 (
                     spec.id,
@@ -139,7 +139,7 @@ def _row(spec: OperationSpec, hub: Hub) -> JSONObject:
 
 
 _DEPTH = 6
-"""How many levels of a schema are drawn."""
+"""The number of levels of a schema that are shown."""
 
 
 @command
@@ -150,11 +150,11 @@ async def show(
     as_: Annotated[str | None, Parameter(name="--as")] = None,
     common: Common = DEFAULTS,
 ) -> None:
-    """Show one operation: its input and output, who may call it, its errors and its origin.
+    """Show one operation: its input and output, required access, errors and origin.
 
     Args:
-        operation_id: Its id, `namespace.name`.
-        as_: Show what this caller of [access.keys] may call; `anonymous` for no identity.
+        operation_id: The id of the operation, `namespace.name`.
+        as_: Show the operation as this caller of [access.keys] sees it; `anonymous` for no identity.
         common: Options of every command.
     """
     screen = common.screen()
@@ -168,7 +168,7 @@ async def show(
 
 
 def render(spec: OperationSpec, source: Source | None, screen: Screen, hints: str = "") -> None:
-    """Draw an operation; `hints` are options that are needed to call it."""
+    """Print an operation; `hints` are options that select the config."""
     heading = Text(spec.id, style="bold")
     heading.append(f"  {spec.type.value}", style=STYLES[spec.type])
     heading.append(f"  {plain(spec.version)}", style="dim")
@@ -196,7 +196,7 @@ def render(spec: OperationSpec, source: Source | None, screen: Screen, hints: st
                 line.append(f" (HTTP {error.http_status})", style="dim")
             errors.add(line.append(f"  {first_line(error.description)}", style="default"))
         screen.show(errors)
-    # Not wrapped, so that it can be copied.
+    # Printed without line breaks, so that it can be copied.
     screen.out.print(Text("\n  " + plain(example(spec, hints)), style="cyan"), soft_wrap=True)
 
 
@@ -207,7 +207,7 @@ def _origin(spec: OperationSpec, source: Source | None) -> str:
 
 
 def access_in_words(access: AccessControl) -> str:
-    """Return who may call, as a sentence."""
+    """Return the access requirements as text."""
     if access.is_open:
         return "open to all"
     needs: list[str] = []

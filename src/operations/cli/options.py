@@ -1,10 +1,12 @@
-"""The frame of every command: its options, the config that it opens, its output and exit codes.
+"""The common parts of all commands: options, opening the config, output and exit codes.
 
-Rule 1: a command raises an error; here it becomes a message for a person, or JSON for a script, and an exit code.
+Rule 1: commands raise errors; this module converts them to a message for people or JSON for scripts, and an exit code.
 Rule 2: a traceback is printed only with --verbose.
-Rule 3: results go to standard output, everything else to standard error.
-Rule 4: with `--json` both contain JSON. Without it, a terminal gets colour and layout, a pipe gets plain lines.
-Rule 5: text of others (descriptions, results, messages) has no markup, and no control characters on a terminal.
+Rule 3: results are written to standard output, all other text to standard error.
+Rule 4: with `--json` both contain JSON. Otherwise output is coloured and formatted on a terminal, and plain lines in a
+        pipe.
+Rule 5: text from other parties (descriptions, results, messages) is printed without markup, and on a terminal without
+        control characters.
 """
 
 import logging
@@ -48,7 +50,7 @@ from operations.types import JSONObject
 
 
 def faults_of(details: object) -> list[JSONObject]:
-    """The failures that the details of a `VALIDATION_ERROR` name."""
+    """Return the validation failures in the details of a `VALIDATION_ERROR`."""
     return [object_of(fault) for fault in list_of(object_of(details).get("errors"))]
 
 
@@ -66,11 +68,11 @@ Styles: TypeAlias = Mapping[tuple[int, str], str]
 NO_STYLES: Styles = {}
 
 _WIDE = 100_000
-"""Columns of output that is not a terminal."""
+"""The width of output that is not a terminal."""
 
 
 def plain(text: str) -> str:
-    """`text` as it may go to a terminal: control characters and invisible ones are spelt out."""
+    """Return `text` with control characters and invisible characters escaped, for a terminal."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(
@@ -80,18 +82,18 @@ def plain(text: str) -> str:
 
 
 def first_line(text: str) -> str:
-    """The first line, as it may go to a terminal."""
+    """Return the first line, escaped for a terminal."""
     return plain(text.strip().partition("\n")[0].strip())
 
 
 def _fitted(cell: str, width: int) -> str:
-    """Return a cell as wide as its column; a shortened one ends with an ellipsis."""
+    """Return a cell padded to the width of its column, or shortened with an ellipsis."""
     cut = cell if cell_len(cell) <= width else set_cell_size(cell, width - 1) + "…"
     return set_cell_size(cut, width)
 
 
 def encoded(value: Any, *, indent: int = 0) -> str:
-    """`value` as JSON text."""
+    """Return `value` as JSON text."""
     text = msgspec.json.encode(to_json(value))
     return (msgspec.json.format(text, indent=indent) if indent else text).decode()
 
@@ -116,7 +118,7 @@ class Screen:
         self.out = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
         self.err = Console(file=sys.stderr, highlight=False, markup=False, emoji=False)
         if not self.out.is_terminal:
-            # A pipe has no edge, but rich would cut a tree at one.
+            # A pipe has no width limit, but rich would truncate a tree.
             self.out.width = _WIDE
 
     @property
@@ -144,7 +146,7 @@ class Screen:
             self.write(plain(line))
 
     def item(self, value: Any) -> None:
-        """One JSON value on one line, at once: an item of a stream."""
+        """Write an item of a stream at once, as JSON on one line."""
         self._print(encoded(value))
         sys.stdout.flush()
 
@@ -165,7 +167,7 @@ class Screen:
         sys.stdout.buffer.flush()
 
     def show(self, part: RenderableType, *, one_line: bool = False) -> None:
-        """Something laid out for people; cut at the edge of a terminal where `one_line`."""
+        """Print formatted output; with `one_line`, truncate lines at the width of the terminal."""
         if one_line and self.is_terminal:
             self.out.print(part, no_wrap=True, overflow="ellipsis")
         else:
@@ -174,19 +176,19 @@ class Screen:
     def rows(
         self, headings: Sequence[str], rows: Iterable[Sequence[str]], styles: Styles = NO_STYLES
     ) -> None:
-        """A table on a terminal; lines with tabs between the columns in a pipe.
+        """Print a table on a terminal, or tab-separated lines in a pipe.
 
         Args:
-            headings: Of the columns; the last one gives way where the terminal is too narrow.
+            headings: The headings of the columns; the last column is shortened if the terminal is too narrow.
             rows: The cells.
-            styles: By column and content.
+            styles: The styles of cells, by column and content.
         """
         clean = [[plain(cell).replace("\t", " ") for cell in row] for row in rows]
         if not self.is_terminal:
             for row in clean:
                 self.write("\t".join(row))
             return
-        # By hand: a table of rich takes seconds for thousands of rows.
+        # Formatted here, because a rich table takes seconds for thousands of rows.
         widths = [max(map(cell_len, column)) for column in zip(headings, *clean, strict=True)]
         widths[-1] = min(
             widths[-1], max(10, self.out.width - sum(widths[:-1]) - 2 * len(widths) + 2)
@@ -203,25 +205,25 @@ class Screen:
             self.write("  ".join(cells).rstrip())
         sys.stdout.flush()
 
-    # ------------------------------------------------------------ complaints
+    # ------------------------------------------------------------ errors and warnings
 
     def note(self, text: str, style: str = "dim") -> None:
-        """Something to know, beside the result."""
+        """Print a note on standard error."""
         self.err.print(Text(plain(text), style=style), soft_wrap=True)
 
     def warn(self, text: str) -> None:
-        """Something that should be looked at, though the command goes on."""
+        """Print a warning on standard error; the command continues."""
         self.note(f"warning: {text}", "yellow")
 
     def failed(self, message: str) -> None:
-        """Print why the command failed, unless a call failed."""
+        """Print the error of a command."""
         if self.json:
             self._complain({"error": {"code": "FAILED", "message": message}})
         else:
             self.note(f"error: {message}", "red")
 
     def config_failed(self, error: ConfigError) -> None:
-        """Everything that is wrong with the config."""
+        """Print all faults of the config."""
         if self.json:
             details = {"faults": [asdict(fault) for fault in error.faults]}
             self._complain({"error": {"code": "CONFIG", "message": str(error), "details": details}})
@@ -230,7 +232,7 @@ class Screen:
             self.note(str(fault), "red")
 
     def call_failed(self, error: CallError) -> None:
-        """A call's error: code, message, and its details as far as they help."""
+        """Print the error of a call: code, message, and useful details."""
         if self.json:
             self._complain({"error": error.to_wire()})
             return
@@ -240,7 +242,7 @@ class Screen:
         details: Any = error.to_wire().get("details")
         if error.code == ErrorCode.VALIDATION_ERROR:
             faults = faults_of(details)
-            # Errors that were printed above are not repeated.
+            # Details that were printed above are not repeated.
             is_repeated = len(faults) == 1 and str(faults[0].get("message")) in error.message
             for fault in () if is_repeated else faults:
                 self.note(f"  {fault.get('path') or '(input)'} {fault.get('message')}", "red")
@@ -248,7 +250,7 @@ class Screen:
             self.note(encoded(details, indent=2), "dim")
 
     def traceback(self) -> None:
-        """The traceback of the exception being handled."""
+        """Print the traceback of the current exception."""
         self.err.print_exception(width=None)
 
     def _complain(self, value: JSONObject) -> None:
@@ -256,7 +258,7 @@ class Screen:
 
 
 class ExitCode(IntEnum):
-    """How a command ended; scripts may rely on these numbers."""
+    """The exit codes of commands, which are stable for scripts."""
 
     DONE = 0
     FAILED = 1
@@ -283,7 +285,7 @@ _BY_ERROR: dict[str, ExitCode] = {
 
 
 def exit_code_of(code: str) -> ExitCode:
-    """The exit code for an error's code; a domain code is a failure like any other."""
+    """Return the exit code for an error code; 1 for domain codes."""
     return _BY_ERROR.get(code, ExitCode.FAILED)
 
 
@@ -298,8 +300,8 @@ class Common:
     Attributes:
         config: The config file; by default the nearest operations.toml.
         json: Print JSON, for scripts.
-        verbose: Say more, and show tracebacks.
-        trust: Use the config even if another user owns it; it can run programs as you.
+        verbose: Print more details, and show tracebacks.
+        trust: Use the config even if another user owns it. A config can run programs as you.
     """
 
     config: Annotated[Path | None, Parameter(alias="-c")] = None
@@ -309,7 +311,7 @@ class Common:
 
     @property
     def hints(self) -> str:
-        """The options with which a suggested command finds the same config, with a space before them."""
+        """The options that select the same config in a suggested command, with a leading space."""
         return "" if self.config is None else f" --config {shlex.quote(str(self.config))}"
 
     def screen(self) -> Screen:
@@ -320,7 +322,8 @@ class Common:
         """Return the config of this command.
 
         Raises:
-            ConfigError: If it is wrong; missing, and `required`; or found, not named, and another user's.
+            ConfigError: If the config has faults; if it is missing and `required`; or if it was found by search and
+                belongs to another user.
         """
         path = self.config or find_config(Path.cwd())
         if path is None and not required:
@@ -336,7 +339,7 @@ DEFAULTS = Common()
 def command(
     function: Callable[P, Coroutine[Any, Any, int | None]],
 ) -> Callable[P, Coroutine[Any, Any, int]]:
-    """Make a coroutine function a command: its exceptions become a message and an exit code."""
+    """Turn a coroutine function into a command, whose exceptions become a message and an exit code."""
 
     @wraps(function)
     async def run(*args: P.args, **kwargs: P.kwargs) -> int:
@@ -378,20 +381,20 @@ def command(
 # ------------------------------------------------------------ opening the config
 
 _SETTLE_SECONDS = 3.0
-"""How long `serve` and `work`, which accept calls already, wait for sources before they report them."""
+"""Seconds that `serve` and `work` wait for sources before they report missing ones; they accept calls meanwhile."""
 
 
 @asynccontextmanager
 async def open_session(
     common: Common, screen: Screen, wanted: SourceFilter = ALL, *, wait: bool = True
 ) -> AsyncGenerator[Hub]:
-    """The hub a command works with, for the length of an `async with` block.
+    """Open the hub of a command for the duration of an `async with` block.
 
     Args:
-        common: The config, and the verbosity.
-        screen: For reports.
-        wanted: Which of its sources are opened.
-        wait: Whether to wait until they are, and report those that cannot be opened.
+        common: The config and the verbosity.
+        screen: Receives the reports.
+        wanted: The sources to open.
+        wait: Whether to wait for the sources, and report those that cannot be opened.
 
     Raises:
         ConfigError: If the config is missing or wrong.
@@ -409,7 +412,7 @@ async def open_file(
     *,
     wait: bool = True,
 ) -> AsyncGenerator[Hub]:
-    """`open_session` for a config that is loaded already."""
+    """As `open_session`, for a config that is already loaded."""
     busy = screen.err.is_terminal and not screen.json
     async with AsyncExitStack() as stack:
         with screen.err.status("opening sources ...") if busy else nullcontext():
@@ -420,16 +423,16 @@ async def open_file(
 
 
 async def settle(hub: Hub, screen: Screen, common: Common) -> None:
-    """Wait a little for the sources of a hub that serves already, and report those that are not connected yet."""
+    """Wait briefly for the sources of a running hub, and report those that are not connected yet."""
     await hub.settled(_SETTLE_SECONDS)
     report_sources(hub, screen, common)
     if _is_quiet(hub, common):
-        # Without `[log]`, also what ends a warning: a source that is connected again, a file that was read.
+        # Without `[log]`, also log events that resolve a warning, such as a source that is connected again.
         logging.getLogger("operations.hub").setLevel(logging.INFO)
 
 
 def report_sources(hub: Hub, screen: Screen, common: Common, wanted: SourceFilter = ALL) -> None:
-    """Report the problems of a hub's sources, and remember the ids of its operations."""
+    """Report the problems of a hub's sources, and store the ids of its operations for shell completion."""
     _report(hub, wanted, screen, hints=common.hints, verbose=common.verbose)
     if wanted.is_all:
         # Keep the ids of disconnected sources, to distinguish them from unknown ids.
@@ -437,7 +440,7 @@ def report_sources(hub: Hub, screen: Screen, common: Common, wanted: SourceFilte
         ids = dict.fromkeys([*(spec.id for spec in hub.registry.specs()), *before])
         remember_ids(hub.file, ids)
     if _is_quiet(hub, common):
-        # From here on warnings are about calls and changes of sources, and nothing else reports them.
+        # From here on, log warnings: they concern calls and sources, and are not reported in another way.
         logging.getLogger("operations").setLevel(logging.WARNING)
 
 
@@ -459,9 +462,9 @@ def open_front(hub: Hub) -> Front:
 
 
 def _report(hub: Hub, wanted: SourceFilter, screen: Screen, *, hints: str, verbose: bool) -> None:
-    """Report missing sources on standard error; the command continues with the rest."""
+    """Report missing sources on standard error; the command continues with the other sources."""
     operation = wanted.operation
-    # The error that follows reports why the wanted one is missing.
+    # The following error reports why the requested source is missing.
     reported = (
         None if operation is None or operation in hub.registry else operation.partition(".")[0]
     )
@@ -481,6 +484,6 @@ def _report(hub: Hub, wanted: SourceFilter, screen: Screen, *, hints: str, verbo
                 screen.warn(f"{source.label}: skipped {skipped.where}: {skipped.reason}")
         elif source.skipped:
             screen.note(
-                f"{source.label}: {counted(len(source.skipped), 'part')} of it cannot be used; "
-                f"`operations import {source.name}{hints}` shows the reason"
+                f"{source.label}: {counted(len(source.skipped), 'part')} cannot be used;"
+                f" `operations import {source.name}{hints}` shows the reason"
             )

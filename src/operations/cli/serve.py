@@ -1,4 +1,4 @@
-"""`operations serve`: everything of a config, for callers from outside."""
+"""`operations serve`: serve the operations of a config to external callers."""
 
 import logging
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
@@ -50,14 +50,14 @@ async def serve(
     as_: Annotated[str | None, Parameter(name="--as")] = None,
     common: Common = DEFAULTS,
 ) -> int | None:
-    """Serve everything until Ctrl-C: the HTTP API, MCP, the call protocol on a WebSocket, and a page to look at it.
+    """Serve all operations until Ctrl-C: as an HTTP API, over MCP and WebSocket, with a web console.
 
     Args:
         host: The address to listen on, instead of the config's.
-        port: The port, instead of the config's; 0 takes a free one.
-        entry_point: Serve only this one; may be repeated.
-        stdio: Speak MCP on standard input and output instead, to the program that started this one.
-        as_: With --stdio: call as this caller of [access.keys]. By default without identity.
+        port: The port, instead of the config's; 0 selects a free port.
+        entry_point: Serve only this entry point; may be repeated.
+        stdio: Serve MCP on standard input and output instead, to the program that started this command.
+        as_: With --stdio: the caller of [access.keys] that makes the calls; by default no identity.
         common: Options of every command.
     """
     screen = common.screen()
@@ -90,15 +90,15 @@ async def serve(
                         await settle(hub, screen, common)
                         announce(url, entry_points, hub, screen)
                         _point_out_open(address, hub, screen)
-                        screen.note("Ctrl-C ends it")
+                        screen.note("press Ctrl-C to stop")
                     await shutdown.wait()
                 if process is None:
                     screen.note("closing ...")
                 return None
         except InsecureBindError:
             raise OperationsError(
-                f"{address} lets other machines in without signing in: "
-                "add [access.keys.NAME] to the config, or public = true to [serve]"
+                f"{address} accepts requests of other machines without authentication:"
+                " add [access.keys.NAME] to the config, or public = true to [serve]"
             ) from None
         except OSError as error:
             raise _cannot_listen(address, number, error) from error
@@ -123,7 +123,7 @@ async def _serve_shared(
     entry_points: tuple[str, ...],
     common: Common,
 ) -> int:
-    """Serve with several processes; this one starts them."""
+    """Serve with several processes, which this process starts."""
     config = listen_config(file)
     address, number = host or config.host, config.port if port is None else port
     arguments = ["serve", "--host", address]
@@ -137,15 +137,15 @@ async def _serve_shared(
     except OSError as error:
         raise _cannot_listen(address, number, error) from error
     if not common.verbose:
-        # Report processes that are started again.
+        # Report restarted processes.
         logging.getLogger("operations.hub").setLevel(logging.WARNING)
     with listener, writing_logs(file, verbose=common.verbose):
-        # They have this time to finish calls, and some more to close their sources.
+        # The time to finish calls, plus some time to close sources.
         return await supervise(arguments, file.config.serve.processes, listener, 2 * GRACE)
 
 
 def announce(url: str, entry_points: tuple[str, ...], hub: Hub, screen: Screen) -> None:
-    """Print where everything is served."""
+    """Print the addresses of the entry points."""
     places = {
         "console": f"{url}/",
         "http": f"{url}/openapi.json",
@@ -164,12 +164,12 @@ def announce(url: str, entry_points: tuple[str, ...], hub: Hub, screen: Screen) 
     screen.show(Text(f"serving {counted(hub.offered, 'operation')} at {url}", style="bold"))
     for name in entry_points:
         screen.show(Text(f"  {name:10}", style="dim").append(places[name], style="cyan"))
-    # A file or a pipe would keep it until the end.
+    # Flush, because a file or a pipe would buffer it until the end.
     screen.out.file.flush()
 
 
 def _point_out_open(host: str, hub: Hub, screen: Screen) -> None:
-    """Warn about imported operations that callers without identity may call with the credentials of this server."""
+    """Warn about imported operations that anonymous callers may call with the credentials of this server."""
     sources = (
         hub.source_of(spec.id) for spec in hub.registry.specs() if spec.access_control.is_open
     )
@@ -178,6 +178,6 @@ def _point_out_open(host: str, hub: Hub, screen: Screen) -> None:
         who = "anyone on this machine" if is_loopback(host) else "anyone"
         screen.note(
             f"{who} may call {counted(len(labels), 'imported operation')} "
-            f"({', '.join(dict.fromkeys(labels))}); give them scopes to ask for more",
+            f"({', '.join(dict.fromkeys(labels))}); set scopes to restrict access",
             "yellow",
         )

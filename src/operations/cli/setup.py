@@ -50,7 +50,7 @@ async def import_source(
     base_url: str | None = None,
     common: Common = DEFAULTS,
 ) -> int:
-    """Preview a source: its operations, the parts that cannot be used and why, and the lines for the config.
+    """Preview a source: its operations, the parts that cannot be used, and the lines for the config.
 
     A source is an OpenAPI document (a file or an address), an MCP server (an address, a command with its arguments,
     or an mcp.json), Python code (a file, folder or package), a broker's address, or a name in the config.
@@ -58,8 +58,8 @@ async def import_source(
     Args:
         source: A document, server or module.
         kind: Its kind, if it cannot be guessed.
-        name: The namespace; by default made from the source's own name.
-        base_url: For a document: the address of the API, instead of the one in the document.
+        name: The namespace; by default derived from the name of the source.
+        base_url: The address of the API, instead of the address in its document.
         common: Options of every command.
     """
     screen = common.screen()
@@ -85,7 +85,7 @@ def _specs(hub: Hub, source: Source) -> list[OperationSpec]:
 def _file(
     source: Sequence[str], kind: Kind | None, name: str | None, base_url: str | None, common: Common
 ) -> tuple[ConfigFile, str]:
-    """A config with this source alone, and how it would be written."""
+    """Return a config with only this source, and its text."""
     first = source[0]
     if kind is None and len(source) == 1 and name is None:
         known = _in_config(first, common)
@@ -123,7 +123,7 @@ def _file(
 
 
 def _in_config(name: str, common: Common) -> ConfigFile | None:
-    """Return the config with only the source of this name, if there is one."""
+    """Return the config reduced to the source of this name, if there is one."""
     file = common.load(required=common.config is not None)
     for table in ("openapi", "mcp", "mcp_json", "brokers"):
         held: Any = getattr(file.config, table)
@@ -161,7 +161,7 @@ def _lists_servers(path: Path) -> bool:
 
 
 def _name(source: Sequence[str], kind: Kind) -> str:
-    """A namespace made from a source's own name."""
+    """Return a namespace derived from the name of a source."""
     parts = urlsplit(source[0])
     own = parts.hostname if "://" in source[0] else Path(source[-1 if kind == "mcp" else 0]).stem
     return re.sub(r"[^A-Za-z0-9_-]+", "_", own or "").strip("_")[:64] or kind
@@ -234,12 +234,12 @@ MODULE_NAME = "hello.py"
 
 STARTER = """\
 #:schema ./operations.schema.json
-# What `operations` works with in this folder. Try: operations list
+# The configuration of `operations` in this folder. Try: operations list
 
-# Python code of your own: packages, folders or files with @operation functions.
+# Your Python code: packages, folders or files with @operation functions.
 modules = ["hello.py"]
 
-# MCP servers you already have, in the file other programs use.
+# Existing MCP servers, in the file that other programs use.
 # mcp_json = ["mcp.json"]
 
 # An HTTP API with an OpenAPI document. Its operations are shop.*
@@ -248,7 +248,7 @@ modules = ["hello.py"]
 # base_url = "https://shop.example.com/v1"
 # auth = { type = "bearer", token = { env = "SHOP_TOKEN" } }
 # include = { methods = ["GET"], paths = ["/orders*"] }
-# scopes = ["shop:use"]                         # what callers from outside need
+# scopes = ["shop:use"]                         # required from external callers
 
 # An MCP server: a program to start, or an address. Its operations are files.*
 # [mcp.files]
@@ -259,9 +259,9 @@ modules = ["hello.py"]
 # Redis or NATS, for workers (operations work) and their callers.
 # [brokers.main]
 # url = "redis://127.0.0.1:6379"
-# workers = true                                # import what its workers offer
+# workers = true                                # import the operations of its workers
 
-# Who may call from outside. Secrets are named, never written here.
+# External callers. This file names secrets, but never contains them.
 # [access.keys.alice]
 # key = { env = "ALICE_KEY" }
 # scopes = ["shop:use"]
@@ -305,9 +305,9 @@ async def init(
     """Write a commented operations.toml, a first operation, and the config's JSON Schema for editors.
 
     Args:
-        folder: Where to write.
-        force: Write over files that are there.
-        schema: Print the JSON Schema of the config instead, and write nothing.
+        folder: The folder for the files.
+        force: Overwrite existing files.
+        schema: Print the JSON Schema of the config instead of writing files.
         common: Options of every command.
     """
     screen = common.screen()
@@ -331,7 +331,7 @@ async def init(
 def _write(folder: Path, files: dict[str, str], *, force: bool) -> None:
     taken = [name for name in files if (folder / name).exists()]
     if taken and not force:
-        raise OperationsError(f"{folder / taken[0]} is there already; --force writes over it")
+        raise OperationsError(f"{folder / taken[0]} already exists; use --force to overwrite it")
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         (folder / name).write_text(text, encoding="utf-8")
@@ -348,8 +348,8 @@ async def completion(
     """Print the completion script of a shell, or install it.
 
     Args:
-        shell: Which shell.
-        install: Write the script where the shell looks for it, and name it in the shell's start file.
+        shell: The shell.
+        install: Install the script in the shell's completion folder, and load it in the shell's start file.
         common: Options of every command.
     """
     screen = common.screen()
@@ -360,17 +360,19 @@ async def completion(
         except ImportError:  # Its extra is missing.
             del app[name]
     if install:
-        screen.note(f"written to {app.install_completion(shell=shell)}; it holds in new shells")
+        screen.note(
+            f"written to {app.install_completion(shell=shell)}; it takes effect in new shells"
+        )
     else:
         screen.write(app.generate_completion(shell=shell))
 
 
 @command
 async def login(server: str, /, *, common: Common = DEFAULTS) -> None:
-    """Sign in to an MCP server whose `auth` is "oauth". The tokens are kept for every later command.
+    """Sign in to an MCP server whose `auth` is "oauth". The tokens are stored for later commands.
 
     Args:
-        server: Its name in [mcp].
+        server: The name of the server in [mcp].
         common: Options of every command.
     """
     from operations.mcp import sign_in  # noqa: PLC0415 - needs an extra

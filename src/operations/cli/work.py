@@ -50,15 +50,16 @@ async def work(
     port: Annotated[int | None, Parameter(alias="-p")] = None,
     common: Common = DEFAULTS,
 ) -> None:
-    """Serve everything to callers on a broker until Ctrl-C; calls under way are finished first.
+    """Serve all operations to callers on a broker until Ctrl-C; running calls are finished first.
 
     Args:
         broker: Its name in [brokers]; may be left out where there is one.
-        concurrency: How many calls run at a time, instead of the config's number.
+        concurrency: The number of concurrent calls, instead of the config's number.
         grace: Seconds that running calls have to finish at the end, instead of the config's number.
-        name: The name of this worker for operators, instead of the config's; by default its machine and process.
-        host: The address on which it shows its health and metrics, instead of the one in [work].
-        port: The port for that; 0 takes a free one. Without it, and without [work], they are not shown.
+        name: The name of this worker in reports, instead of the config's; by default its machine and process.
+        host: The address for health and metrics, instead of the address in [work].
+        port: The port for health and metrics; 0 selects a free port. Without it and without [work], they are not
+            served.
         common: Options of every command.
     """
     screen = common.screen()
@@ -66,7 +67,7 @@ async def work(
     chosen, entry = chosen_broker(broker, file)
 
     def adjusted(file: ConfigFile) -> ConfigFile:
-        # Do not import the operations of the own group: the worker would call itself.
+        # Do not import the operations of the worker's own group, or it would call itself.
         entry = file.config.brokers.get(chosen)
         if entry is None:
             return file
@@ -106,7 +107,7 @@ async def work(
                         screen.write(f"serving {what} to group {group} on {entry.url}")
                         if url is not None:
                             screen.write(f"health and metrics at {url}")
-                        screen.note("Ctrl-C ends it")
+                        screen.note("press Ctrl-C to stop")
                         screen.out.file.flush()
                     await shutdown.wait()
                 screen.note("finishing running calls ...")
@@ -115,7 +116,7 @@ async def work(
 
 
 def _listen_config(file: ConfigFile, host: str | None, port: int | None) -> ListenConfig | None:
-    """Return where the worker shows its health and metrics; None if nowhere."""
+    """Return the address for health and metrics; None if there is none."""
     entry = file.config.work
     if entry is None and host is None and port is None:
         return None
@@ -128,7 +129,7 @@ def _listen_config(file: ConfigFile, host: str | None, port: int | None) -> List
 async def _shown(
     hub: Hub, worker: CallServer, config: ListenConfig | None
 ) -> AsyncGenerator[str | None]:
-    """Show the health and metrics of a worker for the length of an `async with` block; gives the address."""
+    """Serve the health and metrics of a worker for the duration of an `async with` block; yield the address."""
     if config is None:
         yield None
         return
@@ -142,8 +143,8 @@ async def _shown(
                 yield url
         except InsecureBindError:
             raise OperationsError(
-                f"{config.host} lets other machines see the metrics without signing in: "
-                "add [access.keys.NAME] to the config, or public = true to [work]"
+                f"{config.host} shows the metrics to other machines without authentication:"
+                " add [access.keys.NAME] to the config, or public = true to [work]"
             ) from None
         except OSError as error:
             reason = f"cannot listen on {config.host}:{config.port}: {error.strerror}"
@@ -151,10 +152,10 @@ async def _shown(
 
 
 def chosen_broker(name: str | None, file: ConfigFile) -> tuple[str, BrokerEntry]:
-    """Return a broker of a config by its name; the only one if there is no name.
+    """Return a broker of a config by name; without a name, the only broker.
 
     Raises:
-        OperationsError: If there is none, or several.
+        OperationsError: If there is no such broker, or several without a name.
     """
     brokers = {key: entry for key, entry in file.config.brokers.items() if entry.enabled}
     if name is None and len(brokers) == 1:
@@ -163,7 +164,7 @@ def chosen_broker(name: str | None, file: ConfigFile) -> tuple[str, BrokerEntry]
         known = (
             f"one of {', '.join(brokers)}" if brokers else "one in the config first: [brokers.main]"
         )
-        raise OperationsError(f"which broker? Name {known}")
+        raise OperationsError(f"which broker? Use {known}")
     if name not in brokers:
         raise OperationsError(
             f"there is no broker {name} in the config.{suggestion(name, brokers)}"
@@ -173,7 +174,7 @@ def chosen_broker(name: str | None, file: ConfigFile) -> tuple[str, BrokerEntry]
 
 # ------------------------------------------------------------ workers
 
-workers_app = App(name="workers", help="See the workers of a broker, and handle dead letters.")
+workers_app = App(name="workers", help="Show the workers of a broker, and handle dead letters.")
 
 _WATCH_SECONDS = 2.0
 
@@ -186,11 +187,11 @@ async def show(
     watch: Annotated[bool, Parameter(alias="-w", negative="")] = False,
     common: Common = DEFAULTS,
 ) -> int:
-    """Show the connected workers, the calls that run and wait, and the number of dead letters.
+    """Show the connected workers, the running and waiting calls, and the number of dead letters.
 
     Args:
         broker: Its name in [brokers]; may be left out where there is one.
-        watch: Show them every two seconds, until Ctrl-C.
+        watch: Update the output every two seconds, until Ctrl-C.
         common: What every command takes.
     """
     screen = common.screen()
@@ -212,7 +213,7 @@ async def show(
 @workers_app.command
 @command
 async def letters(*, broker: str | None = None, common: Common = DEFAULTS) -> None:
-    """List the dead letters: requests that were given up because they cost every worker that began them.
+    """List the dead letters: requests that were abandoned because every worker that started one was lost.
 
     Args:
         broker: Its name in [brokers]; may be left out where there is one.
@@ -256,12 +257,12 @@ async def replay(
 ) -> None:
     """Call the operation of a dead letter once more, and remove the letter if that succeeds.
 
-    The call has the `credential` of the broker in the config. It may cost one more worker.
+    The call has the `credential` of the broker in the config. It may crash another worker.
 
     Args:
         letter: Its id.
         broker: Its name in [brokers]; may be left out where there is one.
-        timeout: Seconds that the call may take.
+        timeout: The time limit of the call in seconds.
         common: What every command takes.
     """
     async with _monitored(broker, common) as (monitor, credential):
@@ -288,7 +289,7 @@ async def drop(letter: str, /, *, broker: str | None = None, common: Common = DE
 async def _monitored(
     broker: str | None, common: Common
 ) -> AsyncGenerator[tuple[GroupMonitor, str | None]]:
-    """The group of a broker, and the credential that the config has for its workers."""
+    """Connect to the group of a broker; yield its monitor and the credential of the config for its workers."""
     file = common.load()
     _, entry = chosen_broker(broker, file)
     credential = file.options(RemoteConfig, entry).get("credential")

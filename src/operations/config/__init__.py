@@ -41,11 +41,11 @@ _POSITION = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigFile:
-    """A config, and the file it was read from.
+    """A config and its file.
 
     Attributes:
         config: The contents of the file.
-        path: The file; None if there is none, and all values are the defaults.
+        path: The file; None if there is no file and all values are the defaults.
     """
 
     config: Config = field(default_factory=Config)
@@ -53,11 +53,11 @@ class ConfigFile:
 
     @property
     def folder(self) -> Path:
-        """Where relative paths start."""
+        """The folder that paths are relative to."""
         return Path.cwd() if self.path is None else self.path.parent
 
     def resolve(self, path: str) -> Path:
-        """A path of the file as it can be opened."""
+        """Return a path of the file as an absolute path."""
         return self.folder / Path(path).expanduser()
 
     def secret(self, secret: Secret, environ: Mapping[str, str] | None = None) -> str:
@@ -81,7 +81,7 @@ class ConfigFile:
         return found
 
     def secrets(self) -> list[tuple[KeyPath, Secret]]:
-        """Return every secret that the file names, by its key; tables that are not enabled are left out."""
+        """Return every secret that the file names, by its key; disabled tables are skipped."""
         found = list(secrets_of(self.config))
 
         def note(secret: Secret, path: KeyPath) -> str:
@@ -95,10 +95,10 @@ class ConfigFile:
         return list(dict.fromkeys(found))
 
     def existing(self, path: str, key: str) -> Path:
-        """A file that the config names at `key`, as it can be opened.
+        """Return the absolute path of a file that the config names at `key`.
 
         Raises:
-            ConfigError: If there is none.
+            ConfigError: If there is no such file.
         """
         found = self.resolve(path)
         if not found.is_file():
@@ -106,11 +106,11 @@ class ConfigFile:
         return found
 
     def options(self, cls: Any, entry: Entry) -> dict[str, Any]:
-        """Return the fields of one of the classes that a table is read into, with their secrets.
+        """Return the fields of one of the classes that a table is converted to, with their secrets.
 
         Raises:
             ConfigError: If a secret cannot be read.
-            ValueError: If a class inside rejects a value.
+            ValueError: If a nested class rejects a value.
         """
         paths = (path for path, each in entries_of(self.config) if each is entry)
 
@@ -120,14 +120,15 @@ class ConfigFile:
         return Builder(reveal, self.resolve).fields(cls, entry.of(cls), next(paths, ()))
 
     def fault(self, message: str, key: str = "") -> ConfigError:
-        """Return the error for something that this file names and that cannot be used."""
+        """Return an error for a file, address or module that this config names and that cannot be used."""
         return ConfigError([ConfigFault(_shown(self.path or Path(FILE_NAME)), None, key, message)])
 
 
 def find_config(start: Path, environ: Mapping[str, str] | None = None) -> Path | None:
-    """Return the config for the folder `start`: the file that `OPERATIONS_CONFIG` names, or the nearest one upwards.
+    """Return the config for the folder `start`: the file that `OPERATIONS_CONFIG` names, or the nearest config file.
 
-    `operations.toml` in the folder or above it; without one, an `mcp.json` or `.mcp.json` in the folder itself.
+    Searches for `operations.toml` in the folder and its parents, then for `mcp.json` or `.mcp.json` in the folder
+    itself.
     """
     named = (os.environ if environ is None else environ).get(VARIABLE)
     if named:
@@ -139,10 +140,10 @@ def find_config(start: Path, environ: Mapping[str, str] | None = None) -> Path |
 
 
 def enforce_trusted(path: Path, environ: Mapping[str, str] | None = None) -> None:
-    """Raise an error if another user owns a config that was found, not named: a config can run any program.
+    """Raise an error if another user owns a config that was found by search, because a config can run any program.
 
-    Trusted are configs of this user and of root; of the user who called `sudo`, if this is root; those that
-    `OPERATIONS_CONFIG` names; and those at or below a path in `OPERATIONS_TRUST` (separated as in `PATH`).
+    A config is trusted if it belongs to this user, to root or, for root, to the user who called `sudo`; if
+    `OPERATIONS_CONFIG` names it; or if it is at or below a path in `OPERATIONS_TRUST` (separated as in `PATH`).
 
     Raises:
         ConfigError: If another user owns it; the message explains how to trust it.
@@ -154,7 +155,7 @@ def enforce_trusted(path: Path, environ: Mapping[str, str] | None = None) -> Non
     if os.geteuid() == 0 and variables.get("SUDO_UID", "").isdecimal():
         allowed.add(int(variables["SUDO_UID"]))
     where = path.resolve()
-    # A change of the link or of its folder also changes which file is read.
+    # The owner of a link or of its folder can also change which file is read.
     places = (path.stat(), path.lstat(), path.parent.stat())
     stranger = next((place.st_uid for place in places if place.st_uid not in allowed), None)
     named = [entry for entry in variables.get(TRUST_VARIABLE, "").split(os.pathsep) if entry]
@@ -174,10 +175,10 @@ def enforce_trusted(path: Path, environ: Mapping[str, str] | None = None) -> Non
 
 
 def load_config(path: Path) -> ConfigFile:
-    """Read a config file: TOML, or an `mcp.json`, which names MCP servers and nothing else.
+    """Read a config file: TOML, or an `mcp.json`, which contains only MCP servers.
 
     Raises:
-        ConfigError: Naming everything that is wrong, each with its line and key.
+        ConfigError: With all faults, each with its line and key.
     """
     path = path.absolute()
     text = _text(path)
@@ -187,7 +188,7 @@ def load_config(path: Path) -> ConfigFile:
 
 
 def parse_config(text: str, path: Path) -> Config:
-    """The config that `text` is, as if it stood in the file `path`.
+    """Return the config in `text`, as if it were in the file `path`.
 
     Raises:
         ConfigError: As `load_config`.
@@ -216,7 +217,7 @@ def parse_config(text: str, path: Path) -> Config:
 
 
 def _with_options(table: Any, cls: Any) -> Any:
-    """Return a table with the keys that belong to classes of the library under `options`, also in tables inside."""
+    """Return a table with the keys of library classes moved to `options`, also in nested tables."""
     result: JSONObject = {}
     for key, value in table.items():
         kind = keys_of(cls)[key].annotation if key in cls.__dataclass_fields__ else None
@@ -262,7 +263,7 @@ def _no_toml(file: str, text: str, message: str) -> ConfigFault:
 
 
 def _key_path(pointer: str, document: JSONObject) -> KeyPath:
-    """Return a JSON pointer as keys and positions; `document` decides which part is a position."""
+    """Return a JSON pointer as keys and list positions; `document` shows which tokens are positions."""
     path: list[str | int] = []
     value: Any = document
     for token in pointer.split("/")[1:]:
@@ -278,7 +279,7 @@ def _key_path(pointer: str, document: JSONObject) -> KeyPath:
 
 
 def _shown(path: Path) -> str:
-    """Return the shortest form of a path from here."""
+    """Return a path in its shortest form: relative to the current folder if that is shorter."""
     try:
         return str(path.relative_to(Path.cwd()))
     except ValueError:

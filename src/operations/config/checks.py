@@ -1,10 +1,10 @@
-"""Check a config, and explain its faults to the person who has to repair them.
+"""Check a config, and explain each fault to the person who fixes it.
 
 Rule 1: a fault names the place (file, line, key), the expected value, and a suggestion.
-Rule 2: no fault shows a value: it may be a secret in the wrong place.
+Rule 2: no message shows a value, because it may be a misplaced secret.
 Rule 3: finding the lines of keys never fails. A key inside an inline table or a long list has the line of its value.
-Rule 4: a check is about one table, yields `(path, message)` pairs, and uses no network. A missing file or secret is
-        not a mistake in the config: it fails the source when that is opened.
+Rule 4: a check covers one table, yields `(path, message)` pairs, and uses no network. A missing file or secret is not a
+        fault of the config: opening the source reports it.
 """
 
 import re
@@ -45,7 +45,7 @@ from operations.schema import ValidationIssue
 from operations.tools import is_pattern
 from operations.types import JSONObject
 
-# ------------------------------------------------------------ where keys are
+# ------------------------------------------------------------ line numbers of keys
 
 _KEY = re.compile(r"""\s*(?:"((?:[^"\\]|\\.)*)"|'([^']*)'|([A-Za-z0-9_-]+))\s*(\.|=|\]|$)""")
 _HEADER = re.compile(r"\s*(\[\[?)")
@@ -56,7 +56,7 @@ _TOKEN = re.compile(
 
 
 class Places:
-    """The lines of the keys in one text."""
+    """The line numbers of the keys in a text."""
 
     def __init__(self, text: str) -> None:
         self._lines: dict[Path, int] = {}
@@ -75,7 +75,7 @@ class Places:
             self._note(table, number)
 
     def line(self, path: Path) -> int | None:
-        """The line of a key, or of the nearest thing around it that has one, counted from 1."""
+        """Return the line of a key, or of the nearest enclosing table with a known line, counted from 1."""
         while path:
             if path in self._lines:
                 return self._lines[path]
@@ -88,7 +88,7 @@ class Places:
 
 
 def _below_last_items(table: Path, tables: dict[Path, int]) -> Path:
-    """`table` below the last item of each list of tables it names."""
+    """Return the path of `table` below the last item of each list of tables in it."""
     inside: Path = ()
     for position, key in enumerate(table):
         inside += (key,)
@@ -98,7 +98,7 @@ def _below_last_items(table: Path, tables: dict[Path, int]) -> Path:
 
 
 def _keys(text: str) -> Path:
-    """The dotted key a statement begins with."""
+    """Return the dotted key at the start of a statement."""
     keys: list[str | int] = []
     position, more = 0, True
     while more and (found := _KEY.match(text, position)):
@@ -108,7 +108,7 @@ def _keys(text: str) -> Path:
 
 
 def _statements(text: str) -> Iterator[tuple[int, str]]:
-    """Each statement by the line it begins on; a value may go on over several lines."""
+    """Yield each statement with its first line number; a value may span several lines."""
     number = start = 1
     depth = begin = 0
     for token in _TOKEN.finditer(text + "\n"):
@@ -135,15 +135,15 @@ _BY_NAME = '{ env = "NAME" } or { file = "PATH" }'
 
 @dataclass(frozen=True, slots=True)
 class ConfigFault:
-    """One thing to repair."""
+    """One fault of a config file."""
 
     file: str
 
     line: int | None
-    """Counted from 1; None where the fault has no place of its own."""
+    """The line number, counted from 1; None if the fault has no location."""
 
     key: str
-    """The key as one would write it, `serve.port`; empty for the whole file."""
+    """The key in dotted form, such as `serve.port`; empty for the whole file."""
 
     message: str
 
@@ -156,7 +156,7 @@ class ConfigError(OperationsError, ValueError):
     """A config file cannot be used.
 
     Attributes:
-        faults: Everything that is wrong, in the order of the file.
+        faults: All faults, in the order of the file.
     """
 
     def __init__(self, faults: Iterable[ConfigFault]) -> None:
@@ -165,7 +165,7 @@ class ConfigError(OperationsError, ValueError):
 
 
 def written(path: Path) -> str:
-    """A path as a key in TOML."""
+    """Return a path as a TOML key."""
     text = ""
     for part in path:
         if isinstance(part, int):
@@ -177,7 +177,7 @@ def written(path: Path) -> str:
 
 
 class Wording:
-    """Explains why a document does not fit the schema of the file."""
+    """Explains why a document does not match the schema of the file."""
 
     def __init__(self, schema: JSONObject, document: JSONObject) -> None:
         self._schema = schema
@@ -208,10 +208,10 @@ class Wording:
             return f"is not a known key.{near}"
         if homes := [home for home in self._homes(key) if home != written(path)]:
             return f'is not a known key here. Did you mean "{homes[0]}"?'
-        return f"is not a known key. Known here: {', '.join(known)}."
+        return f"is not a known key. Known keys: {', '.join(known)}."
 
     def _homes(self, key: str) -> Iterator[str]:
-        """Yield the tables, one level down, that have a key of this name."""
+        """Yield the tables one level below that have a key of this name."""
         for name, schema in self._schema["properties"].items():
             if key in followed(schema, self._schema)[0].get("properties", ()):
                 yield f"{name}.{key}"
@@ -225,7 +225,7 @@ class Wording:
         if titles & _SECRETS:
             words = [f'"{word}"' for option in options for word in option.get("enum", ())]
             return f"must be {' or '.join(words) or 'a string'}, or {_BY_NAME}."
-        # TOML calls them by other names.
+        # TOML has other names for these types.
         message = fault.message.replace("an object", "a table").replace("an array", "a list")
         if expected.get("type") == "object":
             return f"{message}. Write it as [{written(path)}]."
@@ -243,7 +243,7 @@ class Wording:
         return value
 
     def _options(self, schema: JSONObject) -> list[JSONObject]:
-        """Return the alternatives of a schema; itself if it has none."""
+        """Return the alternatives of a schema; the schema itself if it has none."""
         return [followed(each, self._schema)[0] for each in schema.get("anyOf", (schema,))]
 
     def _at(self, path: Path) -> JSONObject:
@@ -269,14 +269,14 @@ Found: TypeAlias = Iterator[tuple[Path, str]]
 _NAMESPACE = re.compile(r"[A-Za-z0-9_-]{1,128}")
 
 _PASSWORD = re.compile(r"://[^/@]*:[^/@]*@")
-"""A password in any address of a list."""
+"""Matches a password in any address of a list."""
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _SECRET_HEADERS = frozenset({"authorization", "cookie", "proxy-authorization", "x-api-key"})
 _SHORT = {"scopes": "access", "pages": "pagination", "token": "auth"}
 
 
 def check(config: Config, folder: FilePath) -> Found:
-    """Everything that cannot work in `config`, whose relative paths start at `folder`."""
+    """Yield all faults of `config`; its paths are relative to `folder`."""
     for number, module in enumerate(config.modules):
         if not module:
             yield ("modules", number), "is empty. Name a package, a folder or a file."
@@ -307,13 +307,13 @@ def _authority(config: Config) -> Found:
     if authority.broker is not None and authority.broker not in config.brokers:
         yield ("authority", "broker"), "is not a broker of this file."
     if authority.broker is not None and authority.file is not None:
-        yield ("authority", "file"), "goes without broker only."
+        yield ("authority", "file"), "cannot be used together with broker."
 
 
 def _entry(entry: Entry, path: Path, config: Config) -> Found:
     for short, key in _SHORT.items():
         if getattr(entry, short, None) and key in entry.options:
-            yield (*path, key), f"goes without {short}, which sets the same."
+            yield (*path, key), f"cannot be used together with {short}, which sets the same value."
     match entry:
         case OpenAPIEntry():
             yield from _namespace(str(path[1]), path)
@@ -327,7 +327,7 @@ def _entry(entry: Entry, path: Path, config: Config) -> Found:
             yield from _broker(entry, path)
             namespace = entry.options.get("namespace")
             if namespace in {*config.openapi, *config.mcp}:
-                message = f"is the namespace of something else already: {namespace}."
+                message = f"has a namespace that is already in use: {namespace}."
                 yield (*path, "namespace"), message
         case ToolEntry() if "rename" in entry.options and is_pattern(str(path[1])):
             yield (*path, "rename"), "works for one operation, not for a pattern."
@@ -357,7 +357,7 @@ def _openapi(service: OpenAPIEntry, path: Path) -> Found:
 
 
 def _rejected(entry: Entry, path: Path, folder: FilePath) -> Found:
-    """Report errors of the library's own class, built with a placeholder for every secret."""
+    """Report errors of the library's config class, built with a placeholder for every secret."""
     secrets: set[str | int] = set()
 
     def reveal(secret: Secret, where: Path) -> str:
@@ -375,7 +375,7 @@ def _rejected(entry: Entry, path: Path, folder: FilePath) -> Found:
             yield fault.path, str(fault)
         except ValueError as error:
             if not isinstance(error.__context__, OSError) and not secrets & {field_of(error)}:
-                # A missing file fails the source; a secret is checked when it is read.
+                # A missing file is reported when the source is opened, and a secret is checked when it is read.
                 found = located(error, path, entry.options)
                 yield found.path, str(found)
 
@@ -418,7 +418,7 @@ def _broker(broker: BrokerEntry, path: Path) -> Found:
     if parts.scheme not in (*REDIS_SCHEMES, *NATS_SCHEMES) or not parts.hostname:
         yield (*path, "url"), "must be an address such as redis://host:6379 or nats://host:4222."
     elif parts.password or _PASSWORD.search(broker.url):
-        yield (*path, "url"), 'holds a password: put it into password = { env = "NAME" }.'
+        yield (*path, "url"), 'contains a password: move it to password = { env = "NAME" }.'
     known = {key for cls in broker.classes() for key in keys_of(cls)}
     for key in options.keys() - known:
         yield (*path, key), f"goes with {'Redis' if broker.is_nats else 'NATS'} only."
@@ -441,12 +441,12 @@ def _serve(serve: ServeEntry, config: Config) -> Found:
     if serve.processes > 1:
         yield from _shared(config)
     origins: list[str] = options.get("allowed_origins", [])
-    # The function may add a way to sign in; whether it did is checked before listening.
+    # The function may add an authentication method, which is checked before the server listens.
     guarded = access.keys or access.jwt is not None or config.setup or options.get("public")
     if options.get("host", _LOOPBACK[0]) not in _LOOPBACK and not guarded:
         yield (
             ("serve", "host"),
-            "lets other machines in without signing in: add [access.keys.NAME], or public = true.",
+            "accepts requests of other machines without authentication: add [access.keys.NAME], or public = true.",
         )
     for number, origin in enumerate(origins):
         parts = urlsplit(origin)
@@ -461,10 +461,10 @@ def _shared(config: Config) -> Found:
     """Report settings that need shared state and therefore do not work with several processes."""
     only = "goes with serve.processes = 1 only:"
     if config.serve.options.get("console"):
-        yield ("serve", "console"), f"{only} a session is known to one process."
+        yield ("serve", "console"), f"{only} a session exists in one process only."
     for name, tool in config.tools.items():
         if "max_bytes" in tool.options:
-            yield ("tools", name, "max_bytes"), f"{only} a cursor is known to one process."
+            yield ("tools", name, "max_bytes"), f"{only} a cursor exists in one process only."
 
 
 def _web_address(url: str, path: Path) -> Found:
@@ -477,4 +477,4 @@ def _web_address(url: str, path: Path) -> Found:
     if parts.scheme not in {"http", "https"} or not parts.hostname:
         yield path, "must be an address that begins with http:// or https://."
     elif parts.username or parts.password:
-        yield path, "holds a login: put it into auth or headers."
+        yield path, "contains a login: move it to auth or headers."

@@ -1,8 +1,8 @@
 """The tables of `operations.toml`, as frozen dataclasses.
 
-Rule 1: a table that configures something of the library is read into the library's own config classes: their
-        fields are the keys of the table. This module defines only the keys that just a file has.
-Rule 2: a secret is named, never written: the environment variable or the file that holds it.
+Rule 1: a table that configures a part of the library is converted to the library's own config classes, whose fields are
+        the keys of the table. This module defines only keys without such a class.
+Rule 2: a file never contains a secret, but names the environment variable or the file that holds it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -44,18 +44,18 @@ def _http_service() -> tuple[type, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A table that is read into classes of the library; their fields are in `options`."""
+    """A table that is converted to config classes of the library, whose fields are in `options`."""
 
     derived: ClassVar[Derived]
 
     options: JSONObject = field(default_factory=dict[str, Any])
 
     def classes(self) -> tuple[Any, ...]:
-        """Return the classes that this table is read into."""
+        """Return the classes that this table is converted to."""
         return self.derived.load()
 
     def of(self, cls: Any) -> JSONObject:
-        """Return the fields of one of these classes that the file sets, or that have other defaults there."""
+        """Return the fields of one of these classes that the file sets, or whose default in a file differs."""
         given, known = {**self.derived.defaults, **self.options}, keys_of(cls)
         return {key: value for key, value in given.items() if key in known}
 
@@ -66,9 +66,10 @@ class OpenAPIEntry(Entry):
 
     Attributes:
         document: The OpenAPI or Swagger document: a path relative to this file, or an address.
-        scopes: Scopes that a caller needs for anything imported here; short for `access`.
-        pages: Add a subscription to all pages where the document declares paging; short for `pagination`.
-        enabled: Set to false to leave it out.
+        scopes: Scopes that a caller needs for every operation of this source; short for `access`.
+        pages: Add a subscription that reads all pages of an operation if the document declares paging; short for
+            `pagination`.
+        enabled: Set to false to skip this source.
     """
 
     derived: ClassVar = Derived(_http_service, _IS_TABLE)
@@ -85,8 +86,8 @@ class MCPEntry(Entry):
 
     Attributes:
         token: Sent as a bearer token; short for `auth`.
-        scopes: Scopes that a caller needs for anything imported here; short for `access`.
-        enabled: Set to false to leave it out.
+        scopes: Scopes that a caller needs for every operation of this source; short for `access`.
+        enabled: Set to false to skip this source.
     """
 
     derived: ClassVar = Derived(lambda: (MCPClientConfig,), _IS_TABLE)
@@ -98,14 +99,14 @@ class MCPEntry(Entry):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerEntry(Entry):
-    """A broker between callers and workers: how to connect, to import what workers offer, and to be one.
+    """A broker between callers and workers: its connection, the import of workers' operations, and worker settings.
 
     Attributes:
         url: `redis://`, `nats://` or one of their variants; it may contain the user, but not the password.
         workers: Import the operations of the workers of `group`.
-        delegate: Call the workers on behalf of the caller, with a grant for each call; needs `access.grants`. Their key
-            is what `operations grant key GROUP` prints.
-        enabled: Set to false to leave it out.
+        delegate: Call the workers on behalf of the caller, with a grant for each call; needs `access.grants`. The
+            command `operations grant key GROUP` prints the key for the workers.
+        enabled: Set to false to skip this source.
     """
 
     derived: ClassVar = Derived(
@@ -124,11 +125,11 @@ class BrokerEntry(Entry):
 
     @property
     def is_nats(self) -> bool:
-        """Whether this is NATS, by the address."""
+        """Whether the address is that of a NATS server."""
         return urlsplit(self.url).scheme in NATS_SCHEMES
 
     def classes(self) -> tuple[Any, ...]:
-        """Return the classes that this table is read into: those of its kind of broker."""
+        """Return the classes that this table is converted to, which depend on the kind of broker."""
         redis, nats, *others = self.derived.load()
         return (nats if self.is_nats else redis, *others)
 
@@ -172,10 +173,10 @@ class JWTEntry(Entry):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrantsEntry:
-    """Grants: identities narrowed for agents. `operations grant` makes them.
+    """Grants: identities narrowed for agents. `operations grant` creates them.
 
     Attributes:
-        key: At least 32 random bytes. Any grant can be made with it.
+        key: At least 32 random bytes. The key can create any grant.
     """
 
     key: Secret
@@ -187,7 +188,7 @@ class AuthorityEntry:
 
     Attributes:
         file: A file, relative to this one, which survives restarts; the processes of one machine may share it.
-        broker: The name of a broker in `brokers`, whose Redis or NATS server keeps them for several hubs.
+        broker: The name of a broker in `brokers`, whose Redis or NATS server stores them for several hubs.
     """
 
     file: str | None = None
@@ -199,11 +200,11 @@ class LedgerEntry:
     """A tamper-evident record of calls: `operations ledger verify` checks it.
 
     Attributes:
-        file: The record, relative to this file. Each process needs a file of its own: `{pid}` is its number.
+        file: The record, relative to this file. Each process needs its own file: `{pid}` is replaced by the process id.
         key: At least 32 random bytes, which sign the lines.
-        head: A file elsewhere for the last number and signature, so that a missing end is detected.
+        head: A file in another place for the last number and signature, so that missing lines at the end are detected.
         strict: Reject calls whose lines cannot be written.
-        sync: Wait until each line is on the disk, so that a power failure loses none. Calls take longer.
+        sync: Wait until each line is on the disk, so that a power failure loses no line. Calls take longer.
     """
 
     file: str
@@ -215,13 +216,13 @@ class LedgerEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessEntry:
-    """The callers from outside. Without this table, they have no identity.
+    """External callers. Without this table, they have no identity.
 
     Attributes:
-        anonymous: Serve requests without a credential. By default they are served unless there is `jwt`.
+        anonymous: Serve requests without a credential; by default true unless `jwt` is set.
         authorization_servers: Addresses of the servers that issue tokens for `serve.public_url`; by default the issuer
-            of `jwt`. OAuth clients, such as those of MCP, find them by themselves.
-        keys: Callers with a key, by their id.
+            of `jwt`. OAuth clients, such as MCP clients, discover them.
+        keys: Callers with a key, by caller id.
         jwt: Signed tokens.
         grants: Identities narrowed for agents.
     """
@@ -238,8 +239,8 @@ class ServeEntry(Entry):
     """The address and the entry points of `operations serve`.
 
     Attributes:
-        processes: How many processes serve. Limits, rates and caches are those of each process. With several, MCP has
-            no sessions, and there is no console.
+        processes: The number of server processes. Limits, rates and caches apply to each process. With several
+            processes, MCP has no sessions, and there is no console.
     """
 
     derived: ClassVar = Derived(
@@ -265,11 +266,11 @@ class WorkEntry(Entry):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitsEntry(Entry):
-    """How much is allowed.
+    """Limits of requests and calls.
 
     Attributes:
-        timeout: Time for one call through any entry point, in seconds.
-        threads: How many blocking handlers run at a time.
+        timeout: The time limit of one call through any entry point, in seconds.
+        threads: The number of blocking handlers that run concurrently.
     """
 
     derived: ClassVar = Derived(lambda: (Limits,), {})
@@ -287,7 +288,7 @@ class LogEntry(Entry):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditEntry(Entry):
-    """Records of every call: who, what, outcome, duration and id, never arguments or results."""
+    """Records of every call: caller, operation, outcome, duration and id, never arguments or results."""
 
     derived: ClassVar = Derived(lambda: (AuditConfig,), {})
 
@@ -304,8 +305,8 @@ class TraceEntry:
     """The data for `operations trace`: start and end of calls, never their input or results.
 
     Attributes:
-        enabled: Set to false to keep nothing.
-        file: Its path, relative to this file; by default in the user's state folder.
+        enabled: Set to false to record no data.
+        file: The path of the data, relative to this file; by default in the user's state folder.
     """
 
     enabled: bool = True
@@ -314,25 +315,25 @@ class TraceEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """The whole of `operations.toml`.
+    """The content of `operations.toml`.
 
     Attributes:
         modules: Packages, folders or files of Python code to scan for operations.
-        setup: A function of your own, `module:function`, that is called with the hub before its sources are opened.
+        setup: Your own function, `module:function`, which is called with the hub before its sources are opened.
         mcp_json: Existing files that list MCP servers under `mcpServers`.
-        output: How results are normalised, unless a source or an operation sets its own policy.
+        output: The output policy (how results are normalised), unless a source or an operation sets its own.
         openapi: HTTP APIs, by namespace.
         mcp: MCP servers, by namespace.
         brokers: Redis and NATS servers, by name.
         tools: Settings for operations of any source, by id or pattern.
-        access: Who may call from outside.
-        authority: Where budgets, revocations and approvals are kept.
+        access: The external callers and their keys.
+        authority: The store of budgets, revocations and approvals.
         ledger: A tamper-evident record of calls.
-        serve: What `operations serve` opens.
-        work: Where `operations work` shows its health and metrics.
-        limits: How much is allowed.
-        trace: What `operations trace` can show.
-        log: What is written to standard error.
+        serve: The address and the entry points of `operations serve`.
+        work: The address for health and metrics of `operations work`.
+        limits: Limits of requests and calls.
+        trace: The data for `operations trace`.
+        log: The log on standard error.
         audit: Records of every call.
         telemetry: Traces and metrics for a collector.
     """
@@ -358,7 +359,7 @@ class Config:
 
 
 def entries_of(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Entry]]:
-    """Yield every table of a config that is read into classes of the library, by its key."""
+    """Yield every table of a config that is converted to config classes of the library, with its key."""
     if isinstance(value, Entry):
         yield path, value
     elif isinstance(value, Mapping):
@@ -373,9 +374,9 @@ _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def config_schema(tables: Iterable[str] | None = None) -> Schema:
-    """Return the schema of a file; with `tables`, of one that has only these.
+    """Return the schema of a file; with `tables`, of a file that has only these tables.
 
-    The tables that are read into classes of the library import those: a file without them need not wait.
+    This imports the config classes of the given tables only, because some imports are slow.
     """
     return _schema(None if tables is None else frozenset(tables))
 
@@ -387,7 +388,7 @@ def _schema(tables: frozenset[str] | None) -> Schema:
 
 
 def _without_null(schema: Any) -> Any:
-    """Return `schema` without null, which TOML cannot write; such a key may be left out."""
+    """Return `schema` without null, which TOML cannot express; the key can be omitted instead."""
     if isinstance(schema, list):
         items: list[Any] = schema  # pyright: ignore[reportUnknownVariableType]
         return [_without_null(item) for item in items]

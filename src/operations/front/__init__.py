@@ -7,12 +7,12 @@ Every entry point (HTTP, MCP, WebSocket, workers, the command line) is a codec i
 and decides nothing. A step that rejects a request ends it. Nothing here depends on a web framework: requests are plain
 ASGI.
 
-Rule 1: limits count per caller across all entry points together.
-Rule 2: an operation that a caller may not call looks as if it did not exist, unless its scopes are advertised.
-Rule 3: every credential is checked. An address that showed too many wrong ones gets slower, later answers to further
-        wrong ones; a valid credential is never rejected because of the failed attempts of others.
+Rule 1: limits apply to a caller across all entry points together.
+Rule 2: an operation that a caller may not call appears not to exist, unless its scopes are advertised.
+Rule 3: every credential is checked. After too many wrong credentials from an address, responses to further wrong ones
+        are delayed. A valid credential is never rejected because of the failed attempts of others.
 Rule 4: fail closed: an exception while checking a credential rejects the request.
-Rule 5: sessions, streams and sockets that a credential opened end when it expires or is revoked.
+Rule 5: sessions, streams and sockets end when the credential that opened them expires or is revoked.
 """
 
 import asyncio
@@ -47,22 +47,23 @@ from operations.types import JSONObject
 logger = logging.getLogger("operations")
 
 RECHECK_SECONDS: Final = 3.0
-"""Time between two checks of a credential that holds something open. Revocation takes effect within 5 s."""
+"""Seconds between two checks of the credential of an open session, stream or socket. Revocation takes effect within 5
+s."""
 
 DELAY_SECONDS: Final = 1.0
-"""Delay of the response to a wrong credential from an address with too many failed attempts."""
+"""Seconds by which the response to a wrong credential is delayed after too many failed attempts from its address."""
 
 _MAX_DELAYED: Final = 1000
-"""Responses that are delayed at a time; beyond that they are sent at once."""
+"""The largest number of delayed responses; further responses are sent at once."""
 
 _CREDENTIAL_HEADERS: Final = frozenset({b"authorization", b"x-api-key"})
 
 
 class CredentialError(OperationsError):
-    """A credential was shown and is not valid. The text is for logs and never contains the credential.
+    """A credential is not valid. The text is for logs and never contains the credential.
 
     Attributes:
-        headers: Sent with the response.
+        headers: Headers of the response.
         advice: Advice for the client, sent with the response.
     """
 
@@ -89,10 +90,10 @@ class InvalidCredentialError(Exception):
 class AuthThrottle:
     """Checks credentials, and slows down addresses that guess them.
 
-    A wrong credential that an address showed before is not counted again: a client with an old key harms no other.
+    Repeating the same wrong credential is not counted again, so that a client with an old key does not affect others.
 
     Args:
-        limits: How many wrong credentials an address may show, and how many checks run at a time.
+        limits: The limits on wrong credentials per address and on concurrent checks.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -101,7 +102,7 @@ class AuthThrottle:
         )
         self._failures = RateLimiter(limits.failed_attempts_per_second, limits.failed_attempts)
         self._delayed = 0
-        # Hashes with this process's own key: no credential is kept.
+        # Keyed hashes with a key of this process: no credential is stored.
         self._valid: OrderedDict[int, None] = OrderedDict()
         self._wrong: OrderedDict[int, None] = OrderedDict()
 
@@ -118,21 +119,21 @@ class AuthThrottle:
         *,
         none_is_wrong: bool = False,
     ) -> Identity | None:
-        """Return the identity that a credential belongs to. The caller sets a timeout.
+        """Return the identity for a credential. The caller sets a timeout.
 
         Args:
-            address: Of the client.
-            credential: The credential; an empty tuple is none.
+            address: The address of the client.
+            credential: The credential; an empty tuple for no credential.
             resolve: Returns the identity, or an awaitable of it.
-            none_is_wrong: Whether None means that the credential is wrong, not that it is of an unknown kind.
+            none_is_wrong: Whether a result of None means a wrong credential, and not an unknown kind of credential.
 
         Raises:
             InvalidCredentialError: If the credential is wrong or could not be checked.
-            CallError: `RESOURCE_EXHAUSTED` if it is wrong and the address showed too many wrong ones, or if too many
-                are being checked.
+            CallError: `RESOURCE_EXHAUSTED` if the credential is wrong and the address has sent too many wrong ones, or
+                if too many are being checked.
         """
         mark = hash((address, credential)) if credential else None
-        # A credential that was valid before does not compete with an attacker at the same address.
+        # A credential that was valid before is not slowed down by an attacker at the same address.
         place = f"valid:{mark}" if mark in self._valid else address
         with self._checking.enter(place):
             try:
@@ -158,7 +159,7 @@ class AuthThrottle:
         """Count a wrong credential.
 
         Raises:
-            CallError: `RESOURCE_EXHAUSTED`, after a delay, if there were too many from there.
+            CallError: `RESOURCE_EXHAUSTED`, after a delay, if the address has sent too many.
         """
         if mark in self._wrong:
             self._wrong.move_to_end(mark)
@@ -180,16 +181,17 @@ class AuthThrottle:
 
 
 CredentialResolver: TypeAlias = Callable[[str], Identity | Awaitable[Identity | None] | None]
-"""Returns the identity that a token belongs to, or None."""
+"""Returns the identity for a token, or None."""
 
 
 async def identify_credential(
     credential: str, resolve: CredentialResolver | None, throttle: AuthThrottle, address: str
 ) -> Identity:
-    """Return the identity behind a credential inside a message.
+    """Return the identity for a credential inside a message.
 
     Raises:
-        CallError: `ACCESS_DENIED` if it is wrong or could not be checked; `RESOURCE_EXHAUSTED` beyond a limit.
+        CallError: `ACCESS_DENIED` if the credential is wrong or could not be checked; `RESOURCE_EXHAUSTED` if a limit
+            is exceeded.
     """
     if resolve is None:
         logger.warning("rejected a credential: pass serve_calls(resolve=...) to check it")
@@ -222,7 +224,7 @@ async def resolved(found: Any) -> Identity | None:
     """Return the identity from a resolver, awaited if necessary.
 
     Raises:
-        Exception: Any error of the resolver; also if it returned another type or an expired identity.
+        Exception: Any error of the resolver, or if it returns another type or an expired identity.
     """
     identity = await found if inspect.isawaitable(found) else found
     if identity is None:
@@ -235,9 +237,9 @@ async def resolved(found: Any) -> Identity | None:
 
 
 def _is_outage(error: Exception) -> bool:
-    """Return whether a credential could not be checked, which neither confirms nor rejects it.
+    """Return whether an error means that a credential could not be checked, so that it is neither valid nor wrong.
 
-    A resolver may reject with `PermissionError`; a file of keys that was removed rejects all of them.
+    A resolver may raise `PermissionError` to reject a credential. If a key file was removed, all keys are rejected.
     """
     if isinstance(error, CallError):
         return error.code == ErrorCode.UNAVAILABLE
@@ -251,11 +253,11 @@ def has_expired(identity: Identity) -> bool:
 
 
 class Credential:
-    """A valid credential that holds something open, and how to check it again.
+    """A valid credential of an open session, stream or socket, with a function to check it again.
 
     Args:
-        identity: Its owner.
-        check: Returns the identity that it belongs to now, or an awaitable of it; raises if there is none.
+        identity: The identity.
+        check: Returns the current identity for the credential, or an awaitable of it; raises if there is none.
         key: Equal for equal credentials.
     """
 
@@ -268,7 +270,7 @@ class Credential:
         self._checked_at = monotonic()
 
     async def is_valid(self) -> bool:
-        """Return whether the credential is still valid; it is checked again if the last check is some time ago."""
+        """Return whether the credential is still valid; check it again if the last check was some seconds ago."""
         if has_expired(self.identity):
             return False
         if monotonic() - self._checked_at < RECHECK_SECONDS:
@@ -276,7 +278,7 @@ class Credential:
         try:
             identity = await resolved(self._check())
         except Exception as error:  # noqa: BLE001 - fail closed
-            # A revocation may be in a store of grants that does not work.
+            # The store of grants does not work, and may contain a revocation.
             if _is_outage(error) and not isinstance(error, CallError):
                 return True
             logger.info("a credential of %s is no longer valid: %s", self.identity.id, error)
@@ -288,14 +290,14 @@ class Credential:
 
 
 def credential_ended() -> CallError:
-    """Return the error of a stream whose credential expired or was revoked."""
+    """Return the error for a stream whose credential expired or was revoked."""
     return CallError(ErrorCode.ACCESS_DENIED, "The credential is no longer valid")
 
 
 class CredentialMonitor:
-    """Ends what credentials hold open when they expire or are revoked.
+    """Ends sessions, streams and sockets when their credentials expire or are revoked.
 
-    One task checks all of them, each different credential once per interval, while anything is open.
+    One task checks each distinct credential once per interval, as long as there are any.
     """
 
     def __init__(self) -> None:
@@ -304,7 +306,7 @@ class CredentialMonitor:
 
     @contextmanager
     def watching(self, credential: Credential | None, end: Callable[[], None]) -> Generator[None]:
-        """Call `end` if the credential stops being valid before the block ends."""
+        """Call `end` if the credential becomes invalid before the block ends."""
         stop = self.watch(credential, end)
         try:
             yield
@@ -312,7 +314,7 @@ class CredentialMonitor:
             stop()
 
     def watch(self, credential: Credential | None, end: Callable[[], None]) -> Callable[[], None]:
-        """Call `end` when the credential stops being valid; return a function that ends the watch."""
+        """Call `end` when the credential becomes invalid; return a function that stops the checks."""
         if credential is None:
             return _do_nothing
         token, key = object(), credential.key
@@ -362,12 +364,12 @@ def _do_nothing() -> None:
 
 
 def credentials_in(headers: Iterable[tuple[bytes, bytes]]) -> tuple[bytes, ...]:
-    """Return all credentials of a request: which one a resolver uses is not known."""
+    """Return all credentials of a request, because it is unknown which one a resolver uses."""
     return tuple(value for name, value in headers if name in _CREDENTIAL_HEADERS)
 
 
 Resolve = Callable[[MutableMapping[str, Any]], "Identity | Awaitable[Identity | None] | None"]
-"""Returns the identity behind an ASGI scope, or None if it carries no known credential; an exception rejects."""
+"""Returns the identity of an ASGI scope, or None if it has no known credential; an exception rejects the request."""
 
 
 # ------------------------------------------------------------ the front
@@ -378,13 +380,13 @@ class Front:
 
     Args:
         registry: The operations that are served.
-        limits: On sizes, times and rates.
-        timeout: Seconds a call may take, unless the request asks for another time.
-        max_timeout: The longest time a request may ask for, in seconds.
+        limits: Limits on sizes, times and rates.
+        timeout: The default time limit of a call, in seconds.
+        max_timeout: The longest time limit that a request may set, in seconds.
         expose_errors: Show callers the text of unexpected exceptions.
         scopes_supported: Scopes that are publicly known; operations that require only these are not hidden.
         anonymous: Whether requests without a credential are served.
-        public_url: The address under which clients reach the server.
+        public_url: The address that clients use for the server.
         authorization_servers: The addresses of the servers that issue tokens for `public_url`.
     """
 
@@ -407,7 +409,7 @@ class Front:
         self.timeout = timeout
         self.max_timeout = max_timeout
         self.heartbeat = 15.0
-        """Seconds without an item before a stream sends a comment, so that proxies keep the connection open."""
+        """Seconds without an item after which a stream sends a comment, so that proxies keep the connection open."""
         self.expose_errors = expose_errors
         self.scopes_supported = frozenset(scopes_supported)
         self.anonymous = anonymous
@@ -420,7 +422,7 @@ class Front:
         self.answers = ConcurrencyLimiter(
             limits.calls, limits.calls_per_caller, "answers being read"
         )
-        """Slots for answers of clients whose calls hold all other slots while they wait for them."""
+        """Separate slots for answers of clients, because calls that wait for an answer may hold all other slots."""
         self.streams = ConcurrencyLimiter(limits.streams, limits.streams_per_caller, "open streams")
         self.sockets = ConcurrencyLimiter(
             limits.streams, limits.streams_per_caller, "open WebSockets"
@@ -446,7 +448,7 @@ class Front:
         self.auth.configure(limits)
 
     def admit(self, caller: str, *, is_stream: bool = False) -> Slot:
-        """Count a call or a stream against its caller's rate, and return a slot for it.
+        """Count a call or a stream against the rate limit of its caller, and return a slot for it.
 
         Raises:
             CallError: `RESOURCE_EXHAUSTED` beyond a limit.
@@ -458,8 +460,8 @@ class Front:
         """Reject a caller that may not call an operation.
 
         Raises:
-            CallError: `ACCESS_DENIED` if the operation's scopes are advertised, else `OPERATION_NOT_FOUND` exactly as
-                for an operation that does not exist.
+            CallError: `ACCESS_DENIED` if the operation's scopes are advertised, else the same `OPERATION_NOT_FOUND` as
+                for an unknown operation.
         """
         access = spec.access_control
         if check_access(access, identity, spec.id):
@@ -477,10 +479,10 @@ class Front:
     async def batch(
         self, calls: Sequence[BatchCall], context: OperationContext, caller: str
     ) -> list[JSONObject]:
-        """Run several calls; each counts as one request, and the first is paid for.
+        """Run several calls. Each counts as one request; the first was counted when the batch was admitted.
 
         Raises:
-            CallError: `RESOURCE_EXHAUSTED` if these are too many; then none is run.
+            CallError: `RESOURCE_EXHAUSTED` if there are too many calls; none is run then.
         """
 
         def describe(error: CallError) -> JSONObject:
@@ -492,7 +494,7 @@ class Front:
         except CallError as error:
             if error.retryable:
                 raise
-            # Sending it again cannot help, so the response has no Retry-After.
+            # A retry cannot succeed, so the response has no Retry-After.
             raise RequestError(429, error.code, error.message) from None
 
     def find(self, operation_id: str, identity: Identity | None) -> OperationSpec:

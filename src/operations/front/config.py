@@ -1,6 +1,6 @@
-"""The options of a server, each described once: for `create_app`, `running`, `JWTs` and the config file.
+"""The options of a server, for `create_app`, `running`, `JWTs` and the config file.
 
-Rule 1: this module depends on no web framework, so that a config file is read without importing one.
+Rule 1: this module imports no web framework, so that a config file can be read without one.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
@@ -22,26 +22,27 @@ from operations.types import Count, JSONObject, Seconds
 
 ASGIApp: TypeAlias = Callable[[Any, Any, Any], Awaitable[None]]
 Resolver: TypeAlias = Callable[[Any], Identity | Awaitable[Identity | None] | None]
-"""An `IdentityResolver`, without the name of a web framework."""
+"""An `IdentityResolver`, typed without a web framework."""
 
 Ready: TypeAlias = Callable[[], bool | JSONObject | Awaitable[bool | JSONObject]]
-"""Whether work can be done; an exception means no. An object is the response: no if its `status` is `unavailable`."""
+"""Returns whether the process is ready; an exception means that it is not. A returned object becomes the response; its
+`status` `unavailable` means not ready."""
 
 _OF_SERVER = {ELSEWHERE: "an option of the server around it"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListenConfig:
-    """Where a server listens."""
+    """The address of a server."""
 
     host: str = "127.0.0.1"
-    """The address to listen on. Any other than this machine's own requires that callers can sign in, or `public`."""
+    """The address to listen on. An address that other machines can reach requires authentication, or `public`."""
 
     port: Annotated[int, Meta(ge=0, le=65535)] = 0
-    """The port; 0 takes a free one."""
+    """The port; 0 selects a free port."""
 
     public: bool = False
-    """Listen on a network without authentication: anyone may call operations that require nothing."""
+    """Listen on a network without authentication: anyone may call operations without access requirements."""
 
     trusted_proxies: Collection[str] = ()
     """Addresses or networks of proxies whose `X-Forwarded-For` and `X-Forwarded-Proto` are used."""
@@ -50,7 +51,7 @@ class ListenConfig:
     """A PEM file with the certificate chain, to serve HTTPS."""
 
     certificate_key: str | Path | None = None
-    """A PEM file with the key of `certificate`, if it is in a file of its own."""
+    """A PEM file with the private key, if it is not in the file of `certificate`."""
 
     def __post_init__(self) -> None:
         enforce_lists(trusted_proxies=self.trusted_proxies)
@@ -60,17 +61,17 @@ class ListenConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MCPServerSettings:
-    """How `to_mcp` serves a registry over MCP.
+    """Settings of `to_mcp`.
 
     Raises:
         ValueError: If a field is not valid; the message names it.
     """
 
     name: str = "operations"
-    """The name that the server gives to clients."""
+    """The name that the server reports to clients."""
 
     version: str = ""
-    """The version that the server gives to clients."""
+    """The version that the server reports to clients."""
 
     title: str | None = None
     """The title that clients show to people."""
@@ -79,55 +80,62 @@ class MCPServerSettings:
     """Instructions for models that use the server."""
 
     names: NameStyle = "portable"
-    """The names of tools and prompts: `math__add`, which every model accepts, or `dotted`, the ids."""
+    """The names of tools and prompts: `portable` (`math__add`), which every model accepts, or `dotted` (`math.add`),
+    the ids."""
 
     disclosure: Disclosure = "auto"
-    """List all operations as tools, the four gateway tools, or whichever fits (`auto`)."""
+    """`tools` lists each operation as a tool, `gateway` lists four tools that find and call operations, `auto` decides
+    by size."""
 
     max_tools: Count = 100
-    """With `auto`: the most tools that are listed; a caller who may call more gets the gateway."""
+    """With `auto`: the largest number of listed tools; a caller that may call more operations gets the gateway."""
 
     max_tokens: Count = 50_000
-    """With `auto`: about the most tokens a listing may have, at four bytes each."""
+    """With `auto`: the largest listing in tokens, estimated at four bytes each."""
 
     page_size: Count = 250
     """Items in one page of a listing."""
 
     schema_budget: Count = 16 * 1024
-    """Bytes of JSON for the shared definitions in one schema of a listing; definitions beyond that become `{}`."""
+    """The largest size of the shared definitions in one listed schema, in bytes of JSON; further definitions become
+    `{}`."""
 
     lenient_input: bool = True
-    """Convert arguments that nearly fit, without loss: `"5"` for 5, JSON text for an object; reported in `changes`."""
+    """Convert arguments of the wrong type if no information is lost: `"5"` for 5, JSON text for an object. Conversions
+    are reported in `changes`."""
 
     timeout: Seconds = field(default=30, metadata=_OF_SERVER)
     """Seconds a call may take."""
 
     max_items: Count = 1_000
-    """Items of a subscription in the final list; with them the call ends."""
+    """The largest number of items of a subscription in the result; the call ends when it is reached."""
 
     max_items_bytes: Count = 1024 * 1024
-    """Bytes of JSON in that list."""
+    """The largest size of these items, in bytes of JSON."""
 
     identity: Identity | None = field(default=None, metadata=_OF_SERVER)
     """The caller on stdio and in memory, where no HTTP request identifies it."""
 
     identify: Resolver | None = None
-    """Resolves the identity behind an HTTP request."""
+    """Resolves the identity of an HTTP request."""
 
     expose_errors: bool = field(default=False, metadata=_OF_SERVER)
     """Show the text of unexpected errors to callers."""
 
     limits: Limits = field(default_factory=Limits, metadata=_OF_SERVER)
-    """On sizes, times and rates. An application of `create_app` around the server uses its own instead."""
+    """Limits on sizes, times and rates. Inside an application of `create_app`, the limits of that application apply."""
 
     scopes_supported: Collection[str] = field(default=(), metadata=_OF_SERVER)
-    """Publicly known scopes: a tool that requires only these is denied, any other looks as if it did not exist."""
+    """Publicly known scopes. A call of a tool that requires only these is denied; any other tool without access appears
+    not to exist."""
 
     stateless: bool = False
-    """Serve clients of 2025 without sessions: no questions, log messages or announcements of changes."""
+    """Serve clients of the 2025 protocol revisions without sessions: no questions, log messages or change
+    notifications."""
 
     json_response: bool = False
-    """Answer clients of 2025 with JSON instead of a stream; progress and log messages are then lost."""
+    """Respond to clients of the 2025 protocol revisions with JSON instead of a stream; progress and log messages are
+    then lost."""
 
     session_idle_timeout: Seconds = 30 * 60
     """Seconds after which an idle session ends."""
@@ -151,14 +159,15 @@ class MCPServerSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """How `create_app` serves a registry over HTTP.
+    """Settings of `create_app`.
 
     A mounted application finds the caller's identity in `scope["operations.identity"]`; a request with an invalid
     credential never reaches it.
     """
 
     identity: Resolver | Sequence[Resolver] | None = None
-    """Resolves who sends a request; several are tried in turn. Without it only open operations can be called."""
+    """Resolves the identity of a request; several resolvers are tried in turn. Without a resolver, only operations
+    without access requirements can be called."""
 
     title: str = "operations"
     """The title of the API, in its document."""
@@ -167,7 +176,7 @@ class ServerConfig:
     """The version of the API, in its document."""
 
     allowed_hosts: Collection[str] = LOOPBACK
-    """Names under which clients may reach this server; `*` for any. By default those of this machine alone."""
+    """Host names that clients may use for this server; `*` for any. By default only names of this machine."""
 
     allowed_origins: Collection[str] = ()
     """`scheme://host[:port]` of other pages that may use this server (CORS)."""
@@ -176,21 +185,21 @@ class ServerConfig:
     """The prefix under which a proxy serves this app, such as `/hub`; the proxy may strip it or not."""
 
     scopes_supported: Collection[str] = ()
-    """Publicly known scopes. A caller that may not call an operation gets 401 or 403 if the operation requires only
-    these; any other operation then looks as if it did not exist (404)."""
+    """Publicly known scopes. A caller without access to an operation receives 401 or 403 if the operation requires only
+    these scopes; otherwise the operation appears not to exist (404)."""
 
     anonymous: bool | None = None
-    """Serve requests without a credential. Otherwise they get 401, at every path but health checks. By default they are
-    served unless there are `authorization_servers`."""
+    """Serve requests without a credential. If false, they receive 401 at every path except health checks. By default
+    true unless `authorization_servers` is set."""
 
     public_url: str = ""
     """The address under which clients reach this server, such as `https://hub.example.com`."""
 
     authorization_servers: Collection[str] = ()
-    """Addresses of the servers that issue tokens for `public_url`: OAuth clients discover them from here."""
+    """Addresses of the servers that issue tokens for `public_url`; OAuth clients discover them through this server."""
 
     limits: Limits = field(default_factory=Limits)
-    """On sizes, times and rates."""
+    """Limits on sizes, times and rates."""
 
     timeout: Seconds = 30
     """Seconds a call may take."""
@@ -208,16 +217,17 @@ class ServerConfig:
     """Serve the web console at `/`; or an ASGI application to serve there, for all other paths."""
 
     resolve: CredentialResolver | None = None
-    """Returns the identity that a `credential` inside a WebSocket message belongs to."""
+    """Returns the identity for a `credential` inside a WebSocket message."""
 
     graph: Any = None
-    """A `CallGraph` that records calls from now on; each caller sees its own at `/calls`. The console has one."""
+    """A `CallGraph` that records calls; each caller sees its own calls at `/calls`. The console creates one by
+    default."""
 
     ready: Ready | None = None
-    """Whether everything needed is available, for `/readyz`."""
+    """Returns whether all required resources are available, for `/readyz`."""
 
     resources: Iterable[AbstractAsyncContextManager[Any]] = ()
-    """Entered when the server starts, left when it stops."""
+    """Context managers that are entered when the server starts and left when it stops."""
 
     def __post_init__(self) -> None:
         enforce_lists(
@@ -244,17 +254,17 @@ class ServerConfig:
 
     @property
     def accepted_hosts(self) -> list[str]:
-        """The names under which clients may reach this server."""
+        """The host names that clients may use for this server."""
         public = urlsplit(self.public_url).hostname
         return [*self.allowed_hosts, *([public] if public else [])]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class JWTConfig:
-    """Which signed tokens of an identity provider are accepted, and which identity each gives.
+    """Defines the accepted JSON Web Tokens of an identity provider, and their conversion to identities.
 
     Raises:
-        ValueError: If there is no key, or more than one source of keys, or the algorithms do not fit the key.
+        ValueError: If there is no key, or more than one source of keys, or the algorithms do not match the key.
     """
 
     issuer: str
@@ -276,16 +286,16 @@ class JWTConfig:
     """The secret of HMAC signatures."""
 
     algorithms: Collection[str] = ()
-    """The signatures to accept; by default HS256 with `secret`, and all that use public keys with the others."""
+    """The accepted signature algorithms; by default HS256 with `secret`, else all algorithms with public keys."""
 
     scope_claim: str | None = None
     """The claim that lists the scopes; by default `scope`, `scp` and `permissions`."""
 
     identity: Callable[[JSONObject], Identity] | None = None
-    """Makes the identity from the claims of a token. Its exceptions reject the token."""
+    """Returns the identity for the claims of a token; an exception rejects the token."""
 
     leeway: Annotated[float, Meta(ge=0)] = 30
-    """Seconds by which clocks may differ."""
+    """Tolerated clock difference in seconds."""
 
     def __post_init__(self) -> None:
         enforce_lists(algorithms=self.algorithms)

@@ -1,10 +1,10 @@
-"""The steps of one HTTP request: identify, admit, read, run, respond. HTTP and MCP requests take the same ones.
+"""The steps of one HTTP request: identify, admit, read, run, respond. HTTP and MCP requests share them.
 
-Rule 1: an endpoint returns a `Reply`, sends its response itself and returns None, or raises; only this module turns
-        errors into responses.
-Rule 2: the request's own task does the work. When its time is over or its client has disconnected, the task is
-        cancelled; the response is sent in time even if the work goes on.
-Rule 3: a slot is free again when the response has been sent, and unread responses count against their caller.
+Rule 1: an endpoint returns a `Reply`, or sends its response itself and returns None, or raises an error. Only this
+        module turns errors into responses.
+Rule 2: the work runs in the task of the request. The task is cancelled when its time limit expires or its client
+        disconnects. The response is sent in time even if the work ignores the cancellation.
+Rule 3: a slot is released when the response has been sent. Unread response bytes count against the caller.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ PIPELINE: Final = "operations.pipeline"
 """Scope key of the pipeline that a mounted application shares."""
 
 OPEN: Final = "operations.open"
-"""Scope key of paths that also answer clients without a credential if the server requires one."""
+"""Scope key of paths that serve clients without a credential even if the server requires one."""
 
 _AUTH_ERROR: Final = "operations.auth_error"
 
@@ -91,29 +91,29 @@ class RequestState:
         self._context: OperationContext | None = None
 
         self.credential: Credential | None = None
-        """The credential of the caller, if it is valid."""
+        """The valid credential of the caller, if it sent one."""
 
         self.spec: OperationSpec | None = None
-        """The operation that is called, once it is known."""
+        """The called operation; None until it is known."""
 
         self.caller = ""
-        """The key by which limits count the caller, once it is known."""
+        """The key of the caller for limits; empty until it is known."""
 
         self.seconds: float | None = None
-        """How long the request may take, once it is known."""
+        """The time limit of the request in seconds; None until it is known."""
 
         self.slot: Slot | None = None
-        """The capacity that the request holds."""
+        """The slot that the request holds."""
 
         self.answer_late: Callable[[], Coroutine[Any, Any, None]] | None = None
-        """Sends the response if the time is over and the work does not end; None for an ordinary error."""
+        """Sends the response if the work does not end after a timeout; None for an ordinary error response."""
 
         self.is_answered = False
         """Whether the response was sent while the work was still running."""
 
     @property
     def context(self) -> OperationContext:
-        """The context of the call; before the request is admitted, one without identity."""
+        """The context of the call; without an identity until the request is admitted."""
         if self._context is None:
             self._context = OperationContext()
         return self._context
@@ -123,7 +123,7 @@ class RequestState:
         self._context = context
 
     def identified(self, identity: Identity | None) -> None:
-        """Note who sends the request."""
+        """Store the identity of the request."""
         self.identity = identity
         self.caller = caller_key(identity, client_address(self.scope))
 
@@ -143,7 +143,7 @@ class RequestPipeline:
 
     Args:
         front: The shared limits and rules.
-        resolve: Returns the identity behind a scope; None if clients cannot authenticate.
+        resolve: Returns the identity of a scope; None if clients cannot authenticate.
     """
 
     def __init__(self, front: Front, resolve: Resolve | None = None) -> None:
@@ -151,7 +151,7 @@ class RequestPipeline:
         self.resolve = resolve
 
     async def serve(self, scope: Scope, receive: Receive, send: Send, endpoint: Endpoint) -> None:
-        """Take one request through all steps and send the response."""
+        """Run all steps for one request and send the response."""
         state = RequestState(scope, receive, send, self._answer_overdue)
         timeout = state.timeout
         try:
@@ -190,7 +190,7 @@ class RequestPipeline:
             await reply.send(state.send, in_parts=True)
 
     async def send_part(self, state: RequestState, part: bytes) -> None:
-        """Send a part of a response that stays open; a large one counts until the client has read it.
+        """Send a part of a stream. A large part counts against the caller until the client has read it.
 
         Raises:
             CallError: `RESOURCE_EXHAUSTED` if the caller has too many unread bytes.
@@ -203,7 +203,7 @@ class RequestPipeline:
             await state.send({"type": "http.response.body", "body": b"", "more_body": True})
 
     def _ended(self, state: RequestState) -> Reply | None:
-        """Return the response to a request that its timeout ended; None if the client has disconnected."""
+        """Return the response to a cancelled request: a timeout error; None if the client has disconnected."""
         if state.timeout.disconnected:
             return None
         if state.timeout.is_reading:
@@ -211,7 +211,7 @@ class RequestPipeline:
         return self.failure(_too_late(state), state)
 
     def _answer_overdue(self, state: RequestState) -> None:
-        """Respond although the work is still running: it was cancelled and does not react."""
+        """Respond although the work still runs, because it ignores its cancellation."""
         state.is_answered = True
         state.context.abort_nested()
         if state.answer_late is None:
@@ -221,9 +221,9 @@ class RequestPipeline:
         self.front.registry.keep(asyncio.ensure_future(answer))
 
     def is_anonymous(self, state: RequestState) -> bool:
-        """Return whether the request can have no identity because clients cannot authenticate; it is then noted.
+        """Return whether clients cannot authenticate; if so, mark the request as identified without an identity.
 
-        This is `identify` for such servers, without the cost of a coroutine.
+        This replaces `identify` for such servers and avoids the cost of a coroutine.
         """
         scope = state.scope
         is_open = self.resolve is None and self.front.anonymous
@@ -234,10 +234,10 @@ class RequestPipeline:
         return True
 
     async def identify(self, state: RequestState) -> Identity | None:
-        """Find out who sends a request, also for mounted applications. The request's time counts.
+        """Identify the caller of a request, also for mounted applications, within the time limit of the request.
 
         Raises:
-            CallError: If that takes too long or a limit is reached.
+            CallError: If the check takes too long or a limit is exceeded.
             RequestError: 401 if a credential is wrong or could not be checked.
         """
         scope = state.scope
@@ -246,7 +246,7 @@ class RequestPipeline:
         if _AUTH_ERROR in scope:
             raise scope[_AUTH_ERROR]
         if IDENTITY in scope:
-            # An application around this one did it.
+            # An outer application has identified the caller.
             state.credential = scope.get(CREDENTIAL)
             state.identified(scope[IDENTITY])
             return state.identity
@@ -256,7 +256,7 @@ class RequestPipeline:
         try:
             identity = await self.authenticate(scope)
         except CallError as error:
-            # The same at every path: an application around this one may pass the request on.
+            # Check this at every path, because an outer application may forward the request.
             scope[_AUTH_ERROR] = error
             timeout.pause()
             state.receive = ahead.receive
@@ -273,11 +273,12 @@ class RequestPipeline:
         return identity
 
     async def authenticate(self, scope: Scope) -> Identity | None:
-        """Return whose credential a request shows; the credential itself is noted in the scope.
+        """Return the identity of a request, and store its credential in the scope.
 
         Raises:
-            RequestError: 401 if it is wrong or could not be checked, or if there is none and the server requires one.
-            CallError: `RESOURCE_EXHAUSTED` beyond a limit.
+            RequestError: 401 if the credential is wrong or could not be checked, or if the server requires one and the
+                request has none.
+            CallError: `RESOURCE_EXHAUSTED` if a limit is exceeded.
         """
         resolve = self.resolve
         if resolve is None:
@@ -324,15 +325,15 @@ class RequestPipeline:
         keeps_time: bool = False,
         operation: Operation | None = None,
     ) -> None:
-        """Make the context of an identified request's call.
+        """Admit an identified request, and return the context of its call.
 
-        A stream has no deadline unless the request asks for one.
+        A stream has no deadline unless the request sets one.
 
         Args:
             state: The request.
             is_stream: Whether it stays open.
             keeps_time: Whether `start_work` will enforce the deadline, so that the registry need not.
-            operation: The operation that is called, if it is known already; see also `call_operation`.
+            operation: The called operation, if it is already known; see also `call_operation`.
 
         Raises:
             CallError: If it is rejected.
@@ -355,7 +356,7 @@ class RequestPipeline:
         )
 
     def call_operation(self, state: RequestState, spec: OperationSpec) -> None:
-        """Note which operation an admitted request calls, which may have a time limit of its own."""
+        """Set the operation that an admitted request calls, and apply its time limit."""
         state.spec = spec
         front = self.front
         default = call_seconds(front.registry.get(spec.id), front.timeout)
@@ -376,7 +377,7 @@ class RequestPipeline:
         """Take a slot that the request holds until its response has been sent.
 
         Raises:
-            CallError: `RESOURCE_EXHAUSTED` if none is free.
+            CallError: `RESOURCE_EXHAUSTED` if no slot is free.
         """
         front = self.front
         state.slot = (front.streams if is_stream else front.calls).hold(state.caller)
@@ -385,7 +386,7 @@ class RequestPipeline:
         """Cancel the work when the request's time limit expires, if it has one, or when its client disconnects.
 
         Raises:
-            CallError: `TIMEOUT` if no time is left, for example because reading took all of it.
+            CallError: `TIMEOUT` if no time is left, for example because reading the body took too long.
         """
         deadline = state.context.channel.deadline
         seconds = None if deadline is None else deadline / 1000 - time()
@@ -418,13 +419,13 @@ class RequestPipeline:
         """Return the body as JSON; None if there is none.
 
         Raises:
-            RequestError: If it is not JSON, or beyond a limit.
+            RequestError: If the body is not JSON or exceeds a limit.
         """
         body = await self.read(state)
         return decode_json(body, self.front.limits) if body else None
 
     async def read(self, state: RequestState) -> bytes:
-        """Return the body, which is empty or declared as JSON.
+        """Return the body, which must be empty or declared as JSON.
 
         Raises:
             RequestError: 413, 408, 415.
@@ -455,7 +456,10 @@ def _trace(traceparent: bytes, headers: dict[bytes, bytes]) -> dict[str, Any]:
 
 
 def counted_send(pipeline: RequestPipeline, state: RequestState) -> Send:
-    """Return a `send` for a mounted application, whose large parts count until the client has read them."""
+    """Return a `send` for a mounted application.
+
+    Large parts count against the caller until the client has read them.
+    """
 
     async def send(message: Message) -> None:
         body = message.get("body", b"")

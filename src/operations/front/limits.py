@@ -1,8 +1,9 @@
-"""Limit how much one caller, and all callers together, may use: the only limits for all entry points.
+"""Limits per caller and for all callers together, shared by all entry points.
 
-Rule 1: a limit is checked before the work it protects, and rejects at once. Only calls at a worker wait for a slot.
-Rule 2: memory is bounded: the caller that was idle longest is forgotten first.
-Rule 3: a slot is free when the work has ended and its response has been sent, not when the caller has disconnected.
+Rule 1: a limit is checked before the work, and excess requests are rejected at once. Only calls at a worker wait for a
+        slot.
+Rule 2: memory is bounded: the state of the caller that was idle longest is removed first.
+Rule 3: a slot is released when the work has ended and its response has been sent, not when the caller disconnects.
 """
 
 from collections import OrderedDict
@@ -24,7 +25,7 @@ from operations.specs import Operation
 from operations.types import Count, Seconds
 
 REMEMBERED: Final = 10_000
-"""Callers, addresses or credentials that are remembered."""
+"""The largest number of callers, addresses or credentials with stored state."""
 
 UNCOUNTED_OUTPUT: Final = 32 * 1024
 """Response bytes that a connection may buffer without being counted."""
@@ -35,7 +36,7 @@ class Limits:
     """The limits of a server, for all its entry points together."""
 
     body_bytes: Count = 4 * 1024 * 1024
-    """Size of a request body or a WebSocket message."""
+    """The largest request body or WebSocket message, in bytes."""
 
     body_seconds: Seconds = 15
     """Time for a whole request body to arrive, in seconds."""
@@ -47,7 +48,7 @@ class Limits:
     """Nesting of the data in one request."""
 
     answer_seconds: Seconds = ANSWER_SECONDS
-    """Time for a person to answer all questions of one call, in seconds. Time limits of the server stop meanwhile."""
+    """Time for a person to answer all questions of one call, in seconds. The timers of the server stop meanwhile."""
 
     query_characters: Count = 1_000
     """Length of a search query."""
@@ -59,10 +60,10 @@ class Limits:
     """Concurrent calls. A caller without identity counts by its address."""
 
     queue: Annotated[int, Meta(ge=0)] = 16_384
-    """Calls that wait for a slot at a worker. Servers reject calls beyond `calls` at once."""
+    """Calls that may wait for a slot at a worker. Servers reject calls beyond `calls` at once."""
 
     queue_bytes: Count = 64 * 1024 * 1024
-    """Size of the requests that wait."""
+    """The total size of waiting requests, in bytes."""
 
     streams: Count = 10_000
     """Open streams from all callers, and as many WebSockets."""
@@ -77,11 +78,11 @@ class Limits:
     """Requests that a caller may send at once after a pause."""
 
     failed_attempts_per_second: Annotated[float, Meta(gt=0)] | None = 0.2
-    """Different wrong credentials per second from one address, on average; None for no limit. Beyond that, every
+    """Distinct wrong credentials per second from one address, on average; None for no limit. Beyond the limit, every
     credential is still checked, but the response to a wrong one is delayed and becomes RESOURCE_EXHAUSTED."""
 
     failed_attempts: Annotated[int, Meta(ge=0)] = 20
-    """Wrong credentials that an address may show at once."""
+    """Wrong credentials that an address may send at once."""
 
     output_bytes: Count = 256 * 1024 * 1024
     """Response bytes that clients have not read yet, for all callers."""
@@ -97,12 +98,12 @@ class Limits:
 
 
 def caller_key(identity: Identity | None, address: str) -> str:
-    """Return the key by which limits count a caller: its identity, or its address."""
+    """Return the key of a caller for limits: its identity, or else its address."""
     return f"id:{identity.key}" if identity is not None else f"at:{address}"
 
 
 def client_address(scope: Mapping[str, Any]) -> str:
-    """Return the client address of an ASGI scope as limits count it: an IPv6 network of 64 bits is one address."""
+    """Return the client address of an ASGI scope for limits; all addresses of an IPv6 /64 network count as one."""
     client = scope.get("client")
     host = str(client[0]) if client else ""
     return address_prefix(host) if ":" in host else host
@@ -110,7 +111,7 @@ def client_address(scope: Mapping[str, Any]) -> str:
 
 @lru_cache(maxsize=1024)
 def address_prefix(host: str) -> str:
-    """Return the /64 network of an IPv6 address, and anything else unchanged."""
+    """Return the /64 network of an IPv6 address; other addresses unchanged."""
     try:
         address = ip_address(host.partition("%")[0])
     except ValueError:
@@ -123,9 +124,10 @@ def address_prefix(host: str) -> str:
 
 
 def call_seconds(operation: Operation | None, default: float) -> float:
-    """Return the seconds that a call may take, unless the request asks for another time.
+    """Return the default time limit of a call in seconds.
 
-    That is the operation's own limit, or the longer one of the default and of the source it was imported from.
+    This is the operation's own limit, or else the longer of the server's default and the limit of the operation's
+    source.
     """
     if operation is None:
         return default
@@ -138,9 +140,9 @@ class RateLimiter:
     """A token bucket for each caller.
 
     Args:
-        per_second: Tokens that a bucket gains; None for no limit.
-        burst: Tokens that it holds at most.
-        remembered: Callers with a bucket of their own.
+        per_second: Tokens that a bucket gains per second; None for no limit.
+        burst: The capacity of a bucket.
+        remembered: The largest number of buckets.
     """
 
     def __init__(
@@ -156,11 +158,11 @@ class RateLimiter:
         self._burst = float(burst)
 
     def spend(self, caller: str, amount: int = 1, *, paid: int = 0) -> None:
-        """Take the cost of a request, less the part that was `paid` before.
+        """Take `amount` tokens, less the number that was already `paid`.
 
         Raises:
-            CallError: `RESOURCE_EXHAUSTED` if the caller has spent its tokens; not retryable if `amount` can never
-                be available.
+            CallError: `RESOURCE_EXHAUSTED` if the caller has too few tokens; not retryable if `amount` exceeds the
+                capacity.
         """
         if self._per_second is None:
             return
@@ -178,9 +180,9 @@ class RateLimiter:
         self._take(caller, due)
 
     def charge(self, caller: str) -> bool:
-        """Take one token even if none is left; return whether there was one.
+        """Take one token, even if none is left; return whether one was left.
 
-        A debt is limited to one burst, so that a caller recovers within a bounded time.
+        The debt is limited to one burst, so that a caller recovers within a bounded time.
         """
         if self._per_second is None:
             return True
@@ -201,11 +203,11 @@ class RateLimiter:
 
 
 class ConcurrencyLimiter:
-    """Counts the slots in use, and limits them per caller and in total.
+    """Limits the slots in use, per caller and in total.
 
     Args:
-        limit: For all callers together.
-        limit_per_caller: For one caller.
+        limit: The number of slots for all callers together.
+        limit_per_caller: The number of slots for one caller.
         what: The noun for messages, in the plural.
     """
 
@@ -221,7 +223,7 @@ class ConcurrencyLimiter:
         self._limit_per_caller = limit_per_caller
 
     def enter(self, caller: str, amount: int = 1) -> "Slot":
-        """Return a slot, which a `with` block or `release` gives back.
+        """Return a slot. Release it with a `with` block or `release`.
 
         Raises:
             CallError: `RESOURCE_EXHAUSTED` if none is free.
@@ -237,7 +239,7 @@ class ConcurrencyLimiter:
         return Slot(self, caller, amount)
 
     def hold(self, caller: str) -> "Slot":
-        """Return a slot that the current call holds, and lends to others while it waits for a person.
+        """Return a slot that the current call holds, and releases temporarily while it waits for a person.
 
         Raises:
             CallError: `RESOURCE_EXHAUSTED` if none is free.
@@ -247,7 +249,7 @@ class ConcurrencyLimiter:
         return slot
 
     def add(self, caller: str, amount: int) -> None:
-        """Count capacity that is in use, even beyond the limit."""
+        """Add to the slots in use, even beyond the limit."""
         self._by_caller[caller] = self._by_caller.get(caller, 0) + amount
         self.total += amount
 
@@ -262,7 +264,7 @@ class ConcurrencyLimiter:
 
 
 class Slot:
-    """Capacity that one caller holds until it is released."""
+    """A slot of one caller."""
 
     __slots__ = ("_amount", "_caller", "_is_released", "_limiter")
 
@@ -273,7 +275,7 @@ class Slot:
         self._amount = amount
 
     def release(self) -> None:
-        """Give the capacity back; once is enough."""
+        """Release the slot. Calling this again is harmless."""
         limiter, self._limiter = self._limiter, None
         self._is_released = True
         if limiter is not None:
@@ -281,7 +283,7 @@ class Slot:
 
     @contextmanager
     def lent(self) -> Generator[None]:
-        """Give the capacity back for the length of a `with` block, then take it again, even beyond the limit."""
+        """Release the slot for the duration of a `with` block, then take it again, even beyond the limit."""
         limiter, self._limiter = self._limiter, None
         if limiter is None:
             yield
@@ -290,13 +292,13 @@ class Slot:
         try:
             yield
         finally:
-            # It may have been released meanwhile.
+            # It may have been released inside the block.
             if not self._is_released:
                 limiter.add(self._caller, self._amount)
                 self._limiter = limiter
 
     def __enter__(self) -> None:
-        """Do nothing: the capacity was taken when the slot was made."""
+        """Do nothing: the slot was taken when it was created."""
 
     def __exit__(self, *exc_info: object) -> None:
         self.release()

@@ -1,10 +1,10 @@
-"""HTTP messages: the access log, which requests are for us, their bodies and JSON within limits, and whole responses.
+"""HTTP messages: access log, Host and Origin checks, request bodies and JSON within limits, and responses.
 
-A page on any web site can make a browser send requests to a server on the visitor's own machine, or point a name of
-its own at it (DNS rebinding). The Host and Origin headers reveal this; `HostGuard` checks both before anything else.
+A page of any web site can make a browser send requests to a server on the visitor's machine, or resolve its own host
+name to that server (DNS rebinding). The Host and Origin headers reveal this; `HostGuard` checks both first.
 
-Rule 1: a limit is checked before the work it protects: bytes while they arrive, values before they are decoded.
-Rule 2: probes are exempt from the check of Host: they use our address and learn nothing.
+Rule 1: a limit is checked before the work: the number of bytes while they arrive, the number of values before decoding.
+Rule 2: probes are exempt from the Host check, because they use the IP address; their responses contain no secrets.
 Rule 3: allowed origins may read responses (CORS), at every entry point.
 Rule 4: a chunked request is rejected (411) under a server that may append trailers to its headers.
 """
@@ -43,8 +43,8 @@ async def read_body(receive: Receive, headers: Mapping[bytes, bytes], limits: Li
     """Return the body of a request. The caller sets a timeout.
 
     Raises:
-        RequestError: 413 as soon as it is known to be too large, 400 for a malformed length.
-        ClientDisconnectedError: If the client did not finish it.
+        RequestError: 413 as soon as the body exceeds the limit, 400 for a malformed length.
+        ClientDisconnectedError: If the client disconnected before the end of the body.
     """
     length = headers.get(b"content-length")
     if length is not None:
@@ -77,7 +77,7 @@ def check_json_body(headers: Mapping[bytes, bytes]) -> None:
         raise unsupported("Send the body without Content-Encoding")
     kind = headers.get(b"content-type", b"")
     if kind != b"application/json" and not _is_json(kind):
-        # A page of another site can send the content types of forms, but not this one without a preflight request.
+        # A page of another site can send form content types freely, but needs a preflight request for this one.
         raise unsupported("Send the body as application/json")
 
 
@@ -125,7 +125,7 @@ SAFE: Final[tuple[Header, ...]] = (
     (b"cache-control", b"no-store"),
     (b"x-content-type-options", b"nosniff"),
 )
-"""On every response: results are for their caller only, and browsers must not guess their type."""
+"""Headers of every response: results must not be cached, and browsers must not guess their type."""
 
 _RETRY: Final[Header] = (b"retry-after", b"1")
 _CHUNK: Final = 256 * 1024
@@ -133,17 +133,17 @@ _CHUNK: Final = 256 * 1024
 
 @dataclass(slots=True)
 class Reply:
-    """A whole response."""
+    """A complete response."""
 
     status: int
     body: bytes
     headers: list[Header]
 
     async def send(self, send: Send, *, in_parts: bool = False) -> None:
-        """Send it; with `in_parts`, return only when the client has read nearly all of it."""
+        """Send the response; with `in_parts`, return only when the client has read nearly all of it."""
         headers = [(b"content-length", b"%d" % len(self.body)), *self.headers, *SAFE]
         if self.status == 304:
-            # There it would be the length of the body that is not sent.
+            # Omitted, because the response has no body.
             del headers[0]
         await send({"type": "http.response.start", "status": self.status, "headers": headers})
         if in_parts:
@@ -154,14 +154,14 @@ class Reply:
 
 
 async def send_parts(send: Send, body: bytes) -> None:
-    """Send a large part of a response body: a server waits before each part until the client has read on."""
+    """Send a large response body in parts; the server waits before each part until the client has read more."""
     for start in range(0, len(body), _CHUNK):
         part = body[start : start + _CHUNK]
         await send({"type": "http.response.body", "body": part, "more_body": True})
 
 
 async def reject_handshake(reply: Reply, scope: Scope, send: Send) -> None:
-    """Answer a WebSocket handshake with an HTTP response; a server that cannot do so sends 403."""
+    """Reject a WebSocket handshake with an HTTP response; a server that does not support this sends 403."""
     if "websocket.http.response" not in (scope.get("extensions") or {}):
         await send({"type": "websocket.close", "code": 1008})
         return
@@ -199,14 +199,14 @@ def error_reply(
 
 
 def route_path(scope: Mapping[str, Any]) -> str:
-    """Return the path below the place where the application is mounted."""
+    """Return the path relative to the mount point of the application."""
     path: str = scope["path"]
     root: str = scope.get("root_path", "")
     return path[len(root) :] if root and path.startswith(root + "/") else path
 
 
 DROPS_TRAILERS: Final = "operations.drops_trailers"
-"""Scope key of requests of a server whose headers never contain trailers."""
+"""Scope key set by servers that never append trailers to the headers."""
 
 PROBES: Final = frozenset({"/healthz", "/readyz"})
 
@@ -233,18 +233,18 @@ _CHUNKED: Final = RequestError(
 def _is_test_client(scope: Scope) -> bool:
     """Return whether a request comes from Starlette's `TestClient` in this process, whose host is `testserver`.
 
-    No connection has this address: it is not an IP address.
+    No real connection has this address, because it is not an IP address.
     """
     return tuple(scope.get("client") or ()) == ("testclient", 50000)
 
 
 class HostGuard:
-    """ASGI middleware that passes on requests for us, from programs or from allowed pages.
+    """ASGI middleware that accepts only requests for known hosts, from programs or from pages of allowed origins.
 
     Args:
         app: The guarded application.
-        hosts: Names we answer to, without a port, or with one to require it; `*` for any.
-        origins: `scheme://host[:port]` of pages that may use us, besides our own.
+        hosts: Accepted host names, with a port to require that port; `*` accepts any.
+        origins: `scheme://host[:port]` of other pages that may use the server.
     """
 
     def __init__(self, app: App, hosts: Collection[str], origins: Collection[str] = ()) -> None:
@@ -271,7 +271,7 @@ class HostGuard:
         return self._for_page(page, scope, receive, send)
 
     async def _for_page(self, origin: bytes, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a page of an allowed origin, which may then read the response."""
+        """Serve a request of a page of an allowed origin, with CORS headers."""
         cors: list[Header] = [(b"access-control-allow-origin", origin), (b"vary", b"origin")]
         if scope["method"] == "OPTIONS" and any(
             name == b"access-control-request-method" for name, _ in scope["headers"]
@@ -291,7 +291,7 @@ class HostGuard:
 _access_logger = logging.getLogger("operations.access")
 
 _MAX_PATH: Final = 200
-"""Characters of a path in the log."""
+"""The largest number of characters of a path in the log."""
 
 
 class AccessLog:
@@ -301,7 +301,7 @@ class AccessLog:
         self._app = app
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        """Serve, and log how it went."""
+        """Serve a request and log the outcome."""
         if scope["type"] == "http" and _access_logger.isEnabledFor(logging.INFO):
             return self._logged(scope, receive, send)
         return self._app(scope, receive, send)

@@ -1,13 +1,13 @@
-"""Errors as callers outside this process see them: their public form and HTTP status, and without secrets.
+"""Convert errors to the form for external callers: public fields, HTTP status, no secrets.
 
 Rule 1: an unexpected exception becomes its code, a neutral message and the request id; its text and traceback go to
         the log, unless the operator exposes them.
-Rule 2: an upstream's error passes, without headers that contain credentials and up to a size.
-Rule 3: the status comes from one table (`HTTP_STATUS`), from a declared error, or from the request error itself.
+Rule 2: an error of an upstream API is forwarded without headers that contain credentials, up to a size limit.
+Rule 3: the status comes from the table `HTTP_STATUS`, from a declared error, or from the request error itself.
 Rule 4: a response to a missing or invalid credential has `WWW-Authenticate` (RFC 6750), which names the metadata of the
         resource (RFC 9728) if clients can use OAuth.
-Rule 5: a secret is hidden in every way it may be written: unchanged, in JSON, in a Python string, in a URL, and in its
-        parts, such as a token without its scheme.
+Rule 5: a secret is redacted in every encoding (plain, JSON, Python string, URL), and so are its parts, such as a token
+        without its scheme.
 """
 
 import json
@@ -34,11 +34,11 @@ CLOSE: Header = (b"connection", b"close")
 
 
 class RequestError(CallError):
-    """A request that cannot be answered with a call.
+    """A request that fails before an operation is called.
 
     Attributes:
-        status: Of the response.
-        headers: Sent with it.
+        status: The status of the response.
+        headers: Headers of the response.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ def malformed(message: str) -> RequestError:
 
 
 def too_large(message: str, *, headers: Sequence[Header] = ()) -> RequestError:
-    """Return the error for a request beyond a size limit."""
+    """Return the error for a request that exceeds a size limit."""
     return RequestError(413, ErrorCode.RESOURCE_EXHAUSTED, message, headers=headers)
 
 
@@ -80,7 +80,7 @@ def unsupported(message: str) -> RequestError:
 
 
 def wrong_method(allowed: Sequence[str]) -> RequestError:
-    """Return the error for a method that the path does not have."""
+    """Return the error for a method that the path does not support."""
     methods = ", ".join(allowed)
     return RequestError(
         405,
@@ -98,20 +98,20 @@ def not_found() -> RequestError:
 logger = logging.getLogger("operations")
 
 MAX_DETAILS: Final = 64 * 1024
-"""Bytes of JSON."""
+"""The largest details of an error, in bytes of JSON."""
 
 _WITHHELD = frozenset({
     "authorization", "cookie", "proxy-authenticate", "proxy-authorization", "set-cookie", "www-authenticate",
 })  # fmt: skip
 
 _OUR_FAULT = frozenset({401, 407, 421})
-"""Statuses by which an API rejects us, not our caller."""
+"""Statuses with which an upstream API rejects this server, not its caller."""
 
 
 def public_error(
     error: CallError, request_id: str, *, expose: bool = False, log: bool = True
 ) -> CallError:
-    """Return `error` as an external caller may see it; the rest is logged."""
+    """Return the public form of `error`, and log the rest."""
     if error.unexpected:
         if log:
             logger.error(
@@ -178,7 +178,7 @@ def declared_status(status: int | None) -> int:
 
 
 def _relayed_status(error: CallError) -> int | None:
-    """Return the status of an imported HTTP API if it concerns our caller."""
+    """Return the status of an upstream API if it concerns the caller."""
     details: Any = error.details
     if error.code != ErrorCode.EXECUTION_ERROR or not isinstance(details, dict):
         return None
@@ -187,7 +187,7 @@ def _relayed_status(error: CallError) -> int | None:
 
 
 def _quoted(text: str) -> str:
-    """Return text as the content of a quoted string of a header: printable ASCII, on one line."""
+    """Return text as the content of a quoted string in a header: printable ASCII on one line."""
     printable = "".join(each for each in text if " " <= each <= "~")
     return printable.replace("\\", r"\\").replace('"', r"\"")
 
@@ -197,7 +197,7 @@ METADATA_PATH: Final = "/.well-known/oauth-protected-resource"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Challenge:
-    """The response to a credential that is missing, invalid or not sufficient.
+    """The response to a missing, invalid or insufficient credential.
 
     Attributes:
         resource: The public address of the server, which is also the audience of its tokens.
@@ -210,7 +210,7 @@ class Challenge:
     scopes_supported: Collection[str] = ()
 
     def header(self, **parameters: str) -> Header:
-        """Return `WWW-Authenticate` with these parameters and, if clients can use OAuth, where its metadata is."""
+        """Return `WWW-Authenticate` with these parameters and, for OAuth, the address of the metadata."""
         if self.authorization_servers:
             parameters["resource_metadata"] = f"{self.resource}{METADATA_PATH}"
         text = ", ".join(f'{name}="{_quoted(value)}"' for name, value in parameters.items())
@@ -243,19 +243,19 @@ class Challenge:
 HIDDEN: Final = "***"
 
 SHORTEST: Final = 4
-"""A shorter text is not treated as a secret: it would be found everywhere."""
+"""Shorter texts are not treated as secrets, because they would match everywhere."""
 
 _KEPT_TOKENS: Final = 8
-"""How many of the tokens that were learned later are remembered."""
+"""The number of latest tokens added by `learn` that are kept."""
 
 _SCHEMES: Final = frozenset({"bearer", "basic", "token"})
 
 
 class Redactor:
-    """Hides known secrets.
+    """Redacts known secrets.
 
     Args:
-        secrets: The texts to hide.
+        secrets: The texts to redact.
     """
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
@@ -264,18 +264,18 @@ class Redactor:
         self._pattern = _pattern(self._secrets)
 
     def learn(self, credential: str) -> None:
-        """Hide one more credential, for example a token that was obtained later."""
+        """Add a credential to redact, for example a token that was obtained later."""
         if credential and credential not in self._tokens:
             self._tokens.append(credential)
             learned = _spelled(part for token in self._tokens for part in parts_of(token))
             self._pattern = _pattern(self._secrets | learned)
 
     def redact(self, text: str) -> str:
-        """Return `text` with its secrets hidden."""
+        """Return `text` with its secrets redacted."""
         return text if self._pattern is None else self._pattern.sub(HIDDEN, text)
 
     def redact_all(self, value: Any) -> Any:
-        """Return the JSON `value` with the secrets in its strings and names hidden."""
+        """Return the JSON `value` with the secrets in its strings and names redacted."""
         if isinstance(value, str):
             return self.redact(value)
         if isinstance(value, list):
@@ -287,13 +287,13 @@ class Redactor:
 
 
 def parts_of(secret: str) -> Iterator[str]:
-    """Yield a secret and its parts: a key of several lines is printed line by line, a token without its scheme."""
+    """Yield a secret and its parts: the lines of a multi-line key, a token without its scheme."""
     yield secret
     yield from (part for part in secret.split() if part.lower() not in _SCHEMES)
 
 
 def _spelled(secrets: Iterable[str]) -> set[str]:
-    """Return the secrets that are long enough, in every way they may be written."""
+    """Return the secrets that are long enough, in every encoding."""
     found = {text for text in secrets if len(text) >= SHORTEST}
     printed = {ascii(text)[1:-1] for text in found}
     in_json = {json.dumps(text, ensure_ascii=way)[1:-1] for text in found for way in (True, False)}

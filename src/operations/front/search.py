@@ -1,8 +1,8 @@
 """Search, describe and call any operation of a registry: the fixed gateway of HTTP, MCP and the command line.
 
 Rule 1: everything runs as the caller. Operations that it may not call are neither found nor described.
-Rule 2: a search ranks operations by how well they match a few plain words: BM25F with stems, synonyms of verbs and
-        titles.
+Rule 2: a search ranks operations by how well they match a few keywords, by BM25F with stemming, synonyms of verbs and a
+        preference for titles.
 """
 
 import asyncio
@@ -29,10 +29,10 @@ from operations.types import JSONObject
 # ------------------------------------------------------------ ranking
 
 _MAX_WORDS: Final = 16
-"""Words of a query that count."""
+"""The largest number of words of a query that are used."""
 
 _MAX_WORD: Final = 40
-"""Characters of a word that count."""
+"""The largest number of characters of a word that are used."""
 
 _MAX_TEXT: Final = 4_000
 """Characters of a description that are indexed."""
@@ -44,7 +44,7 @@ _PATH_PARAMETER = re.compile(r"\{[^}]*\}")
 
 
 class _Field(NamedTuple):
-    """How much a word counts in one part of a description, and how much the length of that part matters."""
+    """The weight of a field of an operation, and the influence of its length."""
 
     weight: float
     length: float
@@ -62,22 +62,22 @@ _FIELDS: Final = {
 }
 
 _SATURATION: Final = 1.5
-"""How soon further occurrences of a word stop counting (`k1` of BM25)."""
+"""Limits the effect of repeated words (`k1` of BM25)."""
 
 _SYNONYM: Final = 0.6
-"""How much a synonym counts, compared with the word itself."""
+"""The weight of a synonym, relative to the word itself."""
 
 _PREFIX: Final = 0.4
-"""How much a word counts that only begins with the word of the query."""
+"""The weight of a word that only begins with the word of the query."""
 
 _UNCOVERED: Final = 0.4
-"""How much of its score an operation keeps if the query covers nothing of its title and name."""
+"""The factor for the score of an operation if no word of its title and name is in the query."""
 
 _PREFERRED: Final = 1.2
-"""How much more a query counts if something is to be looked up, and a mutation if something is to be done."""
+"""The factor for queries if the search describes a lookup, and for mutations if it describes an action."""
 
 _CANDIDATES: Final = 200
-"""How many of the best matches are compared by title and type as well."""
+"""The number of best matches that are also compared by title and type."""
 
 _READING: Final = (
     "get read show fetch retrieve view load download see list all every enumerate search find lookup query"
@@ -115,13 +115,13 @@ _VERBS_OF_METHODS: Final = {
 
 
 def words_of(text: str) -> list[str]:
-    """Return the words of a text; `listOpenTasks`, `list_open_tasks` and `list open tasks` have the same."""
+    """Return the words of a text; the same for `listOpenTasks`, `list_open_tasks` and `list open tasks`."""
     return [word[:_MAX_WORD].lower() for word in _WORD.findall(_HUMP.sub(" ", text))]
 
 
 @lru_cache(maxsize=16_384)
 def stem(word: str) -> str:
-    """Return the part of an English word that its forms share: `issu` for `issues`, `merg` for `merged`."""
+    """Return the stem of an English word: `issu` for `issues`, `merg` for `merged`."""
     if len(word) > 4 and word.endswith("ies"):
         return word[:-3] + "y"
     if len(word) > 3 and word.endswith("s") and not word.endswith(("ss", "us", "is")):
@@ -189,7 +189,7 @@ class Ranking:
         ]
 
     def ranked(self, query: str) -> Iterator[tuple[OperationSpec, float]]:
-        """Yield the operations that match a query with their scores, best first; without a query all, by id."""
+        """Yield the operations that match a query with their scores, best first; without a query, all, by id."""
         given = words_of(query)[:_MAX_WORDS]
         ideas = self._ideas(given)
         if not ideas:
@@ -209,12 +209,12 @@ class Ranking:
             for number in best
         }
         for part, factor in ((chosen, 1.0), (scores, _UNCOVERED)):
-            # The plain operation comes before its special cases.
+            # The general operation comes before its special cases.
             for number in sorted(part, key=lambda n: (-round(part[n], 6), len(self._specs[n].id))):
                 yield self._specs[number], part[number] * factor
 
     def _ideas(self, given: Sequence[str]) -> list[dict[str, float]]:
-        """Return the ideas of a query: for each its words with their weights."""
+        """Return the concepts of a query: for each, its word and synonyms with their weights."""
         stems = [stem(word) for word in given]
         ideas: list[dict[str, float]] = []
         for word in [word for word in stems if word not in _STOP_STEMS] or stems:
@@ -229,7 +229,7 @@ class Ranking:
         return ideas
 
     def _matches(self, idea: Mapping[str, float]) -> dict[int, float]:
-        """Return how much each operation scores for words that mean the same."""
+        """Return the score of each operation for the words of one concept."""
         found: dict[int, float] = {}
         present = [word for word in idea if word in self._postings]
         least = min((self._rarity[word] for word in present), default=0.0)
@@ -243,7 +243,7 @@ class Ranking:
         return found
 
     def _fit(self, number: int, known: Mapping[str, float]) -> float:
-        """Return how much of its score an operation keeps, by how much of its title or name the query covers."""
+        """Return the factor for the score of an operation, by the part of its title or name that the query covers."""
         best = 0.0
         for heading in self._headings[number]:
             whole = sum(self._rarity[word] for word in heading)
@@ -253,7 +253,7 @@ class Ranking:
 
 
 def _texts(spec: OperationSpec) -> dict[str, str]:
-    """Return the parts of an operation's description by field."""
+    """Return the indexed texts of an operation by field."""
     document = spec.input_schema.document
     properties = object_of(document).get("properties")
     text = spec.description[:_MAX_TEXT]
@@ -276,7 +276,7 @@ def _texts(spec: OperationSpec) -> dict[str, str]:
 
 
 def _reads(given: Sequence[str]) -> bool | None:
-    """Return whether a query asks to look something up (True), to do something (False), or is unclear (None).
+    """Return True if a query describes a lookup, False if it describes an action, None if that is unclear.
 
     A first word before an article or preposition is a verb: `comment on an issue`, `star a repository`.
     """
@@ -288,7 +288,7 @@ def _reads(given: Sequence[str]) -> bool | None:
 
 
 MAX_BATCH: Final = 100
-"""Calls in one batch."""
+"""The largest number of calls in a batch."""
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -310,7 +310,7 @@ class BatchCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def may_call(spec: OperationSpec, context: OperationContext) -> bool:
-    """Return whether a caller may call, and so may see, an operation."""
+    """Return whether a caller may call an operation, and may therefore see it."""
     return context.trusted or check_access(spec.access_control, context.identity, spec.id)
 
 
@@ -326,9 +326,9 @@ class Gateway:
 
     Args:
         registry: The operations.
-        admit: Raises unless the identity may see an operation; called before each call.
+        admit: Called before each call; raises an error unless the identity may see the operation.
         shows: Returns whether a caller sees an operation.
-        max_query: Characters of a search query.
+        max_query: The largest number of characters of a search query.
     """
 
     def __init__(
@@ -360,12 +360,12 @@ class Gateway:
         """Return the operations that match best, best first; without a query, in the order of their ids.
 
         Args:
-            query: A few plain words, such as `close an issue`; the beginning of a word counts too.
-            context: Who asks.
-            limit: How many at most.
-            namespace: Only in this one.
-            tags: Only with all of these.
-            type: Only of this one.
+            query: A few keywords, such as `close an issue`; prefixes of words match too.
+            context: The context of the caller.
+            limit: The largest number of results.
+            namespace: Return only operations in this namespace.
+            tags: Return only operations with all of these tags.
+            type: Return only operations of this type.
 
         Raises:
             ValueError: If `tags` is a single string.
@@ -407,7 +407,7 @@ class Gateway:
         """Return the contract of one operation.
 
         Raises:
-            CallError: `OPERATION_NOT_FOUND`, also if the caller may not call it.
+            CallError: `OPERATION_NOT_FOUND`, also if the caller may not call the operation.
         """
         spec = self._registry.get_spec(operation_id)
         if spec is None or not self._shows(spec, context):
@@ -447,16 +447,16 @@ class Gateway:
         concurrency: int = 8,
         describe: Callable[[CallError], JSONObject] = CallError.to_wire,
     ) -> list[JSONObject]:
-        """Run several, each on its own: `{"envelope": ...}` or `{"error": ...}` for each, in order.
+        """Run several calls independently; return `{"envelope": ...}` or `{"error": ...}` for each, in order.
 
         Args:
-            calls: What to run.
-            context: Who asks.
-            concurrency: How many run at a time.
+            calls: The calls.
+            context: The context of the caller.
+            concurrency: The largest number of concurrent calls.
             describe: Returns the public form of an error.
 
         Raises:
-            CallError: `RESOURCE_EXHAUSTED` for more than `MAX_BATCH` calls; then none is run.
+            CallError: `RESOURCE_EXHAUSTED` for more than `MAX_BATCH` calls; none is run then.
         """
         if len(calls) > MAX_BATCH:
             raise CallError(
@@ -478,7 +478,7 @@ class Gateway:
         return [task.result() for task in tasks]
 
     async def _current(self) -> Ranking:
-        """Return the current index of the registry; a large one is built in a thread."""
+        """Return the current index of the registry; build a large index in a thread."""
         async with self._indexing:
             if self._revision != self._registry.revision:
                 revision, specs = self._registry.revision, self._registry.specs()
@@ -488,7 +488,7 @@ class Gateway:
 
 
 def _as_caller(context: OperationContext) -> OperationContext:
-    """Return a context for one call on a caller's behalf: its own id, and the caller's rights."""
+    """Return a context for one call on behalf of the caller: a new request id with the caller's access."""
     return OperationContext(
         parent_request_id=context.request_id,
         identity=context.identity,

@@ -1,10 +1,10 @@
-"""End the task that serves a request when its time is over or its client has disconnected.
+"""Cancel the task that serves a request when its time limit expires or its client disconnects.
 
-Most requests end within milliseconds. They share one timer, which fires while any request is open, and only those
-that are still open then get a timer and a watch of their own.
+Most requests end within milliseconds. All requests share one timer; only requests that are still open when it fires
+get their own timer and disconnect check.
 
-Rule 1: the task is cancelled, and the code that serves the request asks for the reason. If the work ignores
-        cancellation, the response is sent without waiting for it.
+Rule 1: the task is cancelled, and the code that serves the request reads the reason. If the work ignores cancellation,
+        the response is sent without waiting for it.
 """
 
 import asyncio
@@ -18,29 +18,29 @@ from operations._resilience import TimeLimit
 
 Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
-"""ASGI's: returns the next message of the client, and at the end that it disconnected."""
+"""The ASGI `receive`: returns the next message of the client, and finally its disconnect."""
 
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 Scope: TypeAlias = MutableMapping[str, Any]
 App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 PATIENCE: Final = 0.05
-"""Seconds before the client's connection is watched."""
+"""Seconds after which the server begins to check whether the client has disconnected."""
 
 GRACE: Final = 0.05
 """Seconds that work has to end after it was cancelled."""
 
 _MAX_PEEKED: Final = 64 * 1024
-"""Bytes of a body that are kept while the caller is not identified."""
+"""Bytes of a body that are buffered until the caller is identified."""
 
 _NEVER = float("inf")
 
 
 class PeekableReceive:
-    """Reads a client's messages ahead: only reading shows whether it has disconnected.
+    """Buffers messages of a client, because only reading shows whether the client has disconnected.
 
     Args:
-        receive: The client's.
+        receive: The ASGI `receive` of the client.
     """
 
     __slots__ = ("_kept", "_wire")
@@ -50,7 +50,7 @@ class PeekableReceive:
         self._kept: deque[Message] = deque()
 
     async def peek(self) -> Message:
-        """Return the next message, which can still be read. Waits forever if enough of the body was read ahead."""
+        """Return the next message without consuming it. Waits forever if the buffer is full."""
         if sum(len(message.get("body", b"")) for message in self._kept) > _MAX_PEEKED:
             await asyncio.get_running_loop().create_future()
         message = await self._wire()
@@ -64,19 +64,19 @@ class PeekableReceive:
 
     @property
     def receive(self) -> Receive:
-        """The fastest way to read on."""
+        """The fastest function to read the remaining messages."""
         return self.read if self._kept else self._wire
 
 
 class RequestTimeout:
-    """Watches the task it is created in.
+    """Cancels the task that created it when the time limit expires or the client disconnects.
 
     timeout.start(15)             # reading the body: only time counts
     timeout.start(30, receive)    # working: the client must stay connected as well
     timeout.stop()
 
     Args:
-        on_overdue: Called if the time is over and the work did not end after it was cancelled.
+        on_overdue: Called if the work did not end after it was cancelled.
     """
 
     __slots__ = (
@@ -98,11 +98,11 @@ class RequestTimeout:
         self._is_young = False
         self._fired = False
         self.timed_out = False
-        """Whether the task was cancelled because its time was over."""
+        """Whether the task was cancelled because its time limit expired."""
         self.disconnected = False
         """Whether the task was cancelled because its client disconnected."""
         self.is_reading = True
-        """Whether the request is still being read, so that the client is not watched."""
+        """Whether the request is still being read: reading itself detects a disconnect."""
 
     def start(
         self,
@@ -110,9 +110,9 @@ class RequestTimeout:
         receive: Receive | None = None,
         limit: TimeLimit | None = None,
     ) -> None:
-        """Allow this much time from now on; with `receive`, only while the client is connected.
+        """Start the time limit; with `receive`, also detect a disconnect of the client.
 
-        `limit` may extend the time while it runs.
+        `limit` may extend the time.
         """
         now = self._loop.time()
         self._limit = limit
@@ -127,26 +127,26 @@ class RequestTimeout:
             _ticker(self._loop).add(self, self._loop)
 
     def pause(self) -> None:
-        """Allow any time, and do not watch the client, until the next `start`."""
+        """Suspend the time limit and the disconnect check until the next `start`."""
         self._over = _NEVER
         self.unwatch()
 
     def unwatch(self) -> None:
-        """Do not watch the client any more; the time counts."""
+        """Stop the disconnect check, but keep the time limit."""
         self._receive = None
         if self._watcher is not None:
             self._watcher.cancel()
             self._watcher = None
 
     def stop(self) -> bool:
-        """End the watch; return whether the task was also cancelled from elsewhere."""
+        """End all checks; return whether the task was also cancelled by other code."""
         self._is_young = False
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         if self._watcher is not None:
             self._watcher.cancel()
-        # Break the reference cycle, so that the request is freed without the garbage collector.
+        # Break the reference cycle, so that the request is freed without a garbage collection.
         self._on_overdue = self._receive = self._limit = None
         if not self._fired:
             return False
@@ -154,12 +154,12 @@ class RequestTimeout:
         return self._task.uncancel() > 0
 
     def is_due(self, now: float) -> bool:
-        """Return whether a shared timer must check this request, because it has been open for some time."""
+        """Return whether the shared timer must check this request, because it has been open for some time."""
         return now - self._since >= PATIENCE
 
     @property
     def is_young(self) -> bool:
-        """Whether the shared timer watches the request."""
+        """Whether the request still uses the shared timer."""
         return self._is_young
 
     def _set(self, due: float) -> None:
@@ -168,7 +168,7 @@ class RequestTimeout:
         self._timer = self._loop.call_at(due, self.check)
 
     def check(self) -> None:
-        """End the request if its time is over; otherwise watch its client and wait."""
+        """Cancel the request if its time limit has expired; otherwise check its client and set a timer."""
         self._is_young = False
         self._timer = None
         now = self._loop.time()
@@ -189,7 +189,7 @@ class RequestTimeout:
         self.disconnected = self._fire()
 
     def _fire(self) -> bool:
-        """Cancel the task; return False if that was done before."""
+        """Cancel the task; return False if it was already cancelled."""
         if self._fired:
             return False
         self._fired = True
@@ -198,7 +198,7 @@ class RequestTimeout:
 
 
 class _Ticker:
-    """One timer for all young requests of an event loop."""
+    """One timer for all new requests of an event loop."""
 
     __slots__ = ("_timer", "_young")
 
@@ -207,7 +207,7 @@ class _Ticker:
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, timeout: RequestTimeout, loop: asyncio.AbstractEventLoop) -> None:
-        """Check a request as soon as it has been open for some time."""
+        """Check a request after it has been open for some time."""
         self._young.append(timeout)
         if self._timer is None:
             self._timer = loop.call_later(PATIENCE, self._tick, loop)
@@ -223,7 +223,7 @@ class _Ticker:
 
 
 class CallTimeout(TimeLimit):
-    """A time limit that starts with the block it is entered with, and ends it as `asyncio.timeout` does."""
+    """A time limit for a block, which ends the block as `asyncio.timeout` does and can be extended."""
 
     __slots__ = ("_scope",)
 
@@ -268,6 +268,6 @@ def _ticker(loop: asyncio.AbstractEventLoop) -> _Ticker:
 
 
 async def wait_for_disconnect(receive: Receive) -> None:
-    """Return when the client has disconnected; everything it still sends is dropped."""
+    """Return when the client has disconnected; ignore everything that it still sends."""
     while (await receive())["type"] != "http.disconnect":
         pass

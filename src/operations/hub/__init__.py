@@ -1,4 +1,4 @@
-"""A hub: everything that `operations.toml` names, in one registry (`hub.registry`) and one application (`hub.app`)."""
+"""A hub: all sources of an `operations.toml` in one registry (`hub.registry`) and one application (`hub.app`)."""
 
 import asyncio
 import inspect
@@ -29,14 +29,14 @@ async def open_hub(
     *,
     wait: float | None = 30,
 ) -> AsyncGenerator[Hub]:
-    """Open the sources of a config for the length of an `async with` block, and keep them open.
+    """Open the sources of a config and keep them connected for the duration of an `async with` block.
 
-    A source that cannot be reached is retried in the background until it can.
+    A source that cannot be reached is retried in the background.
 
     Args:
-        config: The path of an `operations.toml` or `mcp.json`, or one that is loaded.
-        wanted: The sources that are wanted; all by default.
-        wait: Seconds to wait at first until each source has connected or failed.
+        config: The path of an `operations.toml` or `mcp.json`, or a loaded config.
+        wanted: The sources to open; by default all.
+        wait: Seconds to wait for each source to connect or fail before the block begins.
 
     Raises:
         ConfigError: If the file cannot be used.
@@ -62,7 +62,7 @@ async def _opened(
         authority=authority,
     )
     hub = lazy.hub = Hub(registry, file, _build_app)
-    # Sources are closed in any case: also if opening is interrupted.
+    # Close the sources also if opening is interrupted.
     async with aclosing(hub), registry, _set_up(hub):
         if wanted.operation is None:
             await hub.open(filter(wanted.includes, sources_of(file)), wait)
@@ -95,7 +95,7 @@ async def _set_up(hub: Hub) -> AsyncGenerator[None]:
 
             sending = exporting(hub.registry, **telemetry)
             sending.__enter__()
-            # Sending the rest may take seconds, during which calls go on.
+            # Sending the remaining data may take seconds: let calls continue meanwhile.
             stack.push_async_callback(asyncio.to_thread, sending.__exit__, None, None, None)
         if config.setup is not None:
             function = load_setup(file)
@@ -110,7 +110,7 @@ async def _set_up(hub: Hub) -> AsyncGenerator[None]:
 
 
 class _LazySources:
-    """Opens sources when an operation is called that they may have: the remote of the hub's registry."""
+    """The remote of the hub's registry: opens a source when an operation that it may have is called."""
 
     hub: Hub
 
@@ -119,7 +119,7 @@ class _LazySources:
         self._lock = asyncio.Lock()
 
     async def open(self, operation_id: str) -> None:
-        """Open sources that may have an operation: local modules, then those with its namespace, then workers."""
+        """Open the sources that may have an operation: local modules, then sources with its namespace, then workers."""
         hub = self.hub
         renamed = {each.options.get("rename"): old for old, each in hub.file.config.tools.items()}
         namespace = renamed.get(operation_id, operation_id).partition(".")[0]
@@ -154,7 +154,7 @@ class _LazySources:
         """Call an operation that is not registered yet.
 
         Raises:
-            CallError: As the call, or if no source has it.
+            CallError: As the call would, or if no source has the operation.
         """
         await self._find(operation_id)
         return await self.hub.registry.execute(operation_id, input, context)
@@ -162,7 +162,7 @@ class _LazySources:
     async def subscribe(
         self, operation_id: str, input: Any, context: OperationContext
     ) -> AsyncIterator[ResponseEnvelope[Any]]:
-        """Subscribe to an operation that is not registered yet; raises as `call`."""
+        """Subscribe to an operation that is not registered yet. Raises the errors of `call`."""
         await self._find(operation_id)
         async with aclosing(self.hub.registry.subscribe(operation_id, input, context)) as items:
             async for item in items:

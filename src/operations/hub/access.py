@@ -1,4 +1,4 @@
-"""Build the access of a config: the keys and tokens of `[access]`, authority and the ledger."""
+"""Build the access control of a config: the keys and tokens of `[access]`, the authority and the ledger."""
 
 import os
 from collections.abc import AsyncGenerator, Awaitable
@@ -18,11 +18,11 @@ from operations.front.config import JWTConfig
 from operations.hub.sources import connect_broker
 
 _PROCESS = "{pid}"
-"""Stands for the number of the process in the names of a ledger's files."""
+"""Replaced by the process id in the file names of a ledger."""
 
 
 def callers_by_hash(file: ConfigFile) -> dict[str, Identity]:
-    """Everyone in `[access.keys]`, by the SHA-256 of the key they show.
+    """Return the callers of `[access.keys]` by the SHA-256 of their keys.
 
     Raises:
         ConfigError: If a key cannot be read.
@@ -38,7 +38,7 @@ def callers_by_hash(file: ConfigFile) -> dict[str, Identity]:
 
 
 def can_sign_in(file: ConfigFile) -> bool:
-    """Return whether a config names callers."""
+    """Return whether a config has callers with credentials."""
     access = file.config.access
     return bool(access.keys) or access.jwt is not None or access.grants is not None
 
@@ -50,11 +50,11 @@ def serves_anonymous(file: ConfigFile) -> bool:
 
 
 class Access:
-    """The callers of `[access]`, which may change while a hub runs.
+    """The callers of `[access]`, which can change while a hub runs.
 
     Args:
         file: The config.
-        store: Where revocations of grants are kept.
+        store: Stores revocations of grants.
 
     Raises:
         ConfigError: If a key cannot be read.
@@ -72,7 +72,7 @@ class Access:
             self.tokens = JWTs(**file.options(JWTConfig, entry))
 
     def become(self, other: "Access") -> None:
-        """Use the callers of another version of the file."""
+        """Use the callers of a new version of the file."""
         self.keys, self.tokens, self.grants = other.keys, other.tokens, other.grants
         self.by_id = other.by_id
 
@@ -81,14 +81,14 @@ class Access:
         return self.keys.get(key_hash)
 
     def resolve(self, credential: str) -> "Identity | Awaitable[Identity | None] | None":
-        """Return whose key or grant a credential inside a call is."""
+        """Return the identity for a credential inside a call: a key or a grant."""
         if self.grants is not None and credential.startswith(PREFIX):
             return self.grants.resolve(credential)
-        # Found by its hash: how long that takes reveals nothing about a key.
+        # Looked up by hash, so that the timing reveals nothing about a key.
         return self.keys.get(sha256(credential.encode()).hexdigest())
 
     async def grant(self, credential: str | None) -> Identity | None:
-        """Return who acts with a grant; None for a credential of another kind.
+        """Return the identity of a grant; None for a credential of another kind.
 
         Raises:
             GrantError: If the grant is not valid.
@@ -98,7 +98,7 @@ class Access:
         return await self.grants.resolve(credential)
 
     def identify_token(self, request: Any) -> Any:
-        """Return who sends an HTTP request with a signed token, or an awaitable of it."""
+        """Return the identity of an HTTP request with a signed token, or an awaitable of it."""
         return None if self.tokens is None else self.tokens(request)
 
 
@@ -122,10 +122,10 @@ def grants_of(file: ConfigFile, **options: Any) -> Grants | None:
 
 @asynccontextmanager
 async def opened_authority(file: ConfigFile, *, records: bool = True) -> AsyncGenerator[Authority]:
-    """Yield the authority of a config, with its store open, and its ledger if it `records`.
+    """Yield the authority of a config with an open store, and with its ledger if `records` is true.
 
     Raises:
-        ConfigError: If one of them cannot be opened.
+        ConfigError: If the store or the ledger cannot be opened.
     """
     entry, ledger = file.config.ledger, None
     async with AsyncExitStack() as stack:
@@ -152,7 +152,7 @@ async def _open_store(file: ConfigFile, stack: AsyncExitStack) -> Store:
             store = Store(SQLiteValues(file.resolve(entry.file)))
         else:
             return Store()
-        # A store that cannot be written is noticed before the first call.
+        # Report a store that cannot be written before the first call.
         await store.swap("store.opened", None, b"1")
     except OperationsError as error:
         key = "authority.file" if entry.broker is None else "authority.broker"
@@ -162,10 +162,10 @@ async def _open_store(file: ConfigFile, stack: AsyncExitStack) -> Store:
 
 
 def ledgers_of(file: ConfigFile) -> tuple[str, list[tuple[Path, Path | None]]]:
-    """Return the key of the ledger of a config, and each of its files with its head: one for each process.
+    """Return the key of a config's ledger, and its files with their heads: one for each process.
 
     Raises:
-        ConfigError: If there is none, or its key cannot be read.
+        ConfigError: If there is no ledger, or its key cannot be read.
     """
     entry = file.config.ledger
     if entry is None:

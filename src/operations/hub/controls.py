@@ -1,6 +1,6 @@
-"""Operations that show and control the sources of a hub, its workers, and dead letters.
+"""Operations that list and control the sources, workers and dead letters of a hub.
 
-Sources are added and removed only by editing the file.
+Sources can only be added and removed by editing the file.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ SCOPE = "hub:operate"
 
 
 _SOURCES_SECONDS = 0.5
-"""Time between two looks at the sources for a caller that follows them."""
+"""Seconds between two checks of the sources for a subscriber."""
 
 
 class SourceReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -39,13 +39,13 @@ class SourceReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """`connecting`, `connected`, `disconnected` or `disabled`."""
 
     operations: int
-    """How many operations it offers."""
+    """The number of operations of the source."""
 
     problem: str | None = None
-    """Why it cannot be called now."""
+    """The reason why the source is not available; None if it is."""
 
     next_attempt: int | None = None
-    """When it is connected again, in Unix ms."""
+    """When the next connection attempt is made, in Unix ms."""
 
 
 def report(source: Source) -> SourceReport:
@@ -57,7 +57,7 @@ def report(source: Source) -> SourceReport:
         state=source.state,
         operations=len(source.operations),
         problem=source.problem,
-        # Tenths of a second: the two clocks must not make two reports differ.
+        # Rounded to tenths of a second, so that the difference of two clocks does not make equal reports differ.
         next_attempt=None if opens_at is None else 100 * round(10 * (time() + opens_at - now)),
     )
 
@@ -67,7 +67,7 @@ def control_operations(hub: Hub, *, is_up: Callable[[], bool]) -> list[Any]:
 
     Args:
         hub: The hub.
-        is_up: Returns whether it is not shutting down.
+        is_up: Returns False while the hub shuts down.
     """
 
     def find(name: str) -> Supervisor:
@@ -90,7 +90,7 @@ def control_operations(hub: Hub, *, is_up: Callable[[], bool]) -> list[Any]:
 
     @operation("hub.watch", scopes=[SCOPE])
     async def watch() -> AsyncGenerator[list[SourceReport]]:
-        """Report the sources of this hub and their states now, and again whenever one changes."""
+        """Return the sources of this hub and their states now, and again whenever one changes."""
         sent: list[SourceReport] | None = None
         # It must not keep the server from shutting down.
         while is_up():
@@ -111,7 +111,7 @@ def control_operations(hub: Hub, *, is_up: Callable[[], bool]) -> list[Any]:
 
     @operation("hub.enable", scopes=[SCOPE])
     async def enable(source: str) -> SourceReport:
-        """Connect to a source that was disabled; a restart follows the file again.
+        """Connect to a disabled source, until the hub is restarted.
 
         Args:
             source: Its name, or `kind:name`.
@@ -135,17 +135,17 @@ def control_operations(hub: Hub, *, is_up: Callable[[], bool]) -> list[Any]:
         return [report(source) for source in hub.sources]
 
     if hub.file.config.serve.processes > 1:
-        # The others would change the sources of one process alone.
+        # The others would only change the sources of one process.
         return [sources, watch, read_again]
     return [sources, watch, retry, enable, disable, read_again]
 
 
 def readiness(hub: Hub) -> bool | JSONObject:
-    """Return whether a hub can serve anything, and the names of the sources that are not connected."""
+    """Return whether a hub has operations to serve, and the names of the sources that are not connected."""
     absent = [source.name for source in hub.absent()]
     if not absent:
         return True
-    # These are always registered.
+    # These operations are always registered.
     own = ("hub", "approvals")
     is_useless = all(spec.namespace in own or spec.id == NEXT for spec in hub.registry.specs())
     return {"status": "unavailable" if is_useless else "degraded", "disconnected": absent}
@@ -156,7 +156,7 @@ def readiness(hub: Hub) -> bool | JSONObject:
 WORKERS = "hub.workers"
 
 _WORKERS_SECONDS = 2.0
-"""Time between two reports to a caller that follows the workers."""
+"""Seconds between two reports of the workers to a subscriber."""
 
 
 class BrokerReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -165,7 +165,7 @@ class BrokerReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     broker: str
 
     problem: str | None = None
-    """Why nothing is known of its workers."""
+    """The reason why the state of the workers is unknown."""
 
     group: GroupReport | None = None
 
@@ -200,14 +200,14 @@ def worker_operations(hub: Hub, *, is_up: Callable[[], bool]) -> list[Any]:
 
     Args:
         hub: The hub.
-        is_up: Returns whether it is not shutting down.
+        is_up: Returns False while the hub shuts down.
     """
     if not hub.file.config.brokers:
         return []
 
     @contextmanager
     def found(broker: str | None) -> Generator[tuple[str, GroupMonitor]]:
-        """The name and the workers of a broker; an error of its connection becomes that of the call."""
+        """Yield the name and the workers of a broker; convert its connection errors to errors of the call."""
         brokers = _brokers(hub)
         if broker is None:
             if len(brokers) != 1:
@@ -228,7 +228,7 @@ def worker_operations(hub: Hub, *, is_up: Callable[[], bool]) -> list[Any]:
 
     @operation(WORKERS, type="query", scopes=[SCOPE])
     async def workers() -> list[BrokerReport]:
-        """Show the workers of each broker, the calls that run and wait, and the number of dead letters."""
+        """Show the workers of each broker, the running and waiting calls, and the number of dead letters."""
         return await look_at_workers(hub)
 
     @operation("hub.watch_workers", scopes=[SCOPE])
@@ -241,7 +241,7 @@ def worker_operations(hub: Hub, *, is_up: Callable[[], bool]) -> list[Any]:
 
     @operation("hub.dead_letters", type="query", scopes=[SCOPE])
     async def dead_letters(broker: str | None = None) -> list[DeadLetter]:
-        """List the newest requests that were given up because they cost every worker that began them.
+        """List the newest dead letters: requests that were abandoned because every worker that started one was lost.
 
         Args:
             broker: The name of the broker, if there is more than one.
@@ -253,7 +253,7 @@ def worker_operations(hub: Hub, *, is_up: Callable[[], bool]) -> list[Any]:
     async def replay(letter: str, broker: str | None = None) -> Any:
         """Call the operation of a dead letter once more, and remove the letter if that succeeds.
 
-        The call has the `credential` of the broker in the config. It may cost one more worker.
+        The call has the `credential` of the broker in the config. It may crash another worker.
 
         Args:
             letter: The id of the dead letter.

@@ -1,12 +1,12 @@
 """Open the sources that a config names, and put their operations into one registry.
 
-Rule 1: sources are opened concurrently and kept open. A source that fails is reported and retried; the others work.
-Rule 2: a kind of source is imported when the config has one of it.
-Rule 3: a command may need only some of them (`SourceFilter`); the others stay closed. An operation that a handler calls
-        is opened when it is called.
-Rule 4: the config is read again when its file changes, on SIGHUP, and on request. A file that cannot be used is
-        reported and changes nothing. Sources, keys, secrets and limits change without a lost call. Changes that need a
-        restart are reported.
+Rule 1: sources are opened concurrently and kept open. A failed source is reported and retried; it does not affect the
+        others.
+Rule 2: the code for a kind of source is imported only if the config has such a source.
+Rule 3: a command may need only some sources (`SourceFilter`); the others stay closed until a handler calls one of their
+        operations.
+Rule 4: the config is read again when its file changes, on SIGHUP, and on request. A faulty file is reported and
+        ignored. Changes of sources, keys, secrets and limits lose no call. Changes that need a restart are reported.
 """
 
 import asyncio
@@ -57,7 +57,10 @@ class SourceFilter:
     source: str | None = None
 
     def includes(self, source: Source) -> bool:
-        """Return whether a source is wanted; workers and local modules may have operations in any namespace."""
+        """Return whether the filter selects a source.
+
+        Workers and local modules may have operations in any namespace.
+        """
         if self.source is not None:
             return source.is_called(self.source)
         return (
@@ -69,7 +72,7 @@ class SourceFilter:
 
     @property
     def is_all(self) -> bool:
-        """Whether every source is to be opened."""
+        """Whether every source is selected."""
         return self == ALL
 
 
@@ -80,7 +83,7 @@ class Hub:
     """A registry, the sources of its operations, and the application that serves them.
 
     Attributes:
-        registry: Everything that is open.
+        registry: The operations of all open sources.
         file: The config.
         resolvers: Further `IdentityResolver`s of the application, which `setup` may add.
     """
@@ -94,20 +97,21 @@ class Hub:
         self.tools = configure_tools(registry, tools_of(file))
         """The settings of `[tools]`."""
         self.file_times = file_times(file)
-        """When the files were changed that this hub was made of."""
+        """The modification times of the files that this hub was built from."""
 
         self.resolvers: list[Any] = []
         self.fronts: list[Front] = []
         """The fronts of this hub, which limit its callers."""
         self.reload_others: Callable[[], None] = lambda: None
-        """Lets the other processes that serve the same config read it again."""
+        """Makes the other processes that serve the same config read it again."""
 
         self.adjust: Callable[[ConfigFile], ConfigFile] = lambda file: file
-        """Changes a config that is read again, as the one this hub was opened with was changed."""
+        """Applies the same changes to a reloaded config as to the original one, such as those of command-line
+        options."""
 
         self.supervisors: list[Supervisor] = []
         self.changing = asyncio.Lock()
-        """Held while the config is applied: one change at a time."""
+        """Held while a config is applied, so that changes do not overlap."""
 
         self._removed: list[Supervisor] = []
         self._by_id: dict[str, Source] = {}
@@ -115,7 +119,7 @@ class Hub:
 
     @property
     def sources(self) -> list[Source]:
-        """The sources that were wanted, in the order of the config."""
+        """The selected sources, in the order of the config."""
         return [supervisor.source for supervisor in self.supervisors]
 
     @cached_property
@@ -140,7 +144,7 @@ class Hub:
         """Register the operations that answer approvals, and open the ledger; every entry point needs both.
 
         Args:
-            is_up: Returns whether the server is not shutting down.
+            is_up: Returns False while the server shuts down.
 
         Raises:
             LedgerError: If the ledger cannot be used.
@@ -156,11 +160,11 @@ class Hub:
     async def open(self, sources: Iterable[Source], wait: float | None) -> None:
         """Open sources concurrently, and keep them open.
 
-        Brokers come last, one by one: operations of workers are used if no other source has their ids.
+        Brokers are opened last, one by one: an operation of a worker is registered only if no other source has its id.
 
         Args:
-            sources: Those that are opened; the others of the config stay closed.
-            wait: Seconds to wait until each has connected or failed; None for as long as it takes.
+            sources: The sources to open.
+            wait: Seconds to wait for each source to connect or fail; None for no limit.
         """
         for source in sources:
             self.supervisors.append(self._supervise(source))
@@ -175,7 +179,7 @@ class Hub:
         _start(started)
 
     async def settled(self, seconds: float) -> None:
-        """Wait until each source has connected or failed, but not longer than this."""
+        """Wait until each source has connected or failed, for at most this many seconds."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await asyncio.gather(
@@ -183,7 +187,7 @@ class Hub:
                 )
 
     async def remove(self, supervisor: Supervisor) -> None:
-        """Close a source permanently; calls that run on it are finished first."""
+        """Close a source permanently, after its running calls have finished."""
         await supervisor.disable()
         self.supervisors.remove(supervisor)
         self._removed = [each for each in self._removed if not each.is_closed]
@@ -211,7 +215,7 @@ class Hub:
         await asyncio.gather(*(each.aclose() for each in (*self.supervisors, *self._removed)))
 
     def supervisor(self, name: str) -> Supervisor:
-        """Return what keeps a source open, by its name or `kind:name`.
+        """Return the supervisor of a source, by name or `kind:name`.
 
         Raises:
             KeyError: If there is no such source.
@@ -221,7 +225,7 @@ class Hub:
                 return supervisor
         raise KeyError(name)
 
-    # ------------------------------------------------------------ finding
+    # ------------------------------------------------------------ lookup
 
     def source_of(self, operation_id: str) -> Source | None:
         """Return the source that an operation comes from."""
@@ -237,11 +241,11 @@ class Hub:
 
     @property
     def offered(self) -> int:
-        """How many operations the sources offer."""
+        """The number of operations of all sources."""
         return sum(len(source.operations) for source in self.sources)
 
     def has_namespace(self, namespace: str) -> bool:
-        """Return whether a source is called `namespace`, or offers operations in it."""
+        """Return whether a source is called `namespace` or has operations in it."""
         return any(
             source.name == namespace
             or any(each.partition(".")[0] == namespace for each in source.operations)
@@ -249,7 +253,7 @@ class Hub:
         )
 
     def absent(self, namespace: str | None = None) -> list[Source]:
-        """Return the sources that cannot be called now; of one namespace, or all."""
+        """Return the sources that are not available, in one namespace or in all."""
         return [
             source
             for source in self.sources
@@ -286,7 +290,7 @@ class Hub:
         raise operation_not_found(operation_id, message)
 
     def _unasked(self, namespace: str) -> str:
-        """Return the brokers that are not connected and whose workers may have a namespace that no source has."""
+        """Return the disconnected brokers whose workers may have operations in this namespace."""
         if any(
             each.partition(".")[0] == namespace
             for source in self.sources
@@ -301,7 +305,7 @@ class Hub:
         )
 
     def enforce_open(self, operation_id: str) -> None:
-        """Fail if the source that would have an operation is not connected.
+        """Raise an error if the source of an operation is not connected.
 
         Raises:
             CallError: `UNAVAILABLE`, with the sources and reasons.
@@ -313,7 +317,7 @@ class Hub:
             raise CallError(ErrorCode.UNAVAILABLE, message)
 
     async def identity(self, name: str) -> Identity | None:
-        """Return the identity of a caller in `[access.keys]`, or behind a grant; `anonymous` is None.
+        """Return the identity of a caller in `[access.keys]` or of a grant; None for `anonymous`.
 
         Raises:
             ConfigError: If there is no such caller.
@@ -343,30 +347,30 @@ def tools_of(file: ConfigFile) -> dict[str, ToolConfig]:
 
 def _start(supervisors: Iterable[Supervisor]) -> None:
     for supervisor in supervisors:
-        # It may have been disabled since.
+        # It may have been disabled in the meantime.
         if supervisor.source.is_enabled:
             supervisor.start()
 
 
 def is_unreadable(source: Source) -> bool:
-    """Return whether a source is an `mcp.json` that cannot be read: it may have any server."""
+    """Return whether a source is an unreadable `mcp.json`, which may contain any server."""
     return isinstance(source.entry, ListedServer) and source.entry.entry is None
 
 
-# ------------------------------------------------------------ reading the config again
+# ------------------------------------------------------------ reloading the config
 
 logger = logging.getLogger("operations.hub")
 
 _POLL_SECONDS = 1.0
 _LIVE = frozenset({"openapi", "mcp", "mcp_json", "brokers", "access", "limits", "tools"})
-"""The tables that take effect at once; the others need a restart."""
+"""The tables whose changes take effect at once; the others need a restart."""
 
 
 async def reload(hub: Hub) -> None:
     """Read the config of a hub again, and apply it.
 
     Raises:
-        ConfigError: If the file cannot be used; then nothing has changed.
+        ConfigError: If the file cannot be used; the hub is then unchanged.
     """
     async with hub.changing:
         if hub.file.path is not None:
@@ -382,7 +386,7 @@ async def _apply(hub: Hub, path: Path) -> None:
         hub.tools.change(tools)
     except (OperationsError, ValueError) as error:
         raise ConfigError([ConfigFault(str(path), None, "tools", str(error))]) from error
-    # Nothing fails from here on.
+    # No step fails from here on.
     if access is not None:
         hub.access.become(access)
     for front in hub.fronts:
@@ -392,7 +396,7 @@ async def _apply(hub: Hub, path: Path) -> None:
     try:
         await _apply_sources(hub, old, new)
     except asyncio.CancelledError:
-        # The caller has left; the next reload, which follows soon, finishes the work.
+        # The caller was cancelled; the next reload, which follows soon, completes the work.
         hub.file, hub.file_times = old, {}
         raise
     stale = [
@@ -421,7 +425,7 @@ async def _apply_sources(hub: Hub, old: ConfigFile, new: ConfigFile) -> None:
             await hub.remove(supervisor)
             continue
         is_new = was_enabled.get(_key(known)) != source.is_enabled
-        # An operator's choice stays in effect until the file changes `enabled`.
+        # The operator's choice stays in effect until `enabled` changes in the file.
         is_wanted = source.is_enabled if is_new else known.is_enabled
         known.entry = source.entry
         if not is_wanted:
@@ -438,7 +442,7 @@ def _key(source: Source) -> tuple[str, str, str]:
 
 @asynccontextmanager
 async def following(hub: Hub) -> AsyncGenerator[None]:
-    """Reload a hub when its file changes and on SIGHUP, for the length of an `async with` block."""
+    """Reload a hub when its file changes and on SIGHUP, for the duration of an `async with` block."""
     again, loop = asyncio.Event(), asyncio.get_running_loop()
     task = asyncio.create_task(_follow(hub, again), name="config changes")
     with suppress(NotImplementedError, RuntimeError):
@@ -463,6 +467,8 @@ async def _follow(hub: Hub, again: asyncio.Event) -> None:
         try:
             await reload(hub)
         except ConfigError as error:
-            logger.warning("the config is not used, and nothing changes: %s", error)
+            logger.warning(
+                "the changed config cannot be used, so the previous one stays in effect: %s", error
+            )
         except Exception:
             logger.exception("the config could not be read again")

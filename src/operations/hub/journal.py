@@ -1,9 +1,9 @@
-"""Keep files about one config: the calls that were made with it, for `operations trace`, and its ids, for shells.
+"""Store two files for each config: its calls, for `operations trace`, and its operation ids, for shell completion.
 
-Rule 1: the journal contains what observers get, which is never an argument or a result.
-Rule 2: several processes may write at once: a line is appended in one write.
-Rule 3: it is bounded: a full file replaces the old one.
-Rule 4: a shell completes ids from those that the config had when it was last open: opening the sources takes too long.
+Rule 1: the journal contains the events of observers, which have no arguments and no results.
+Rule 2: several processes may write concurrently: each line is appended in one write.
+Rule 3: the size is limited: when the file is full, it replaces the previous file.
+Rule 4: shell completion uses the ids from the last time that the config was open, because opening sources is slow.
 """
 
 import os
@@ -25,7 +25,7 @@ _decoder = msgspec.json.Decoder(CallRecord)
 
 
 def journal_path(file: ConfigFile) -> Path:
-    """Return the file for the calls that are made with a config."""
+    """Return the path of the file for the calls of a config."""
     if file.config.trace.file is not None:
         return file.resolve(file.config.trace.file)
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
@@ -35,7 +35,7 @@ def journal_path(file: ConfigFile) -> Path:
 
 @contextmanager
 def recording(registry: OperationRegistry, file: ConfigFile) -> Generator[None]:
-    """Record the calls of `registry` for the length of a `with` block, unless the config disables it."""
+    """Record the calls of `registry` for the duration of a `with` block, unless the config disables it."""
     graph = _graph(journal_path(file)) if file.config.trace.enabled else None
     if graph is None:
         yield
@@ -50,14 +50,14 @@ def recording(registry: OperationRegistry, file: ConfigFile) -> Generator[None]:
 
 @contextmanager
 def writing_logs(file: ConfigFile, *, verbose: bool) -> Generator[None]:
-    """Write logs as `[log]` of a config wants, unless it has no such table or the command line asks for everything."""
+    """Write logs as `[log]` of a config requires, unless the table is missing or the command line requests all logs."""
     options = file.options(LogConfig, file.config.log)
     with logging_to_stderr(**options) if options and not verbose else nullcontext():
         yield
 
 
 def _graph(path: Path) -> CallGraph | None:
-    """Return a graph that writes to `path`; None if that is impossible, so that calls still work."""
+    """Return a graph that writes to `path`; None if the file cannot be written, so that calls still work."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with suppress(FileNotFoundError):
@@ -69,7 +69,7 @@ def _graph(path: Path) -> CallGraph | None:
 
 
 def read_journal(path: Path) -> Iterator[CallRecord]:
-    """Yield the calls that ended, oldest first; lines that cannot be read are skipped."""
+    """Yield the finished calls, oldest first; unreadable lines are skipped."""
     for part in (_old(path), path):
         with suppress(FileNotFoundError), part.open("rb") as lines:
             for line in lines:
@@ -89,7 +89,7 @@ def _ids_path(file: ConfigFile) -> Path:
 
 
 def remember_ids(file: ConfigFile, ids: Iterable[str]) -> None:
-    """Keep the ids of a config, unless the config disables it."""
+    """Store the ids of a config, unless the config disables it."""
     if not file.config.trace.enabled:
         return
     path, text = _ids_path(file), "\n".join(ids)
@@ -106,7 +106,7 @@ def recall_ids(file: ConfigFile) -> list[str]:
 
 
 def complete_ids(_context: object) -> list[str]:
-    """Return the ids of the config of this folder."""
+    """Return the stored ids of the config for the current folder."""
     found = find_config(Path.cwd())
     with suppress(ConfigError):
         if found is not None:

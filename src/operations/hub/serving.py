@@ -1,8 +1,9 @@
 """Serve a hub: its application, and several processes behind one listening socket.
 
-Rule 1: the first process listens, starts the others, restarts those that end, and passes signals on. It serves nothing.
+Rule 1: the first process listens, starts the others, restarts those that end, and forwards signals. It serves no
+        requests.
 Rule 2: the others end when the first one does, however it ends.
-Rule 3: everything in memory belongs to one process: connections, limits, rates, caches.
+Rule 3: connections, limits, rates and caches are in memory, so they belong to one process.
 """
 
 import asyncio
@@ -47,27 +48,27 @@ logger = logging.getLogger("operations.hub")
 
 
 def listen_config(file: ConfigFile) -> ListenConfig:
-    """Return where a config wants to be served."""
+    """Return the address that a config is served at."""
     return ListenConfig(**file.options(ListenConfig, file.config.serve))
 
 
 def entry_points_of(file: ConfigFile) -> tuple[str, ...]:
-    """Return the application of a config: the HTTP API, and the entry points that are not switched off."""
+    """Return the entry points of a config: the HTTP API, and those that are not disabled."""
     options = file.options(ServerConfig, file.config.serve)
-    # No console: its sign-in session would be known to one process only.
+    # No console, because its session would exist in one process only.
     kinds = ("mcp", "websocket") if is_shared(file) else ("mcp", "websocket", "console")
     return ("http", *(name for name in kinds if options[name]))
 
 
 def is_shared(file: ConfigFile) -> bool:
-    """Return whether several processes serve a config, so that the next request may reach another one."""
+    """Return whether several processes serve a config, so that requests of one client may reach different processes."""
     return file.config.serve.processes > 1
 
 
 def build_app(
     hub: Hub, *, entry_points: Collection[str] | None = None, host: str | None = None
 ) -> "Starlette":
-    """Return one application with everything that a config serves, or with these entry points alone.
+    """Return the application of a config, with all of its entry points or with the given ones.
 
     Raises:
         ConfigError: If a key cannot be read.
@@ -124,7 +125,7 @@ def build_worker_app(hub: Hub, worker: CallServer, monitor: GroupMonitor, host: 
         try:
             return group_metrics([await monitor.look()])
         except TransportError:
-            # The broker cannot be reached, which `/readyz` reports.
+            # `/readyz` reports that the broker cannot be reached.
             return b""
 
     async def own() -> bytes:
@@ -162,14 +163,14 @@ def mcp_server(hub: Hub, identity: Identity | None) -> Any:
 
 
 def resolvers(hub: Hub) -> list[IdentityResolver]:
-    """Return what resolves the identities of callers: those of the config, and of its `setup`.
+    """Return the identity resolvers of the config and of its `setup` function.
 
     Raises:
         ConfigError: If a key cannot be read.
     """
     if not can_sign_in(hub.file):
         return list(hub.resolvers)
-    # Both: the file may change from one to the other while the hub runs.
+    # Both kinds, because the file may change from one to the other while the hub runs.
     return [
         APIKeys(hub.access.find),
         hub.access.identify_token,
@@ -181,7 +182,7 @@ def resolvers(hub: Hub) -> list[IdentityResolver]:
 # ------------------------------------------------------------ several processes
 
 VARIABLE: Final = "OPERATIONS_PROCESS"
-"""Names the descriptors that a process inherits: the listening socket, and the channel to the first process."""
+"""The environment variable with the inherited file descriptors: listening socket and channel to the first process."""
 
 _READY, _RELOAD = b"r", b"h"
 _ENDED = 1
@@ -189,13 +190,13 @@ _ENDED = 1
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """Settings that the other processes inherit from the first one."""
+    """The socket and channel that a process inherits from the first one."""
 
     listener: socket.socket
     channel: socket.socket
 
     announces: bool
-    """Whether this process reports for all that they serve."""
+    """Whether this process reports readiness for all processes."""
 
     @classmethod
     def inherited(cls) -> "Process | None":
@@ -207,14 +208,14 @@ class Process:
         return cls(listener, channel, given[2] == "1")
 
     def is_ready(self, end: Callable[[], object]) -> None:
-        """Report that this process serves; call `end` when the first process has ended."""
+        """Report that this process is ready; call `end` when the first process has ended."""
         with suppress(OSError):
             self.channel.send(_READY)
         self.channel.setblocking(False)
         loop = asyncio.get_running_loop()
 
         def read() -> None:
-            # The first process sends nothing: this is the end of the channel.
+            # The first process never sends data, so this is the end of the channel.
             with suppress(OSError):
                 self.channel.recv(1)
             loop.remove_reader(self.channel)
@@ -223,7 +224,7 @@ class Process:
         loop.add_reader(self.channel, read)
 
     def reload_all(self) -> None:
-        """Let all processes read the config again."""
+        """Make all processes read the config again."""
         with suppress(OSError):
             self.channel.send(_RELOAD)
 
@@ -234,10 +235,10 @@ async def supervise(
     """Run several processes of this program until SIGTERM or SIGINT; return the exit code.
 
     Args:
-        arguments: Of the command that each of them runs.
-        count: How many.
-        listener: The socket that they share; it is closed first, so no request waits for a process that ends.
-        grace: Seconds that they have to end before they are killed.
+        arguments: The command-line arguments of each process.
+        count: The number of processes.
+        listener: The shared socket. It is closed first, so that no request waits for a process that is ending.
+        grace: Seconds that the processes have to end before they are killed.
     """
     loop = asyncio.get_running_loop()
     processes = _Processes([sys.executable, "-m", "operations", *arguments], listener)
@@ -256,7 +257,7 @@ async def supervise(
             if late:
                 processes.signal(signal.SIGKILL)
                 await asyncio.wait(late)
-    # If one could not be started, its exit code gives the reason.
+    # If a process could not be started, its exit code gives the reason.
     codes = [task.result() for task in tasks if stopping in ended or task in ended]
     return next((abs(code) for code in codes if code), 0)
 
@@ -268,19 +269,19 @@ class _Processes:
         self._command = command
         self._listener = listener
         self._running: dict[asyncio.subprocess.Process, socket.socket] = {}
-        """With the channel to each."""
+        """The running processes, with the channel to each."""
         self._stopping = asyncio.Event()
         self._was_ready = False
 
     def reload(self) -> None:
-        """Let all of them read the config again."""
+        """Make all processes read the config again."""
         self.signal(signal.SIGHUP)
 
     def stop(self) -> None:
-        """Let all of them finish their calls and end.
+        """Make all processes finish their calls and end.
 
-        Not by a signal: a service manager may send one to all processes at once, and a second one ends a process
-        without delay.
+        This does not use a signal, because a second signal ends a process at once, and a service manager may already
+        have sent one to all processes.
         """
         self._stopping.set()
         for channel in self._running.values():
@@ -288,15 +289,15 @@ class _Processes:
                 channel.shutdown(socket.SHUT_RDWR)
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to all of them."""
+        """Send a signal to all processes."""
         for process in self._running:
             with suppress(ProcessLookupError):
                 process.send_signal(number)
 
     async def keep(self, number: int) -> int:
-        """Start one process again and again; return the exit code of the last one.
+        """Run one process and restart it when it ends; return the last exit code.
 
-        If the first ones end before any of them is ready, restarting does not help.
+        If all processes end before any is ready, they are not restarted.
         """
         backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
         while True:
@@ -321,7 +322,7 @@ class _Processes:
                 *self._command,
                 env={**os.environ, VARIABLE: f"{descriptors[0]} {descriptors[1]} {announces}"},
                 pass_fds=descriptors,
-                # Ctrl-C reaches the first process alone, which ends the others in order.
+                # Only the first process receives Ctrl-C; it then ends the others in order.
                 start_new_session=True,
             )
             theirs.close()

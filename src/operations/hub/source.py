@@ -3,10 +3,10 @@
 `Supervisor` opens a source in the background, retries with jitter, replaces it and closes it.
 
 Rule 1: a source that fails does not affect any other.
-Rule 2: operations of a source that was open once stay registered while it is disconnected; calls of them fail with
-        `UNAVAILABLE`. They are removed when the source is closed.
-Rule 3: a source that is replaced is opened anew first. Calls that run on the old one are finished before it is closed,
-        which is some seconds after the last one, and after the time limit of a call at the latest.
+Rule 2: when a source disconnects, its operations stay registered, and calls fail with `UNAVAILABLE`. They are removed
+        when the source is closed.
+Rule 3: to replace a source, the new one is opened first. The old one is closed some seconds after its last call has
+        finished, and at the latest after the time limit of a call.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ class SourceState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ListedServer:
-    """A server of an `mcp.json`; without an `entry`, a file that cannot be read."""
+    """A server of an `mcp.json`; without an `entry`, the file cannot be read."""
 
     path: str
     entry: JSONObject | None = None
@@ -56,16 +56,16 @@ class ListedServer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
-    """A source that is open."""
+    """An open source."""
 
     operations: Iterable[Any]
-    """Its operations: a list, or a service, which may change."""
+    """Its operations: a list, or a service whose operations may change."""
 
     origin: str
     """Its document, server or module, without secrets."""
 
     skipped: list[Skipped] = field(default_factory=list[Skipped])
-    """Parts of it that cannot be used, with the reason."""
+    """Parts of the source that cannot be used, with the reason."""
 
     warnings: list[Skipped] = field(default_factory=list[Skipped])
     """Settings and parts of a document that are unknown or missing."""
@@ -74,34 +74,34 @@ class Opened:
     """Its own title."""
 
     problem: Callable[[], str | None] = lambda: None
-    """Returns why it cannot be called at the moment."""
+    """Returns the reason why the source is not available; None if it is."""
 
     next_attempt: Callable[[], float | None] = lambda: None
-    """Returns when it connects again by itself, by the loop's clock; None if no attempt is planned."""
+    """Returns the time of the next connection attempt, by the loop's clock; None if none is planned."""
 
     calls: Callable[[], int] = lambda: 0
-    """Returns how many calls run on it."""
+    """Returns the number of running calls on the source."""
 
     monitor: GroupMonitor | None = None
-    """Shows the workers of a broker."""
+    """Monitors the workers of a broker."""
 
     close: Callable[[], Awaitable[object]] | None = None
-    """Closes it."""
+    """Closes the source."""
 
     def attach(self, registry: OperationRegistry) -> None:
-        """Let a service that changes keep `registry` up to date."""
+        """Let a service whose operations change update `registry`."""
         attach = getattr(self.operations, "attach", None)
         if attach is not None:
             attach(registry)
 
     def detach(self, registry: OperationRegistry) -> None:
-        """Let a service that changes leave `registry` alone from now on."""
+        """Stop a service whose operations change from updating `registry`."""
         detach = getattr(self.operations, "detach", None)
         if detach is not None:
             detach(registry)
 
     async def aclose(self) -> None:
-        """Close it, if there is anything to close."""
+        """Close the source, if it has a connection."""
         if self.close is not None:
             await self.close()
 
@@ -115,28 +115,28 @@ class Source:
     entry: Any = None
 
     opened: Opened | None = None
-    """The open source; also while its connection is lost."""
+    """The open source; it stays set while the connection is lost."""
 
     failure: str | None = None
-    """Why it could not be opened."""
+    """The reason why the source could not be opened."""
 
     warnings: tuple[Skipped, ...] = ()
     """Settings and parts of a document that are unknown or missing."""
 
     seconds: float = 0
-    """How long it took to open."""
+    """Seconds that opening took."""
 
     is_enabled: bool = True
 
     opens_at: float | None = None
-    """When it is opened again after a failure, by the loop's clock."""
+    """The time of the next attempt after a failure, by the loop's clock."""
 
     made_of: Any = None
-    """The table, secrets and document that it was opened with."""
+    """The table, secrets and document that the source was opened with."""
 
     @property
     def state(self) -> SourceState:
-        """Whether it can be called now."""
+        """The current state."""
         if not self.is_enabled:
             return SourceState.DISABLED
         if self.opened is None:
@@ -145,7 +145,7 @@ class Source:
 
     @property
     def problem(self) -> str | None:
-        """Why it cannot be called now; None if it can."""
+        """The reason why the source is not available; None if it is."""
         if not self.is_enabled:
             return "it is disabled"
         if self.opened is not None:
@@ -154,7 +154,7 @@ class Source:
 
     @property
     def next_attempt(self) -> float | None:
-        """When it is connected again, by the loop's clock; None if no attempt is planned."""
+        """The time of the next connection attempt, by the loop's clock; None if none is planned."""
         return self.opens_at if self.opened is None else self.opened.next_attempt()
 
     @property
@@ -164,7 +164,7 @@ class Source:
 
     @property
     def operations(self) -> tuple[str, ...]:
-        """The ids it offers now."""
+        """The ids of its current operations."""
         return () if self.opened is None else tuple(each.spec.id for each in self.opened.operations)
 
     @property
@@ -179,7 +179,7 @@ class Source:
 
     @property
     def skipped(self) -> tuple[Skipped, ...]:
-        """Parts of it that cannot be used."""
+        """Parts of the source that cannot be used."""
         return () if self.opened is None else tuple(self.opened.skipped)
 
     @property
@@ -188,7 +188,7 @@ class Source:
         return (*self.warnings, *self.skipped)
 
     def is_called(self, wanted: str) -> bool:
-        """Return whether a name means this source: its kind, its name, both, or the file that lists it."""
+        """Return whether a name identifies this source: its kind, its name, both, or the file that lists it."""
         names = (
             [self.name, self.entry.path] if isinstance(self.entry, ListedServer) else [self.name]
         )
@@ -205,12 +205,12 @@ def limits_of(file: ConfigFile) -> Limits:
 
 
 def per_source(file: ConfigFile) -> int:
-    """Return the concurrent calls to one source: fewer than one caller has, to leave some for others."""
+    """Return the concurrency limit of one source: below that of a caller, so that other sources stay usable."""
     return max(1, limits_of(file).calls_per_caller * 3 // 4)
 
 
 def file_times(file: ConfigFile) -> dict[Path, int | None]:
-    """Return the files that a hub is made of, and when each was changed."""
+    """Return the files that a hub is built from, with their modification times."""
     documents = [each.document for each in file.config.openapi.values()]
     local = [file.resolve(each) for each in documents if "://" not in each]
     listings = [file.resolve(each) for each in file.config.mcp_json]
@@ -218,7 +218,7 @@ def file_times(file: ConfigFile) -> dict[Path, int | None]:
 
 
 def modified(path: Path) -> int | None:
-    """Return when a file was changed; None if there is none."""
+    """Return the modification time of a file; None if it does not exist."""
     try:
         return path.stat().st_mtime_ns
     except OSError:
@@ -226,7 +226,7 @@ def modified(path: Path) -> int | None:
 
 
 def fingerprint(source: Source, file: ConfigFile) -> Any:
-    """Return everything that a source is made of: its table, its secrets and its document."""
+    """Return everything that a source is built from: its table, its secrets and its document."""
     path = (_TABLES.get(source.kind, ""), source.name)
     secrets: list[str | None] = []
     for key, secret in file.secrets():
@@ -243,9 +243,9 @@ def fingerprint(source: Source, file: ConfigFile) -> Any:
 
 @contextmanager
 def importing_beside(file: ConfigFile) -> Generator[None]:
-    """Let modules beside the config be imported by name, as `python -m` does, and print to standard error.
+    """Make modules in the folder of the config importable by name, as `python -m` does, and print to standard error.
 
-    On standard output they would be mixed with results, or with MCP.
+    Prints to standard output would be mixed with results or MCP messages.
     """
     folder = str(file.folder)
     if folder not in sys.path:
@@ -269,7 +269,7 @@ def load_setup(file: ConfigFile) -> Any:
 
 
 def load_tokens(file: ConfigFile, values: Iterable[Any]) -> None:
-    """Import the functions that find the tokens of callers, so that one that is missing is known at once.
+    """Import the functions that return the tokens of callers, so that a missing function is reported at once.
 
     Raises:
         ValueError: If one cannot be imported.
@@ -284,7 +284,7 @@ def open_modules(module: str, file: ConfigFile) -> Opened:
     """Scan a package, a folder or a file.
 
     Raises:
-        FileNotFoundError: If it is none of those.
+        FileNotFoundError: If it does not exist.
     """
     path = file.resolve(module)
     with importing_beside(file):
@@ -299,7 +299,7 @@ LONGEST_PAUSE = 30.0
 """Upper bounds of the first pause and of any pause between two attempts, in seconds."""
 
 QUIET_SECONDS = 5.0
-"""Seconds without a call after which a source that was replaced is closed."""
+"""Seconds without a call after which a replaced source is closed."""
 
 _LOOK_SECONDS = 0.2
 
@@ -311,11 +311,11 @@ class Supervisor:
     """Keeps one source open until it is closed.
 
     Args:
-        source: The source, which is kept up to date.
-        open: Opens it.
-        registry: For its operations.
+        source: The source, whose state is updated.
+        open: Opens the source.
+        registry: The registry for its operations.
         owner: Returns the label of the source that an operation id belongs to.
-        drain_seconds: How long calls may go on that run on a source when it is replaced or disabled.
+        drain_seconds: Seconds that running calls have to finish when the source is replaced or disabled.
     """
 
     def __init__(
@@ -341,7 +341,7 @@ class Supervisor:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to connect, in the background."""
+        """Start connecting in the background."""
         self.source.is_enabled = True
         if self._task is None and not self._closing.is_set():
             self._task = asyncio.create_task(self._run(), name=f"source {self.source.label}")
@@ -351,7 +351,7 @@ class Supervisor:
         await self._attempted.wait()
 
     def request(self) -> None:
-        """Try at once if the source is disconnected, replace it if it is connected."""
+        """Connect at once if the source is disconnected; replace it if it is connected."""
         if self._closing.is_set():
             return
         self._attempted.clear()
@@ -359,12 +359,12 @@ class Supervisor:
         self.start()
 
     async def open_again(self) -> None:
-        """Do the same, and wait for the result."""
+        """As `request`, but wait for the result."""
         self.request()
         await self._attempted.wait()
 
     async def disable(self) -> None:
-        """Close the source and remove its operations; calls that run on it are finished first."""
+        """Close the source and remove its operations, after its running calls have finished."""
         await self._stop()
         source = self.source
         source.is_enabled = False
@@ -387,18 +387,18 @@ class Supervisor:
 
     @property
     def is_closed(self) -> bool:
-        """Whether nothing of the source is open any more."""
+        """Whether the source and its predecessors are closed."""
         return self._task is None and self.source.opened is None and not self._retired
 
     async def _stop(self) -> None:
-        # It may have been started again meanwhile; the last request wins.
+        # It may have been started again in the meantime; the last request is effective.
         while (task := self._task) is not None:
             task.cancel()
             await asyncio.wait({task})
             if self._task is task:
                 self._task = None
         self.source.opens_at = None
-        # No attempt follows that a caller could wait for.
+        # No further attempt follows: wake the callers that wait for one.
         self._attempted.set()
 
     async def _run(self) -> None:
@@ -457,10 +457,10 @@ class Supervisor:
         source.failure = reason
 
     def _register(self, opened: Opened) -> Opened:
-        """Replace the registered operations of a source by its current ones; return those that are registered.
+        """Replace the registered operations of a source by its current ones; return the registered operations.
 
         Raises:
-            RegistrationError: If another source has one of the ids; then nothing has changed.
+            RegistrationError: If another source has one of the ids; the registry is then unchanged.
         """
         registry, source = self._registry, self.source
         before = set(source.operations)
@@ -476,7 +476,7 @@ class Supervisor:
                 f"{taken[0]} is registered already, by {self._owner(taken[0])}: rename one of them"
             )
         if taken:
-            # Operations of workers are not ours to rename: those whose ids are free are used.
+            # The operator may not control the ids of workers: register the operations whose ids are free.
             source.warnings += tuple(self._conflicts(taken))
             operations = [each for each in operations if each.spec.id not in taken]
             opened = replace(opened, operations=operations)
@@ -486,7 +486,7 @@ class Supervisor:
         return opened
 
     def _conflicts(self, taken: list[str]) -> list[Skipped]:
-        """Return the ids that are not imported because another source has them, by that source."""
+        """Return warnings about ids that are not imported because another source has them, one per source."""
         by_owner: dict[str, list[str]] = {}
         for operation_id in taken:
             by_owner.setdefault(self._owner(operation_id), []).append(operation_id)
@@ -510,9 +510,9 @@ class Supervisor:
                 self._registry.unregister(operation_id)
 
     async def _quiet(self, opened: Opened) -> None:
-        """Wait until no call has run on something for a while, or the source is closed.
+        """Wait until an open source has had no call for some seconds, or is closed.
 
-        Not just until none runs: a call may be on its way there, or pause before it is repeated.
+        Some seconds, because a call may be about to start or wait before a retry.
         """
         loop = asyncio.get_running_loop()
         since = loop.time()
@@ -524,7 +524,7 @@ class Supervisor:
                     await self._closing.wait()
 
     def _retire(self, opened: Opened) -> None:
-        """Close something later, so that the calls that run on it can finish; it no longer changes the registry."""
+        """Close an open source after its running calls have finished; it no longer updates the registry."""
         opened.detach(self._registry)
 
         async def close() -> None:

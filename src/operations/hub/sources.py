@@ -1,6 +1,6 @@
-"""The sources of a config, and how they are opened.
+"""Open the sources of a config.
 
-Packages that take long to import, or may not be installed, are imported when a config needs them.
+Packages that are slow to import or may not be installed are imported when a config needs them.
 """
 
 from collections.abc import AsyncGenerator, Iterator
@@ -33,7 +33,7 @@ from operations.types import JSONObject
 
 
 def sources_of(file: ConfigFile) -> Iterator[Source]:
-    """Yield every source that a config names, in the order in which they are opened."""
+    """Yield every source of a config, in the order of opening."""
     config = file.config
     for module in config.modules:
         yield Source(kind="local", name=module, entry=module)
@@ -52,7 +52,7 @@ def _listed(path: str, file: ConfigFile) -> Iterator[Source]:
     try:
         servers = read_servers(file.existing(path, "mcp_json"))
     except (ConfigError, OSError, ValueError):
-        # Opening it reports the reason.
+        # Opening the source reports the reason.
         yield Source(kind="mcp", name=path, entry=ListedServer(path))
         return
     for name, entry in servers.items():
@@ -83,7 +83,7 @@ async def open_source(source: Source, file: ConfigFile) -> Opened:
 
 
 async def open_service(name: str, entry: OpenAPIEntry, file: ConfigFile) -> Opened:
-    """Read an API's document and make its operations.
+    """Read the document of an API and create its operations.
 
     Raises:
         ConfigError: If the document or a secret cannot be read.
@@ -173,7 +173,7 @@ async def open_server(name: str, entry: MCPEntry | ListedServer, file: ConfigFil
 
 
 def _read_listed(server: ListedServer, file: ConfigFile) -> tuple[str, JSONObject]:
-    """Return the name and the entry of a server in an `mcp.json`; relative paths start at that file."""
+    """Return the name and the entry of a server in an `mcp.json`; paths are relative to that file."""
     listing = file.existing(server.path, "mcp_json")
     if server.entry is None:
         read_servers(listing)
@@ -205,7 +205,7 @@ def client_config(name: str, entry: MCPEntry, file: ConfigFile) -> MCPClientConf
         return config
     from operations.mcp.oauth import token_path  # noqa: PLC0415 - needs an extra
 
-    # Two tables may sign in two people to one server.
+    # Two tables may hold the logins of two people for one server.
     store = token_path(config, config.login, name)
     return replace(config, login=replace(config.login, store=store))
 
@@ -246,7 +246,7 @@ async def open_workers(name: str, entry: BrokerEntry, file: ConfigFile) -> Opene
 
 @asynccontextmanager
 async def connect_broker(entry: BrokerEntry, file: ConfigFile) -> AsyncGenerator[EventTarget]:
-    """The broker of an entry, for the length of an `async with` block.
+    """Connect to the broker of an entry for the duration of an `async with` block.
 
     Raises:
         ConfigError: If its password cannot be read.

@@ -1,4 +1,4 @@
-"""JSON Schema as data: check a value, explain its faults, cast it to fit."""
+"""JSON Schema as data: check a value, explain its errors, cast it to match the schema."""
 
 from operations.schema.casting import CastPolicy, Normalise
 from operations.schema.casting.changes import MAX_MESSAGE, MAX_PATH, CastResult, Change, ChangeKind

@@ -1,15 +1,15 @@
-"""The verdict on a value: the validators of a document, alone or over definitions that many documents share.
+"""Validate values with jsonschema-rs: the validators of a document, with definitions that many documents may share.
 
-An imported API has hundreds of operations over the same definitions, most of which refer to one another. jsonschema-rs
-shares nothing between validators: one for each operation would compile all of them every time.
+An imported API has hundreds of operations that use the same definitions, most of which refer to one another.
+jsonschema-rs cannot share definitions between validators, so that each operation would compile all of them.
 
 Rule 1: formats are annotations. Nothing is fetched.
-Rule 2: jsonschema-rs sees plain JSON only. It reads lazily, accepts more types than JSON has, and follows a
-        recursive schema into data of any depth.
-Rule 3: shared definitions are compiled in pages: one validator with a root property for each, which checks
-        `{name: value}`. A reference that leaves a page, or a document, becomes a keyword that asks the page of its
-        target. So compiling one page takes a bounded time, and a page is compiled when data first needs it.
-Rule 4: a document that cannot share (identifiers, other dialects, a refused definition) is compiled alone.
+Rule 2: jsonschema-rs receives only plain JSON of limited depth, because it accepts types that are not JSON and recurses
+        into data of any depth.
+Rule 3: shared definitions are compiled in pages: one validator for many definitions, with a root property for each,
+        which checks `{name: value}`. A reference to another page becomes a custom keyword that calls the validator of
+        that page. Compiling one page takes a bounded time, and a page is compiled when data first needs it.
+Rule 4: a document that cannot share (identifiers, other dialects, an invalid definition) is compiled separately.
 """
 
 import logging
@@ -44,10 +44,10 @@ from operations.types import JSONObject, JSONSchema
 _logger = logging.getLogger("operations")
 
 PAGE_SIZE = 2_000
-"""How many schemas one page holds, unless a single definition has more.
+"""The number of schemas in one page, unless a single definition has more.
 
-Compiling takes about 7 µs for each and holds the interpreter, so a page blocks the event loop for 15 ms. Checks of
-lists take as long with pages of 500 schemas as with pages of 5,000.
+Compiling takes about 7 µs per schema and holds the GIL, so that a page blocks the event loop for 15 ms. Checks of
+lists are equally fast with pages of 500 and of 5,000 schemas.
 """
 
 _SHARED: Final = "operations:shared"
@@ -57,18 +57,18 @@ _IDENTIFIED = frozenset({"$id", "$anchor", "$dynamicAnchor", "$schema"})
 _UNEVALUATED = frozenset({"unevaluatedProperties", "unevaluatedItems"})
 
 Accepts: TypeAlias = Callable[[Any], bool]
-"""Whether a JSON value is valid."""
+"""Returns whether a JSON value is valid."""
 
 
 class SharedDefinitions:
     """The definitions of many documents, by name. Safe to use from several threads.
 
     Attributes:
-        document: One document that has them all.
-        graph: Where its references lead.
-        fancy: Whether some pattern needs the back-tracking engine.
-        caches: What others keep with the definitions.
-        max_plans: How many plans may be made for them and the documents that use them.
+        document: One document with all definitions.
+        graph: The graph of its references.
+        fancy: Whether a pattern needs the backtracking engine.
+        caches: Data that other modules store with the definitions.
+        max_plans: The largest number of plans for the definitions and the documents that use them.
     """
 
     max_plans = 50_000
@@ -87,21 +87,21 @@ class SharedDefinitions:
         self._needs: dict[str, set[str]] = {}
         self._sizes: dict[str, int] = {}
         self._whole: set[str] = set()
-        """Definitions that must be compiled together with all that they refer to."""
+        """Definitions that must be compiled together with all definitions that they refer to."""
         self._pages: dict[str, Accepts] = {}
-        """By the name of a definition: the validator of its page."""
+        """The validator of the page of each definition, by definition name."""
 
         self._accepts: dict[str, Accepts] = {}
-        """By the place of a schema: its test, made when it is first needed."""
+        """The test of each schema, by place; created when first needed."""
 
         self._keywords = {_SHARED: _keyword(self)}
 
     def adopt(self, document: JSONObject) -> JSONObject:
-        """Take in the definitions of `document`; returns it without them.
+        """Add the definitions of `document`, and return the document without them.
 
         Raises:
-            SchemaError: If it cannot share: it has a definition of a known name that is another object, or one that
-                was refused.
+            SchemaError: If it cannot share, because a definition has the name of a different object, or was rejected
+                before.
         """
         definitions: JSONObject = document["$defs"]
         with self._lock:
@@ -126,7 +126,7 @@ class SharedDefinitions:
         return self.graph.has_circles
 
     def take_dropped(self) -> list[str]:
-        """Return the patterns that were left out since the last time, with their places."""
+        """Return the patterns that were removed since the last call, with their locations."""
         with self._lock:
             dropped, self._dropped = self._dropped, []
         return dropped
@@ -155,10 +155,10 @@ class SharedDefinitions:
         self.document.forget()
 
     def enter(self, schema: JSONSchema) -> Document:
-        """Return a schema, without definitions of its own, as a document that uses the shared ones.
+        """Return a schema without its own definitions as a document that uses the shared definitions.
 
         Raises:
-            SchemaError: If it cannot share, or is beyond a limit.
+            SchemaError: If it cannot share, or exceeds a limit.
         """
         with self._lock:
             self._entered += 1
@@ -168,12 +168,12 @@ class SharedDefinitions:
                 for _, target in document.references(site):
                     if target is None:
                         raise SchemaError(f"{site.pointer}: refers to nothing")
-                    # Compiled now: a definition that cannot be used is to be found before data comes.
+                    # Compiled now, to report an invalid definition before data arrives.
                     self._accepts_at(target)
         return document
 
     def accepts_at(self, sites: tuple[Site, ...]) -> Accepts:
-        """Return the test whether a JSON value is valid for all of `sites`: definitions, or schemas that entered."""
+        """Return the test whether a JSON value is valid for all `sites`: definitions, or schemas passed to `enter`."""
         tests = [self._accepts.get(site.pointer) or self._accepts_at(site) for site in sites]
         if len(tests) == 1:
             return tests[0]
@@ -194,7 +194,7 @@ class SharedDefinitions:
         return found
 
     def accepts(self, reference: str) -> Accepts:
-        """Return the test whether a JSON value is valid for the schema that a reference leads to."""
+        """Return the test whether a JSON value is valid for the target of a reference."""
         site = self.document.resolve(reference)
         if site is None:
             raise SchemaError(f"{reference!r} refers to nothing")
@@ -209,7 +209,7 @@ class SharedDefinitions:
         needed = set[str]()
         schemas = list(schemas_in(schema))
         if any(not _UNEVALUATED.isdisjoint(each) for each in schemas):
-            # The evaluated properties of a reference count here, so it must be part of the same validator.
+            # `unevaluated*` depends on the properties that the target evaluates, so both must be in the same validator.
             for each in schemas:
                 if (ref := reference_of(each)) is not None:
                     needed |= self._closure(_name_in(ref))
@@ -219,7 +219,7 @@ class SharedDefinitions:
         return compile_schema(found, DRAFT_2020_12, fancy=self.fancy, keywords=self._keywords)
 
     def _compile_page(self, name: str) -> None:
-        """Compile a definition and those near it that have not been compiled yet."""
+        """Compile a definition together with related definitions that are not compiled yet."""
         names = self._near(name)
         refs = {each: {"$ref": f"#{quote(DEFINED + escape(each))}"} for each in names}
         page = {"$defs": self._definitions(names), "properties": refs}
@@ -234,7 +234,7 @@ class SharedDefinitions:
             self._pages.setdefault(each, is_valid)
 
     def _definitions(self, names: set[str]) -> JSONObject:
-        """Return definitions, their references to others cut."""
+        """Return definitions, with references to other pages replaced."""
         held: JSONObject = cast("JSONObject", self.document.root.schema)["$defs"]
         return {
             name: held[name] if self._needs[name] <= names else _cut(held[name], names)
@@ -242,7 +242,7 @@ class SharedDefinitions:
         }
 
     def _near(self, start: str) -> set[str]:
-        """Return the names of the definitions to compile with `start`: the nearest, as many as a page holds."""
+        """Return the names of the definitions to compile with `start`: the nearest ones, up to the size of a page."""
         names: set[str] = set()
         size = 0
         waiting = deque([start])
@@ -262,15 +262,15 @@ class SharedDefinitions:
         return names
 
     def _closure(self, start: str) -> set[str]:
-        """Return `start` and every definition it leads to."""
+        """Return `start` and every definition that it refers to, directly or indirectly."""
         return reachable((start,), self._needs.__getitem__)
 
 
 def enforce_shareable(site: Site) -> None:
-    """Raise unless the meaning of a schema is independent of the place of the shared definitions.
+    """Raise an error if a schema depends on its own document.
 
     Raises:
-        SchemaError: If it has an identifier, an older dialect's keyword, or a reference to anything but a definition.
+        SchemaError: If it has an identifier, a keyword of an older dialect, or a reference that is not to a definition.
     """
     schema = site.schema
     if isinstance(schema, bool):
@@ -287,7 +287,7 @@ def enforce_shareable(site: Site) -> None:
 
 def _keyword(shared: SharedDefinitions) -> type[Any]:
     class SharedReference:
-        """A reference to a definition on another page, which is compiled when data first gets there."""
+        """A reference to a definition on another page, which is compiled when data first reaches it."""
 
         def __init__(
             self, parent_schema: dict[str, Any], value: Any, schema_path: list[str | int]
@@ -305,7 +305,7 @@ def _keyword(shared: SharedDefinitions) -> type[Any]:
             try:
                 return shared.accepts(self._reference)
             except SchemaError as error:
-                _logger.warning("A schema cannot be used and counts as unknown: %s", error)
+                _logger.warning("A schema cannot be used and is treated as unknown: %s", error)
                 return lambda _value: True
 
     return SharedReference
@@ -319,7 +319,7 @@ def _keyed(is_valid: Accepts, name: str) -> Accepts:
 
 
 def _cut(schema: JSONSchema, names: set[str]) -> JSONSchema:
-    """Return a copy of `schema` in which references to definitions other than `names` are our own keywords."""
+    """Return a copy of `schema` with references to definitions other than `names` replaced by our own keyword."""
 
     def change(copy: JSONObject) -> None:
         ref = copy.get("$ref")
@@ -331,12 +331,12 @@ def _cut(schema: JSONSchema, names: set[str]) -> JSONSchema:
 
 
 def _owner(pointer: str) -> str:
-    """Return the name of the definition that a place is in."""
+    """Return the name of the definition that contains a place."""
     return unescape(pointer.removeprefix(DEFINED).partition("/")[0])
 
 
 def _name_in(ref: str) -> str:
-    """Return the name of the definition that a reference leads to."""
+    """Return the name of the definition that a reference refers to."""
     return _owner(unquote(ref[1:]))
 
 
@@ -347,22 +347,22 @@ class Checker:
     """Validators for a document and for the schemas inside it.
 
     Attributes:
-        document: A copy of the document as compiled, its patterns bounded.
-        flat: Decodes a valid object of scalars from MessagePack, without unknown properties, and raises for anything
-            else; None for other schemas. It may reject a valid object, such as one with 1.0 as integer.
+        document: A copy of the compiled document, with bounded patterns.
+        flat: Decodes a valid object of scalars from MessagePack, without unknown properties, and raises an error for
+            any other value; None for other schemas. It may reject a valid object, such as one with 1.0 as an integer.
         recursive: Whether its references are recursive, so that validation is as deep as the data.
-        accepts: Whether a value, already known to be JSON, is valid.
-        dropped: Patterns that were left out, with their places.
-        caches: What others keep with the document.
-        max_plans: How many plans may be made for it.
+        accepts: Returns whether a JSON value is valid.
+        dropped: Patterns that were removed, with their locations.
+        caches: Data that other modules store with the document.
+        max_plans: The largest number of plans for the document.
 
     Args:
         root: The document.
-        drop_patterns: Leave out patterns that cannot be run safely, instead of raising.
-        shared: Definitions to use instead of the document's own, which are added to them.
+        drop_patterns: Remove patterns that cannot be run safely, instead of raising an error.
+        shared: Shared definitions to use; the document's own definitions are added to them.
 
     Raises:
-        SchemaError: If the document is not a JSON Schema or beyond a limit; the message names the place.
+        SchemaError: If the document is not a JSON Schema or exceeds a limit; the message names the location.
     """
 
     __slots__ = (
@@ -389,7 +389,7 @@ class Checker:
         self._accepts: dict[tuple[str, ...], Callable[[Any], bool]] = {}
         root_schema = self.document.root.schema
         if not isinstance(root_schema, bool) and self.document.dialect.id_keyword in root_schema:
-            # As others see it from here: a relative one would be taken relative to itself.
+            # As an absolute reference: a relative one would be resolved against itself.
             root_schema[self.document.dialect.id_keyword] = self.document.uri
         self.recursive = Graph(self.document, shared.graph if shared else None).recursive
         if shared is None:
@@ -405,11 +405,11 @@ class Checker:
 
     @property
     def scope(self) -> "Checker | SharedDefinitions":
-        """The owner of the document's plans: itself, or the definitions that it shares."""
+        """The owner of the document's plans: this checker, or the shared definitions."""
         return self if self._shared is None else self._shared
 
     def is_valid(self, value: Any) -> bool:
-        """Return whether any value is valid, once it is converted to JSON.
+        """Convert any value to JSON and return whether it is valid.
 
         Raises:
             JSONValueError: If it cannot be converted.
@@ -417,7 +417,7 @@ class Checker:
         return self.accepts(as_json(value))
 
     def accepts_at(self, sites: tuple[Site, ...]) -> Callable[[Any], bool]:
-        """Return whether a value, already known to be JSON, is valid for all of `sites`."""
+        """Return the test whether a JSON value is valid for all of `sites`."""
         key = tuple(site.pointer for site in sites)
         if self._shared is not None:
             return self._shared.accepts_at(sites)
@@ -447,7 +447,7 @@ _FLAT = frozenset({"type", "properties", "required", "additionalProperties"})
 
 
 def _flat_decoder(schema: JSONSchema) -> Callable[[bytes], JSONObject] | None:
-    """Return a decoder that validates as it reads, if the schema is a closed object of scalars."""
+    """Return a decoder that also validates, if the schema is a closed object of scalars."""
     if (
         isinstance(schema, bool)
         or schema.get("type") != "object"

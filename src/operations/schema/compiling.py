@@ -1,12 +1,12 @@
 """Compile schemas with jsonschema-rs, and bound the work of their regular expressions and references.
 
 Rule 1: formats are annotations, nothing is fetched, and Python's `re` never runs a third party's pattern.
-Rule 2: the linear engine is linear in text times pattern, so both are limited: a pattern counts with its repetitions
-        written out, and the longer it is, the shorter the text it is tested on.
-Rule 3: a pattern that the linear engine refuses (look-around, back-references) runs on the back-tracking engine with
-        few steps and short texts.
-Rule 4: circles of references that consume no part of a value are an error; long chains of references, and alternatives
-        that multiply beyond a limit, are refused before any data arrives (`Graph`).
+Rule 2: the time of the linear engine is proportional to text length times pattern length, so both are limited. The
+        length of a pattern includes its expanded repetitions; the longer the pattern, the shorter the allowed text.
+Rule 3: a pattern that the linear engine does not support (look-around, back-references) runs on the backtracking
+        engine, with a limit on steps and short texts.
+Rule 4: a cycle of references that does not descend into the value is an error. Long chains of references, and too many
+        nested alternatives, are rejected before any data arrives (`Graph`).
 """
 
 from collections import ChainMap
@@ -33,22 +33,22 @@ from operations.types import JSONObject, JSONSchema
 # ------------------------------------------------------------ regular expressions
 
 MAX_LENGTH = 2_100
-"""How long a pattern may be, with its counted repetitions written out."""
+"""The largest length of a pattern, with its repetitions expanded."""
 
 MAX_WORK = MAX_LENGTH**2
-"""Pattern length times text length: about 10 ns each in the worst case."""
+"""The largest product of pattern length and text length; one unit takes about 10 ns in the worst case."""
 
 MAX_FANCY_TEXT = 10_000
-"""How long a text may be that meets a pattern of the back-tracking engine."""
+"""The longest text that is tested with the backtracking engine."""
 
 MAX_WEIGHT = 400_000
 """The cost limit for compiling all patterns of one document; each takes about 3 µs."""
 
 _WIDE = tuple("\\" + letter for letter in "wWdDsSbBpP")
-"""Classes that stand for many ranges of Unicode."""
+"""Character classes that cover many Unicode ranges."""
 
 _SIZE = 1_000_000
-"""Bytes one compiled pattern may take; Unicode classes make them large."""
+"""The largest size of a compiled pattern in bytes; Unicode classes need much memory."""
 
 ANY_TEXT = "^"
 """A pattern that every text matches."""
@@ -60,7 +60,7 @@ FANCY = jsonschema_rs.FancyRegexOptions(
 
 
 def longest_text(pattern: str) -> int | None:
-    """Return how many characters a text may have to be matched against `pattern`; None: it cannot be used."""
+    """Return the longest text that may be matched against `pattern`; None if the pattern cannot be used."""
     length = _written_out(pattern)
     if length > MAX_LENGTH:
         return None
@@ -70,7 +70,7 @@ def longest_text(pattern: str) -> int | None:
 
 
 def weight(pattern: str) -> int:
-    """Return the cost of compiling `pattern`, in characters: Unicode classes and the back-tracking engine cost more."""
+    """Return the cost of compiling `pattern`, in characters: Unicode classes and the backtracking engine cost more."""
     length = min(_written_out(pattern), MAX_LENGTH)
     if not pattern.isascii() or any(escape in pattern for escape in _WIDE):
         length *= 20
@@ -78,13 +78,13 @@ def weight(pattern: str) -> int:
 
 
 def is_linear(pattern: str) -> bool:
-    """Return whether the linear engine takes `pattern`."""
+    """Return whether the linear engine supports `pattern`."""
     return _compiles(pattern, LINEAR)
 
 
 @lru_cache(maxsize=512)
 def matcher(pattern: str) -> Callable[[Any], bool]:
-    """Return the test whether a text contains a match of `pattern`; nothing matches one that cannot be used."""
+    """Return the test whether a text contains a match of `pattern`; always False if the pattern cannot be used."""
     if longest_text(pattern) is None:
         return _never
     options = LINEAR if is_linear(pattern) else FANCY
@@ -108,10 +108,9 @@ def _compiles(
 
 
 def _written_out(pattern: str) -> int:
-    """Return the number of characters, classes and escapes in `pattern`, repeated as often as it counts them.
+    """Return the number of characters, classes and escapes in `pattern`, with repetitions expanded.
 
-    An upper bound for well-formed patterns; the engines reject others. It stops counting
-    once beyond the limit.
+    This is an upper bound for well-formed patterns; the engines reject others. Counting stops beyond the limit.
     """
     groups = [0]  # the length of each open group so far
     last = 0  # the length of the part that a quantifier would repeat
@@ -167,30 +166,30 @@ def _after_escape(pattern: str, position: int) -> int:
 
 
 def _repetition(pattern: str, position: int) -> tuple[int | None, int]:
-    """Return the largest count of `{n}`, `{n,}`, `{,m}` or `{n,m}` whose brace was just read, and where it ends."""
+    """Return the largest count of a quantifier (`{n}`, `{n,}`, `{,m}`, `{n,m}`) after its open brace, and its end."""
     close = pattern.find("}", position)
     low, comma, high = pattern[position : max(close, position)].partition(",")
     if close < 0 or not (low or high).isdecimal() or not (low + high).isdecimal():
         return None, position
-    # The limit again: a count of thousands of digits is never useful.
+    # Limit the digits: a count of thousands of digits is never useful.
     if len(low) > len(str(MAX_LENGTH)) or len(high) > len(str(MAX_LENGTH)):
         return MAX_LENGTH + 1, close + 1
     return max(int(low or 0) + bool(comma), int(high or 0)), close + 1
 
 
 def bound_patterns(sites: list[Site], *, drop: bool) -> "BoundPatterns":
-    """Bound every regular expression of the schemas at `sites` in place; they must not be shared.
+    """Bound every regular expression of the schemas at `sites` in place; the schemas must not be shared.
 
-    Each `pattern` gets a `maxLength` beside it, each `patternProperties` a limit on the names of its object, so that
-    the bound is as cheap at run time as any other keyword. A validator does not look into a text of `type: string`
-    alone, and accepts lone surrogates: a pattern that every text matches makes it look.
+    Adds a `maxLength` to each `pattern`, and a limit on property names to each `patternProperties`, so that the check
+    is as cheap as any other keyword. For a plain `type: string` the validator would accept lone surrogates without
+    reading the text, so a pattern that matches every text is added.
 
     Args:
         sites: The schemas.
-        drop: Leave out patterns that cannot be used, instead of raising.
+        drop: Remove patterns that cannot be used, instead of raising an error.
 
     Raises:
-        SchemaError: If a pattern cannot be used and is not to be dropped.
+        SchemaError: If a pattern cannot be used and `drop` is false.
     """
     found = BoundPatterns(drop=drop)
     found.bound(sites)
@@ -201,11 +200,11 @@ class BoundPatterns:
     """Bounds the patterns of schemas in place, and records problems.
 
     Args:
-        drop: Remove unusable patterns instead of raising.
+        drop: Remove patterns that cannot be used, instead of raising an error.
 
     Attributes:
-        fancy: Whether some pattern needs the back-tracking engine.
-        dropped: The patterns left out because no engine runs them safely, with their places.
+        fancy: Whether a pattern needs the backtracking engine.
+        dropped: The removed patterns, which no engine runs safely, with their locations.
     """
 
     def __init__(self, *, drop: bool) -> None:
@@ -250,7 +249,7 @@ class BoundPatterns:
             schema["propertyNames"] = names if others is True else {"allOf": [names, others]}
 
     def _cap(self, pattern: str, place: str) -> int | None:
-        """Return how long a text may be that meets `pattern`; None once it is dropped."""
+        """Return the longest text for `pattern`; None if the pattern was removed."""
         cap = longest_text(pattern)
         if cap is not None and pattern not in self._weights:
             self._weights[pattern] = weight(pattern)
@@ -276,23 +275,23 @@ def _lower(schema: JSONObject, cap: int) -> None:
 # ------------------------------------------------------------ references
 
 MAX_ALTERNATIVES = 10_000
-"""How many schemas may meet along one path into the data. Each costs about 25 ns."""
+"""The largest number of schemas that are checked along one path into the data. Each takes about 25 ns."""
 
 MAX_CHAIN = 64
-"""How many schemas may lead to one another without consuming any data."""
+"""The longest chain of schemas that apply to the same value."""
 
 _HERE = frozenset({*IN_PLACE, *IN_PLACE_LISTS, *IN_PLACE_MAPS})
 _ONE_EACH = frozenset({"properties", "prefixItems"})
 
 
 class _Edges:
-    """The schemas one schema leads to, by their places.
+    """The schemas that one schema refers to or contains, by their places.
 
     Attributes:
-        here: Meet the same value: by reference, and by `allOf`, `not`, `if` and the like.
-        one_each: Meet parts of the value, each part one of these at most.
-        shared: Meet parts of the value, each part possibly all of these.
-        unknown: Whether a reference leads where only the validator can follow.
+        here: Schemas that apply to the same value, by reference or by keywords such as `allOf`, `not` and `if`.
+        one_each: Schemas that apply to parts of the value, at most one to each part.
+        shared: Schemas that apply to parts of the value, possibly several to one part.
+        unknown: Whether only the validator can resolve a reference.
     """
 
     __slots__ = ("here", "one_each", "shared", "unknown")
@@ -318,32 +317,33 @@ class _Edges:
 
 
 class Graph:
-    """The graph of a document's references, each followed once.
+    """The graph of a document's references.
 
-    It runs before the document is compiled, because compiling a rejected document might never end.
+    It is checked before the document is compiled, because compiling a bad document might not terminate.
 
     Args:
         document: The document.
-        shared: The graph of the definitions that it shares with others.
+        shared: The graph of the shared definitions.
 
     Raises:
-        SchemaError: For a loop that consumes no data, a long chain, or too many nested alternatives.
+        SchemaError: For a cycle that does not descend into the value, a long chain, or too many nested alternatives.
     """
 
     def __init__(self, document: Document, shared: "Graph | None" = None) -> None:
         self._document = document
         self._shared = shared
         self.costs: MutableMapping[str, int] = {} if shared is None else ChainMap({}, shared.costs)
-        """For each schema, how many meet along one path into the data. Those of shared ones are not written here."""
+        """For each schema, the number of schemas along one path into the data. Costs of shared schemas are only read
+        here."""
         self._recursive: set[str] = set()
         self.add(document.sites, [document.root.pointer])
 
     def add(self, sites: list[Site], starts: Iterable[str]) -> None:
-        """Take in more schemas of the document.
+        """Add schemas of the document.
 
         Args:
-            sites: The schemas; they may lead to one another and to those that are known.
-            starts: The places of those that data is checked against.
+            sites: The schemas, which may refer to one another and to known schemas.
+            starts: The places of the schemas that data is checked against.
         """
         document = self._document
         fresh: dict[str, _Edges] = {}
@@ -372,9 +372,9 @@ class Graph:
         )
 
     def _ordered(self, starts: Iterable[str], graph: dict[str, _Edges]) -> list[str]:
-        """Return every new schema with edges that `starts` lead to, those that it needs before itself.
+        """Return every new schema with edges that is reachable from `starts`, dependencies first.
 
-        Records those with recursive references.
+        Records the schemas with recursive references.
         """
         known = self.costs
         order: list[str] = []
@@ -385,7 +385,7 @@ class Graph:
             if leaving:
                 near = graph[place]
                 edges = (*near.here, *near.one_each, *near.shared)
-                # References that only the validator can follow may be recursive: assume that they are.
+                # References that only the validator can resolve may be recursive: assume that they are.
                 if near.unknown or any(
                     finished.get(edge) is False or self.is_recursive(edge) for edge in edges
                 ):
@@ -400,9 +400,9 @@ class Graph:
         return order
 
     def _refuse_explosions(self, order: list[str], graph: dict[str, _Edges]) -> None:
-        """Count, for every schema, how many meet along one path into the data.
+        """Count, for every schema, the schemas along one path into the data, and reject too many.
 
-        A reference back counts once: the validator remembers its verdict there.
+        A recursive reference counts once, because the validator caches its result.
         """
         costs = self.costs
         for place in order:
@@ -468,14 +468,14 @@ def compile_schema(
     """Return the test whether a JSON value is valid.
 
     Args:
-        schema: The schema, its patterns bounded.
-        dialect: The dialect to read it in.
-        fancy: Whether some pattern needs the back-tracking engine.
-        registry: Other documents that it refers to.
-        keywords: Further keywords.
+        schema: The schema, with bounded patterns.
+        dialect: The dialect of the schema.
+        fancy: Whether a pattern needs the backtracking engine.
+        registry: Other documents that the schema refers to.
+        keywords: Custom keywords.
 
     Raises:
-        SchemaError: If it is not a JSON Schema; the message names the place.
+        SchemaError: If it is not a JSON Schema; the message names the location.
     """
     try:
         return dialect.validator(
@@ -495,12 +495,12 @@ def compile_schema(
     except BaseException as error:
         if type(error).__name__ != "PanicException":
             raise
-        # The validator gave up in a way that no `except Exception` sees.
+        # The Rust code panicked, which raises a BaseException.
         raise SchemaError("the schema cannot be compiled") from None
 
 
 def _innermost(error: jsonschema_rs.ValidationError) -> jsonschema_rs.ValidationError:
-    """Return the failure deepest in the document, among the alternatives of a meta-schema."""
+    """Return the failure that is deepest in the document, among the alternatives of a meta-schema."""
     alternatives: list[list[jsonschema_rs.ValidationError]] = getattr(error.kind, "context", [])
     inner = [each for alternative in alternatives for each in alternative]
     deepest = max(inner, key=lambda each: len(each.instance_path), default=error)
@@ -510,15 +510,15 @@ def _innermost(error: jsonschema_rs.ValidationError) -> jsonschema_rs.Validation
 
 
 def _shortened(message: str) -> str:
-    """Return a message that may quote an invalid value of any length."""
+    """Return a message with a limited length, because it may quote an invalid value."""
     return message if len(message) <= _MAX_MESSAGE else message[: _MAX_MESSAGE - 3] + "..."
 
 
 def measured(document: Any) -> JSONSchema:
-    """Return a copy of a document that is JSON and not too large.
+    """Return a copy of a document, after checking that it is JSON and not too large.
 
     Raises:
-        SchemaError: If it is not valid; the message names the place.
+        SchemaError: If it is not valid; the message names the location.
     """
     if not isinstance(document, (dict, bool)):
         raise SchemaError("a schema is an object, true or false")

@@ -1,7 +1,7 @@
 """`Schema`: a JSON Schema document with its check, its errors and its cast, compiled when first needed.
 
-Rule 1: making a `Schema` costs nothing. Importers make thousands and use a few.
-Rule 2: a document of a third party that cannot be compiled counts as an empty one, with one warning.
+Rule 1: creating a `Schema` is cheap, because importers create thousands and use few of them.
+Rule 2: a third-party document that cannot be compiled is treated as an empty schema, with one warning.
 """
 
 import logging
@@ -35,12 +35,13 @@ _logger = logging.getLogger("operations")
 
 
 class CompiledSchema:
-    """A schema, compiled.
+    """A compiled schema.
 
     Attributes:
-        accepts: Whether a value that is plain JSON already is valid.
+        accepts: Returns whether a plain JSON value is valid.
         flat: As `Checker.flat`.
-        is_valid: Whether any value is valid, once it is converted to JSON. Raises `JSONValueError` if it cannot be.
+        is_valid: Converts any value to JSON and returns whether it is valid. Raises `JSONValueError` if it cannot be
+            converted.
         is_refused: Whether this replaces a schema that cannot be compiled.
     """
 
@@ -56,12 +57,12 @@ class CompiledSchema:
 
     @property
     def certain(self) -> frozenset[type]:
-        """The types whose every value is valid: those need neither a check nor a cast."""
+        """The types all of whose values are valid, so that they need neither a check nor a cast."""
         return certain_types(self._root)
 
     @property
     def open_containers(self) -> frozenset[type]:
-        """The types of containers that are valid whatever they hold: those need only be JSON."""
+        """The types of containers that are valid with any JSON content."""
         return open_containers(self._root)
 
     @property
@@ -70,15 +71,15 @@ class CompiledSchema:
 
     @property
     def _caches(self) -> Caches:
-        # Made when it is first needed: an input is validated, but never cast.
+        # Created when first needed: an input is validated, but never cast.
         return caches_of(self._checker.scope, "cast")
 
     def normaliser(self, policy: CastPolicy, *, owns: bool = False) -> Normalise:
-        """Return the cast under `policy`; made once.
+        """Return the cast under `policy`, which is created once.
 
         Args:
-            policy: What to do with a value that does not fit.
-            owns: Whether nothing else refers to the values, which are JSON: then those that are clean are not copied.
+            policy: The handling of values that do not match.
+            owns: Whether the values are JSON that is not used elsewhere, so that unchanged values need no copy.
         """
         found = self._normalisers.get(policy)
         if found is None:
@@ -86,9 +87,9 @@ class CompiledSchema:
         return found.normalise_own if owns else found.normalise
 
     def is_clean(self, text: bytes) -> bool:
-        """Return whether a JSON text is known to be valid and to need no change under any policy.
+        """Return whether a JSON text is known to be valid and unchanged by every policy.
 
-        That is known for plain schemas, once a value was cast.
+        This is known for simple schemas, after the first cast.
         """
         normaliser = self._normalisers.get("cast")
         check = None if normaliser is None else normaliser.check_text
@@ -101,7 +102,7 @@ class CompiledSchema:
         return True
 
     def mismatches(self, value: Any) -> list[Change]:
-        """Return the parts of a JSON value that do not fit, one entry per location."""
+        """Return the mismatches of a JSON value, one entry per location."""
         return mismatches(self._caches, self._checker.document.root, value)
 
     def errors(self, value: Any) -> list[ValidationIssue]:
@@ -118,20 +119,20 @@ class CompiledSchema:
 class Schema:
     """A JSON Schema 2020-12 document with compiled check, errors and cast.
 
-    Documents that name an older draft in `$schema` are read as that draft.
+    A document that names an older draft in `$schema` is interpreted as that draft.
 
     Args:
-        document: The schema, or a function that gives it, which is called once and when first needed.
-            What it gives is treated as frozen.
-        lenient: Whether a document that cannot be compiled counts as unknown, with one warning on the
-            logger `operations`, instead of raising `SchemaError` when first used.
-        shared: Where definitions are compiled once for many documents: those whose `$defs` hold the same objects
-            under the same names.
+        document: The schema, or a function that returns it, which is called once when first needed. The document must
+            not be modified afterwards.
+        lenient: Whether a document that cannot be compiled is treated as unknown, with one warning on the logger
+            `operations`, instead of raising `SchemaError` when first used.
+        shared: Compiles the definitions of many documents once. These documents have the same objects under the same
+            names in `$defs`.
     """
 
     __slots__ = ("_canonical", "_compiled", "_document", "_is_cast", "_lenient", "_shared")
 
-    # Set when they are first needed: importers make tens of thousands of schemas.
+    # Set when first needed: importers create tens of thousands of schemas.
     _canonical: bytes
     _is_cast: bool
 
@@ -175,12 +176,12 @@ class Schema:
 
     @property
     def casts_slowly(self) -> bool:
-        """Whether the next cast may take so long that it should be done in a thread, in a block of `first_cast`."""
+        """Whether the next cast may be slow and should run in a thread, inside `first_cast`."""
         return self._shared is not None and not hasattr(self, "_is_cast")
 
     @contextmanager
     def first_cast(self) -> Generator[None]:
-        """Run the first cast, which makes the plans of all definitions that the data reaches."""
+        """A block for the first cast, which creates the plans of all definitions that the data reaches."""
         self._is_cast = True
         with gc_paused(collects=False):
             yield
@@ -191,11 +192,11 @@ class Schema:
 
     @property
     def compiles_slowly(self) -> bool:
-        """Whether compiling may take so long that it should be done in a thread."""
+        """Whether compiling may be slow and should run in a thread."""
         return self._compiled is None and self._shared is not None
 
     def compile(self) -> CompiledSchema:
-        """Return the compiled schema; made once.
+        """Return the compiled schema, which is created once.
 
         Raises:
             SchemaError: If the document is not a JSON Schema or beyond a limit; the message names the place.
@@ -216,7 +217,7 @@ class Schema:
         try:
             checker = self._sharing() or Checker(self.document, drop_patterns=True)
         except SchemaError as error:
-            _logger.warning("A schema cannot be used and counts as unknown: %s", error)
+            _logger.warning("A schema cannot be used and is treated as unknown: %s", error)
             compiled = CompiledSchema(Checker(True))
             compiled.is_refused = True
             return compiled
@@ -237,7 +238,7 @@ class Schema:
             return None
 
     def check(self, value: Any) -> bool:
-        """Return whether `value` is JSON and valid. Never raises for any value.
+        """Return whether `value` is JSON and valid. Does not raise errors for invalid values.
 
         Raises:
             SchemaError: If the schema itself cannot be compiled.
@@ -259,7 +260,7 @@ class Schema:
     def cast(self, value: Any, policy: CastPolicy = "cast") -> CastResult:
         """Return `value` normalised under `policy`, and the changes. Never modifies `value`.
 
-        A value that is not JSON and cannot become it is returned unchanged.
+        A value that cannot be converted to JSON is returned unchanged.
 
         Raises:
             SchemaError: If the schema itself cannot be compiled.
@@ -294,7 +295,7 @@ class Schema:
 
 
 def from_schema(document: JSONSchema, *, lenient: bool = False) -> Schema:
-    """Return a `Schema` from a JSON Schema document; see there for `lenient`."""
+    """Return a `Schema` from a JSON Schema document; see `Schema` for `lenient`."""
     return Schema(document, lenient=lenient)
 
 
@@ -308,12 +309,12 @@ def collect_errors(schema: Schema | JSONSchema, value: Any) -> list[ValidationIs
 
 
 def validate_or_raise(schema: Schema | JSONSchema, value: Any, *, subject: str = "value") -> None:
-    """Let a valid value through.
+    """Raise an error unless a value is valid.
 
     Args:
-        schema: What to hold the value against.
+        schema: The schema.
         value: Any Python value.
-        subject: What the message calls the value.
+        subject: The name of the value in the message.
 
     Raises:
         CallError: With code `VALIDATION_ERROR`; its details name every failing path.
@@ -338,7 +339,7 @@ def assert_is_schema(document: Any) -> None:
     """Raise an error unless `document` is a `Schema`, or a JSON Schema that this package can use.
 
     Raises:
-        SchemaError: Names the place.
+        SchemaError: With the location of the error.
     """
     Checker(document.document if isinstance(document, Schema) else document)
 

@@ -1,7 +1,7 @@
-"""Every failure of a value, with its place and words that a person can act on.
+"""Explain why a value is invalid: every failure with its location and a message for people.
 
-The validator of `checking` decides whether a value is valid; this walk finds the reasons. It stops after a bounded
-number of failures and a bounded number of steps, however alternatives multiply.
+The validator of `checking` decides whether a value is valid; this module finds the reasons. The number of failures and
+of steps is limited.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,18 +24,18 @@ class ValidationIssue(msgspec.Struct, frozen=True, rename="camel"):
     """One failure of one value."""
 
     path: str
-    """JSON pointer to the failing place; empty for the value itself."""
+    """JSON pointer to the invalid value; empty for the whole value."""
 
     message: str
     """The problem, as a phrase that follows the path: `is required`, `must be a string, not null`."""
 
     keyword: str
-    """The JSON Schema keyword that failed; `json` where the value is not JSON at all."""
+    """The JSON Schema keyword that failed; `json` if the value is not JSON."""
 
 
 def misfit(code: str, sentence: str, issues: Sequence[ValidationIssue]) -> CallError:
-    """Return the error for a value that does not fit. Its message names the first issue, its details all of them."""
-    # A misspelt name explains more than the missing one that it was meant to be.
+    """Return the error for an invalid value. Its message names the first issue, its details name all of them."""
+    # An unknown property often explains a missing one that was misspelled, so it comes first.
     issues = sorted(issues, key=lambda issue: SUGGESTS not in issue.message)
     first, more = issues[0], f" (and {len(issues) - 1} more)" if len(issues) > 1 else ""
     return CallError(
@@ -46,7 +46,7 @@ def misfit(code: str, sentence: str, issues: Sequence[ValidationIssue]) -> CallE
 
 
 def evaluated_names(planner: Planner, site: Site, value: JSONObject) -> set[str]:
-    """Return the properties that some schema at `site`, other than `unevaluatedProperties`, has judged."""
+    """Return the properties that a schema at `site`, other than `unevaluatedProperties`, has evaluated."""
     schema = planner.document.keywords(site)
     if "additionalProperties" in schema:
         return set(value)
@@ -61,7 +61,7 @@ def evaluated_names(planner: Planner, site: Site, value: JSONObject) -> set[str]
 
 
 def evaluated_places(planner: Planner, site: Site, value: list[Any]) -> set[int]:
-    """Return the items that some schema at `site`, other than `unevaluatedItems`, has judged."""
+    """Return the items that a schema at `site`, other than `unevaluatedItems`, has evaluated."""
     schema = planner.document.keywords(site)
     first, rest = item_keywords(schema)
     if rest in schema:
@@ -98,10 +98,10 @@ MAX_FAULTS = 100
 """How many failures are reported for one value."""
 
 _MAX_STEPS = 10_000
-"""How many times a schema may meet a value in one explanation."""
+"""The largest number of checks of a value against a schema in one explanation."""
 
 _LONG = 20
-"""From how many parts on the validator is asked which of them are worth a look."""
+"""With at least this many parts, the validator first selects the invalid ones."""
 
 
 def explain(
@@ -125,7 +125,7 @@ class _ExhaustedError(Exception):
 
 
 class _Walk:
-    """One explanation: the schema and the value are followed side by side."""
+    """One explanation, which follows the schema and the value in parallel."""
 
     def __init__(self, planner: Planner) -> None:
         self._planner = planner
@@ -179,7 +179,7 @@ class _Walk:
     def _alternatives(
         self, keyword: str, members: list[Site], value: Any, path: str
     ) -> Iterator[ValidationIssue]:
-        """Why no alternative fits: the failures of the one that comes nearest."""
+        """Yield the failures of the alternative that is nearest to the value."""
         fitting = sum(self._matches(member, value) for member in members)
         if fitting > 1 and keyword == "oneOf":
             yield ValidationIssue(
@@ -208,7 +208,7 @@ class _Walk:
         at = self._document.at
         properties: JSONObject = schema.get("properties", {})
         for name in schema.get("required", ()):
-            # Draft 4 and older documents may say `required: true` elsewhere; the meta-schema knows.
+            # In draft 4 and older, `required: true` may appear in other places; the meta-schema reports it.
             if name not in value:
                 yield ValidationIssue(f"{path}/{escape(name)}", "is required", "required")
         yield from self._dependencies(site, schema, value, path)
@@ -239,7 +239,7 @@ class _Walk:
                 yield from self._extra(site, "unevaluatedProperties", value[name], place, many=many)
 
     def _part(self, site: Site, item: Any, place: str, *, many: bool) -> Iterator[ValidationIssue]:
-        """Yield the failures of one of the parts that meet the same schema.
+        """Yield the failures of the parts of a value that share a schema.
 
         The validator first selects the invalid parts, because most parts of a value are valid.
         """

@@ -1,10 +1,10 @@
-"""Find the members of a union that a value belongs to, and the locations that any member knows.
+"""Find the members of a union that a value matches, and the locations that any member describes.
 
-If a value belongs to no member, points decide which is nearest: 100 for a property that equals its constant, 10 for a
-valid one, 1 for one that is present.
+If a value matches no member, the member with the most points is the nearest: 100 points for each property that equals
+its constant, 10 for each other valid property, 1 for each property that is only present.
 
-A plan describes a value once its choices are made. A `Place` covers every way to make them: a property is known there
-if any member of a union knows it.
+A plan describes a value after a member of each union is chosen. A `Place` covers all members: a property is known there
+if any member of a union declares it.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -19,18 +19,18 @@ from operations.schema.values import conversions, same, type_of
 _LITERAL, _VALID, _PRESENT = 100, 10, 1
 
 Attempt = Callable[[Plan], int | None]
-"""Casts the value into one member; returns how many conversions it took, or None if those are not enough."""
+"""Casts the value to one member; returns the number of conversions, or None if conversions are not enough."""
 
 
 def matching(planner: Planner, members: Iterable[Site], value: Any, attempt: Attempt) -> list[Site]:
-    """Return the members that match `value`: unchanged, else without undeclared properties, else after a conversion.
+    """Return the members that match `value` unchanged, else without undeclared properties, else after conversions.
 
-    Of those that take a conversion the first alone; of the others all.
+    If conversions are needed, only the first such member is returned; otherwise all matching members.
     """
     plans = [(member, planner.plan((member,))) for member in members]
     fitting = [member for member, plan in plans if plan.accepts(value)]
     if isinstance(value, float):
-        # 3.0 is an integer too, but it may stay a float if a number is allowed.
+        # 3.0 is also an integer, but stays a float if numbers are allowed.
         numbers = [member for member, plan in plans if member in fitting and plan.allows("number")]
         fitting = numbers or fitting
     converted: list[Site] = []
@@ -43,13 +43,13 @@ def matching(planner: Planner, members: Iterable[Site], value: Any, attempt: Att
 
 
 def nearest(planner: Planner, members: Iterable[Site], value: Any) -> Site:
-    """Return the member with the most points; of several the first."""
+    """Return the first member with the most points."""
     scoring = _Scoring(value)
     return max(members, key=lambda member: scoring.points(planner.plan((member,))))
 
 
 def _is_plausible(plan: Plan, value: Any) -> bool:
-    """Return whether a value could fit without replacements, judged by its type and its tags."""
+    """Return whether a value could match without replacements, by its type and its constants."""
     kind = type_of(value)
     if not is_object(value):
         return kind != "array" or plan.allows(kind)
@@ -68,7 +68,7 @@ def _could_be(value: Any, plan: Plan) -> bool:
 
 
 class _Scoring:
-    """The points of the members of one union. Questions that members share are answered once."""
+    """The points of the members of one union. Checks that members share are made once."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
@@ -76,7 +76,7 @@ class _Scoring:
         self._valid: dict[tuple[Plan, str], bool] = {}
 
     def points(self, plan: Plan) -> int:
-        """Return the points of one member; a union inside it has those of its best."""
+        """Return the points of one member; a nested union counts with its best member."""
         if plan not in self._points:
             nested = sum(
                 max(self.points(plan.member(member)) for member in choice.members)
@@ -104,17 +104,17 @@ class _Scoring:
 
 
 _MAX_NAMES = 1_000
-"""How many property names are remembered for one place."""
+"""How many property names are cached for one place."""
 
 
 class Places:
-    """The places of one document, or of all that share definitions, made when data first reaches them."""
+    """The places of one document, or of all documents that share definitions, created on first use."""
 
     def __init__(self) -> None:
         self._places: dict[Plan | frozenset[Plan], Place] = {}
 
     def place(self, plans: list[Plan]) -> "Place":
-        """Return the place of values that any of `plans` may describe."""
+        """Return the place for values that any of `plans` describes."""
         key = plans[0] if len(plans) == 1 else frozenset(plans)
         found = self._places.get(key)
         if found is None:
@@ -123,15 +123,15 @@ class Places:
 
 
 class Place:
-    """One location.
+    """One location in a schema.
 
     Attributes:
-        objects: The plans there that describe objects, with their choices made.
-        arrays: Those that describe arrays.
-        is_open: Whether nothing is known about values there.
-        has_default: Whether a default is declared there.
-        is_unique: Whether an array there must not hold an item twice.
-        reports: Kept here for `changes`.
+        objects: The plans of this place that describe objects, one for each member of a union.
+        arrays: The plans that describe arrays.
+        is_open: Whether the values are not described.
+        has_default: Whether a default is declared.
+        is_unique: Whether the items of an array must be unique.
+        reports: A cache of the module `changes`.
     """
 
     def __init__(self, places: Places, plans: list[Plan]) -> None:
@@ -146,11 +146,11 @@ class Place:
         self.is_unique = any(True in plan.keyword("uniqueItems") for plan in self.arrays)
 
     def declares(self, name: str) -> bool:
-        """Return whether a schema names the property, rather than allowing any name."""
+        """Return whether a schema declares the property by name."""
         return any(name in plan.fields for plan in self.objects)
 
     def child(self, name: str) -> "Place | None":
-        """Return the place of a property, or None if no schema knows it."""
+        """Return the place of a property, or None if no schema describes it."""
         if name in self._children:
             return self._children[name]
         fields = [(plan, plan.field(name)) for plan in self.objects]
@@ -169,12 +169,12 @@ class Place:
 
     @cached_property
     def items(self) -> "Place | None":
-        """The place of all items of an array, if they share one."""
+        """The place of all items of an array, if they share one place."""
         return None if any(plan.places for plan in self.arrays) else self._item(0)
 
     @cached_property
     def nested(self) -> "Nested | None":
-        """The declared properties that may hold objects; None if any other property may."""
+        """The declared properties that may contain objects; None if undeclared properties may contain objects too."""
         if self.is_open or any(plan.keeps_unnamed for plan in self.objects):
             return None
         names = dict.fromkeys(name for plan in self.objects for name in plan.fields)
@@ -183,12 +183,12 @@ class Place:
 
     @cached_property
     def is_flat(self) -> bool:
-        """Whether values here are objects of one kind that hold no others."""
+        """Whether the values are objects of one kind without nested objects."""
         return len(self.objects) == 1 and self.nested == []
 
     @cached_property
     def holds_objects(self) -> bool:
-        """Whether stripping and filling may change a value here."""
+        """Whether stripping and filling may change a value at this place."""
         place: Place | None = self
         seen: set[Place] = set()
         while place is not None and not place.is_open and place not in seen:
@@ -213,7 +213,7 @@ Nested: TypeAlias = list[tuple[str, Place | None]]
 
 
 def _chosen(plan: Plan, seen: set[Plan]) -> Iterator[Plan]:
-    """Yield `plan` with each of its choices made, one at a time."""
+    """Yield the plans for all combinations of union members."""
     if plan in seen:
         return
     seen.add(plan)

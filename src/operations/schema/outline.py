@@ -1,6 +1,6 @@
 """Outline a JSON Schema for people: its properties by name and kind.
 
-Rule 1: this never decides validity. It serves to ask for values, to convert typed text, and to draw.
+Rule 1: an outline never decides validity. It is used to ask for values, to convert typed text, and to print schemas.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from operations.types import JSONObject, JSONSchema
 
 
 class Outline:
-    """One place in a schema, with the document around it."""
+    """One place in a schema, with its document."""
 
     __slots__ = ("_root", "names", "reference", "schema")
 
@@ -26,9 +26,9 @@ class Outline:
         self._root = here if root is None else root
         self.schema, passed = followed(here, self._root)
         self.reference = passed[-1] if passed else None
-        """The name of the definition that is used here."""
+        """The reference to the definition at this place, if any."""
         self.names = (*names, *passed)
-        """The references that led here, for telling recursion."""
+        """The references on the path to this place, to detect recursion."""
 
     @classmethod
     def of(cls, schema: Schema) -> "Outline":
@@ -41,7 +41,7 @@ class Outline:
 
     @property
     def standalone(self) -> JSONObject:
-        """This schema as a document of its own, with the definitions it may refer to."""
+        """This schema as a separate document, with the definitions that it may refer to."""
         kept: JSONObject = {
             key: self._root[key]
             for key in ("$defs", "definitions", "components")
@@ -51,7 +51,7 @@ class Outline:
 
     @property
     def is_recursive(self) -> bool:
-        """Whether the way here led through the same definition twice."""
+        """Whether the path to this place contains the same definition twice."""
         return len(set(self.names)) < len(self.names)
 
     @property
@@ -68,7 +68,7 @@ class Outline:
 
     @property
     def properties(self) -> "dict[str, Outline]":
-        """The properties by name, those of `allOf` included."""
+        """The properties by name, including those of `allOf`."""
         found: dict[str, Outline] = {}
         for part in self.parts():
             named: JSONObject = part.schema.get("properties", {})
@@ -78,7 +78,7 @@ class Outline:
 
     @property
     def required(self) -> list[str]:
-        """The properties that must be there, those of `allOf` included."""
+        """The required properties, including those of `allOf`."""
         names: dict[str, None] = {}
         for part in self.parts():
             listed = part.schema.get("required", ())
@@ -86,7 +86,7 @@ class Outline:
         return list(names)
 
     def parts(self) -> "Iterator[Outline]":
-        """This schema and those it is all of."""
+        """This schema and the schemas of its `allOf`."""
         yield self
         for schema in self.schema.get("allOf", ()):
             member = self.inner(schema)
@@ -100,7 +100,7 @@ class Outline:
 
     @property
     def choices(self) -> list[Any]:
-        """The allowed values, if they are few and known."""
+        """The allowed values of an enum, a constant or a boolean."""
         if "const" in self.schema:
             return [self.schema["const"]]
         if "enum" in self.schema:
@@ -132,7 +132,7 @@ class Outline:
 
     @property
     def kind(self) -> str:
-        """The type in a few words, for people."""
+        """The type as a short text for people."""
         if choices := self.choices:
             shown = " | ".join(_spelled(choice) for choice in choices[:6])
             return shown + (" | ..." if len(choices) > 6 else "")
@@ -142,7 +142,7 @@ class Outline:
 
     @property
     def limits(self) -> str:
-        """The other limits on a value, in words: ranges, lengths, patterns."""
+        """The other limits on a value, as text: ranges, lengths, patterns."""
         if self.is_recursive:
             return ""
         if self._values:
@@ -162,7 +162,7 @@ class Outline:
 
     @property
     def _values(self) -> "list[Outline]":
-        """The members that allow more than null."""
+        """The members of a union other than null."""
         return [member for member in self.members if set(member.types) != {"null"}]
 
     @property

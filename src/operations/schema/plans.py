@@ -1,11 +1,11 @@
-"""Merge what several schemas require of one value into a plan for casting it.
+"""Merge the requirements of several schemas for one value into a plan for casting it.
 
 References, `allOf` and the matching members of a union apply to the same value. A `Plan` merges them, so that a
-property that one of them knows is not lost because another does not.
+property that one schema declares is not stripped because another does not declare it.
 
-Rule 1: references and `allOf` are merged beforehand. Keywords that depend on the value (`anyOf`, `oneOf`, `if`,
-        `dependentSchemas`) is a `Choice`; making it gives another plan (`Plan.pick`).
-Rule 2: plans are made when data first needs them, and kept. Their number is bounded, also for a hostile document.
+Rule 1: references and `allOf` are merged in advance. A keyword that depends on the value (`anyOf`, `oneOf`, `if`,
+        `dependentSchemas`) becomes a `Choice`; `Plan.pick` returns the plan for one outcome of it.
+Rule 2: plans are created when data first needs them, and cached. Their number is limited, also for a hostile document.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,7 @@ class Facet(msgspec.Struct, frozen=True, gc=False):
 
 
 def names_in(facets: tuple[Facet, ...], keyword: str) -> list[str]:
-    """Return the property names that any of the schemas mentions under `keyword`."""
+    """Return the property names that any of the schemas has under `keyword`."""
     return [name for facet in facets for name in facet.keywords.get(keyword, ())]
 
 
@@ -77,7 +77,7 @@ def _both(first: tuple[str, ...], second: list[str]) -> tuple[str, ...]:
 
 
 MISSING: Final[Any] = object()
-"""No value at all, where null would be one."""
+"""Marks an absent value; None is the value null."""
 
 _OBJECT_HINTS = ("properties", "required", "additionalProperties", "patternProperties")
 _ARRAY_HINTS = ("prefixItems", "items", "minItems", "maxItems")
@@ -87,7 +87,7 @@ _USED = frozenset({
     "patternProperties", "prefixItems", "properties", "required", "type", "unevaluatedProperties", "uniqueItems",
 })  # fmt: skip
 _FEW = 4
-"""Schemas of a plan that are searched one by one."""
+"""Plans with at most this many schemas have no index."""
 
 _SWEEPING = frozenset({"additionalProperties", "patternProperties", "unevaluatedProperties"})
 """Keywords for undeclared properties."""
@@ -100,7 +100,7 @@ _MERE = frozenset(
 
 
 class Scope(Protocol):
-    """The owner of plans: one document (`Checker`), or all that share definitions (`SharedDefinitions`)."""
+    """The owner of plans: one document (`Checker`), or all documents that share definitions (`SharedDefinitions`)."""
 
     @property
     def document(self) -> Document:
@@ -114,7 +114,7 @@ class Scope(Protocol):
 
     @property
     def max_plans(self) -> int:
-        """How many plans are made at most."""
+        """The largest number of plans."""
         ...
 
     def accepts_at(self, sites: tuple[Site, ...]) -> Callable[[Any], bool]:
@@ -132,7 +132,7 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
     """The schema of an `if`."""
 
     name: str = ""
-    """The property that `dependentSchemas` asks for."""
+    """The property that a schema of `dependentSchemas` depends on."""
 
     then: Site | None = None
     otherwise: Site | None = None
@@ -144,25 +144,25 @@ class Field(msgspec.Struct, frozen=True, gc=False):
     sites: tuple[Site, ...]
 
     kept: bool
-    """Whether the property stays. Excess does not."""
+    """Whether the property is kept; undeclared properties are stripped."""
 
     barred: bool
-    """Whether some schema accepts nothing under this name."""
+    """Whether a schema forbids this property."""
 
 
 class Planner:
     """The plans of one document.
 
     Args:
-        scope: The validators of the document, or of all that share definitions.
-        keep: Whether properties stay that no schema declares.
+        scope: The validators of the document, or of all documents that share definitions.
+        keep: Whether undeclared properties are kept.
 
     Attributes:
         scope: The validators.
         document: The references.
-        keep: Whether properties stay that no schema declares.
-        undecided: How often a choice was made that may come out differently once excess is stripped and defaults
-            are filled (`Plan.is_unstable`). Compared before and after a cast.
+        keep: Whether undeclared properties are kept.
+        undecided: The number of choices so far whose outcome may change after stripping and filling
+            (`Plan.is_unstable`). Compared before and after a cast.
     """
 
     def __init__(self, scope: Scope, *, keep: bool = False) -> None:
@@ -174,7 +174,7 @@ class Planner:
         self._plans: dict[tuple[str, ...], Plan] = {}
 
     def plan(self, sites: tuple[Site, ...]) -> "Plan":
-        """Return the plan for a value that meets all of `sites`; without any, everything is valid."""
+        """Return the plan for a value to which all of `sites` apply; without sites, every value is valid."""
         direct = tuple(map(self._direct, sites))
         return self._kept(tuple(site.pointer for site in direct), direct, direct)
 
@@ -188,7 +188,7 @@ class Planner:
         return site
 
     def pick(self, plan: "Plan", picks: tuple[Site, ...]) -> "Plan":
-        """Return `plan` with its choices made."""
+        """Return the plan for one outcome of the choices of `plan`."""
         sites = plan.sites + picks
         key = (*(site.pointer for site in plan.sites), "|", *(site.pointer for site in picks))
         return self._kept(key, sites, picks, plan)
@@ -217,13 +217,13 @@ class Planner:
         return found
 
     def _asked(self, choice: Choice) -> list[str]:
-        """Names that a condition asks about. Stripping those would change its answer."""
+        """Return the names that a condition depends on. Stripping these properties would change its outcome."""
         if choice.condition is not None:
             return list(self.plan((choice.condition,)).fields)
         return [choice.name] if choice.name else []
 
     def is_unstable(self, choice: Choice) -> bool:
-        """Return whether more than the type of the value decides."""
+        """Return whether the outcome depends on more than the type of the value."""
         members = [self.plan((member,)) for member in choice.members]
         return not members or any(
             sum(member.allows(kind) for member in members) > 1 for kind in ("object", "array")
@@ -242,7 +242,7 @@ class Planner:
         for index in range(len(keywords.get("allOf", ()))):
             known = self._merge(document.at(site, "allOf", index), facets, choices) and known
         if isinstance(site.schema, bool):
-            # A `false` schema accepts nothing, but has no facet.
+            # A `false` schema rejects every value, but has no facet.
             return site.schema
         facets.append(own)
         choices.extend(_choices(document, own))
@@ -251,7 +251,7 @@ class Planner:
 
 @lru_cache(maxsize=1_024)
 def _interned(names: frozenset[str]) -> frozenset[str]:
-    """Return the first set equal to `names`: thousands of plans have the same few."""
+    """Return the first set that equals `names`, to save memory: thousands of plans share a few sets."""
     return names
 
 
@@ -282,14 +282,14 @@ class Plan:
     Attributes:
         sites: The schemas, before merging.
         facets: The merged schemas.
-        choices: What depends on the value.
-        asked: Properties that a condition asks about, here or where this plan was picked from.
-        opaque: Whether it has keywords that cannot be planned for; everything is then kept.
-        types: The JSON types that are allowed, in the order a schema names them; None: any.
-        constants: The only values that are allowed; None: any.
-        default: The declared default, or `MISSING`. Of several the last counts.
-        required: The properties that have to be there.
-        leaves, leaves_known: Kept here for `leaf_types`.
+        choices: The parts that depend on the value.
+        asked: Properties that a condition of this plan, or of the plan that it was picked from, depends on.
+        opaque: Whether a keyword cannot be planned; all properties are then kept.
+        types: The allowed JSON types, in the order of the schema; None for any.
+        constants: The allowed values; None for any.
+        default: The declared default, or `MISSING`. The last of several is used.
+        required: The required properties.
+        leaves, leaves_known: A cache of `leaf_types`.
     """
 
     __slots__ = (
@@ -334,9 +334,9 @@ class Plan:
 
     @property
     def accepts(self) -> Callable[[Any], bool]:
-        """Whether a JSON value is valid for everything merged here."""
+        """Returns whether a JSON value is valid for all merged schemas."""
         if self._accepts is None:
-            # A validator pays off only if there is more to check than the type.
+            # A validator is worthwhile only if there is more to check than the type.
             at = self._planner.scope.accepts_at
             self._accepts = self._has_type if self.is_bare else at(self.sites)
         return self._accepts
@@ -346,14 +346,14 @@ class Plan:
 
     @property
     def is_unknown(self) -> bool:
-        """Whether it has no keywords that a cast could use."""
+        """Whether the plan has no keywords that affect a cast."""
         if self.opaque or self.choices:
             return self.opaque
         return not any(_USED.intersection(facet.keywords) for facet in self.facets)
 
     @property
     def is_bare(self) -> bool:
-        """Whether it consists of a type only: every value of that type is valid."""
+        """Whether the plan consists of a type only, so that every value of that type is valid."""
         return (
             bool(self.facets) and not self.choices and not self.opaque and self.assertions <= _TYPE
         )
@@ -379,7 +379,7 @@ class Plan:
 
     @property
     def is_unstable(self) -> bool:
-        """Whether some choice may come out differently once excess is stripped and defaults are filled."""
+        """Whether the outcome of a choice may change after stripping and filling."""
         if self._unstable is None:
             self._unstable = any(map(self._planner.is_unstable, self.choices))
         return self._unstable
@@ -391,11 +391,11 @@ class Plan:
         return kind == "integer" and "number" in self.types
 
     def pick(self, picks: tuple[Site, ...]) -> "Plan":
-        """Return the plan once the choices are made: with `picks`, and without the choices of this one."""
+        """Return the plan with the schemas `picks` instead of the choices."""
         return self._planner.pick(self, picks)
 
     def member(self, site: Site) -> "Plan":
-        """Return the plan of one member of a choice by itself."""
+        """Return the plan of a single member of a choice."""
         return self._planner.plan((site,))
 
     def part(self, sites: tuple[Site, ...]) -> "Plan":
@@ -415,7 +415,10 @@ class Plan:
         return self._fields
 
     def _naming(self, name: str) -> list[Facet]:
-        """Return the schemas that declare a property. Only long lists have an index: most plans have one schema."""
+        """Return the schemas that declare a property.
+
+        Only long lists have an index, because most plans have one schema.
+        """
         if len(self.facets) <= _FEW:
             return [each for each in self.facets if name in each.keywords.get("properties", ())]
         if self._by_name is None:
@@ -451,13 +454,13 @@ class Plan:
                 if rest is not False:
                     sites.append(at(facet.site, "unevaluatedProperties"))
                     known = True
-        # A closed schema that does not know the name could never accept it.
+        # A closed schema that does not declare the name would always reject the property.
         kept = self._planner.keep or (known and (needed or not forbidden))
         return Field(tuple(sites), kept, barred=forbidden)
 
     @property
     def keeps_unnamed(self) -> bool:
-        """Whether properties may stay that are not in `fields`."""
+        """Whether properties that are not in `fields` may be kept."""
         return (
             self._planner.keep
             or self.opaque
@@ -483,7 +486,7 @@ class Plan:
 
     @property
     def places(self) -> int:
-        """How many first items of an array are described one by one."""
+        """The number of leading items with their own schemas."""
         return max(
             (len(f.keywords.get(item_keywords(f.keywords)[0], ())) for f in self.facets), default=0
         )
@@ -506,7 +509,7 @@ class Plan:
 
     @property
     def likely_types(self) -> tuple[str, ...]:
-        """The types to try when a value has to be made."""
+        """The types to try when a value is created."""
         if self.types is not None:
             return self.types
         if any(self.keyword(name) for name in _OBJECT_HINTS):
@@ -534,9 +537,9 @@ def scalar_types(names: tuple[str, ...]) -> frozenset[type]:
 
 
 def leaf_types(plan: Plan) -> frozenset[type] | None:
-    """Return the exact types of the scalars that `plan` accepts; None if it accepts others or names no types.
+    """Return the exact types of the scalars that `plan` accepts; None if it also accepts containers or has no types.
 
-    The validator looks at all such scalars, so nothing else has to.
+    The validator checks these scalars, so that no other check is needed.
     """
     if not plan.leaves_known:
         plan.leaves = known_scalars(plan) if _takes_no_container(plan) else None
@@ -545,7 +548,7 @@ def leaf_types(plan: Plan) -> frozenset[type] | None:
 
 
 def known_scalars(plan: Plan) -> frozenset[type] | None:
-    """Return the exact types of the scalars `plan` takes beside containers; None if that is not known."""
+    """Return the exact types of the scalars that `plan` accepts in addition to containers; None if unknown."""
     known_types = [] if plan.types is None else [scalar_types(plan.types)]
     for choice in plan.choices:
         members = [known_scalars(plan.member(member)) for member in choice.members]
@@ -553,7 +556,7 @@ def known_scalars(plan: Plan) -> frozenset[type] | None:
         if known and len(known) == len(members):
             known_types.append(frozenset[type]().union(*known))
     if len(known_types) < 2:
-        # Not an intersection with nothing, which would be a copy for every plan.
+        # Avoid an intersection with an empty set, which would create a copy for every plan.
         return known_types[0] if known_types else None
     return known_types[0].intersection(*known_types[1:])
 

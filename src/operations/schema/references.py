@@ -1,10 +1,9 @@
-"""Read a document in its dialect of JSON Schema, and find the schemas that its references name.
+"""Read a document in its dialect of JSON Schema, and resolve its references.
 
-Rule 1: nothing is ever fetched; a reference can only lead to something in the document.
-Rule 2: a schema is identified by its position (`Site.pointer`), so that following a circle of references comes back to
-        an equal site.
-Rule 3: a document is read in the dialect that its `$schema` names, otherwise as 2020-12; one without `$schema` that
-        writes tuples the old way (`items` is a list) is read as 2019-09.
+Rule 1: documents are never fetched; a reference can only refer to a place in the same document.
+Rule 2: a schema is identified by its position (`Site.pointer`), so that a cycle of references returns to an equal site.
+Rule 3: a document is read in the dialect that its `$schema` names, otherwise as 2020-12. A document without `$schema`
+        in which `items` is a list (the older form of tuples) is read as 2019-09.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,7 +20,7 @@ from operations.errors import SchemaError
 from operations.types import JSONObject, JSONSchema
 
 IN_PLACE = ("not", "if", "then", "else")
-"""Keywords whose one schema applies to the same value."""
+"""Keywords with one schema that applies to the same value."""
 
 IN_PLACE_LISTS = ("allOf", "anyOf", "oneOf")
 IN_PLACE_MAPS = ("dependentSchemas", "dependencies")
@@ -35,13 +34,13 @@ PARTS = (
     "unevaluatedItems",
     "contains",
 )
-"""Keywords whose one schema applies to parts of the value."""
+"""Keywords with one schema that applies to parts of the value."""
 
 PART_LISTS = ("prefixItems", "items")
 PART_MAPS = ("properties", "patternProperties")
 
 DEFINITIONS = ("$defs", "definitions")
-"""Keywords that only keep schemas for others to refer to."""
+"""Keywords that contain schemas for references only."""
 
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 
@@ -61,17 +60,17 @@ def is_annotation(keyword: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """How one revision of JSON Schema is read."""
+    """The rules of one revision of JSON Schema."""
 
     validator: type[jsonschema_rs.Validator]
     draft: int
     id_keyword: str = "$id"
 
     ref_stands_alone: bool = False
-    """Whether everything beside a `$ref` is ignored (up to draft 7)."""
+    """Whether keywords beside a `$ref` are ignored (up to draft 7)."""
 
     ignored: frozenset[str] = frozenset()
-    """Keywords of other dialects, which mean nothing in this one."""
+    """Keywords of other dialects, which this one ignores."""
 
 
 _SINCE_2020 = frozenset({"$dynamicRef", "prefixItems"})
@@ -117,7 +116,7 @@ _NAMED = {
 
 
 def named_dialect(document: JSONSchema) -> Dialect | None:
-    """Return the dialect that `document` names; None if it names none, or an unknown one."""
+    """Return the dialect that `document` names; None if it names no known dialect."""
     if isinstance(document, bool):
         return None
     name = document.get("$schema")
@@ -134,9 +133,9 @@ def item_keywords(schema: JSONObject) -> tuple[str, str]:
 
 
 def subschemas(schema: JSONObject) -> Iterator[tuple[str, str | int | None, JSONSchema]]:
-    """Yield every schema directly inside `schema`, with its keyword, and its name or index there if it has one.
+    """Yield every direct subschema of `schema`, with its keyword, and its name or index if it has one.
 
-    What has the wrong shape is passed over: the meta-schema reports it.
+    Malformed parts are skipped; the meta-schema reports them.
     """
     for keyword, held in schema.items():
         shapes = _HOLDERS.get(keyword)
@@ -197,7 +196,7 @@ _HOLDERS = {
 
 
 MAX_SUBSCHEMAS = 8_000
-"""How many schemas one document may hold. Compiling takes about 20 µs for each."""
+"""The largest number of schemas in one document. Compiling takes about 20 µs for each."""
 
 _BASE = "http://schema.invalid/"
 """The base of relative identifiers. The name cannot exist (RFC 2606)."""
@@ -211,9 +210,9 @@ _REFERRING = frozenset(REFERENCES)
 
 
 class Site(msgspec.Struct, frozen=True, gc=False):
-    """One schema and where it stands.
+    """One schema and its position.
 
-    It holds JSON alone, so it is in no cycle and the garbage collector need not visit it: there are thousands.
+    It contains only JSON, so it cannot be part of a cycle, and the garbage collector can skip the thousands of sites.
     """
 
     schema: JSONSchema
@@ -222,7 +221,7 @@ class Site(msgspec.Struct, frozen=True, gc=False):
     """JSON pointer from the document's root."""
 
     resource: str
-    """Pointer of the nearest enclosing schema with an identifier of its own; references start there."""
+    """Pointer of the nearest enclosing schema with its own identifier, which references are relative to."""
 
 
 class Document:
@@ -230,12 +229,12 @@ class Document:
 
     Args:
         root: The document.
-        shared: The document whose definitions (`#/$defs/...`) this one uses instead of its own. Both are of the
-            newest dialect, and have no identifiers.
-        place: What the places of its schemas begin with, so that they differ from those of others that share.
+        shared: The document whose definitions (`#/$defs/...`) this document uses instead of its own. Both are in the
+            newest dialect and have no identifiers.
+        place: The prefix of the pointers of its schemas, which distinguishes them from those of other documents.
 
     Raises:
-        SchemaError: If it holds too many schemas.
+        SchemaError: If it contains too many schemas.
     """
 
     __slots__ = (
@@ -264,7 +263,8 @@ class Document:
         self.root = self._enter(Site(root, self._place, ""))
         self._uris[_BASE] = self.root
         referring = self._scan(self.root)
-        # References may lead to places outside of keywords (`#/components/schemas/Pet`), with further references.
+        # References may refer to places outside of keywords (`#/components/schemas/Pet`), which contain further
+        # references.
         for site in referring:
             for _, target in self._look_up(site):
                 if target is not None and not self._is_shared(target):
@@ -273,14 +273,14 @@ class Document:
         self._resolved.clear()
 
     def define(self, definitions: JSONObject) -> list[Site]:
-        """Add definitions, which refer to one another and to known ones; returns the schemas in them."""
+        """Add definitions, which may refer to one another and to known definitions; return the schemas in them."""
         cast("JSONObject", self.root.schema)["$defs"].update(definitions)
         for name, schema in definitions.items():
             self._scan(self._enter(Site(schema, f"{DEFINED}{escape(name)}", "")))
         return self.sites
 
     def forget(self) -> None:
-        """Release the lists of schemas: from here on, schemas are found by keywords and references."""
+        """Release the lists of schemas; from then on, schemas are found by keywords and references."""
         self.sites = []
         self._below = {}
 
@@ -312,9 +312,8 @@ class Document:
     def references(self, site: Site) -> tuple[tuple[str, Site | None], ...]:
         """Return the keyword and the target of each reference at `site`.
 
-        The target is None if it depends on the path taken to get here (`$dynamicRef` with several
-        anchors to choose from), and if it is not in this document: a meta-schema, or nothing at
-        all, which the validator refuses.
+        The target is None if it depends on the evaluation path (`$dynamicRef` with several anchors), or if it is not in
+        this document: a meta-schema, or a broken reference, which the validator rejects.
         """
         found = self._targets.get(site.pointer)
         if found is None:
@@ -366,11 +365,11 @@ class Document:
         return self._walk(start, fragment)
 
     def resolve(self, reference: str) -> Site | None:
-        """Return the schema of this document that a reference from its root leads to."""
+        """Return the schema that a reference from the root of this document refers to."""
         return self._resolve("", "$ref", reference)
 
     def _walk(self, start: Site, fragment: str) -> Site | None:
-        """Return the schema a JSON pointer leads to, entering resources on the way."""
+        """Return the schema at a JSON pointer, with its innermost resource."""
         site, end = start, start.pointer
         passed = steps(start.schema, fragment)
         if passed is None:
@@ -382,7 +381,7 @@ class Document:
         return site if site.pointer == end else None
 
     def _enter(self, site: Site) -> Site:
-        """Return `site`, as a resource of its own if it has an identifier."""
+        """Return `site`; if it has an identifier, as a separate resource."""
         schema = site.schema
         if isinstance(schema, bool):
             return site
@@ -394,7 +393,7 @@ class Document:
         return Site(schema, site.pointer, site.pointer)
 
     def _scan(self, start: Site) -> list[Site]:
-        """Note the identifiers of every schema at and below `start`; return those with references."""
+        """Record the identifiers of every schema at and below `start`; return the schemas with references."""
         stack, naming = [start], self.dialect.id_keyword
         referring: list[Site] = []
         while stack:
@@ -448,7 +447,7 @@ class Document:
             self._dynamic[""] = self._dynamic.get("", 0) + 1
 
     def _outer(self, place: str) -> str:
-        """Return the resource around the one at `place`."""
+        """Return the enclosing resource of the resource at `place`."""
         while place:
             place = place.rpartition("/")[0]
             if place in self._resources:
@@ -457,7 +456,7 @@ class Document:
 
 
 def _join(base: str, reference: str) -> str:
-    """Return `reference` as seen from `base`. `urljoin` knows no URNs."""
+    """Resolve `reference` against `base`. `urljoin` does not support URNs."""
     return base + reference if reference.startswith("#") else urljoin(base, reference)
 
 

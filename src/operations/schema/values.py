@@ -1,11 +1,11 @@
 """Compare and convert JSON scalars, and test the keywords that need no other schema.
 
-Rule 1: text becomes a number if it is written as JSON writes numbers and the number has exactly that value: `"42"` is
-        42 and `"1.50"` is 1.5, but `" 42 "`, `"042"`, `"4_2"`, `"0x2a"`, `"1e999"` and more digits than a float keeps
-        stay text. A number becomes the text that JSON writes for it.
-Rule 2: true and 1 are different values. A boolean becomes text and text becomes a boolean; numbers become neither.
+Rule 1: text becomes a number if it is a JSON number that can be represented exactly: `"42"` is 42 and `"1.50"` is 1.5,
+        but `" 42 "`, `"042"`, `"4_2"`, `"0x2a"`, `"1e999"` and numbers with more digits than a float can hold stay
+        text. A number becomes its JSON text.
+Rule 2: true and 1 are different values. Booleans and text can be converted to each other, booleans and numbers cannot.
 Rule 3: null is never converted.
-Rule 4: the tests only explain a verdict of the validator. If the two differ, the validator is right.
+Rule 4: the tests here only explain the result of the validator. If the two differ, the validator decides.
 """
 
 import re
@@ -21,7 +21,7 @@ from operations.types import JSONObject
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]{1,4})?", re.ASCII)
 
 _MAX_DIGITS = 400
-"""Longer texts are not numbers in practice, and reading them takes quadratic time."""
+"""Longer texts are not converted to numbers, because parsing takes quadratic time."""
 
 _EXACT = 2**53
 """Beyond this a float cannot distinguish neighbouring integers."""
@@ -30,7 +30,7 @@ _BOOLEANS = {"true": True, "false": False}
 
 
 def conversions(value: Any, types: tuple[str, ...]) -> Iterator[Any]:
-    """Yield `value`, a JSON scalar, in each of `types` that can hold it without loss."""
+    """Yield the JSON scalar `value` converted to each of `types` that can represent it without loss."""
     for name in types:
         if isinstance(value, str):
             yield from _from_text(value, name)
@@ -71,7 +71,7 @@ _BOOLEANS_AS_TEXT = {value: text for text, value in _BOOLEANS.items()}
 
 
 _SHOWN = 80
-"""How many characters of a value a message may repeat."""
+"""The largest number of characters of a value in a message."""
 
 _ARTICLES = {
     "string": "a string",
@@ -120,7 +120,7 @@ def same(first: Any, second: Any) -> bool:
 
 
 def shown(value: Any) -> str:
-    """Return `value` as JSON for a message, cut if it is long."""
+    """Return `value` as JSON for a message, truncated if it is long."""
     text = canonical(value).decode()
     return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
 
@@ -189,7 +189,7 @@ def _is_multiple(value: Any, limit: Any) -> bool:
 
 
 def _fraction(number: Any) -> Fraction:
-    # In decimal: the multiples of 0.1 are not those of its binary approximation.
+    # Calculated in decimal, because the multiples of 0.1 are not those of its binary approximation.
     return Fraction(number) if isinstance(number, int) else Fraction(repr(number))
 
 
@@ -221,7 +221,7 @@ def _unique(wanted: Any, value: Any, _schema: JSONObject) -> str | None:
 
 
 def distinct(items: list[Any]) -> list[Any]:
-    """Return `items` without those that are equal, as JSON, to one before."""
+    """Return `items` without duplicates, compared as JSON."""
     found: dict[Any, Any] = {}
     for item in items:
         found.setdefault(identity(item), item)
@@ -229,7 +229,7 @@ def distinct(items: list[Any]) -> list[Any]:
 
 
 def identity(value: Any) -> Any:
-    """Return something hashable that is equal for values that are the same JSON, and for no others."""
+    """Return a hashable key that is equal only for equal JSON values."""
     if is_object(value):
         return frozenset((name, identity(item)) for name, item in value.items())
     if is_list(value):

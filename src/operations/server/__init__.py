@@ -1,8 +1,9 @@
-"""A registry as an HTTP API: one path per operation, streams, a gateway, a document, each filtered by caller.
+"""Serve a registry as an HTTP API: one path per operation, streams, a gateway and an OpenAPI document.
 
     app = create_app(registry, identity=APIKeys.from_file("keys.json"))
 
-The `server` extra is needed; JSON Web Tokens (`operations.server.tokens`) need the `jwt` extra as well.
+Each caller sees only the operations that it may call. This package needs the `server` extra; JSON Web Tokens
+(`operations.server.tokens`) also need the `jwt` extra.
 """
 
 from importlib.util import find_spec

@@ -1,4 +1,4 @@
-"""`create_app`: a registry as an ASGI application, and the call protocol on its WebSockets.
+"""`create_app` serves a registry as an ASGI application, with the call protocol on WebSockets.
 
 access log -> root path -> Host and Origin -> operations, gateway, pages, mounted applications
 """
@@ -32,15 +32,15 @@ from operations.telemetry import CallMetrics
 from operations.types import options_of
 
 _REMEMBERED = 2_000
-"""Calls that the console can show."""
+"""The number of calls that the console can show."""
 
 
 @options_of(ServerConfig)
 def create_app(config: ServerConfig, registry: OperationRegistry) -> Starlette:
     """Serve a registry over HTTP: `create_app(registry, **options)`, with the fields of `ServerConfig`.
 
-    The program that runs it decides where it listens; `operations.server.running` listens on 127.0.0.1. Operations that
-    are registered later are served too. The registry is not closed here.
+    The ASGI server determines the address; `operations.server.running` listens on 127.0.0.1 by default. Operations that
+    are registered later are served too. The application does not close the registry.
     """
     sessions = Sessions()
     pipeline = _pipeline(config, registry, sessions)
@@ -105,7 +105,7 @@ def create_app(config: ServerConfig, registry: OperationRegistry) -> Starlette:
 
 @options_of(ServerConfig)
 def create_probe_app(config: ServerConfig, registry: OperationRegistry) -> Starlette:
-    """Serve `/healthz`, `/readyz` and `/metrics` of a process that serves no HTTP otherwise, such as a worker."""
+    """Serve `/healthz`, `/readyz` and `/metrics` for a process without an HTTP API, such as a worker."""
     sessions, readiness = Sessions(), Readiness(config.ready)
     pipeline, metrics = _pipeline(config, registry, sessions), CallMetrics(registry)
     pages = Pages(config, pipeline, sessions, metrics, readiness)
@@ -152,7 +152,7 @@ def _applications(config: ServerConfig, registry: OperationRegistry) -> list[ASG
 
 
 def _is_built(app: Any) -> bool:
-    """Return whether `create_app` is asked to build an application itself."""
+    """Return whether `create_app` builds this application itself."""
     return app is True or isinstance(app, MCPServerSettings)
 
 
@@ -166,12 +166,12 @@ def _mcp_app(config: ServerConfig, registry: OperationRegistry) -> ASGIApp:
         expose_errors=config.expose_errors,
         scopes_supported=config.scopes_supported,
     )
-    # The app around it has checked Host and Origin.
+    # The outer application has checked Host and Origin.
     return RegistryServer(registry, settings).asgi_app(path=None, hosts=None)
 
 
 class _Recording:
-    """Lets a graph observe a registry while the app exists."""
+    """Makes a graph observe a registry as long as the app exists."""
 
     def __init__(self, registry: OperationRegistry, graph: CallGraph) -> None:
         self._registry = registry
@@ -190,9 +190,9 @@ class _Recording:
 
 
 class _App(Starlette):
-    """Runs our middleware before Starlette's own error handling, which calls do not need.
+    """Runs our middleware outside Starlette's error handling, which calls do not need.
 
-    Middleware that is added runs before all of it.
+    Middleware that users add runs first.
     """
 
     def __init__(self, wrap: Callable[[ASGIApp], ASGIApp], **options: Any) -> None:
@@ -239,11 +239,11 @@ def _one(
 
 
 class WebSocketEntry:
-    """Serves the call protocol on WebSockets, inside an app of `create_app`, whose limits hold for all entry points.
+    """Serves the call protocol on WebSockets as part of an app of `create_app`, with the limits of that app.
 
     Args:
         registry: The operations to serve.
-        resolve: Returns the identity that a credential inside a call belongs to.
+        resolve: Returns the identity for a credential inside a call.
     """
 
     def __init__(self, registry: OperationRegistry, resolve: CredentialResolver | None) -> None:
@@ -259,7 +259,8 @@ class WebSocketEntry:
         """Serve one connection until it closes."""
         front: Front = scope[PIPELINE].front
         socket = WebSocket(scope, receive, send)
-        # Clients of this library then reject a larger message themselves, and the connection stays open.
+        # Announce the limit, so that clients of this library reject larger messages themselves and the connection stays
+        # open.
         announced = (self._announces, b"%d" % front.limits.body_bytes)
         await socket.accept(headers=[announced])
         identity: Identity | None = scope.get(IDENTITY)
@@ -280,7 +281,7 @@ class WebSocketEntry:
                 grace=0,
             ) as server,
         ):
-            # When the credential of the connection expires or is revoked, the connection ends.
+            # Close the connection when its credential expires or is revoked.
             revoked = asyncio.Event()
             with front.credentials.watching(scope.get(CREDENTIAL), revoked.set):
                 ends = [
@@ -294,11 +295,11 @@ class WebSocketEntry:
 
 
 class _Socket:
-    """A WebSocket of Starlette, as the call protocol needs it.
+    """Adapts a WebSocket of Starlette to the call protocol.
 
     Args:
         socket: The accepted socket.
-        max_bytes: The largest message that is received. Our own server checks it first; others may not.
+        max_bytes: The largest accepted message. Our own server already checks this; other servers may not.
     """
 
     def __init__(self, socket: WebSocket, max_bytes: int) -> None:
@@ -308,7 +309,7 @@ class _Socket:
 
     async def send(self, text: bytes) -> None:
         try:
-            # One at a time: a server lets all that wait go on as soon as the client has read a little.
+            # Send one message at a time: when the client reads a little, a server resumes all waiting senders.
             async with self._sending:
                 await self._socket.send_text(text.decode())
         except (WebSocketDisconnect, RuntimeError) as error:
@@ -321,7 +322,7 @@ class _Socket:
             raise EOFError(str(error)) from error
         if event["type"] == "websocket.disconnect":
             raise EOFError(event.get("reason") or "")
-        # A binary frame is not this protocol: like any malformed message, it must not end the connection.
+        # Binary frames are not part of the protocol. Like any malformed message, they must not end the connection.
         text: str | None = event.get("text")
         message = event.get("bytes") or b"" if text is None else text.encode()
         if len(message) > self._max_bytes:

@@ -1,17 +1,18 @@
-"""Resolvers of identities from HTTP requests: API keys, the cookies of browser sessions, and combinations.
+"""Resolve the identity of an HTTP request: API keys, cookies of browser sessions, and combinations.
 
-A browser sends a credential once, and a cookie replaces it from then on: `EventSource` and WebSockets cannot send an
+A browser sends a credential once and receives a session cookie, because `EventSource` and WebSockets cannot send an
 Authorization header, and keys must not appear in URLs.
 
-Rule 1: an identity comes from a verified credential of the request, never from other parts of the request.
-Rule 2: an exception rejects the request. A request without a credential has no identity, which is enough for
-        operations that require nothing.
-Rule 3: a key is never kept: its SHA-256 is. A key of 256 random bits cannot be guessed from that. Digests are compared
-        in constant time.
-Rule 4: a cookie contains 256 random bits and nothing else; the identity is kept here. Scripts cannot read it
+Rule 1: an identity comes only from a verified credential of the request.
+Rule 2: an exception rejects the request. A request without a credential has no identity, and can call only operations
+        without access requirements.
+Rule 3: the server stores only the SHA-256 of a key, from which a key of 256 random bits cannot be recovered. Digests
+        are compared in constant time.
+Rule 4: a cookie contains only 256 random bits; the server stores the identity. Scripts cannot read the cookie
         (HttpOnly), and browsers do not send it for pages of other sites (SameSite=Strict).
 Rule 5: a session ends after a time, when its credential expires or is revoked, on sign-out, and with the process.
-Rule 6: browsers send cookies to every port of a host, so the name contains the port: two servers do not share it.
+Rule 6: browsers send cookies to every port of a host. The name of the cookie contains the port, so that two servers on
+        one host do not share it.
 """
 
 import hmac
@@ -34,12 +35,12 @@ from operations.front.timing import Scope
 
 
 class IdentityResolver(Protocol):
-    """Finds out who sends a request or opens a WebSocket."""
+    """Identifies the caller of a request or WebSocket."""
 
     def __call__(
         self, connection: HTTPConnection, /
     ) -> Identity | Awaitable[Identity | None] | None:
-        """Return the identity, or None if the request has no credential of the kind this resolver knows.
+        """Return the identity, or None if the request has no credential of a kind that this resolver supports.
 
         May be a coroutine function.
 
@@ -50,9 +51,10 @@ class IdentityResolver(Protocol):
 
 
 def any_of(*resolvers: IdentityResolver) -> IdentityResolver:
-    """Return a resolver that tries several, and returns the first identity that one finds.
+    """Return a resolver that tries several resolvers and returns the first identity found.
 
-    A credential that one rejects may be valid for another; the request is rejected if one rejects and none accepts.
+    A credential that one resolver rejects may be valid for another. The request is rejected if no resolver accepts the
+    credential and at least one rejects it.
     """
 
     async def resolve(connection: HTTPConnection) -> Identity | None:
@@ -89,7 +91,7 @@ def header(connection: HTTPConnection, name: bytes) -> str | None:
     """Return the only value of a header that contains a credential.
 
     Raises:
-        CredentialError: If there are several: a proxy may have checked another one.
+        CredentialError: If there are several values, because a proxy may have checked a different one.
     """
     values = [value for key, value in connection.scope["headers"] if key == name]
     if not values:
@@ -102,15 +104,15 @@ def header(connection: HTTPConnection, name: bytes) -> str | None:
 HEADER = b"x-api-key"
 
 _BUCKET = 8
-"""Hex digits of a digest by which keys are found; the rest is compared in constant time."""
+"""Hex digits of a digest that are used for lookup; the rest is compared in constant time."""
 
 _LOOK_AGAIN = 1.0
-"""Seconds between looks at whether a file of keys has changed."""
+"""Seconds between two checks whether the key file has changed."""
 
 _MAX_KEY = 1024
 
 _OTHER_SCHEMES = frozenset({"basic", "bearer", "digest", "negotiate"})
-"""Schemes of an Authorization header that a resolver judges, or that a proxy may have checked and passed on."""
+"""Authorization schemes that a resolver checks, or that a proxy may have checked and forwarded."""
 
 
 def new_key() -> str:
@@ -119,7 +121,7 @@ def new_key() -> str:
 
 
 def hash_key(key: str) -> str:
-    """Return the SHA-256 of a key in hex, which is all that a server keeps of it."""
+    """Return the SHA-256 of a key in hex, the form in which a server stores it."""
     return sha256(key.encode(errors="replace")).hexdigest()
 
 
@@ -140,22 +142,22 @@ class APIKeys:
 
     @classmethod
     def from_file(cls, path: str | Path) -> "APIKeys":
-        """Keys of a JSON file: `{"SHA-256 of the key": {"id": ..., "scopes": [...], "resources": {...}}}`.
+        """Return the keys of a JSON file: `{"SHA-256 of the key": {"id": ..., "scopes": [...], "resources": {...}}}`.
 
-        The file is read again when it changes, so that a key can be withdrawn at once. If it cannot be read any more,
+        The file is read again when it changes, so that a key can be revoked at once. If the file can no longer be read,
         every key is rejected.
 
         Raises:
             OSError: If the file cannot be read.
-            ValueError: If it contains something else.
+            ValueError: If its content has another form.
         """
         return cls(_File(Path(path)).find)
 
     async def __call__(self, connection: HTTPConnection) -> Identity | None:
-        """Return the identity behind the key of a request; None if it has no key.
+        """Return the identity for the key of a request; None if it has no key.
 
         Raises:
-            CredentialError: If the key is not known.
+            CredentialError: If the key is unknown.
         """
         key = bearer_token(connection) or header(connection, HEADER)
         if not key:
@@ -169,7 +171,7 @@ class APIKeys:
 
 
 def credential_resolver(resolve: CredentialResolver) -> IdentityResolver:
-    """Return a resolver of requests for one of credentials, such as `Grants.resolve`.
+    """Return a request resolver that uses a credential resolver, such as `Grants.resolve`.
 
     The credential is in `Authorization: Bearer` or `X-API-Key`.
     """
@@ -186,7 +188,7 @@ class _Table:
         self._buckets: dict[str, list[tuple[str, Identity]]] = {}
         for digest, identity in keys.items():
             if len(digest) != 64 or not set(digest.lower()) <= set("0123456789abcdef"):
-                # Not shown: it may well be the key itself.
+                # The value is not shown, because it may be the key itself.
                 raise ValueError(f"the key of {identity.id!r} is not hashed: use hash_key(key)")
             bucket = self._buckets.setdefault(digest[:_BUCKET].lower(), [])
             bucket.append((digest.lower(), identity))
@@ -224,23 +226,23 @@ class _File:
 COOKIE = "operations_session"
 
 BY_COOKIE = "operations.by_cookie"
-"""Set in the scope of a request whose sender is known only by a session."""
+"""Scope key of requests that are identified only by a session cookie."""
 
 _MOST = 10_000
-"""Open sessions; the oldest end first."""
+"""The largest number of open sessions; the oldest end first."""
 
 
 class Sessions:
     """The open sessions.
 
     Args:
-        seconds: How long a session lasts.
+        seconds: The lifetime of a session.
     """
 
     def __init__(self, seconds: float = 8 * 3600) -> None:
         self.seconds = seconds
         self.is_offered = True
-        """Whether sessions can begin; not if the next request may reach another process."""
+        """Whether sessions can begin; False if the next request may reach another process."""
         self._open: OrderedDict[bytes, tuple[Credential, float]] = OrderedDict()
 
     def sign_in(self, credential: Credential) -> str:
@@ -253,7 +255,7 @@ class Sessions:
             message = "This server has several processes and no sessions: send the credential with every request"
             raise CallError(ErrorCode.UNAVAILABLE, message, retryable=False)
         secret = token_urlsafe(32)
-        # Kept as a digest: a lookup then reveals nothing about how much of a guess was right.
+        # Stored as a digest, so that the timing of a lookup reveals nothing about the value.
         self._open[_digest(secret)] = (credential, monotonic() + self.seconds)
         if len(self._open) > _MOST:
             self._open.popitem(last=False)
@@ -266,7 +268,7 @@ class Sessions:
             self._open.pop(_digest(secret), None)
 
     async def find(self, scope: Scope) -> Identity | None:
-        """Return who signed in.
+        """Return the identity of a session.
 
         Raises:
             CredentialError: If the session has ended.
@@ -278,7 +280,7 @@ class Sessions:
         credential, ends = self._open.get(digest, (None, 0.0))
         if credential is None or monotonic() > ends or not await credential.is_valid():
             self._open.pop(digest, None)
-            # Scripts cannot delete the cookie of a session that has ended, so the response does.
+            # Scripts cannot delete the cookie of an ended session, so the response deletes it.
             raise CredentialError(
                 "a session that has ended", headers=[(b"set-cookie", self.cookie("", scope))]
             )
@@ -297,17 +299,17 @@ class Sessions:
 
 
 class SessionResolver:
-    """Resolves a credential or, if a request shows none, the cookie of a session."""
+    """Resolves a credential or, if a request has none, the cookie of a session."""
 
     def __init__(self, resolver: IdentityResolver, sessions: Sessions) -> None:
         self._resolver = resolver
         self._sessions = sessions
 
     async def __call__(self, scope: Scope) -> Identity | None:
-        """Return the identity behind a request.
+        """Return the identity of a request.
 
         Raises:
-            CredentialError: If a session has ended, or no resolver knows what kind of credential is shown.
+            CredentialError: If the session has ended, or no resolver supports the kind of credential.
         """
         connection = HTTPConnection(scope)
         identity = await resolved(self._resolver(connection))
@@ -319,7 +321,7 @@ class SessionResolver:
 
 
 def _enforce_scheme(connection: HTTPConnection) -> None:
-    """Reject a key without its scheme, or the reverse: the sender must not take an anonymous response for its own."""
+    """Reject a key without a scheme, and a scheme without a key, instead of serving the request as anonymous."""
     held = header(connection, b"authorization")
     if held is None:
         return

@@ -1,12 +1,12 @@
-"""HTTP/1.1 connections for uvicorn, with limits on slow and large peers, which uvicorn's own protocols do not have.
+"""HTTP/1.1 connections for uvicorn, with limits on time and size that uvicorn's own protocols do not have.
 
-Rule 1: a connection that does not send the whole head of a request in time is closed, and so is one whose body takes
-        longer than the application waits for it.
-Rule 2: a head beyond a size is rejected (431) while it arrives.
-Rule 3: trailers are limited in size like a head, and dropped: they never become headers.
-Rule 4: a connection whose client does not read for some time is cut, so that unread responses are freed.
+Rule 1: a connection is closed if the head of a request does not arrive in time, or if the body takes longer than the
+        application waits for it.
+Rule 2: a head that exceeds a size limit is rejected (431) while it arrives.
+Rule 3: trailers are limited in size like a head, and ignored: they never become headers.
+Rule 4: a connection is aborted if its client does not read for some time, so that unread responses are freed.
 Rule 5: a request with malformed framing is rejected as a whole, and nothing after it is read.
-Rule 6: no request sees context variables of another one on its connection.
+Rule 6: a request does not see context variables of other requests on the same connection.
 Rule 7: the head of a response with a length is sent together with the first part of its body, in one write.
 """
 
@@ -28,39 +28,39 @@ from operations.server.response_head import NO_BODY, STATUS_LINES, render_head
 logger = logging.getLogger("operations.server")
 
 SEND_SECONDS: Final = 30.0
-"""Time in which a client must read some of its response."""
+"""Seconds within which a client must read some of its response."""
 
 WRITE_BUFFER: Final = 32 * 1024
-"""Bytes waiting to be sent beyond which the application waits before it sends more."""
+"""The application waits while more bytes than this are waiting to be sent."""
 
 HEAD_SECONDS: Final = 15.0
 HEAD_BYTES: Final = 64 * 1024
 
 BODY_SECONDS: Final = 60.0
-"""Time for the body to arrive after the head. The application gives up earlier by itself (`Limits.body_seconds`); this
-also ends requests whose body it does not read."""
+"""Seconds for the body to arrive after the head. The application has a shorter limit (`Limits.body_seconds`); this one
+also ends requests whose body the application does not read."""
 
 _READ_BUFFER: Final = 64 * 1024
-"""Bytes of a body that wait for the application; beyond that nothing more is read."""
+"""Reading pauses while more bytes of a body than this wait for the application."""
 
 _MAX_PIPELINED: Final = 64
-"""Requests that wait for the response to the one before: some hundred bytes in memory for each byte received."""
+"""The largest number of pipelined requests, which use some hundred bytes of memory for each received byte."""
 
 _MAX_AHEAD: Final = 8
-"""Waiting requests beyond which nothing more is read. A client that disconnects is noticed only while it is read."""
+"""Reading pauses while more pipelined requests than this wait. A disconnect is noticed only while reading."""
 
 _NEVER: Final = float("inf")
 _rendered: list[Any] = [None, b""]
-"""The last default headers of a server, which replaces them every second, and their bytes."""
+"""The last default headers of a server and their encoded bytes. The server replaces the headers every second."""
 
 
 class Exchange:
     """One request and its response.
 
     Args:
-        connection: On which they travel.
-        transport: Of the connection.
-        scope: Of the request.
+        connection: The connection.
+        transport: The transport of the connection.
+        scope: The ASGI scope of the request.
         keep_alive: Whether the connection may stay open after the response.
         expects_continue: Whether the client waits for permission to send the body.
     """
@@ -87,21 +87,21 @@ class Exchange:
         self._body: bytes | bytearray = b""
         self._more_body = True
         self._is_received = False
-        """Whether the application has the whole body."""
+        """Whether the application has received the whole body."""
         self._changed: asyncio.Event | None = None
         self._head: Message | None = None
-        """The head of the response while it waits for the body."""
+        """The head of the response, until the first part of the body is sent."""
         self.is_started = False
-        """Whether some of the response was sent."""
+        """Whether a part of the response was sent."""
         self._is_complete = self._is_disconnected = False
         self._is_chunked = False
         self._has_body = True
         """Whether the response may have a body."""
         self._left: int | None = None
-        """Bytes of the response that are still to be sent, if its length is known."""
+        """The remaining bytes of the response, if its length is known."""
 
     async def run(self, app: Callable[..., Awaitable[None]]) -> None:
-        """Serve the request; respond with 500 if the application fails to."""
+        """Serve the request; respond with 500 if the application does not respond."""
         try:
             await app(self.scope, self.receive, self.send)
             if not self._is_complete and not self._is_disconnected:
@@ -120,7 +120,7 @@ class Exchange:
         self._complete(keep_alive=False)
 
     def add_body(self, body: bytes) -> int:
-        """Take a part of the request's body; return how many bytes wait for the application."""
+        """Add a part of the request's body; return the number of bytes that wait for the application."""
         if self._is_complete:
             return 0
         if not self._body:
@@ -134,12 +134,12 @@ class Exchange:
         return len(self._body)
 
     def end_body(self) -> None:
-        """Note that the request is complete."""
+        """Record that the request is complete."""
         self._more_body = False
         self._notify()
 
     def disconnect(self) -> None:
-        """Note that the client has disconnected."""
+        """Record that the client has disconnected."""
         self._is_disconnected = True
         self._notify()
 
@@ -148,7 +148,7 @@ class Exchange:
             self._changed.set()
 
     async def receive(self) -> Message:
-        """Return the next part of the request's body, and at the end the ASGI message for a disconnected client."""
+        """Return the next part of the request's body; after the end, wait for the client to disconnect (ASGI)."""
         if self._expects_continue and not self.is_started:
             self._expects_continue = False
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -184,7 +184,7 @@ class Exchange:
             for name, _ in message.get("headers", ()):
                 if name == b"content-length":
                     return
-            # Without a length, the body may take a while.
+            # Without a length, the body may be produced slowly: send the head at once.
             self._transport.write(self._render(message))
             self.is_started = True
             return
@@ -223,7 +223,7 @@ class Exchange:
     def _render(self, message: Message) -> bytes:
         """Return the head of the response as bytes; raise if it is not valid (`render_head`)."""
         self._head = None
-        # Otherwise the client may send the body or leave it out: what follows could be either.
+        # The client may or may not send the body now, so the following bytes are ambiguous.
         keep_alive = self.keep_alive and not (self._expects_continue and self._more_body)
         headers = self._connection.default_headers
         head = render_head(message, self.scope, headers, keep_alive=keep_alive)
@@ -233,13 +233,13 @@ class Exchange:
 
 
 class HTTPProtocol(asyncio.Protocol):
-    """One connection. uvicorn creates it (`Config(http=HTTPProtocol)`) and calls `shutdown`.
+    """One HTTP connection. uvicorn creates it (`Config(http=HTTPProtocol)`) and calls `shutdown`.
 
     Args:
-        config: Of the server.
-        server_state: Its open connections and running requests.
-        app_state: Of the application's lifespan.
-        _loop: Unused: the running one counts.
+        config: The configuration of the server.
+        server_state: The open connections and running requests of the server.
+        app_state: The state of the application's lifespan.
+        _loop: Unused; the connection uses the running loop.
     """
 
     __slots__ = (
@@ -261,7 +261,8 @@ class HTTPProtocol(asyncio.Protocol):
         self._state = server_state
         self._loop = asyncio.get_running_loop()
         self._context = copy_context()
-        """Of the server. Callbacks for data may run in the context of an earlier request, which resumed reading."""
+        """The context of the server. Data callbacks may run in the context of an earlier request that resumed
+        reading."""
         self._parser = httptools.HttpRequestParser(self)
         self._transport: Any = None
         self._client: tuple[str, int] | None = None
@@ -269,18 +270,18 @@ class HTTPProtocol(asyncio.Protocol):
         self._scheme = "http"
         self._exchange: Exchange | None = None
         self._pending: deque[Exchange] = deque()
-        """Requests that were received before the response to the one before was sent."""
+        """Pipelined requests: received before the previous response was sent."""
         self.drained: asyncio.Event | None = None
-        """Set when the client has read on; None while nothing waits."""
+        """Set when the client has read more data; None if no sender waits."""
         self._unread_timer: asyncio.TimerHandle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = self._due = _NEVER
         self._is_reading = True
         self._is_done = False
-        """Whether all further data is dropped."""
+        """Whether all further data is ignored."""
         self._in_head = self._in_body = False
         self._overhead = 0
-        """Bytes of the request since the last one of its body: of its head, of chunk sizes, of trailers."""
+        """Bytes of the head, of chunk sizes or of trailers since the last byte of the body."""
         self._received_body = False
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
@@ -289,7 +290,7 @@ class HTTPProtocol(asyncio.Protocol):
     # ------------------------------------------------------------ the connection
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Expect a request."""
+        """Start waiting for a request."""
         self._transport = transport
         self._transport.set_write_buffer_limits(high=WRITE_BUFFER)
         self._client = _address(transport.get_extra_info("peername"))
@@ -316,7 +317,7 @@ class HTTPProtocol(asyncio.Protocol):
 
     @property
     def exchange(self) -> Exchange | None:
-        """The request that is being handled."""
+        """The request that is being served."""
         return self._exchange
 
     def shutdown(self) -> None:
@@ -334,13 +335,13 @@ class HTTPProtocol(asyncio.Protocol):
             self._expect_reading()
 
     def pause_writing(self) -> None:
-        """Expect the client to read."""
+        """Start the timeout for the client to read."""
         self.drained = asyncio.Event()
         if self._unread_timer is None:
             self._expect_reading()
 
     def _expect_reading(self) -> None:
-        # Closing would wait until the client has read.
+        # Abort, because closing would wait for the client to read.
         self._unread_timer = self._loop.call_later(SEND_SECONDS, self._transport.abort)
 
     def resume_writing(self) -> None:
@@ -355,9 +356,9 @@ class HTTPProtocol(asyncio.Protocol):
             self.drained = None
 
     def _expect(self, seconds: float) -> None:
-        """Close the connection after some time, unless something else is expected by then.
+        """Set the timeout after which the connection is closed.
 
-        The timer is moved only if it is too late: most requests need no timer of their own.
+        The timer is replaced only if it would fire too late, so that most requests need no timer of their own.
         """
         self._due = due = self._loop.time() + seconds
         if self._timer is None or self._timer_at > due:
@@ -374,7 +375,7 @@ class HTTPProtocol(asyncio.Protocol):
         if self._due == _NEVER:
             return
         if self._in_head and self._exchange is not None:
-            # The next request must wait for the response to this one anyway.
+            # The next request has to wait for this response anyway.
             self._expect(HEAD_SECONDS)
         elif self._loop.time() >= self._due:
             self._close()
@@ -384,7 +385,7 @@ class HTTPProtocol(asyncio.Protocol):
     # ------------------------------------------------------------ requests
 
     def data_received(self, data: bytes) -> None:
-        """Parse received bytes; count those outside of a body, and limit the time for the rest of the request."""
+        """Parse received bytes, count those outside of a body, and set the timeout for the rest of the request."""
         if self._is_done:
             return
         self._received_body = False
@@ -408,7 +409,7 @@ class HTTPProtocol(asyncio.Protocol):
                 self._transport.abort()
 
     def _reject_rest(self) -> None:
-        """Drop the rest; respond with 400 unless a request before the malformed one is being served."""
+        """Ignore the rest; respond with 400 unless an earlier request is being served."""
         self._is_done = True
         exchange = self._exchange
         if self._in_body and not self._pending:
@@ -431,7 +432,7 @@ class HTTPProtocol(asyncio.Protocol):
         self._close()
 
     def on_message_begin(self) -> None:
-        """Expect the head of a request."""
+        """Start the timeout for the head of a request."""
         self._in_head = True
         self._due = _NEVER
         self._overhead = 0
@@ -440,11 +441,11 @@ class HTTPProtocol(asyncio.Protocol):
         self._expects_continue = False
 
     def on_url(self, url: bytes) -> None:
-        """Take a part of the URL."""
+        """Add a part of the URL."""
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header; trailers are dropped."""
+        """Add a header; ignore trailers."""
         if self._in_head:
             name = name.lower()
             self._headers.append((name, value))
@@ -452,12 +453,12 @@ class HTTPProtocol(asyncio.Protocol):
                 self._expects_continue = True
 
     def on_headers_complete(self) -> None:
-        """Serve the request as soon as its turn comes."""
+        """Serve the request, after the earlier ones."""
         parser = self._parser
         self._in_head = False
         self._due = _NEVER
         if parser.should_upgrade():
-            # `_upgrade` follows.
+            # `_upgrade` handles it.
             return
         version = parser.get_http_version()
         if version not in ("1.1", "1.0") or len(self._pending) >= _MAX_PIPELINED:
@@ -505,14 +506,14 @@ class HTTPProtocol(asyncio.Protocol):
         task.add_done_callback(tasks.discard)
 
     def on_body(self, body: bytes) -> None:
-        """Take a part of the body."""
+        """Add a part of the body."""
         self._received_body = True
         exchange = self._pending[-1] if self._pending else self._exchange
         if exchange is not None and exchange.add_body(body) > _READ_BUFFER:
             self.pause_reading()
 
     def on_message_complete(self) -> None:
-        """Expect nothing more of this request."""
+        """End the request."""
         self._in_body = False
         exchange = self._pending[-1] if self._pending else self._exchange
         if exchange is not None:
@@ -538,13 +539,13 @@ class HTTPProtocol(asyncio.Protocol):
                 self._expect(self._config.timeout_keep_alive)
 
     def pause_reading(self) -> None:
-        """Read nothing more for now."""
+        """Pause reading."""
         if self._is_reading and not self._transport.is_closing():
             self._is_reading = False
             self._transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """Read on."""
+        """Resume reading."""
         if not (self._is_reading or self._transport.is_closing()):
             self._is_reading = True
             self._transport.resume_reading()
@@ -560,13 +561,13 @@ class HTTPProtocol(asyncio.Protocol):
     # ------------------------------------------------------------ other protocols
 
     def _upgrade(self, rest: bytes) -> None:
-        """Parse a request to upgrade again, with the bytes after it: as a WebSocket, or as a plain request."""
+        """Parse an upgrade request and the following bytes again, as a WebSocket or as a plain request."""
         method = self._parser.get_method()
         if self._exchange is not None or method == b"CONNECT":
             self._reject_rest()
             return
         config = self._config
-        # Annotated as any protocol; uvicorn passes it these arguments.
+        # The annotation allows any protocol; uvicorn passes these arguments.
         create: Any = config.ws_protocol_class
         is_websocket = create and dict(self._headers).get(b"upgrade", b"").lower() == b"websocket"
         version = self._parser.get_http_version().encode()

@@ -1,6 +1,6 @@
 """Write the head of an HTTP/1.1 response.
 
-Rule 1: no header of a response can become two: control characters are rejected.
+Rule 1: control characters in headers are rejected, so that a value cannot inject another header.
 """
 
 from http import HTTPStatus
@@ -13,21 +13,21 @@ STATUS_LINES: Final = {
 }
 
 NO_BODY: Final = b"connection: close\r\ncontent-length: 0\r\n\r\n"
-"""Headers of a response that ends the connection."""
+"""The headers of an empty response that closes the connection."""
 
 _CONTROLS: Final = bytes({*range(32), 127} - {9})
-"""Characters that must not be in a header: with a line break, one value could become several headers."""
+"""Characters that must not be in a header: a line break would start another header."""
 
 _NAME_CHARACTERS: Final = (
     b"!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 )
 _MAX_NAMES: Final = 500
 _field_starts: dict[bytes, bytes] = {}
-"""How the line of a header begins, by its name."""
+"""The encoded beginning of a header line, by header name."""
 
 
 class Head(NamedTuple):
-    """The head of a response, and what follows from it."""
+    """The encoded head of a response, and its properties."""
 
     data: bytes
 
@@ -50,12 +50,12 @@ def render_head(
 
     Args:
         message: The ASGI message that starts the response.
-        scope: Of the request.
+        scope: The ASGI scope of the request.
         default_headers: The headers of every response, such as its date.
         keep_alive: Whether the connection may stay open, unless the response closes it.
 
     Raises:
-        RuntimeError: If a header contains a character that could end it, or the length is not one number.
+        RuntimeError: If a header contains a control character, or the content length is not one number.
     """
     status: int = message["status"]
     length: int | None = None
@@ -89,7 +89,7 @@ def render_head(
 
 
 def _field_start(name: bytes) -> bytes:
-    """Return how the line of a header begins.
+    """Return the encoded beginning of a header line.
 
     Raises:
         RuntimeError: If the name is not valid.

@@ -1,18 +1,19 @@
-"""Paths: one per operation, fixed ones, mounted applications, and the response for every other path.
+"""Route requests: one path per operation, fixed paths, mounted applications, and 404 for every other path.
 
     /{namespace}/{name}
         query          GET with query parameters, or POST
         mutation       POST
         subscription   GET with query parameters, or POST; server-sent events
 
-Rule 1: a path has exactly one spelling. Ids consist of characters that need no escape, so a path with an escape
-        belongs to no operation.
-Rule 2: the registry decides whether a caller may call. If an operation is hidden from a caller, the request is
-        passed on, as for a path without an operation.
-Rule 3: the caller is identified in the same way everywhere, also at unknown paths: the response must
-        not reveal whether something exists there.
+Rule 1: a path has exactly one spelling. Ids contain no characters that need escaping, so a path with an escape does not
+        match an operation.
+Rule 2: the registry checks access. If an operation is hidden from a caller, the request is treated like a request for
+        an unknown path.
+Rule 3: the caller is identified in the same way at every path, also at unknown ones, so that a response does not reveal
+        whether the path exists.
 Rule 4: a stream is `data: <item as JSON>` for each item, then `event: complete` or `event: error`. A call that is
-        rejected at once has its status instead. The handler ends when the client disconnects or its credential expires.
+        rejected at once gets an error status instead. The handler ends when the client disconnects or its credential
+        expires.
 Rule 5: a stream can be resumed if its operation declares `meta={"resume": {"input": "after", "id": "id"}}`: events have
         the item's `id`, and `Last-Event-ID` becomes the input `after`. `"id": ""` stands for the whole item.
 """
@@ -75,13 +76,13 @@ class Route:
     endpoint: Endpoint
 
     is_stream: bool = False
-    """Whether it stays open and therefore has no deadline of its own."""
+    """Whether the response stays open, and therefore has no default deadline."""
 
     is_probe: bool = False
-    """Whether it answers everyone at any time, without identification and limits."""
+    """Whether the path serves every client, without identification and limits."""
 
     is_open: bool = False
-    """Whether it also answers clients without a credential if the server requires one."""
+    """Whether the path serves clients without a credential even if the server requires one."""
 
 
 class RouteTable(BaseRoute):
@@ -113,7 +114,7 @@ class RouteTable(BaseRoute):
 
 
 class NotFound(BaseRoute):
-    """Answers unknown paths."""
+    """Responds to unknown paths."""
 
     def __init__(self, pipeline: RequestPipeline) -> None:
         self._pipeline = pipeline
@@ -135,7 +136,7 @@ class NotFound(BaseRoute):
 class HTTPMount(BaseRoute):
     """Serves an ASGI application at one path, with or without a trailing slash, for every method.
 
-    The application shares the pipeline of its host: it finds it in the scope.
+    The application shares the request pipeline of the server, which is in the scope.
     """
 
     def __init__(self, path: str, app: ASGIApp, pipeline: RequestPipeline) -> None:
@@ -152,7 +153,7 @@ class HTTPMount(BaseRoute):
         """Identify the caller, then let the application respond."""
         scope[PIPELINE] = self._pipeline
         if getattr(self._app, "shares_pipeline", False):
-            # It runs the steps of the pipeline itself.
+            # The application runs the steps of the pipeline itself.
             await self._app(scope, receive, send)
             return
 
@@ -165,10 +166,10 @@ class HTTPMount(BaseRoute):
 
 
 class SocketMount(BaseRoute):
-    """Serves an ASGI application for WebSockets at one path; handshakes elsewhere get 404.
+    """Serves an ASGI application for WebSockets at one path; handshakes at other paths receive 404.
 
     Args:
-        path: Where the application is mounted.
+        path: The path of the application.
         app: The application; None if there is none.
         pipeline: Identifies the callers.
     """
@@ -212,12 +213,12 @@ _METHODS = {
 
 
 class _Path:
-    """One operation at its path.
+    """Serves one operation at its path.
 
     Args:
         pipeline: Serves the requests.
         operation: The operation.
-        elsewhere: Serves callers from which the operation is hidden.
+        elsewhere: Serves callers that may not see the operation.
     """
 
     __slots__ = (
@@ -319,7 +320,7 @@ class _Path:
 class OperationPaths:
     """ASGI middleware that serves every operation of a registry at its path, also those registered later.
 
-    It runs before the router, because nearly all requests are for operations.
+    Runs before the router, because nearly all requests are for operations.
     """
 
     def __init__(self, app: ASGIApp, pipeline: RequestPipeline) -> None:
@@ -329,7 +330,7 @@ class OperationPaths:
         self._revision = -1
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        """Serve a call, or pass the request on."""
+        """Serve a call, or forward the request to the router."""
         path = self._find(route_path(scope)) if scope["type"] == "http" else None
         if path is None or b"%" in scope.get("raw_path", b""):
             return self._app(scope, receive, send)
@@ -347,21 +348,21 @@ class OperationPaths:
                 return None
             operation = registry.get(f"{namespace}.{name}")
             if operation is None or not has_path(operation.spec):
-                # Not kept: the number of such paths is unlimited.
+                # Not cached, because the number of unknown paths is unlimited.
                 return None
             known = self._paths[text] = _Path(self._pipeline, operation, self._app)
         return known
 
 
 MAX_META = 7 * 1024
-"""Bytes of an envelope's meta in a header. Common clients read header lines of at most 8 KiB."""
+"""The largest meta of an envelope in a header, in bytes. Common clients read header lines of at most 8 KiB."""
 
 _SANDBOX: Header = (b"content-security-policy", b"sandbox; default-src 'none'")
-"""Bytes of a third party must not act as a page of this origin."""
+"""Keeps content of third parties from running as a page of this origin."""
 
 
 def result_reply(envelope: ResponseEnvelope[Any], request_id: str, *, with_meta: bool) -> Reply:
-    """Return an envelope's data as a response: bytes with their content type, anything else as JSON.
+    """Return the data of an envelope as a response: bytes with their content type, other data as JSON.
 
     Raises:
         CallError: If the envelope holds the error result of an MCP tool.
@@ -388,12 +389,12 @@ def _media_type(envelope: ResponseEnvelope[Any]) -> bytes:
 
 
 def _meta_text(meta: ResponseMeta) -> bytes:
-    """Return as much of `meta` as fits a header: all of it, its changes, or their number."""
+    """Return the part of `meta` that fits into a header: all of it, its changes, or their number."""
     whole: JSONObject = msgspec.to_builtins(meta)
     changes = {key: whole[key] for key in ("changes", "changesCount") if key in whole}
     source = {"source": meta.source, "omitted": True}
     count = {"changesCount": meta.changes_count} if changes else {}
-    # Headers are ASCII, and JSON can escape everything else.
+    # Headers are ASCII; JSON escapes other characters.
     texts = (json.dumps(part, separators=(",", ":")) for part in (whole, source | changes))
     fitting = (text for text in texts if len(text) <= MAX_META)
     return next(fitting, json.dumps(source | count, separators=(",", ":"))).encode()
@@ -405,7 +406,7 @@ _MAX_ID = 1024
 
 
 class Resuming:
-    """How the stream of one operation is resumed, if it can be."""
+    """Defines how the stream of an operation is resumed."""
 
     def __init__(self, spec: OperationSpec) -> None:
         rule: Any = spec.meta.get("resume")
@@ -413,7 +414,7 @@ class Resuming:
         self._rule: JSONObject | None = rule if isinstance(rule, dict) else None
 
     def resume(self, input: Any, headers: Mapping[bytes, bytes]) -> Any:
-        """Return the input with the place where the stream goes on.
+        """Return the input with the position at which the stream continues.
 
         Raises:
             RequestError: If the id of the last event is not text.
@@ -435,7 +436,7 @@ class Resuming:
         return {**given, name: text}
 
     def event_id(self, data: Any) -> bytes | None:
-        """Return the id of an item's event; None if it has none that can be sent."""
+        """Return the event id of an item; None if it has no valid id."""
         if self._rule is None:
             return None
         name = self._rule.get("id", "id")
@@ -448,14 +449,14 @@ class Resuming:
 
 
 _AT_ONCE = 0.05
-"""Seconds in which a failure still has its own status; after that the response begins."""
+"""Seconds before the response begins, in which a failure still sets the HTTP status."""
 
 _FAREWELL = 1.0
-"""Seconds a handler has to end after its client disconnected."""
+"""Seconds that a handler has to end after its client has disconnected."""
 
 _HEADERS: tuple[Header, ...] = (
     (b"content-type", b"text/event-stream"),
-    # Proxies must pass events on as they come.
+    # Tells proxies not to buffer events.
     (b"x-accel-buffering", b"no"),
     *SAFE,
 )
@@ -469,10 +470,10 @@ async def serve_events(
     """Open a subscription and send its items until it ends or the client disconnects.
 
     Raises:
-        CallError: If it failed before anything was sent.
+        CallError: If the subscription failed before the response began.
         ClientDisconnectedError: If the client has disconnected.
     """
-    # The stream watches its client itself.
+    # The stream itself detects that its client has disconnected.
     state.timeout.stop()
     resuming = Resuming(spec)
     input = resuming.resume(input, state.headers)  # noqa: A001 - the contract's word
@@ -493,7 +494,7 @@ class _Response:
         self._resuming = resuming
         self._started = False
         self._silent = True
-        """Whether nothing was sent since the last heartbeat."""
+        """Whether no item was sent since the last heartbeat."""
         self._is_revoked = False
         self._pump_task: asyncio.Task[None] | None = None
         self._turn = asyncio.Lock()
@@ -535,7 +536,7 @@ class _Response:
             async with aclosing(items):
                 async for envelope in items:
                     await self._write(self._event(envelope))
-                    # A handler that never waits would block the event loop.
+                    # Yield to the event loop: a handler that never waits would block it.
                     await asyncio.sleep(0)
         except CallError as error:
             if not self._started:
@@ -551,7 +552,7 @@ class _Response:
             await self._write(_COMPLETE, last=True)
 
     def _event(self, envelope: ResponseEnvelope[Any]) -> bytes:
-        """Return the event of one item. JSON has no line breaks, so it is one line of data."""
+        """Return the event for one item. Encoded JSON has no line breaks, so one `data` line is enough."""
         data = envelope.raise_for_error().data
         text = b"data: " + msgspec.json.encode(data) + b"\n\n"
         event_id = self._resuming.event_id(data)
@@ -579,7 +580,7 @@ class _Response:
                 "headers": [*_HEADERS, (b"x-request-id", request_id.encode())],
             }
         )
-        # Some servers send the head with the first bytes only.
+        # Some servers send the head only with the first bytes of the body.
         await self._send({"type": "http.response.body", "body": b"", "more_body": True})
 
     async def _write(self, text: bytes, *, last: bool = False) -> None:

@@ -2,9 +2,9 @@
 
 Rule 1: the server listens on 127.0.0.1 by default. To listen on a network without authentication, you must allow it
         explicitly.
-Rule 2: a WebSocket message counts as sent when its client has read nearly all of it. A connection whose client does
-        not read for some time is cut, so that unread messages are freed.
-Rule 3: a handshake that is malformed, or followed by data before it was answered, ends the connection.
+Rule 2: a WebSocket message counts as sent when its client has read nearly all of it. A connection is aborted if its
+        client does not read for some time, so that unread messages are freed.
+Rule 3: a malformed handshake ends the connection, and so does data that arrives before the handshake was answered.
 """
 
 import asyncio
@@ -29,14 +29,14 @@ from operations.types import options_of
 try:
     from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 except ModuleNotFoundError:
-    # Without the `websocket` extra there are no WebSockets.
+    # Without the `websocket` extra, WebSockets are not served.
     WebSocketsSansIOProtocol = None  # type: ignore[assignment, misc]
 
 logger = logging.getLogger("operations.server")
 _uvicorn_logger = logging.getLogger("uvicorn.error")
 
 GRACE = 10
-"""Seconds that calls under way have to finish when the server stops."""
+"""Seconds that running calls have to finish when the server stops."""
 
 _POLL = 0.05
 _KEEP_ALIVE = 5
@@ -48,7 +48,7 @@ if WebSocketsSansIOProtocol is None:
 else:
 
     class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
-        """One WebSocket."""
+        """One WebSocket connection with bounded output."""
 
         _unread_alarm: asyncio.TimerHandle | None = None
 
@@ -58,9 +58,9 @@ else:
             super().connection_made(transport)
 
         def data_received(self, data: bytes) -> None:
-            """Take a handshake or messages."""
+            """Process a handshake or messages."""
             if self.handshake_initiated and not self.handshake_complete:
-                # Responses to messages would be sent before the one to the handshake.
+                # Otherwise responses to messages would be sent before the response to the handshake.
                 self.transport.close()
                 return
             super().data_received(data)
@@ -81,13 +81,13 @@ else:
             await self.writable.wait()
 
         def pause_writing(self) -> None:
-            """Expect the client to read."""
+            """Start the timeout for the client to read."""
             super().pause_writing()
             if self._unread_alarm is None:
                 self._set_alarm(self.transport.get_write_buffer_size())
 
         def resume_writing(self) -> None:
-            """Note that the client has read."""
+            """Stop the timeout: the client has read."""
             if self._unread_alarm is not None:
                 self._unread_alarm.cancel()
                 self._unread_alarm = None
@@ -102,7 +102,7 @@ else:
             if unread < before:
                 self._set_alarm(unread)
             else:
-                # Closing would wait until the client has read.
+                # Abort, because closing would wait for the client to read.
                 self.transport.abort()
 
     websocket_protocol = BoundedWebSocketProtocol
@@ -113,10 +113,10 @@ class InsecureBindError(ValueError):
 
 
 class _Server(uvicorn.Server):
-    """A server on the event loop of an application, which handles signals itself.
+    """A uvicorn server that runs on an existing event loop and leaves signals to the application.
 
-    While calls under way are finished, `/readyz` is 503, and the server can still be reached: a load balancer may not
-    know yet.
+    During shutdown, running calls finish, `/readyz` returns 503, and the server still accepts requests, because a load
+    balancer may not have noticed yet.
     """
 
     def __init__(self, config: uvicorn.Config, readiness: Readiness | None) -> None:
@@ -143,7 +143,7 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
 
     def _exchanges(self) -> set[Exchange]:
-        """Return the requests that are being handled."""
+        """Return the requests that are being served."""
         connections = cast("set[object]", self.server_state.connections)
         exchanges = (each.exchange for each in connections if isinstance(each, HTTPProtocol))
         return {each for each in exchanges if each is not None}
@@ -163,7 +163,7 @@ def build_server(config: ListenConfig, app: Starlette) -> uvicorn.Server:
 
 def _config(app: Starlette, config: ListenConfig) -> uvicorn.Config:
     host, proxies = config.host, ",".join(config.trusted_proxies)
-    # Other applications, such as the API of the demo, have no pipeline.
+    # Other ASGI applications, such as the API of the demo, have no pipeline.
     pipeline: RequestPipeline | None = getattr(app.state, "pipeline", None)
     limits = Limits() if pipeline is None else pipeline.front.limits
     if not is_loopback(host) and (pipeline is None or pipeline.resolve is None):
@@ -180,7 +180,7 @@ def _config(app: Starlette, config: ListenConfig) -> uvicorn.Config:
         port=config.port,
         http=HTTPProtocol,
         ws=websocket_protocol,
-        # A small compressed message can become a large one.
+        # Compression is off, because a small compressed message can become very large.
         ws_per_message_deflate=False,
         ws_max_size=limits.body_bytes,
         access_log=False,
@@ -197,7 +197,7 @@ def _config(app: Starlette, config: ListenConfig) -> uvicorn.Config:
 
 
 def _is_notable(record: logging.LogRecord) -> bool:
-    """Hide, unless debugging, the error that uvicorn logs for every handshake that was answered with a status."""
+    """Filter out the error that uvicorn logs for every rejected handshake, except at debug level."""
     is_handshake = record.msg == "ASGI callable returned without completing handshake."
     return not is_handshake or _uvicorn_logger.isEnabledFor(logging.DEBUG)
 
@@ -213,7 +213,7 @@ async def running(config: ListenConfig, app: Starlette) -> AsyncGenerator[str]:
         InsecureBindError: As `build_server`.
         OSError: If the port is taken.
     """
-    # Errors are found before the port is taken.
+    # Build the server first, so that errors are raised before the port is bound.
     server = _server(app, config)
     with listen(config.host, config.port) as listener:
         async with _served(server, config, listener) as url:
@@ -224,7 +224,7 @@ async def running(config: ListenConfig, app: Starlette) -> AsyncGenerator[str]:
 async def running_on(
     app: Starlette, listener: socket.socket, config: ListenConfig
 ) -> AsyncGenerator[str]:
-    """Serve on a socket that listens already, which several processes may share.
+    """Serve on an existing listening socket, which several processes may share.
 
     Raises:
         InsecureBindError: As `build_server`.
@@ -278,7 +278,7 @@ async def _served(
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether an address can be reached from this machine only."""
+    """Return whether an address is reachable only from this machine."""
     if host == "localhost":
         return True
     try:

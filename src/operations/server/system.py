@@ -1,14 +1,14 @@
-"""The fixed paths beside those of the operations.
+"""The fixed paths of the server.
 
     /search /schema /call /batch /subscribe   the gateway to a whole registry
     /operations /calls                        the operations of a caller, and its calls
     /openapi.json /session /metrics           the document, sessions of browsers, counters
     /healthz /readyz                          probes
 
-Rule 1: the gateway does what `operations.front.search` does, as the caller; this module only translates HTTP.
-Rule 2: a caller sees only operations that it may call, and calls that it made. A call made on its behalf is shown
-        without the name of an operation that it may not see.
-Rule 3: a client can ask whether a listing has changed (`If-None-Match`), which costs little while it has not.
+Rule 1: `operations.front.search` implements the gateway and runs as the caller; this module only translates HTTP.
+Rule 2: a caller sees only operations that it may call, and calls that it made. A nested call is shown without its
+        operation if the caller may not see that operation.
+Rule 3: listings have an ETag: a client can check cheaply whether a listing has changed (`If-None-Match`).
 """
 
 import asyncio
@@ -40,7 +40,7 @@ from operations.types import JSONObject
 T = TypeVar("T")
 
 MAX_RESULTS = 200
-"""Operations that one search gives."""
+"""The largest number of results of a search."""
 
 
 class _Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -78,7 +78,7 @@ class Batch(_Body, frozen=True, kw_only=True):
 
 
 class GatewayRoutes:
-    """The five paths."""
+    """The five paths of the gateway."""
 
     def __init__(self, pipeline: RequestPipeline) -> None:
         self._pipeline = pipeline
@@ -143,7 +143,7 @@ class GatewayRoutes:
         """Return the arguments of a request, from its query or its body.
 
         Raises:
-            CallError: `VALIDATION_ERROR`, with the place of the error.
+            CallError: `VALIDATION_ERROR`, with the location of the error.
         """
         is_query = state.scope["method"] == "GET"
         asked = (
@@ -182,10 +182,10 @@ class GatewayRoutes:
 
 
 MAX_CALLS = 500
-"""Calls that `/calls` gives, the latest."""
+"""The number of latest calls that `/calls` returns."""
 
 _MAX_DESCRIPTION = 200
-"""Characters of a description that a listing has room for."""
+"""The largest number of characters of a description in a listing."""
 
 
 class Listed(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
@@ -200,7 +200,7 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_def
     title: str | None = None
 
     description: str = ""
-    """The beginning of it."""
+    """The beginning of the description."""
 
     tags: tuple[str, ...] = ()
 
@@ -216,17 +216,17 @@ class ShownCall(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_
     """Milliseconds since the epoch."""
 
     duration: float | None = None
-    """Seconds; None while it runs."""
+    """Duration in seconds; None while the call runs."""
 
     outcome: str
     items: int = 0
 
 
 class Readiness:
-    """Whether this process should be given work.
+    """Whether this process should receive requests.
 
     Args:
-        ready: Returns whether everything needed is available.
+        ready: Returns whether all required resources are available.
     """
 
     def __init__(self, ready: Ready | None = None) -> None:
@@ -247,7 +247,7 @@ class Readiness:
 
 
 class Overview:
-    """The two paths; `/calls` only where calls are recorded."""
+    """The paths `/operations` and, if calls are recorded, `/calls`."""
 
     def __init__(
         self, pipeline: RequestPipeline, readiness: Readiness, graph: CallGraph | None = None
@@ -262,7 +262,7 @@ class Overview:
             self.routes["/calls"] = Route(methods=("GET",), endpoint=self._calls)
 
     def _tag(self, identity: Identity | None, disconnected: Any) -> bytes:
-        """Return a tag that changes when the operations change that `identity` may call."""
+        """Return an ETag that changes when the set of operations that `identity` may call changes."""
         revision = self._pipeline.front.registry.revision
         who = msgspec.json.encode([self._start, revision, identity, disconnected])
         return b'"' + sha256(who).hexdigest()[:32].encode() + b'"'
@@ -290,20 +290,20 @@ class Overview:
 
     def _mine(self, identity: Identity | None) -> list[CallRecord]:
         if identity is None and self._pipeline.resolve is not None:
-            # Callers without identity do not see the calls of each other.
+            # Callers without identity do not see each other's calls.
             return []
         caller = None if identity is None else identity.key
         return [record for record in self._graph if record.identity_id == caller]
 
 
 def _is_held(held: bytes, tag: bytes) -> bool:
-    """Return whether `If-None-Match` contains a tag, also as a weak one, or `*`."""
+    """Return whether `If-None-Match` contains the tag, in strong or weak form, or `*`."""
     tags = [one.strip().removeprefix(b"W/") for one in held.split(b",")]
     return tag in tags or tags == [b"*"]
 
 
 def source_of(spec: OperationSpec) -> str:
-    """Return where an operation runs: `local`, `openapi`, `mcp` or `remote`."""
+    """Return the kind of source of an operation: `local`, `openapi`, `mcp` or `remote`."""
     noted = spec.meta.get("source")
     if noted in ("mcp", "remote"):
         return str(noted)
@@ -328,7 +328,7 @@ def _shown(record: CallRecord, named: set[str]) -> ShownCall:
 
 
 _KEPT = 16
-"""Documents kept ready: one for each set of operations that callers may see."""
+"""The number of cached documents: one for each set of visible operations."""
 
 
 class Pages:
@@ -367,7 +367,7 @@ class Pages:
         key = (self._pipeline.front.registry.revision, root, *(spec.id for spec in specs))
         document = self._documents.pop(key, None)
         if document is None:
-            # In a thread: a large registry takes a while.
+            # Run in a thread, because a large registry takes long.
             document = await asyncio.to_thread(self._build, specs, root or "/")
         self._documents[key] = document
         if len(self._documents) > _KEPT:
@@ -385,7 +385,7 @@ class Pages:
         )
 
     async def _session(self, state: RequestState) -> Reply:
-        """GET: who am I. POST with a credential: sign in. DELETE: sign out."""
+        """GET returns the caller's identity, POST with a credential signs in, DELETE signs out."""
         sessions, scope = self._sessions, state.scope
         match scope["method"]:
             case "DELETE":
@@ -394,8 +394,8 @@ class Pages:
                 return json_reply({"identity": None}, headers=[cookie])
             case "POST":
                 if state.credential is None or BY_COOKIE in scope:
-                    # A session cannot begin another one: it would never end.
-                    raise CallError(ErrorCode.ACCESS_DENIED, "Show a credential to sign in")
+                    # A session cannot begin another session, or it could be renewed forever.
+                    raise CallError(ErrorCode.ACCESS_DENIED, "Send a credential to sign in")
                 cookie = (
                     b"set-cookie",
                     sessions.cookie(sessions.sign_in(state.credential), scope),
@@ -410,15 +410,15 @@ class Pages:
         return Reply(200, body, [(b"content-type", CONTENT_TYPE)])
 
     async def _resource_metadata(self, state: RequestState) -> Reply:
-        """Return where clients get tokens for this server (RFC 9728)."""
+        """Return the metadata that tells clients where to get tokens for this server (RFC 9728)."""
         return json_reply(self._pipeline.front.challenge.metadata())
 
     async def _healthz(self, state: RequestState) -> Reply:
-        """Whether this process can answer."""
+        """Respond that this process is alive."""
         return json_reply({"status": "ok"})
 
     async def _readyz(self, state: RequestState) -> Reply:
-        """Whether this process should be given work."""
+        """Whether this process should receive requests."""
         found = await self._readiness.look()
         return json_reply(found, status=503 if found.get("status") == "unavailable" else 200)
 

@@ -1,9 +1,9 @@
-"""Callers that show a JSON Web Token of an identity provider.
+"""Identify callers by JSON Web Tokens of an identity provider.
 
-Rule 1: signature, issuer, audience and expiry are all checked; a token for another audience is not valid.
-Rule 2: keys are fetched only from the configured address, off the event loop, one fetch at a time, and not more often
-        than a pause allows, however many unknown key ids arrive.
-Rule 3: only tokens with an unknown key wait for a fetch. Known keys are used meanwhile, up to a maximum age.
+Rule 1: signature, issuer, audience and expiry are all checked.
+Rule 2: keys are fetched only from the configured address, in a thread, by one fetch at a time, with a minimum pause
+        between fetches even if many unknown key ids arrive.
+Rule 3: only tokens with an unknown key wait for a fetch. Known keys stay in use, up to a maximum age.
 """
 
 import asyncio
@@ -38,16 +38,16 @@ logger = logging.getLogger("operations.server")
 ASYMMETRIC = (
     "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA",
 )  # fmt: skip
-"""Algorithms whose keys can be published. Those with a shared secret must be configured."""
+"""Algorithms with public keys. Algorithms with a shared secret must be configured."""
 
 _PAUSE = 30.0
 """Seconds between two fetches of the keys."""
 
 _MAX_AGE = 3600.0
-"""Seconds after which the keys are fetched again, so that a withdrawn one ends."""
+"""Seconds after which the keys are fetched again, so that revoked keys are dropped."""
 
 _STALE_AGE = 24 * 3600.0
-"""Seconds for which keys are used although they could not be fetched again."""
+"""Seconds for which known keys are used if fetching them again fails."""
 
 _MAX_JWKS = 1 << 20
 _MAX_TOKEN = 16 * 1024
@@ -55,7 +55,7 @@ _FETCH_SECONDS = 5.0
 
 
 def default_identity(claims: JSONObject, *claim: str) -> Identity:
-    """Return `sub` with the scopes in a claim (words or a list): `scope`, `scp` and `permissions` by default."""
+    """Return the identity `sub` with the scopes of a claim; by default of `scope`, `scp` or `permissions`."""
     scopes: set[str] = set()
     for name in claim or ("scope", "scp", "permissions"):
         held = claims.get(name, ())
@@ -64,7 +64,7 @@ def default_identity(claims: JSONObject, *claim: str) -> Identity:
     acting: list[str] = []
     actor: Any = claims.get("act")
     while actor is not None:
-        # RFC 8693: the outermost actor acts now, for the one inside it.
+        # RFC 8693: the outermost actor is the current one, and acts for the actor nested in it.
         acting.insert(0, str(actor["sub"]))
         actor = actor.get("act")
     return Identity(str(claims["sub"]), scopes, acting=tuple(acting))
@@ -72,7 +72,7 @@ def default_identity(claims: JSONObject, *claim: str) -> Identity:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class JWTs(JWTConfig):
-    """Resolves `Authorization: Bearer TOKEN` where the token is a JSON Web Token; its fields are those of `JWTConfig`.
+    """Resolves `Authorization: Bearer TOKEN` with a JSON Web Token. Takes the fields of `JWTConfig`.
 
     Raises:
         ValueError: As `JWTConfig`.
@@ -92,7 +92,7 @@ class JWTs(JWTConfig):
         )
 
     async def __call__(self, connection: HTTPConnection) -> Identity | None:
-        """Return the identity behind the token of a request; None if it has no token.
+        """Return the identity for the token of a request; None if it has no token.
 
         Raises:
             CredentialError: If the token is not valid.
@@ -114,7 +114,7 @@ class JWTs(JWTConfig):
                 options={"require": ["exp", "iss", "aud", "sub"]},
             )
         except jwt.PyJWTError as problem:
-            # Only the class: the text could repeat parts of the token.
+            # Name only the class, because the text could contain parts of the token.
             raise CredentialError(f"an invalid token: {type(problem).__name__}") from None
         identity = (self.identity or self._default_identity)(claims)
         if identity.expires_at is None:
@@ -130,7 +130,7 @@ def _key_id(token: str) -> str | None:
 
 
 class _Published:
-    """The keys of a JWKS, given or fetched."""
+    """The keys of a JWKS, configured or fetched."""
 
     def __init__(self, source: str | Mapping[str, Any]) -> None:
         self._address = source if isinstance(source, str) else None
@@ -145,7 +145,7 @@ class _Published:
 
         Raises:
             CredentialError: If the issuer does not publish it.
-            OSError: If it is not known and the keys cannot be fetched.
+            OSError: If the key is unknown and the keys cannot be fetched.
         """
         found = self._find(key_id)
         if self._address is not None:
@@ -153,7 +153,7 @@ class _Published:
             if found is None or age > _MAX_AGE:
                 fetching = self._refresh(self._address)
                 if (found is None or age > _STALE_AGE) and fetching is not None:
-                    # A request that gives up must not end the fetch that others wait for.
+                    # Shielded: a cancelled request must not cancel the fetch that other requests wait for.
                     await asyncio.shield(fetching)
                     found = self._find(key_id)
         if found is None:
@@ -167,7 +167,7 @@ class _Published:
         return found
 
     def _refresh(self, address: str) -> "asyncio.Task[None] | None":
-        """Return the fetch that is running; start one unless the last one was a moment ago."""
+        """Return the running fetch; start one if the last one was long enough ago."""
         if self._fetching is None and monotonic() - self._tried > _PAUSE:
             self._tried = monotonic()
             self._fetching = asyncio.create_task(self._fetch(address))

@@ -3,9 +3,8 @@
     registry.observe(Audit())
 
 Rule 1: an audit record names caller, operation, outcome, duration and id, never arguments or results.
-Rule 2: labels of metrics are operation ids and codes, both bounded: operations that are not registered are counted
-        together.
-Rule 3: each option is described once, for Python and for config files.
+Rule 2: metrics are labelled with operation ids and codes. Both are bounded: unregistered operations share one label.
+Rule 3: each option is defined once, for Python and for config files.
 """
 
 import logging
@@ -43,7 +42,7 @@ class LogConfig:
     """Write one JSON object per line, for programs that collect logs."""
 
     timestamps: bool = False
-    """Begin each line with the time, in UTC; lines of JSON always have one."""
+    """Begin each line with the time in UTC; JSON lines always contain it."""
 
     requests: bool = False
     """Write a line for every HTTP request, and for every call of a worker with its operation, duration and time in the
@@ -52,14 +51,14 @@ class LogConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditConfig:
-    """Records of every call: who, what, outcome, duration and id, never arguments or results."""
+    """Records of every call: caller, operation, outcome, duration and id, never arguments or results."""
 
     enabled: bool | None = None
-    """Keep records; by default if `file` is set."""
+    """Write records; by default if `file` is set."""
 
     file: str | Path | None = None
-    """Append them to this file, one JSON object per line; without it they go to the logger `operations.audit`. The file
-    is opened again when it was moved, as log rotation does."""
+    """Append records to this file, one JSON object per line; by default they go to the logger `operations.audit`. The
+    file is opened again after log rotation has moved it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,16 +98,16 @@ class AuditRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omi
     """A call that ended."""
 
     timestamp: int
-    """Milliseconds since the epoch, when it ended."""
+    """When the call ended, in milliseconds since the epoch."""
 
     request_id: str
     parent_request_id: str | None = None
 
     identity_id: str | None = None
-    """The caller; None if it is not known."""
+    """The caller; None if it is unknown."""
 
     authority: str | None = None
-    """The operation on whose authority a nested call ran; None: its caller's own."""
+    """The operation on whose authority a nested call ran; None if it ran as the caller."""
 
     operation_id: str
 
@@ -119,7 +118,7 @@ class AuditRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omi
 
 
 class _PrivateFile(WatchedFileHandler):
-    """A log file that is created for its owner only, also after rotation."""
+    """A log file that only its owner can read, also after rotation."""
 
     def __init__(self, path: str | Path) -> None:
         _create(path)
@@ -138,7 +137,7 @@ def _create(path: str | Path) -> None:
 class AuditFile:
     """Appends audit records to a file that only its owner can read, one line of JSON for each.
 
-    The file is opened again when it was moved or removed, as log rotation does.
+    The file is opened again after log rotation has moved or removed it.
 
     Args:
         path: The file; its folder must exist.
@@ -161,17 +160,18 @@ class AuditFile:
 
 
 class Audit:
-    """Observes a registry's calls and keeps a record of each.
+    """Observes the calls of a registry and writes a record of each.
 
     Args:
-        sink: Takes each record, quickly; by default the logger `operations.audit`, one line of JSON for each.
+        sink: Receives each record; it must be quick. By default the logger `operations.audit`, one JSON line per
+            record.
     """
 
     def __init__(self, sink: Callable[[AuditRecord], None] | None = None) -> None:
         self._sink = sink or _log
 
     def __call__(self, event: CallEvent, /) -> None:
-        """Take notice of an event."""
+        """Process an event."""
         if isinstance(event, CallFinished):
             self._sink(
                 AuditRecord(
@@ -197,7 +197,7 @@ class Audit:
 
 
 def _log(record: AuditRecord) -> None:
-    # As JSON, which escapes control characters, so that a record is always one line.
+    # JSON escapes control characters, so that a record is always one line.
     _audit_logger.info("%s", msgspec.json.encode(record).decode())
 
 
@@ -235,7 +235,7 @@ class _Lines(logging.Formatter):
 def logging_to_stderr(config: LogConfig) -> Generator[None]:
     """Write the records of all loggers to standard error for the duration of a `with` block.
 
-    The options are the fields of `LogConfig`. Handlers that the root logger had are back after the block.
+    The options are the fields of `LogConfig`. The previous handlers of the root logger are restored after the block.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Lines(config))
@@ -245,7 +245,7 @@ def logging_to_stderr(config: LogConfig) -> Generator[None]:
     root.handlers[:] = [handler]
     root.setLevel(config.level.upper())
     ours.setLevel(config.level.upper())
-    # Below the level of an INFO record only if requests are wanted.
+    # Request lines are INFO records: accept that level only if requests are logged.
     access.setLevel(logging.INFO if config.requests else logging.CRITICAL)
     try:
         yield
@@ -263,23 +263,23 @@ CONTENT_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
 class CallMetrics:
     """Counts the calls of a registry for Prometheus, until it is closed or garbage-collected.
 
-    All metrics of one registry share their counters, so that several cost as much as one.
+    All instances for one registry share their counters, so that several cost no more than one.
 
     Args:
-        registry: Its calls are counted.
-        time_all: Whether to time calls from code in this process too, and not only those from entry points.
+        registry: The registry whose calls are counted.
+        time_all: Whether to time all calls; False times only those from entry points.
     """
 
     def __init__(self, registry: OperationRegistry, *, time_all: bool = True) -> None:
         self._registry = registry
         self._time_all = time_all
         self.sources: list[tuple[str | None, Callable[[], Awaitable[bytes]]]] = []
-        """Further metrics in the same format, and the operation that a caller must be allowed to call to see each."""
+        """Additional metrics in the same format. Each is visible only to callers that may call the given operation."""
         self._stop: Callable[[], None] | None = None
         self.open()
 
     def open(self) -> None:
-        """Count again after `close`."""
+        """Start counting again after `close`."""
         if self._stop is None:
             self._counters, stop = self._registry.count_calls(time_all=self._time_all)
             self._stop = finalize(self, stop)
@@ -291,14 +291,14 @@ class CallMetrics:
             self._stop = None
 
     async def collect(self, operations: Collection[str]) -> bytes:
-        """Return the metrics of these operations, and of the sources that go with them."""
+        """Return the metrics of these operations, and the additional metrics that their callers may see."""
         shown = [
             source for needed, source in self.sources if needed is None or needed in operations
         ]
         return b"".join([self.render(operations), *[await source() for source in shown]])
 
     def render(self, operations: Collection[str] | None = None) -> bytes:
-        """Prometheus' text format, of these operations, or of all."""
+        """Return the metrics of these operations, or of all, in the text format of Prometheus."""
         enforce_lists(operations=operations)
         shown = {
             f'operation="{_label(name)}"': series
@@ -326,10 +326,10 @@ class CallMetrics:
 
 
 _OF_CALLS = (
-    ("operations_calls_running", "Calls under way.", "running", "gauge"),
-    ("operations_items_total", "Items that subscriptions gave.", "items", "counter"),
+    ("operations_calls_running", "Running calls.", "running", "gauge"),
+    ("operations_items_total", "Items that subscriptions returned.", "items", "counter"),
     ("operations_abandoned_total", "Handlers that outlived their caller.", "abandoned", "counter"),
-    ("operations_retries_total", "Attempts after the first one of a call.", "retries", "counter"),
+    ("operations_retries_total", "Attempts of a call after the first.", "retries", "counter"),
 )
 """By metric: its description, the counter and the kind."""
 
@@ -346,7 +346,7 @@ def _histogram(name: str, labels: str, buckets: Sequence[int], seconds: float) -
 
 
 def worker_metrics(server: CallServer) -> bytes:
-    """Return the counters of a worker in Prometheus' text format."""
+    """Return the counters of a worker in the text format of Prometheus."""
     counters, stats = server.counters, server.stats()
     labels = f'group="{_label(server.group)}"'
     outcomes = {
@@ -360,11 +360,19 @@ def worker_metrics(server: CallServer) -> bytes:
     name = "operations_worker_queue_seconds"
     return _text(
         [
-            *_family("operations_worker_running", "Calls that run here.", {labels: stats.running}),
-            *_family("operations_worker_waiting", "Calls that wait here.", {labels: stats.waiting}),
+            *_family(
+                "operations_worker_running",
+                "Calls that run on this worker.",
+                {labels: stats.running},
+            ),
+            *_family(
+                "operations_worker_waiting",
+                "Calls that wait on this worker.",
+                {labels: stats.waiting},
+            ),
             *_family(
                 "operations_worker_concurrency",
-                "Calls that may run here at a time.",
+                "The largest number of concurrent calls on this worker.",
                 {labels: stats.concurrency},
             ),
             *_family("operations_worker_calls_total", "Calls by outcome.", by_outcome, "counter"),
@@ -375,7 +383,7 @@ def worker_metrics(server: CallServer) -> bytes:
 
 
 def group_metrics(reports: Collection[GroupReport]) -> bytes:
-    """Return the state of worker groups in Prometheus' text format; unknown values are left out."""
+    """Return the state of worker groups in the text format of Prometheus; unknown values are omitted."""
     by_group = {f'group="{_label(each.group)}"': each for each in reports}
     lines: list[str] = []
     for name, about, value_of in _OF_GROUPS:
@@ -386,16 +394,16 @@ def group_metrics(reports: Collection[GroupReport]) -> bytes:
 
 _OF_GROUPS: tuple[tuple[str, str, Callable[[GroupReport], float | None]], ...] = (
     ("operations_group_workers", "Connected workers.", lambda each: len(each.workers)),
-    ("operations_group_silent_workers", "Workers that do not answer.", lambda each: each.silent),
+    ("operations_group_silent_workers", "Workers that do not respond.", lambda each: each.silent),
     ("operations_group_running", "Calls that run on all workers.", lambda each: each.running),
-    ("operations_queue_depth", "Calls that wait.", lambda each: each.waiting),
-    ("operations_queue_lag_seconds", "Age of the oldest call that waits.", lambda each: each.lag),
+    ("operations_queue_depth", "Waiting calls.", lambda each: each.waiting),
+    ("operations_queue_lag_seconds", "Age of the oldest waiting call.", lambda each: each.lag),
     ("operations_dead_letters", "Dead letters at the broker.", lambda each: each.dead_letters),
 )
 
 
 def _family(name: str, about: str, values: Mapping[str, float], kind: str = "gauge") -> list[str]:
-    """Return the lines of a metric; `values` are by their labels."""
+    """Return the lines of a metric; `values` maps labels to values."""
     head = [f"# HELP {name} {about}", f"# TYPE {name} {kind}"]
     return head + [f"{name}{{{labels}}} {value}" for labels, value in values.items()]
 

@@ -1,13 +1,13 @@
-"""Calls as OpenTelemetry spans and metrics.
+"""Record calls as OpenTelemetry spans and metrics.
 
     stop = instrument(registry)
 
-Rule 1: a nested call is a child of the call it is part of; any other call continues the trace it came with
-        (`traceparent` in its metadata, which every entry point sets), or begins one.
-Rule 2: while a handler runs its span is the current one, and its metadata name it: calls to other services can pass the
-        trace on without knowing OpenTelemetry.
-Rule 3: a call that is passed on to a worker, an HTTP API or an MCP server has a span of its own (`CLIENT`) inside the
-        span of the call here.
+Rule 1: the span of a nested call is a child of the span of its parent call. Any other call continues the trace in its
+        metadata (`traceparent`, which every entry point sets), or begins a new trace.
+Rule 2: while a handler runs, its span is the current span and is in its metadata, so that calls to other services can
+        propagate the trace without OpenTelemetry.
+Rule 3: a call that is forwarded to a worker, an HTTP API or an MCP server has an additional `CLIENT` span inside the
+        span of the local call.
 Rule 4: no argument, result or message becomes an attribute.
 """
 
@@ -41,12 +41,12 @@ def instrument(
     tracer_provider: trace.TracerProvider | None = None,
     meter_provider: metrics.MeterProvider | None = None,
 ) -> Callable[[], None]:
-    """Record spans and metrics of a registry's calls; returns a function that stops it.
+    """Record spans and metrics of a registry's calls; return a function that stops the recording.
 
     Args:
-        registry: Whose calls.
-        tracer_provider: Instead of the global one.
-        meter_provider: Instead of the global one.
+        registry: The registry.
+        tracer_provider: Used instead of the global tracer provider.
+        meter_provider: Used instead of the global meter provider.
     """
     spans = Spans(
         registry,
@@ -59,7 +59,7 @@ def instrument(
 
 
 class Spans:
-    """The observer and the two middlewares, sharing the spans of calls under way."""
+    """The observer and the two middlewares, which share the spans of running calls."""
 
     def __init__(
         self, registry: OperationRegistry, tracer: trace.Tracer, meter: metrics.Meter
@@ -71,7 +71,7 @@ class Spans:
             "operations.call.duration", unit="s", description="How long calls took."
         )
         self._running = meter.create_up_down_counter(
-            "operations.call.running", description="Calls under way."
+            "operations.call.running", description="Running calls."
         )
         self._queued = meter.create_histogram(
             "operations.queue.duration",
@@ -94,7 +94,7 @@ class Spans:
             "operations.operation.id": event.operation_id,
             "operations.request.id": event.request_id,
         }
-        # A nested call did not wait itself.
+        # A nested call did not wait in a queue.
         if event.queued is not None and parent is None:
             attributes["operations.queue.seconds"] = event.queued
             self._queued.record(event.queued, {"operations.operation.id": event.operation_id})
@@ -122,7 +122,7 @@ class Spans:
         span.end()
 
     async def around(self, call: Call, next: Next) -> ResponseEnvelope[Any]:
-        """Run a query or mutation with its span as the current one."""
+        """Run a query or mutation with its span as the current span."""
         span = self._open.get(call.context.request_id)
         if span is None:
             return await next(call)
@@ -135,7 +135,7 @@ class Spans:
 
     @contextmanager
     def _client_span(self, call: Call, span: Span) -> Generator[Span]:
-        """The span of a call that another process runs, inside `span`; the same span if it runs here."""
+        """Yield a client span inside `span` for a call that another process runs; `span` itself for a local call."""
         if not self._is_passed_on(call):
             yield span
             return
@@ -148,7 +148,7 @@ class Spans:
         try:
             yield span
         except GeneratorExit:
-            # The consumer of a subscription left.
+            # The consumer of a subscription stopped iterating.
             raise
         except BaseException as error:
             code = error.code if isinstance(error, CallError) else type(error).__name__
@@ -161,7 +161,7 @@ class Spans:
     async def around_stream(
         self, call: Call, next: NextStream
     ) -> AsyncIterator[ResponseEnvelope[Any]]:
-        """Run a subscription with its span as the current one whenever its handler runs."""
+        """Run a subscription; its span is the current span while its handler runs."""
         span = self._open.get(call.context.request_id)
         if span is None:
             async for envelope in next(call):
@@ -177,7 +177,10 @@ class Spans:
 
 
 async def _steps(items: Any, span: Span) -> AsyncGenerator[ResponseEnvelope[Any]]:
-    """Yield items. The span is the current one while the next item is made, not while the consumer has one."""
+    """Yield items.
+
+    The span is the current span while the handler runs, but not while the consumer processes an item.
+    """
     while True:
         token = contexts.attach(trace.set_span_in_context(span))
         try:
@@ -190,12 +193,12 @@ async def _steps(items: Any, span: Span) -> AsyncGenerator[ResponseEnvelope[Any]
 
 
 def _current(span: Span) -> AbstractContextManager[Span]:
-    """Make a span the current one; its end and its errors are recorded elsewhere."""
+    """Make a span the current span; its end and its errors are recorded elsewhere."""
     return trace.use_span(span, record_exception=False, set_status_on_exception=False)
 
 
 def current_trace() -> dict[str, str]:
-    """Return the trace context of the current span, as `metadata` of a call."""
+    """Return the trace context of the current span, for the `metadata` of a call."""
     carrier: dict[str, str] = {}
     _W3C.inject(carrier)
     return carrier
@@ -211,7 +214,7 @@ def _context_of(event: CallStarted, parent: Span | None) -> Context | None:
 
 
 def _carrying(call: Call, span: Span) -> Call:
-    """Return the call with its span in its metadata, for the requests that the handler sends."""
+    """Return the call with its span in its metadata, so that the handler's requests propagate the trace."""
     carrier: dict[str, str] = {}
     _W3C.inject(carrier, trace.set_span_in_context(span))
     return replace(call, context=call.context.with_metadata(**carrier)) if carrier else call

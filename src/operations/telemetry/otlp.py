@@ -32,8 +32,8 @@ except ModuleNotFoundError as error:
 def exporting(config: TelemetryConfig, registry: OperationRegistry) -> Generator[None]:
     """Send the telemetry of a registry to a collector for the duration of a `with` block.
 
-    The options are the fields of `TelemetryConfig`. Leaving the block sends the rest, which may take `timeout`
-    seconds.
+    The options are the fields of `TelemetryConfig`. Leaving the block sends the remaining data, which may take
+    `timeout` seconds.
     """
     if config.endpoint is None:
         yield

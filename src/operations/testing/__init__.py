@@ -85,7 +85,7 @@ class RegistryUnderTest:
 
         Args:
             operation_id: A query or mutation that is registered.
-            result: What it returns, an exception that it raises, or a function of the input that returns either.
+            result: The result to return, an exception to raise, or a function that returns one of these for an input.
 
         Raises:
             OperationsError: If there is no such operation, or if it is a subscription.
@@ -111,11 +111,11 @@ class RegistryUnderTest:
         Args:
             operation_id: The operation.
             input: Its input.
-            caller: Who calls; without one, and without scopes, the call has no identity.
+            caller: The id of the caller. Without caller and scopes, the call has no identity.
             scopes: The scopes of the caller.
 
         Raises:
-            CallError: As the call.
+            CallError: As the call would.
         """
         granted = list(scopes)
         is_known = caller is not None or bool(granted)
@@ -127,14 +127,14 @@ class RegistryUnderTest:
 class FakeUpstream:
     """A transport that responds as an API would: `HTTPServiceConfig(transport=FakeUpstream(document), ...)`.
 
-    A response is the first example of the lowest successful status. Without an example, it is a value that fits the
-    schema. A request that the document does not have gets 404.
+    The response is the first example for the lowest successful status. Without an example, it is a value that matches
+    the schema. A request that the document does not define receives a 404 response.
 
     Args:
         document: A decoded OpenAPI or Swagger document.
 
     Attributes:
-        requests: What was sent, in order.
+        requests: The requests, in order.
     """
 
     def __init__(self, document: JSONObject) -> None:
@@ -156,12 +156,12 @@ class FakeUpstream:
                 found[key] = example
         for key, example in found.items():
             self._responses[key] = FakeResponse(example.value, example.status, example.media_type)
-        # The path with most fixed characters is meant.
+        # Choose the path with the most fixed characters.
         self._paths = sorted(self._responses, key=lambda key: -len(re.sub(r"\{.*?\}", "", key[1])))
         self._patterns = {path: _pattern(path) for _, path in self._paths}
 
     def respond(self, method: str, path: str, body: Any = None, *, status: int = 200) -> None:
-        """Respond with something else from now on.
+        """Set the response to a request.
 
         Args:
             method: The method.
@@ -189,11 +189,11 @@ class FakeUpstream:
         yield FakeResponse({"message": f"no example of {request.method} {path}"}, 404)
 
     async def aclose(self) -> None:
-        """Close nothing: there is no connection."""
+        """Do nothing: there is no connection."""
 
 
 class FakeResponse:
-    """A response that is known beforehand."""
+    """A predefined response."""
 
     def __init__(self, body: Any, status: int, media_type: str = "application/json") -> None:
         self.status = status
@@ -211,13 +211,13 @@ class FakeResponse:
 
 
 def _pattern(template: str) -> "re.Pattern[str]":
-    """Return a pattern for the end of a path; the server's own path comes before it."""
+    """Return a pattern for the end of a path, which follows the base path of the server."""
     parts = re.split(r"\{.*?\}", template)
     return re.compile("[^/]+".join(map(re.escape, parts)) + "$")
 
 
 def _generated(declared: JSONObject, operation: Operation) -> FakeResponse:
-    """Return a response that fits the document, for an operation without an example."""
+    """Return a response that matches the schema, for an operation without an example."""
     good = sorted(status for status in map(str, declared) if re.fullmatch("2[0-9][0-9]", status))
     status = int(good[0]) if good else 200
     response = object_of(declared.get(str(status)))

@@ -11,6 +11,6 @@ from operations.testing import RegistryUnderTest
 
 @pytest.fixture
 def under_test() -> Iterator[Callable[[OperationRegistry], RegistryUnderTest]]:
-    """Return a function that puts a registry under test; after the test, its operations are as they were."""
+    """Return a function that puts a registry under test; its operations are restored after the test."""
     with ExitStack() as stack:
         yield lambda registry: stack.enter_context(RegistryUnderTest(registry))

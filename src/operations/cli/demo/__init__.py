@@ -1,10 +1,10 @@
-"""`operations demo`: everything at work, with nothing to configure.
+"""`operations demo`: a complete example without any configuration.
 
     shop.*    a REST API, imported from its OpenAPI document
-    money.*   an MCP server (tools.py), started as a child
+    money.*   an MCP server (tools.py), started as a child process
     cafe.*    Python functions (local.py), which call the other two
 
-The demo is the product: it opens a config like any other, and serves it like `operations serve`.
+The demo uses the normal code paths: it opens a config file and serves it like `operations serve`.
 """
 
 import json
@@ -55,12 +55,12 @@ async def demo(
     port: Annotated[int, Parameter(alias="-p")] = 0,
     common: Common = DEFAULTS,
 ) -> None:
-    """See it all at work: a REST API, an MCP server and Python functions behind one address.
+    """Run a complete example: a REST API, an MCP server and Python functions behind one address.
 
-    Takes a tour of every kind of call, then serves until Ctrl-C. Nothing has to be configured or installed.
+    Shows every kind of call, then serves until Ctrl-C. No configuration or installation is needed.
 
     Args:
-        once: End after the tour, as it does without a terminal.
+        once: End after the tour. This is the default without a terminal.
         port: The port to serve on; 0 for any free port.
         common: Options of every command.
     """
@@ -78,7 +78,7 @@ async def demo(
             elif stays:
                 with shutdown_event() as shutdown:
                     screen.note(
-                        f"\nstill serving at {url}; sign in with the key {key}. Ctrl-C ends it",
+                        f"\nstill serving at {url}; sign in with the key {key}. Press Ctrl-C to stop",
                         "bold",
                     )
                     screen.note(
@@ -87,19 +87,19 @@ async def demo(
                     await shutdown.wait()
             else:
                 screen.note(
-                    "\nthat was the tour; at a terminal, without --once, it goes on serving"
+                    "\nend of the tour; at a terminal, without --once, the demo keeps serving"
                 )
 
 
 @asynccontextmanager
 async def open_demo(key: str) -> AsyncGenerator[Hub]:
-    """The hub of the demo, and the API it imports, for the length of an `async with` block.
+    """Open the hub of the demo, and the API that it imports, for the duration of an `async with` block.
 
     Args:
-        key: Signs the manager in.
+        key: The access key of the manager.
 
     Raises:
-        OperationsError: If one of the three sources is not there.
+        OperationsError: If one of the three sources is not available.
     """
     with TemporaryDirectory(prefix="operations-demo-") as folder:
         async with running(build_api()) as api, open_hub(_file(Path(folder), api, key)) as hub:
@@ -134,7 +134,7 @@ file = "trace.jsonl"
 
 
 def _file(folder: Path, api: str, key: str) -> ConfigFile:
-    """Return the config that a person would write."""
+    """Write the config of the demo and return it."""
     values = {
         "document": f"{api}/openapi.json",
         "api": api,
@@ -143,7 +143,7 @@ def _file(folder: Path, api: str, key: str) -> ConfigFile:
         "sha256": hash_key(key),
         "scopes": list(MANAGER.scopes),
     }
-    # JSON of strings and lists of them is TOML.
+    # JSON strings, and lists of them, are valid TOML.
     text = _CONFIG.format(**{name: json.dumps(value) for name, value in values.items()})
     (folder / FILE_NAME).write_text(text, encoding="utf-8")
     return load_config(folder / FILE_NAME)
@@ -154,7 +154,7 @@ def _file(folder: Path, api: str, key: str) -> ConfigFile:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One thing to show."""
+    """One step of the tour."""
 
     what: str
     operation_id: str
@@ -164,15 +164,15 @@ class Step:
 
 
 def steps(manager: Identity) -> list[Step]:
-    """The tour, in its order."""
+    """Return the steps of the tour, in order."""
     return [
         Step("an HTTP endpoint, called like a function", "shop.get_item", {"id": 2}),
         Step("a tool of an MCP server, called the same way", "money.convert", {"amount": 3.8, "to": "USD"}),
-        Step("all three in one call: cafe.quote asks shop and money", "cafe.quote", {"item": 2, "currency": "JPY"}),
+        Step("all three in one call: cafe.quote calls shop and money", "cafe.quote", {"item": 2, "currency": "JPY"}),
         Step("a stream: one envelope per item", "cafe.brew", {"cups": 3}, streams=True),
         Step("access: a caller without identity may not close the café", "cafe.close", {}),
         Step("but the manager may", "cafe.close", {"reason": "holiday"}, manager),
-        Step("input that does not fit its schema is rejected", "cafe.quote", {"item": "two", "sugar": 1}),
+        Step("input that does not match its schema is rejected", "cafe.quote", {"item": "two", "sugar": 1}),
         Step("an error that a function declares", "cafe.order", {"item": 3}),
         Step("an error of the HTTP API", "shop.get_item", {"id": 99}),
         Step("an error of the MCP tool: a result marked as an error", "money.convert", {"amount": 1, "to": "XXX"}),
@@ -182,7 +182,7 @@ def steps(manager: Identity) -> list[Step]:
 async def run_tour(
     registry: OperationRegistry, screen: Screen, manager: Identity
 ) -> list[JSONObject]:
-    """Take every step and show it; return the results for scripts."""
+    """Run and show every step; return the results for scripts."""
     seen: list[JSONObject] = []
     for step in steps(manager):
         if not screen.json:
@@ -197,7 +197,7 @@ async def run_tour(
 
 
 async def answers_of(step: Step, registry: OperationRegistry) -> AsyncIterator[JSONObject]:
-    """Yield the outcome as JSON: envelopes, or one error."""
+    """Yield the outcome of a step as JSON: envelopes, or one error."""
     context = OperationContext(identity=step.identity)
     try:
         if step.streams:
@@ -211,7 +211,7 @@ async def answers_of(step: Step, registry: OperationRegistry) -> AsyncIterator[J
 
 
 def command_of(step: Step, registry: OperationRegistry) -> str:
-    """The command that does the same: it prints the whole envelope, and calls as the same caller."""
+    """Return the equivalent command, which prints the whole envelope and uses the same caller."""
     spec = registry.get_spec(step.operation_id)
     outline = Outline({}) if spec is None else Outline.of(spec.input_schema)
     who = "anonymous" if step.identity is None else step.identity.id
@@ -301,7 +301,7 @@ async def _item(request: Request) -> JSONResponse:
 
 
 def build_api() -> Starlette:
-    """The API as an ASGI application."""
+    """Return the API as an ASGI application."""
     return Starlette(
         routes=[
             Route("/openapi.json", _document),

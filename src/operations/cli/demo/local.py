@@ -1,4 +1,4 @@
-"""Python functions as operations, for the demo: a café that buys from a shop and counts in any currency."""
+"""Python functions as operations, for the demo: a café that buys from a shop and calculates in any currency."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -18,7 +18,7 @@ _SOLD_OUT = ErrorDefinition("SOLD_OUT", "There is none left.", http_status=409)
 
 @dataclass(frozen=True)
 class Quote:
-    """What an order would cost."""
+    """The price of an order."""
 
     item: str
     amount: float
@@ -27,7 +27,7 @@ class Quote:
 
 @dataclass(frozen=True)
 class Cup:
-    """A cup of coffee, on its way."""
+    """A cup of coffee."""
 
     number: int
     ready: bool
@@ -40,13 +40,13 @@ async def quote(
     currency: Literal["EUR", "USD", "JPY"] = "EUR",
     cups: Annotated[int, msgspec.Meta(ge=1, le=100)] = 1,
 ) -> Quote:
-    """What an order costs: the price of the shop's API, converted by the MCP server's tool.
+    """Return the price of an order: the price of the shop's API, converted by a tool of the MCP server.
 
     Args:
         item: The number on the menu.
-        context: Calls the other two.
-        currency: Which one to count in.
-        cups: How many.
+        context: Calls the shop and the MCP server.
+        currency: The currency of the price.
+        cups: The number of cups.
     """
     try:
         found = await context.env.shop.get_item({"id": item})
@@ -64,8 +64,8 @@ async def brew(context: OperationContext, cups: int = 3) -> AsyncIterator[Cup]:
     """Brew cup after cup.
 
     Args:
-        context: Hears of the progress.
-        cups: How many.
+        context: Receives the progress.
+        cups: The number of cups.
     """
     for number in range(1, cups + 1):
         await asyncio.sleep(0.05)
@@ -75,7 +75,7 @@ async def brew(context: OperationContext, cups: int = 3) -> AsyncIterator[Cup]:
 
 @operation("cafe.order", tags=["order"], errors=[_SOLD_OUT])
 async def order(item: int) -> Quote:
-    """Order something, as long as there is some left.
+    """Order an item, as long as it is in stock.
 
     Args:
         item: The number on the menu.

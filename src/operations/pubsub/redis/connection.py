@@ -236,8 +236,8 @@ async def ask(connection: Any, *command: Any) -> Any:
     """Send one command on an unshared connection, and read its reply.
 
     Raises:
-        TransportError: If the connection breaks or stays silent, or Redis does not permit it.
-        redis.ResponseError: As Redis gave it.
+        TransportError: If the connection breaks or stays silent, or Redis does not permit it. redis.ResponseError: As
+            Redis gave it.
     """
     try:
         await connection.send_command(*command)
@@ -515,8 +515,7 @@ class PipelinedConnection(ReconnectingConnection):
         """Send a command and return its reply.
 
         Raises:
-            TransportError: If it is unknown whether Redis executed it.
-            redis.ResponseError: As Redis gave it.
+            TransportError: If it is unknown whether Redis executed it. redis.ResponseError: As Redis gave it.
         """
         future: asyncio.Future[Any] = self._loop.create_future()
         await self._add(command, future)

@@ -1,8 +1,8 @@
-"""Normalise a value under one policy: by a quick pass, and by a thorough one if that is not enough.
+"""Normalise a value under one policy, with a quick pass and, if necessary, a thorough pass.
 
 Rule 1: the result of the quick pass is checked and used only if it is valid.
-Rule 2: a cast never makes a valid value invalid. Where stripping would, the value stays whole.
-Rule 3: clean data, which is most data, is found to be clean before anything is compared.
+Rule 2: a cast never makes a valid value invalid. If stripping would do so, the value stays unchanged.
+Rule 3: data that needs no change, which is most data, is recognised before any comparison.
 """
 
 from collections.abc import Callable
@@ -20,27 +20,27 @@ from operations.schema.plans import Plan, Planner, Scope, scalar_types
 from operations.schema.references import Site
 
 CastPolicy: TypeAlias = Literal["cast", "keep", "create"]
-"""Strip, fill and convert; the same without stripping; or force the value to fit."""
+"""`cast` strips, fills and converts; `keep` does the same without stripping; `create` forces the value to match."""
 
 Normalise: TypeAlias = Callable[[Any], tuple[Any, list[Change] | None]]
-"""Takes a value; returns it normalised, in fresh JSON builtins, and the changes. None: it was valid unchanged.
+"""Takes a value; returns it normalised, as fresh JSON builtins, with the changes, or None if it was already valid.
 
-Raises `JSONValueError` if some part that the schema does not strip is not JSON and cannot become it.
+Raises `JSONValueError` if a part that the schema does not strip is not JSON and cannot be converted to it.
 """
 
 _Report: TypeAlias = Callable[[Any, Any], list[Change]]
 """Returns the changes between a value and its result."""
 
 _Quick: TypeAlias = Callable[[Any], tuple[Any, _Report | None]]
-"""Strips, fills and checks a value. Returns the result, and what finds the changes; None if there are none.
+"""Strips, fills and checks a value. Returns the result and a function that finds the changes; None if there are none.
 
-Raises `NeedsRepair` or `ValueError` if that is not enough."""
+Raises `NeedsRepair` or `ValueError` if the value needs the thorough pass."""
 
 _MAX_MISMATCHES = 1_000
 """How many mismatches of one value are counted."""
 
 _MAX_ROUNDS = 8
-"""How often a cast is repeated for unions whose members depend on each other's defaults."""
+"""The largest number of repeated casts, for unions whose members depend on each other's defaults."""
 
 _CONTAINERS: dict[type, str] = {dict: "object", list: "array"}
 
@@ -51,7 +51,7 @@ _ALWAYS_JSON: frozenset[type] = frozenset({int, bool, type(None)})
 class Caches:
     """The plans and closures of one policy, for one document or for all that share definitions.
 
-    Everything in here is made when data first needs it, once for each schema, and kept.
+    Each entry is created once for each schema, when data first needs it.
     """
 
     def __init__(self, scope: Scope, policy: CastPolicy) -> None:
@@ -72,7 +72,7 @@ def caches_of(scope: Checker | SharedDefinitions, policy: CastPolicy) -> Caches:
 
 
 def certain_types(root: Plan) -> frozenset[type]:
-    """Return the types whose every value is valid unchanged."""
+    """Return the types all of whose values are valid without a change."""
     if not root.is_bare:
         return frozenset()
     return scalar_types(root.types or ()) & _ALWAYS_JSON
@@ -86,7 +86,7 @@ def open_containers(root: Plan) -> frozenset[type]:
 
 
 def mismatches(caches: Caches, root: Site, value: Any) -> list[Change]:
-    """Return the parts of a JSON value that do not fit, one entry per location."""
+    """Return the mismatches of a JSON value, one entry per location."""
     faults = explain(caches.planner, root, value, _MAX_MISMATCHES)
     place = caches.places.place([caches.planner.plan((root,))])
     return Changes(place).add_mismatches(faults, value).listed()
@@ -105,9 +105,9 @@ class Normaliser:
         self._stage = caches.stripper.stage(self._root)
         self._quick: _Quick = self._choose
         self._is_clean: Callable[[Any], bool] | None = None
-        """Whether a JSON value is known to need no change; None if that is not known in advance."""
+        """Returns whether a JSON value is known to need no change; None if there is no such test."""
         self.check_text: Callable[[bytes], Any] | None = None
-        """Raises `REFUSALS` unless a JSON text is known to be valid and to need no change under any policy."""
+        """Raises `REFUSALS` unless a JSON text is valid and needs no change under any policy."""
 
     def normalise(self, value: Any) -> tuple[Any, list[Change] | None]:
         """See `Normalise`."""
@@ -122,13 +122,13 @@ class Normaliser:
         unsettled = edited or self._planner.undecided != undecided
         if unsettled and (settled := self._settled(result)) is not result:
             changes = self._compared(value, settled)
-            # A property that one round strips and the next one fills has been replaced.
+            # A property that is stripped in one round and filled in the next was replaced.
             if self._caches.creates or all(change.kind != "replaced" for change in changes):
                 return settled, changes or None
         return result, (report and report(value, result)) or None
 
     def normalise_own(self, value: Any) -> tuple[Any, list[Change] | None]:
-        """Do the same for JSON that nothing else refers to: parts that need no change are not copied."""
+        """As `normalise`, for JSON that is not used elsewhere: parts that need no change are not copied."""
         if self._is_clean is not None and self._is_clean(value):
             return value, None
         return self.normalise(value)
@@ -138,7 +138,7 @@ class Normaliser:
         return Changes(self._place).compare_names(value, result).listed()
 
     def _compared(self, value: Any, result: Any) -> list[Change]:
-        """Return all changes between `value` and `result`, and the mismatches in it."""
+        """Return all changes between `value` and `result`, and the mismatches of `result`."""
         changes = Changes(self._place, creates=self._caches.creates)
         changes.compare(value, result)
         if not self._accepts(result):
@@ -149,7 +149,7 @@ class Normaliser:
     # The quick pass.
 
     def _choose(self, value: Any) -> tuple[Any, "_Report | None"]:
-        """Find the quickest way when the first value arrives: many schemas never cast one."""
+        """Choose the fastest implementation when the first value arrives, because many schemas never cast a value."""
         if self._root.is_bare:
             self._quick = self._bare
         else:
@@ -157,7 +157,7 @@ class Normaliser:
         return self._quick(value)
 
     def _bare(self, value: Any) -> tuple[Any, "_Report | None"]:
-        """Convert to JSON only, if a container of any kind is valid."""
+        """Only convert to JSON, if every container is valid."""
         name = _CONTAINERS.get(type(value))  # pyright: ignore[reportUnknownArgumentType]
         if name and self._root.allows(name):
             return to_json(value), None
@@ -171,7 +171,7 @@ class Normaliser:
         return stripped, None if is_unchanged(value, stripped) else self._stripped
 
     def _find_types(self) -> "_Quick | None":
-        """Return the quick pass by types, if the document is that plain."""
+        """Return the quick pass by msgspec types, if the document is simple enough."""
         shape = self._caches.stripper.shaper.shape(self._root)
         if shape is None or shape.depth == 0:
             return None
@@ -198,7 +198,7 @@ class Normaliser:
             try:
                 stripped, differs = typed.strip(value)
             except NeedsRepair:
-                # Perhaps it holds other types than JSON's.
+                # It may contain types that are not JSON.
                 plain = as_json(value)
                 if plain is value:
                     raise
@@ -214,7 +214,7 @@ class Normaliser:
         known: dict[Any, Uniform] = items.reports
 
         def quick_list(value: Any) -> tuple[Any, _Report | None]:
-            """Do the same for lists of flat objects, which are usually uniform."""
+            """The quick pass for lists of flat objects, which usually have the same property names."""
             report: _Report | None = None
             try:
                 names = tuple(value[0])
@@ -236,24 +236,24 @@ class Normaliser:
     # The thorough pass.
 
     def _settled(self, result: Any) -> Any:
-        """Cast a result again until it no longer changes.
+        """Repeat the cast until the result no longer changes.
 
-        Other members of a union may match once undeclared properties are removed and defaults filled, and a
-        declared default need not be valid itself.
+        After undeclared properties are removed and defaults filled, other members of a union may match. A declared
+        default may be invalid itself.
         """
         seen = {canonical(result): result}
         for _ in range(_MAX_ROUNDS):
             again, _ = self._once(result)
             text = canonical(again)
             if text in seen:
-                # Either it stays the same, or values repeat; then any of them is the result.
+                # The result is stable, or the results repeat in a cycle; then any of them can be used.
                 circle = list(seen)[list(seen).index(text) :]
                 return seen[min(circle)]
             seen[text] = result = again
         return result
 
     def _once(self, value: Any) -> tuple[Any, bool]:
-        """Run both passes; return the result and whether they did more than stripping and filling."""
+        """Run both passes; return the result, and whether more than stripping and filling was needed."""
         try:
             stripped = self._stage.strip(value, MAX_DEPTH)
             if self._accepts(stripped):
@@ -268,7 +268,7 @@ class Normaliser:
         return result, edited
 
     def _is_valid(self, value: Any) -> bool:
-        """Return whether `value` is valid unchanged, with its undeclared properties."""
+        """Return whether `value`, including its undeclared properties, is valid."""
         try:
             return self._accepts(to_json(value))
         except JSONValueError:

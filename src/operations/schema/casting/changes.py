@@ -1,7 +1,7 @@
 """Report the changes of a cast by comparing its input with its result.
 
-Rule 1: every difference is reported. The passes that make the changes report nothing themselves.
-Rule 2: there is one entry per kind and schema location: the items of an array share one, and so do the values of a map.
+Rule 1: every difference is reported here. The passes that make the changes do not report them.
+Rule 2: there is one entry per kind of change and schema location: all items of an array, or values of a map, share one.
 """
 
 from collections.abc import Iterable
@@ -24,10 +24,10 @@ ChangeKind: TypeAlias = Literal[
 
 - `stripped`: removed properties that the schema does not declare
 - `filled`: added declared defaults
-- `converted`: wrote values as another type without loss
-- `created`: added values that the schema requires and does not declare a default for (policy `create`)
-- `replaced`: put another value in the place of one that does not fit (policy `create`)
-- `mismatch`: left a value unchanged that does not fit the schema
+- `converted`: converted values to another type without loss
+- `created`: added required values without a declared default (policy `create`)
+- `replaced`: replaced a value that does not match (policy `create`)
+- `mismatch`: left a value that does not match the schema unchanged
 - `input`: changed the input of the call
 """
 
@@ -39,7 +39,7 @@ MAX_PATH = 400
 
 
 class Change(msgspec.Struct, frozen=True, rename="camel", gc=False):
-    """One kind of change at one location of the schema, however many values it affected."""
+    """One kind of change at one location of the schema, for all values that it affected."""
 
     path: Annotated[str, msgspec.Meta(max_length=MAX_PATH)]
     """JSON pointer to the first affected value; empty for the whole value."""
@@ -50,11 +50,11 @@ class Change(msgspec.Struct, frozen=True, rename="camel", gc=False):
     """Number of affected values."""
 
     message: Annotated[str, msgspec.Meta(max_length=MAX_MESSAGE)] = ""
-    """Describes the first of them, worded to follow the path."""
+    """Describes the first affected value, as a phrase that follows the path."""
 
 
 class CastResult(NamedTuple):
-    """A normalised value, and what changed."""
+    """A normalised value and its changes."""
 
     value: Any
 
@@ -63,10 +63,10 @@ class CastResult(NamedTuple):
 
 
 _MAX_NAMES = 100
-"""How many undeclared names of one location have an entry each; the others share one."""
+"""The number of undeclared names of one location with their own entry; the others share one entry."""
 
 _MAX_REPORTS = 100
-"""How many reports of one place are kept, for lists of the same length and the same names."""
+"""The number of cached reports of one place, for lists with the same length and names."""
 
 _JSON = frozenset({dict, list, str, int, float, bool, type(None)})
 _CONTAINERS = frozenset({dict, list})
@@ -74,7 +74,7 @@ _OBJECTS = frozenset({dict})
 _TYPES = ("string", "integer", "number", "boolean")
 
 _Path: TypeAlias = tuple[Any, ...]
-"""The tokens of a path from the last to the first, nested: `(token, (token, ()))`. Written out only if needed."""
+"""A path as nested tuples, last token first: `(token, (token, ()))`. Converted to text only if needed."""
 
 
 class Changes:
@@ -82,7 +82,7 @@ class Changes:
 
     Args:
         root: The location of the value.
-        creates: Whether the policy creates values, so that an added one need not be a declared default.
+        creates: Whether the policy creates values, so that an added value may differ from the declared default.
     """
 
     def __init__(self, root: Place, *, creates: bool = False) -> None:
@@ -103,7 +103,7 @@ class Changes:
         return self._counted()
 
     def compare_names(self, before: Any, after: Any) -> "Changes":
-        """Add the properties that were stripped or filled; nothing else is different."""
+        """Add the properties that were stripped or filled, for values without other differences."""
         self._shape(self._root, before, after, ())
         return self._counted()
 
@@ -113,7 +113,7 @@ class Changes:
         return self
 
     def add_mismatches(self, faults: Iterable[ValidationIssue], value: Any) -> "Changes":
-        """Add the parts of `value` that do not fit the schema."""
+        """Add the parts of `value` that do not match the schema."""
         for fault in faults:
             here: Any = value
             place: Place | None = self._root
@@ -130,7 +130,7 @@ class Changes:
         return self
 
     def _shape(self, place: Place | None, before: Any, after: Any, path: _Path) -> None:
-        """Compare the names of properties where some may have been stripped or filled."""
+        """Compare the property names of objects in which properties may have been stripped or filled."""
         if place is None or place.is_open:
             return
         if type(before) not in _JSON:
@@ -155,7 +155,10 @@ class Changes:
                     self._shape(child, before[name], after[name], (name, path))
 
     def _names_of(self, place: Place | None, before: Any, after: Any, path: _Path) -> None:
-        """Note which names an object had and has. Most objects of one place have the same and count as one."""
+        """Record the names of an object before and after.
+
+        Most objects of one place have the same names, and are counted together.
+        """
         if before.keys() == after.keys():
             return
         key = place, tuple(before), tuple(after)
@@ -168,7 +171,7 @@ class Changes:
     def add_properties(
         self, place: Place | None, before: Any, after: Any, path: str, count: int
     ) -> "_Found":
-        """Add the properties that `count` objects have lost or gained, as the first of them has."""
+        """Add the properties that `count` objects lost or gained, described by the first object."""
         for name in before:
             if name not in after:
                 known = self._names.get(place, 0)
@@ -252,19 +255,19 @@ class Changes:
 
 
 class Uniform:
-    """Objects of a flat place that all have the same names, as in most lists.
+    """Flat objects with the same property names, as in most lists.
 
     Args:
-        place: Their place.
-        before: One of them.
-        after: What became of it.
+        place: The place of the objects.
+        before: One of the objects.
+        after: The result for that object.
     """
 
     __slots__ = ("_after", "_before", "_filled", "_optional", "_place", "_reports", "_size")
 
     def __init__(self, place: Place, before: dict[str, Any], after: dict[str, Any]) -> None:
         (plan,) = place.objects
-        # The others are known to be there: the result is valid, and they cannot have been filled.
+        # The others exist in the value: the result is valid, and they have no default that could have been filled.
         optional = [
             name
             for name in before
@@ -292,7 +295,7 @@ class Uniform:
         return True
 
     def fill(self, objects: list[dict[str, Any]]) -> None:
-        """Add the declared defaults that objects with these names do not have."""
+        """Add the declared defaults that are missing in objects with these names."""
         for name, default in self._filled:
             if type(default) in _CONTAINERS:
                 for item in objects:
@@ -332,7 +335,7 @@ def _uniform(place: Place, before: list[Any], after: list[Any]) -> Uniform | Non
 
 _Found: TypeAlias = dict[tuple[ChangeKind, Place | None, str | None], Change]
 _Location: TypeAlias = tuple[Place | None, str | None]
-"""A location in a schema: a property of a place, or its items or unnamed properties."""
+"""A location in a schema: a property of a place, or its items or undeclared properties."""
 
 
 def _location(place: Place | None, name: str | None) -> _Location:

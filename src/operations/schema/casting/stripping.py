@@ -1,12 +1,12 @@
-"""The quick pass of a cast, compiled to closures: strips excess and fills defaults, and converts nothing.
+"""The quick pass of a cast, compiled to closures: strips undeclared properties and fills defaults, without conversions.
 
-Most values fit except for an undeclared property or a missing default. This pass copies the planned properties and
-leaves the judgement on scalars to one call of the validator afterwards; at the first sign of anything
-else it gives up, and `thorough` takes over.
+Most values are valid except for undeclared properties and missing defaults. This pass copies the planned properties;
+the validator checks scalars afterwards, in one call. If a value needs another change, the pass raises `NeedsRepair`,
+and `thorough` casts the value instead.
 
-Rule 1: every container in the result is fresh, and every scalar of an exact JSON type that the validator looks at.
-Values that it does not visit go through `to_json`.
-Rule 2: no paths, no reports, no allocation that the result does not need.
+Rule 1: every container in the result is new, and every scalar has an exact JSON type that the validator checks. Values
+        that the validator does not visit are converted by `to_json`.
+Rule 2: for speed, this pass builds no paths and no reports, and allocates only the result.
 """
 
 from collections.abc import Callable
@@ -40,14 +40,14 @@ from operations.schema.plans import (
 from operations.schema.references import Site
 
 Strip: TypeAlias = Callable[[Any, int], Any]
-"""Takes a value and how deep it may nest; gives the stripped copy."""
+"""Takes a value and its allowed depth; returns the stripped copy."""
 
 _SCALARS = frozenset({str, int, float, bool, type(None)})
 _JSON = _SCALARS | {dict, list}
 
 pack = msgpack.Encoder().encode
 REFUSALS = (LookupError, NotImplementedError, OverflowError, TypeError, ValueError)
-"""The exceptions of writing, reading and finishing a value that a type does not accept."""
+"""The exceptions raised for a value that a type does not accept, when it is encoded, decoded or finished."""
 
 
 class NeedsRepair(Exception):  # noqa: N818 - a signal between two passes, not an error
@@ -55,7 +55,7 @@ class NeedsRepair(Exception):  # noqa: N818 - a signal between two passes, not a
 
 
 class _Stage:
-    """One plan's closure, compiled when data first reaches it."""
+    """The closure of one plan, compiled when data first reaches it."""
 
     __slots__ = ("_plan", "_stripper", "strip")
 
@@ -70,10 +70,10 @@ class _Stage:
 
 
 class Stripper:
-    """Compiles the plans of one document, or of all that share definitions.
+    """Compiles the plans of one document, or of all documents that share definitions.
 
     Attributes:
-        shaper: Those of them that are plain, as types.
+        shaper: Converts simple plans to msgspec types.
     """
 
     def __init__(self, planner: Planner, caster: Caster) -> None:
@@ -83,7 +83,7 @@ class Stripper:
         self.shaper = Shaper(caster.default, most=planner.scope.max_plans // 25)
 
     def stage(self, plan: Plan) -> _Stage:
-        """Return the holder of the closure of `plan`, which may not be built yet."""
+        """Return the stage with the closure of `plan`, which may not be compiled yet."""
         found = self._stages.get(plan)
         if found is None:
             found = self._stages[plan] = _Stage(self, plan)
@@ -140,7 +140,7 @@ class Stripper:
         return _object_strip(tuple(fields), others, self._planner)
 
     def _others(self, plan: Plan) -> "Callable[[str], _Stage | None]":
-        """Return the closure of an undeclared property; None to strip it."""
+        """Return the function that gives the closure of an undeclared property, or None to strip the property."""
         known: dict[str, _Stage | None] = dict.fromkeys(plan.fields)
 
         def stage_of(name: str) -> _Stage | None:
@@ -189,7 +189,7 @@ class Stripper:
     # Choices
 
     def _choosing(self, plan: Plan) -> Strip:
-        """Decide by the type of the value if that is enough, else by the validator of each member."""
+        """Select the member of a union by the type of the value if possible, else by the validator of each member."""
         objects = [self._candidates(plan, choice, "object") for choice in plan.choices]
         arrays = [self._candidates(plan, choice, "array") for choice in plan.choices]
         planner, undecided = self._planner, int(plan.is_unstable)
@@ -238,7 +238,7 @@ class Stripper:
 
 _NO_TYPES: frozenset[type] = frozenset()
 _MAX_NAMES = 1_000
-"""How many undeclared property names are remembered."""
+"""How many undeclared property names are cached."""
 
 
 def _give_up(_value: Any, _room: int) -> Any:
@@ -250,7 +250,7 @@ def _unchecked(_value: Any, _room: int) -> None:
 
 
 def _settled(value: Any, room: int) -> None:
-    """Before a recursive validator sees it: is it JSON, and not too deep?"""
+    """Return whether a value is JSON and not nested too deeply, before a recursive validator processes it."""
     try:
         as_json(value, room)
     except JSONValueError:
@@ -268,7 +268,7 @@ def _shaped(shape: Shape, general: Strip) -> Strip:
             try:
                 return strip_typed(value)[0]
             except NeedsRepair:
-                # Not JSON types, or not of this shape: there may still be a way.
+                # The types are not JSON, or the shape differs: try the thorough pass.
                 pass
         return general(value, room)
 
@@ -278,15 +278,15 @@ def _shaped(shape: Shape, general: Strip) -> Strip:
 class TypedStrip:
     """Strips, fills and checks values by a type, in C.
 
-    A value is written as MessagePack and read again. So nothing in the result is shared with it, and nothing is there
-    that JSON does not have: text that is not Unicode cannot be written, and a decimal is written as text.
+    A value is encoded as MessagePack and decoded again. The result therefore shares no object with the value and
+    contains only JSON: invalid Unicode cannot be encoded, and a decimal is encoded as text.
 
     Args:
         shape: The type.
-        closed: Returns its closed type, which checks models that have converted themselves to JSON.
+        closed: Returns the closed variant of the type, which checks models that converted themselves to JSON.
 
     Attributes:
-        decode: Reads what `pack` has written.
+        decode: Decodes a value that `pack` encoded.
 
     Raises:
         TypeError, ValueError: If msgspec does not support the type.
@@ -299,7 +299,7 @@ class TypedStrip:
         self._packs = True
 
     def strip(self, value: Any) -> tuple[Any, bool]:
-        """Return a value stripped and filled, and whether that made a difference.
+        """Return a value stripped and filled, and whether that changed it.
 
         Raises:
             NeedsRepair: If the type does not accept the value.
@@ -316,7 +316,7 @@ class TypedStrip:
                     try:
                         result = self.decode(packed)
                     except ValidationError:
-                        # Perhaps only for a type of its own in MessagePack, such as an aware datetime.
+                        # The value may have a special type in MessagePack, such as an aware datetime.
                         self._packs = False
                     else:
                         differs = pack(result) != packed
@@ -339,7 +339,7 @@ class TypedStrip:
 
     @cached_property
     def check(self) -> Callable[[bytes], Any] | None:
-        """Raises `REFUSALS` unless a packed value has exactly the types that need no change; None if there are none."""
+        """Raises `REFUSALS` unless a packed value has exactly the types that need no change; None if unavailable."""
         closed = self._closed()
         return None if closed is None else msgpack.Decoder(closed.type).decode
 
@@ -359,7 +359,7 @@ def _leaf_strip(allowed: frozenset[type]) -> Strip:
 
 
 def _lifted(value: Any, allowed: frozenset[type]) -> Any:
-    """Return a scalar that is not of an allowed type itself, as one that is."""
+    """Convert a scalar to an allowed JSON type."""
     if type(value) not in _JSON:
         value = to_json(value)
         if type(value) in allowed:
@@ -368,12 +368,12 @@ def _lifted(value: Any, allowed: frozenset[type]) -> Any:
 
 
 class _Property(NamedTuple):
-    """A property known by name."""
+    """A declared property."""
 
     name: str
 
     leaf: frozenset[type]
-    """The scalars it may be; none if it has a closure."""
+    """The scalar types that are allowed; empty if the property has a closure."""
 
     stage: _Stage | None
     default: Any
@@ -384,7 +384,7 @@ def _object_strip(
     others: Callable[[str], _Stage | None] | None,
     planner: Planner,
 ) -> Strip:
-    """Keep an object's properties in their order; declared defaults come last."""
+    """Strip an object, keeping the order of its properties; declared defaults come last."""
     known = {field.name: field for field in fields}
     filled = [(field.name, field.default) for field in fields if field.default is not MISSING]
 
@@ -407,7 +407,7 @@ def _object_strip(
                 raise NeedsRepair
             stage = None if others is None else others(key)
             if stage is not None:
-                key.encode()  # refused here if it is no Unicode
+                key.encode()  # raises an error for invalid Unicode
                 result[key] = stage.strip(item, room)
         for name, default in filled:
             if name not in value:

@@ -1,13 +1,13 @@
-"""Plain shapes as msgspec types, so that stripping and checking them happens in C.
+"""Convert simple plans to msgspec types, so that stripping and checking run in C.
 
-A plan of objects with known properties, arrays and scalars, with nothing left open and nothing to choose, is the
-same thing as a msgspec type: reading a value into it drops what it does not name, keeps the order of the rest and
-insists on exact JSON types. A type rejects anything else, and `stripping` handles it.
+A plan that consists of objects with known properties, arrays and scalars, without unions, corresponds to a msgspec
+type. Decoding a value with the type drops unknown properties, keeps the order of the others, and requires exact JSON
+types. `stripping` handles the values that a type rejects.
 
-Rule 1: a type may reject what its plan accepts, as `stripping` has another way. A value that an `exact` type accepts
-is valid.
-Rule 2: the type reads what msgspec writes of a value, which for some objects is not their JSON form. `Finish` rejects
-them.
+Rule 1: a type may reject a value that its plan accepts, because `stripping` then handles it. A value that an `exact`
+        type accepts is valid.
+Rule 2: a type decodes the form that msgspec writes, which for some objects is not their JSON form. `Finish` rejects
+        those.
 """
 
 import sys
@@ -22,12 +22,12 @@ from operations._json import to_json
 from operations.schema.plans import MISSING, Plan, leaf_types, scalar_types
 
 Finish: TypeAlias = Callable[[list[Any], list[Any]], bool]
-"""Takes values and what a type has read of them, and fills declared defaults in the latter; returns whether any two
-differ. It works on all values of one place at once, mostly in C. Raises `TypeError` or `KeyError` for objects that
-are not dicts with these names."""
+"""Takes values and their decoded results, and fills declared defaults in the results; returns whether any value differs
+from its result. It processes all values of one place at once, mostly in C. Raises `TypeError` or `KeyError` for objects
+that are not dicts with these names."""
 
 _MAX_LEVELS = 32
-"""How deep types nest. No data nests deeper than `MAX_DEPTH`, and few do half as deep."""
+"""The largest depth of types: half of `MAX_DEPTH`, which is enough for nearly all data."""
 
 _EXPRESSED = frozenset({"type", "properties", "required", "additionalProperties", "items", "anyOf"})
 """Keywords that a type expresses completely."""
@@ -36,7 +36,7 @@ _OBJECT = frozenset({dict})
 _CONSTANTS = frozenset({"const", "enum"})
 _FINITE = Annotated[float, msgspec.Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
 _WORD = range(-(2**63), 2**63)
-"""The integers that a type can name."""
+"""The integers that a msgspec literal can contain."""
 
 
 class Shape(msgspec.Struct, frozen=True, gc=False):
@@ -45,31 +45,31 @@ class Shape(msgspec.Struct, frozen=True, gc=False):
     type: Any
 
     depth: int
-    """How many levels of containers it has."""
+    """The number of nested containers."""
 
     exact: bool
-    """Whether the type expresses all of the plan."""
+    """Whether the type expresses the whole plan."""
 
     finish: Finish | None = None
-    """The work left once the type has read a value; None if it holds no objects."""
+    """The remaining work after decoding; None if the type contains no objects."""
 
     fills: bool = False
     """Whether `finish` may fill defaults."""
 
     complete: int | None = None
-    """For an object that holds no others: with so many properties, it lacks no default."""
+    """For an object without nested objects: the number of properties with which no default is missing."""
 
     finish_items: Finish | None = None
-    """For a list of such objects: the work left for those."""
+    """For a list of such objects: the remaining work for the items."""
 
 
 class Shaper:
-    """Makes the types of one document, or of all that share definitions.
+    """Builds the types of one document, or of all documents that share definitions.
 
     Args:
-        default: The default of a property, by its plan and whether the property is required; or `MISSING`.
-        closed: Whether the types accept only values that need no change. What they read is of no use.
-        most: How many types are made. Each takes about 30 µs and 2 KB.
+        default: Returns the default of a property, given its plan and whether it is required; or `MISSING`.
+        closed: Whether the types accept only values that need no change. Their decoded results are not used.
+        most: The largest number of types. Each takes about 30 µs and 2 KB.
     """
 
     def __init__(
@@ -83,9 +83,9 @@ class Shaper:
         self._level = 0
 
     def shape(self, plan: Plan) -> Shape | None:
-        """Return the type of `plan`, or None if it is not that simple."""
+        """Return the type of `plan`, or None if the plan is not simple enough."""
         if plan not in self._shapes:
-            self._shapes[plan] = None  # while in progress: a recursive plan is not plain
+            self._shapes[plan] = None  # while it is being built: a recursive plan is not simple
             self._level += 1
             if self._level <= _MAX_LEVELS:
                 self._shapes[plan] = self._shape(plan)
@@ -147,7 +147,7 @@ class Shaper:
             if default is not MISSING:
                 defaults[name] = default
             fills = fills or shape.fills or default is not MISSING
-            # A default is filled, so the property may be absent, except in a value that needs no change.
+            # A property with a default may be absent, except in a value that needs no change.
             needed = name in plan.required if default is MISSING else self._closed
             fields[name] = shape.type, needed
             if shape.finish is not None:
@@ -194,19 +194,19 @@ class Shaper:
         leaves = leaf_types(plan)
         if leaves is None or plan.constants is None:
             return self.shape(plan)
-        # A union cannot name both a type and some values of it.
+        # A union cannot contain both a type and literals of that type.
         return _union(map(_scalar, leaves), exact=False)
 
 
 def _open(fields: dict[str, tuple[Any, bool]]) -> Any:
-    """Return a type that reads the named properties, by their types and whether they are needed, as a dict."""
+    """Return a type that decodes the given properties to a dict, with their types and whether they are required."""
     kinds = {name: kind if needed else NotRequired[kind] for name, (kind, needed) in fields.items()}
     shape: Any = TypedDict("Shape", kinds)  # type: ignore[misc]
     return shape
 
 
 def _closed(fields: dict[str, tuple[Any, bool]]) -> Any:
-    """Return a type that rejects all other properties. Reading it costs less, as it makes no dict."""
+    """Return a type that rejects all other properties. Decoding is faster, because it builds no dict."""
     kinds: list[Any] = [
         (f"f{index}", kind, *(() if needed else (msgspec.UNSET,)))
         for index, (kind, needed) in enumerate(fields.values())
@@ -266,7 +266,10 @@ def _array_finish(finish_item: Finish) -> Finish:
 
 
 def _of_type(kind: type, before: list[Any], after: list[Any]) -> tuple[list[Any], list[Any]]:
-    """Return the values that were read as a `kind`, and their results. The others are other members of a union."""
+    """Return the values that were decoded as a `kind`, with their results.
+
+    The others belong to other members of a union.
+    """
     chosen = [index for index, item in enumerate(after) if type(item) is kind]
     values = [before[index] for index in chosen]
     if not {kind}.issuperset(map(type, values)):
@@ -279,7 +282,7 @@ def _scalar(kind: type) -> Shape:
 
 
 def _constants(constants: list[Any], leaves: frozenset[type], *, exact: bool) -> Shape | None:
-    """Return the values themselves, if a type can name them."""
+    """Return the literal type of the values, if msgspec supports them."""
     listed = tuple(value for value in constants if type(value) in leaves)
     if listed and all(
         value is None or type(value) is str or (type(value) is int and value in _WORD)
@@ -294,7 +297,7 @@ def _generic(kind: Any, *parts: Any) -> Any:
 
 
 def _union(shapes: Iterable[Shape], *, exact: bool) -> Shape | None:
-    """Return the type of values that have any of `shapes`; None if there are none, or two kinds of objects."""
+    """Return the union of `shapes`; None if there are none, or two of them are objects."""
     found = tuple(shapes)
     finishes = [shape.finish for shape in found if shape.finish is not None]
     if not found or len(finishes) > 1:

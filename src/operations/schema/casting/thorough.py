@@ -1,15 +1,15 @@
-"""The thorough pass of a cast: convert values that do not fit.
+"""The thorough pass of a cast: convert values that do not match the schema.
 
-It follows a plan and a value side by side. The rules, in the order they are tried:
+It follows a plan and a value in parallel. The rules, in order of precedence:
 
     valid               stays, without undeclared properties and with declared defaults
-    convertible         is written as the type that the schema wants, if nothing is lost
-    anything else       stays unchanged; the check afterwards reports it
+    convertible         is converted to the type of the schema, if no information is lost
+    other               stays unchanged; the check afterwards reports it
 
-Rule 1: never modifies its input. Everything it returns is fresh JSON.
-Rule 2: never invents a value. Only `CreatingPass`, for the policy `create`, does: it overrides the four hooks at the
-        end of `Pass`. A declared default comes first, then a constant, then the smallest value of the first type that
-        the schema accepts. A value that needs itself cannot be created.
+Rule 1: the input is never modified. The result is fresh JSON.
+Rule 2: only `CreatingPass`, for the policy `create`, creates values: it overrides the four hooks at the end of `Pass`.
+        It uses a declared default if there is one, else a constant, else the smallest value of the first type that the
+        schema accepts. A value that must contain itself cannot be created.
 """
 
 from collections.abc import Callable, Iterator
@@ -33,10 +33,10 @@ from operations.schema.references import Site
 from operations.schema.values import conversions, distinct, is_whole, same
 
 _MAX_TRIALS = 1_000
-"""How many times plans may meet values on trial for one union, however alternatives multiply inside."""
+"""The largest number of trial casts for one union, including those of nested unions."""
 
 _MAX_DEFAULT = 100_000
-"""How many bytes a default may have, with its own defaults filled."""
+"""The largest default in bytes, with its own defaults filled."""
 
 _NAMES: dict[type, str] = {
     dict: "object",
@@ -54,15 +54,15 @@ _CONTAINERS = frozenset({dict, list})
 
 
 class RefusedError(Exception):
-    """A trial would need more than conversions."""
+    """A trial cast would need more than conversions."""
 
 
 class Caster:
-    """The thorough pass of one document, or of all that share definitions, under one policy.
+    """The thorough pass of one document, or of all documents that share definitions, under one policy.
 
     Args:
-        planner: Makes the plans.
-        places: Its places.
+        planner: Creates the plans.
+        places: The places of the document.
         kind: The class of one pass.
     """
 
@@ -73,10 +73,10 @@ class Caster:
         self.defaults: dict[Plan, Any] = {}
 
     def cast(self, root: Plan, value: Any) -> tuple[Any, bool]:
-        """Return the value cast into the plan `root`, and whether that took more than stripping and filling.
+        """Return the value cast to the plan `root`, and whether that needed more than stripping and filling.
 
         Raises:
-            JSONValueError: If some part that the schema does not strip is not JSON and cannot become it.
+            JSONValueError: If a part that the schema does not strip is not JSON and cannot be converted to it.
         """
         once = self.kind(self)
         return once.cast(root, value, "", MAX_DEPTH), once.edits > 0
@@ -84,7 +84,7 @@ class Caster:
     def default(self, plan: Plan, required: bool) -> Any:
         """Return the declared default of an absent property, cast; or `MISSING`.
 
-        A default that its own schema rejects is used only for a required property.
+        A default that does not match its own schema is used only for a required property.
         """
         return self.kind(self).default(plan, required)
 
@@ -93,12 +93,12 @@ class Pass:
     """One pass over one value.
 
     Args:
-        caster: What the pass belongs to.
-        fitting: The plans whose default this pass is made for, from the outermost inwards.
+        caster: The caster that created the pass.
+        fitting: The plans whose defaults are being cast, outermost first.
 
     Attributes:
-        edits: How many values were converted, created or replaced.
-        on_trial: Whether the pass only finds out if conversions are enough.
+        edits: The number of values that were converted, created or replaced.
+        on_trial: Whether the pass only tests if conversions are enough.
     """
 
     def __init__(self, caster: Caster, fitting: tuple[Plan, ...] = ()) -> None:
@@ -117,7 +117,7 @@ class Pass:
         if plan.default is MISSING:
             return MISSING
         if plan in self._fitting:
-            # It would hold itself, and that one again: such a default is never filled.
+            # The default would contain itself without end: such a default is never filled.
             self._defaults[plan] = MISSING
             return MISSING
         if plan not in self._defaults:
@@ -128,7 +128,7 @@ class Pass:
         return to_json(value)
 
     def _fitted(self, plan: Plan) -> Any:
-        """Return a declared default, cast like any value; a scalar that cannot be converted as it stands."""
+        """Return a declared default, cast like any value; a scalar that cannot be converted is returned unchanged."""
         try:
             default = to_json(plan.default)
             if isinstance(default, (dict, list)):
@@ -143,7 +143,7 @@ class Pass:
         return default if len(canonical(default)) <= _MAX_DEFAULT else MISSING
 
     def cast(self, plan: Plan, value: Any, path: str, room: int) -> Any:
-        """Return `value`, which is at `path`, cast; `room` is how deep it may nest."""
+        """Cast `value` at `path`; `room` is its allowed depth."""
         if self.on_trial:
             self._trials_left -= 1
             if self._trials_left < 0:
@@ -162,7 +162,7 @@ class Pass:
         return self._whole(plan, value, path, room)
 
     def _whole(self, plan: Plan, value: Any, path: str, room: int) -> Any:
-        """Cast a value that has no parts to work on."""
+        """Cast a value that is not a container with its own plan."""
         value = placed(to_json, value, path, room)
         if plan.accepts(value):
             whole = type(value) is float and is_whole(value)
@@ -183,7 +183,7 @@ class Pass:
         is_plain = all(type(key) is str for key in value)
         members = value if is_plain else _with_plain_keys(value, path)
         result: dict[str, Any] = {}
-        # In the order of the value; additions come last.
+        # Keep the order of the value; added properties come last.
         for name, item in members.items():
             field = plan.fields.get(name)
             if field is None:
@@ -219,9 +219,9 @@ class Pass:
         return self.resized(plan, items)
 
     def _choose(self, plan: Plan, value: Any, path: str, room: int) -> Any:
-        """Make the choices of `plan` for `value`, then cast it into the members chosen.
+        """Choose the members of the unions in `plan` for `value`, then cast the value to them.
 
-        The same union may be asked about the same place from within many others: it answers once.
+        Several unions may contain the same union for the same place; the result is computed once.
         """
         key = plan, path
         if key not in self._chosen:
@@ -267,7 +267,7 @@ class Pass:
         return self.cast(plan.pick(tuple(picks)), value, path, room)
 
     def _attempt(self, plan: Plan, value: Any, path: str, room: int) -> int | None:
-        """Return how many conversions it takes to cast `value` into `plan`; None if it takes more."""
+        """Return the number of conversions to cast `value` to `plan`; None if conversions are not enough."""
         outer = self.edits, self.on_trial
         self.edits, self.on_trial = 0, True
         try:
@@ -278,35 +278,35 @@ class Pass:
         finally:
             self.edits, self.on_trial = outer
 
-    # The hooks for a value that does not fit, and for an absent one.
+    # The hooks for a value that does not match, and for an absent value.
 
     def misfit(self, plan: Plan, value: Any) -> Any:
-        """Return the replacement of a value that does not fit: without properties unknown to all union members."""
+        """Return the replacement of a mismatched value: without properties that are unknown to all union members."""
         if self.on_trial:
             raise RefusedError
         return _known(self._caster.places.place([plan]), value) if plan.choices else value
 
     def absent(self, plan: Plan) -> Any:
-        """Return the value of an absent required property without a default, or `MISSING`."""
+        """Return the value for an absent required property without a default, or `MISSING`."""
         if self.on_trial:
             raise RefusedError
         return MISSING
 
     def cut(self, plan: Plan, items: list[Any]) -> list[Any]:
-        """Return the items that an array may have, before they are cast."""
+        """Return the allowed items of an array, before they are cast."""
         return items
 
     def resized(self, plan: Plan, items: list[Any]) -> list[Any]:
-        """Return the items that an array may have, after they were cast."""
+        """Return the allowed items of an array, after they were cast."""
         return items
 
     def unmatched(self, plan: Plan, choice: Choice, value: Any) -> Site | None:
-        """Return the member of a union to cast a value into that matches none; None if it stays unchanged."""
+        """Return the member to use for a value that matches no member of a union; None to leave it unchanged."""
         return None
 
 
 def _known(place: Place, value: Any) -> Any:
-    """Return a JSON value without the properties that no schema at `place` knows."""
+    """Return a JSON value without the properties that no schema at `place` declares."""
     if is_object(value) and place.objects:
         children = {name: place.child(name) for name in value}
         return {name: _known(child, value[name]) for name, child in children.items() if child}
@@ -325,7 +325,7 @@ def applied(plan: Plan, choice: Choice, value: Any) -> list[Site]:
 
 
 def placed(function: Any, value: Any, path: str, *more: Any) -> Any:
-    """Return `function(value)`; an error gets `path` before its own location."""
+    """Return `function(value)`; prepend `path` to the location of an error."""
     try:
         return function(value, *more)
     except JSONValueError as error:
@@ -339,23 +339,23 @@ def _with_plain_keys(value: dict[Any, Any], path: str) -> dict[str, Any]:
 
 
 _MAX_MADE = 1_000
-"""How many values, items or characters are made up at most."""
+"""The largest number of values, items or characters that are created."""
 
 _MAX_PADDING = 1_000
-"""How many items are created at most to reach `minItems`."""
+"""The largest number of items that are created to reach `minItems`."""
 
 
 class CreatingPass(Pass):
-    """A pass that forces its value to fit, as TypeBox's `Value.Cast` does."""
+    """A pass that forces its value to match, as TypeBox's `Value.Cast` does."""
 
     def __init__(self, caster: Caster, fitting: tuple[Plan, ...] = ()) -> None:
         super().__init__(caster, fitting)
         self._created: dict[Plan, Any] = {}
 
     def misfit(self, plan: Plan, value: Any) -> Any:
-        """Return the declared default or a created value, if there is one that fits."""
+        """Return the declared default or a created value, if one matches."""
         if plan.types is None and plan.default is MISSING and not plan.choices:
-            # No schema describes it.
+            # There is no schema for the value.
             return value
         made = self._make(plan)
         if made is MISSING or same(made, value):
@@ -379,7 +379,7 @@ class CreatingPass(Pass):
         return items[:most]
 
     def resized(self, plan: Plan, items: list[Any]) -> list[Any]:
-        """Return the items, each once if they have to be unique, with others created to reach `minItems`."""
+        """Return the items, without duplicates if they must be unique, and with items created to reach `minItems`."""
         unique = True in plan.keyword("uniqueItems")
         if unique and len(kept := distinct(items)) < len(items):
             self._edit()
@@ -393,7 +393,7 @@ class CreatingPass(Pass):
         return items
 
     def unmatched(self, plan: Plan, choice: Choice, value: Any) -> Site | None:
-        """Return the nearest member, unless the union declares a default, which then replaces the value."""
+        """Return the nearest member; None if the union declares a default, which then replaces the value."""
         if plan.default is not MISSING:
             return None
         return nearest(self._planner, choice.members, value)
@@ -414,11 +414,11 @@ class CreatingPass(Pass):
 
 
 class Creator:
-    """Makes one value, with all that it needs.
+    """Creates one value with all required parts.
 
     Args:
-        default: The declared default of a plan, or `MISSING`; one that is refused by its own schema only
-            where the second argument says that there has to be something.
+        default: Returns the declared default of a plan, or `MISSING`. It returns a default that does not match its own
+            schema only if the second argument requires a value.
     """
 
     def __init__(self, default: Callable[[Plan, bool], Any]) -> None:
@@ -428,7 +428,7 @@ class Creator:
         self._left = _MAX_MADE
 
     def create(self, plan: Plan) -> Any:
-        """Return a fresh value for `plan`, or `MISSING` if none can be made."""
+        """Return a fresh value for `plan`, or `MISSING` if none can be created."""
         self._left -= 1
         if plan in self._underway or len(self._underway) >= MAX_DEPTH or self._left < 0:
             return MISSING
@@ -445,7 +445,7 @@ class Creator:
             self._underway.discard(plan)
 
     def _fits(self, plan: Plan) -> Callable[[Any], bool]:
-        # A declared default that its own schema refuses is used all the same, and refused with all around it.
+        # A declared default that does not match its own schema is used; the check then rejects the whole value.
         return lambda made: self._declared or plan.accepts(made)
 
     def _candidates(self, plan: Plan) -> Iterator[Any]:
@@ -491,7 +491,7 @@ class Creator:
 
 
 def _picked(plan: Plan) -> Iterator[Plan]:
-    """Yield `plan` with its choices made: each member of the first union, with the first of every other."""
+    """Yield `plan` for each member of its first union, with the first member of every other union."""
     unions = [choice.members for choice in plan.choices if choice.members]
     conditions = tuple(choice.otherwise for choice in plan.choices if choice.otherwise)
     if not unions:
@@ -515,7 +515,7 @@ def _smallest(plan: Plan, name: str) -> Iterator[Any]:
 
 
 def _numbers(plan: Plan, *, whole: bool) -> Iterator[Any]:
-    """Yield the lower bound if there is one, else 0, else what lies just inside the other bounds."""
+    """Yield candidate numbers: the lower bound or 0, then numbers just inside the other bounds."""
     lows, above, highs, below = (
         [bound for bound in plan.keyword(name) if not isinstance(bound, bool)]
         for name in ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")

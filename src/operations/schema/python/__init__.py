@@ -1,8 +1,10 @@
-"""Make schemas from Python types, and typed values from JSON that passed them. `signatures` does so for functions.
+"""Create schemas from Python types, and typed values from JSON that is valid for them.
 
-Rule 1: a type without a form in JSON is refused by name when its annotation is read.
-Rule 2: no third party is imported: pydantic models and attrs classes are recognized by their attributes, and pydantic
-        writes its own schemas and reads its own values.
+`signatures` does so for functions.
+
+Rule 1: a type that JSON cannot represent is rejected when its annotation is read; the error names the type.
+Rule 2: pydantic and attrs are not imported: their classes are recognised by attributes, and pydantic's own methods
+        provide the schemas and conversions of its models.
 """
 
 import datetime
@@ -70,7 +72,7 @@ from operations.types import JSONObject
 
 
 def is_pydantic(annotation: Any) -> bool:
-    """Return whether pydantic knows a type better than we do: a model, its dataclass, or made for them."""
+    """Return whether pydantic should handle a type: a model, a pydantic dataclass, or a type with pydantic hooks."""
     if not isinstance(annotation, type) or "pydantic" not in sys.modules:
         return False
     return hasattr(annotation, "__pydantic_validator__") or (
@@ -86,14 +88,14 @@ def is_pydantic_note(note: Any) -> bool:
 
 
 class Foreign(msgspec.Struct, frozen=True, eq=False):
-    """A type that pydantic reads and writes."""
+    """A type that pydantic validates and serializes."""
 
     annotation: Any
     exact: Kinds = NOTHING
 
     @property
     def kinds(self) -> Kinds:
-        """Models are objects, unless made of a single root value."""
+        """Models are objects, except root models."""
         is_object = getattr(self.annotation, "__pydantic_root_model__", None) is False
         return frozenset({dict}) if is_object else ANY
 
@@ -101,7 +103,7 @@ class Foreign(msgspec.Struct, frozen=True, eq=False):
         """Return the schema that pydantic writes.
 
         Raises:
-            SchemaError: If it cannot.
+            SchemaError: If pydantic cannot write one.
         """
         write: Callable[..., JSONObject] = _method(
             self.annotation, "model_json_schema", "json_schema"
@@ -117,8 +119,7 @@ class Foreign(msgspec.Struct, frozen=True, eq=False):
     def converter(self) -> Converter:
         """Return the conversion by pydantic.
 
-        From JSON text: strict models, and settings for bytes and dates, hold Python values to
-        other rules.
+        It uses JSON text, because strict models, and settings for bytes and dates, have other rules for Python values.
         """
         read: Converter = _method(self.annotation, "model_validate_json", "validate_json")
         return lambda value: attempt(read, msgspec.json.encode(value))
@@ -132,10 +133,10 @@ def _method(cls: Any, of_model: str, of_adapter: str) -> Any:
 
 
 def schema_for(annotation: Any, *, mode: Mode = "validation") -> Schema:
-    """Return the schema of a Python type; the document is written when first needed.
+    """Return the schema of a Python type; its document is created when first needed.
 
     Args:
-        annotation: Anything that may stand after a colon, resolved.
+        annotation: Any resolved annotation.
         mode: Whether the values are inputs (the default) or outputs; some classes distinguish them.
 
     Raises:
@@ -146,10 +147,10 @@ def schema_for(annotation: Any, *, mode: Mode = "validation") -> Schema:
 
 
 def converter_for(annotation: Any) -> Converter | None:
-    """Return the conversion from JSON that passed the type's schema to the typed value; `None` if they are the same.
+    """Return the conversion from JSON that is valid for the type's schema to the typed value; None if none is needed.
 
-    The converter does not change its argument, and raises `ConversionError` (a `ValueError`)
-    where the value has no meaning for the type or would lose something.
+    The converter does not modify its argument, and raises `ConversionError` (a `ValueError`) if the value is not valid
+    for the type or the conversion would lose information.
 
     Raises:
         SchemaError: If the type, or one inside it, has no form in JSON.
@@ -161,7 +162,7 @@ def read(annotation: Any) -> Shape:
     """Return the JSON shape of `annotation`.
 
     Raises:
-        SchemaError: If it, or something inside it, has no form in JSON.
+        SchemaError: If JSON cannot represent the type or a nested type.
     """
     if type(annotation) is type and annotation in _PLAIN:
         return _PLAIN_SHAPES[annotation]
@@ -179,7 +180,7 @@ _PLAIN: dict[Any, tuple[Kinds, Kinds, Converter | None]] = {
     int: (_NUMBER, frozenset({int}), to_int),
     float: (_NUMBER, frozenset({float}), to_float),
 }
-"""Types of JSON itself: the kinds they accept, those that stay unchanged, and conversions of the rest."""
+"""JSON types: the kinds that each accepts, the kinds that stay unchanged, and the conversion of the others."""
 
 _PLAIN_SHAPES = {cls: Scalar(cls, *plain) for cls, plain in _PLAIN.items()}
 
@@ -204,7 +205,7 @@ _NAMED_BY_TEXT: dict[Any, tuple[Converter, JSONObject]] = {
     pathlib.PurePath: (pathlib.PurePath, {}),
     pathlib.PurePosixPath: (pathlib.PurePosixPath, {}),
 }
-"""Types made from a string by calling them."""
+"""Types whose constructor takes a string."""
 
 
 def _distinct(build: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
@@ -229,7 +230,7 @@ _LISTS: dict[Any, tuple[Any, Callable[[list[Any]], Any] | None]] = {
     abc.Set: (set, _distinct(set)),
     frozenset: (set, _distinct(frozenset)),
 }
-"""Collections: their names in msgspec, and their constructors from a list."""
+"""Collections: their type for msgspec, and their constructor from a list."""
 
 _TABLES: dict[Any, Callable[[dict[Any, Any]], Any] | None] = {
     dict: None,
@@ -239,11 +240,11 @@ _TABLES: dict[Any, Callable[[dict[Any, Any]], Any] | None] = {
     OrderedDict: OrderedDict,
     defaultdict: partial(defaultdict, None),
 }
-"""Mappings, and how they are made from a dict."""
+"""Mappings, and their constructor from a dict."""
 
 
 class _Reader:
-    """Reads one annotation with all that is inside it."""
+    """Reads one annotation with all nested annotations."""
 
     def __init__(self) -> None:
         self._named: dict[Any, Named] = {}
@@ -274,7 +275,7 @@ class _Reader:
         return self._unmeasured(core, origin)
 
     def _measured(self, core: Any, origin: Any, notes: Notes) -> Scalar | Array | Table | None:
-        """Types that can be held to a range, a length or a pattern."""
+        """Return the shape of a type that supports a range, a length or a pattern."""
         arguments = get_args(core)
         if origin is None:
             origin = _NULL
@@ -337,8 +338,8 @@ class _Reader:
         raise SchemaError(f"{title_of(core)} has no form in JSON")
 
     def _define(self, annotation: Any, target: Callable[[], Shape]) -> Named:
-        """Return one shape for each named type, also while it is being read."""
-        # Unhashable notes make the type unhashable; it is not looked up again.
+        """Return one shape for each named type, also while the type is being read."""
+        # Unhashable metadata makes the type unhashable, so it cannot be cached.
         key = annotation if _is_hashable(annotation) else id(annotation)
         named = self._named.get(key)
         if named is None:
@@ -352,7 +353,7 @@ class _Reader:
             value, metadata = peel(alias_value(core))
             return self._shape(value, Notes((*metadata, msgspec.Meta(**notes.constraints))))
         named = self._define(core, lambda: self.read(alias_value(core)))
-        # A definition for a string or a number would be longer than the schema itself.
+        # A reference to a string or number definition would be longer than the schema itself.
         return named.target if isinstance(named.target, Scalar) else named
 
     def _union(self, members: tuple[Any, ...], notes: Notes) -> Shape:
@@ -376,7 +377,7 @@ class _Reader:
         return shapes[0] if len(shapes) == 1 else Either(tuple(shapes))
 
     def _key(self, annotation: Any) -> Shape | None:
-        """Return the keys of a mapping: in JSON always strings."""
+        """Return the shape of the keys of a mapping, which are always strings in JSON."""
         shape = self.read(annotation)
         target = shape.target if isinstance(shape, Named) else shape
         if isinstance(target, Unknown) or (

@@ -1,7 +1,7 @@
 """Read annotations (wrappers, metadata, type variables, forward references) and Google-style docstrings.
 
-Rule 1: nothing here knows JSON, only the type of an annotation and its metadata.
-Rule 2: a docstring in another style counts as a description as a whole, and is never an error.
+Rule 1: this module does not depend on JSON; it reads the type of an annotation and its metadata.
+Rule 2: a docstring in another style becomes the description as a whole, and is never an error.
 """
 
 import inspect
@@ -30,7 +30,7 @@ import msgspec
 
 _QUALIFIERS = frozenset({ClassVar, Final, NotRequired, Required})
 _READ_ONLY = frozenset({"typing.ReadOnly", "typing_extensions.ReadOnly"})
-"""By name: `typing` has it since Python 3.13."""
+"""Compared by name, because `typing` has it only since Python 3.13."""
 
 _CONSTRAINTS: dict[str, type | tuple[type, ...]] = {
     "ge": (int, float),
@@ -49,8 +49,8 @@ _WORDS: dict[str, type | tuple[type, ...]] = {"title": str, "description": str, 
 class Notes:
     """The metadata of `Annotated`, in the terms of msgspec and of JSON Schema.
 
-    Read by their attributes, so `msgspec.Meta`, `annotated_types` and pydantic's `Field` all count.
-    A plain string is a description. Later notes win.
+    Metadata is read by attribute names, so `msgspec.Meta`, `annotated_types` and pydantic's `Field` all work. A plain
+    string is a description. Later metadata overrides earlier metadata.
     """
 
     __slots__ = ("constraints", "words")
@@ -67,7 +67,7 @@ class Notes:
             return
         if isinstance(note, type):
             return
-        # pydantic's Field keeps its constraints in a list of their own.
+        # pydantic's Field has its constraints in a separate list.
         nested = getattr(note, "metadata", ())
         for inner in nested if isinstance(nested, list) else ():  # pyright: ignore[reportUnknownVariableType]
             self._take(inner)
@@ -88,14 +88,14 @@ class Notes:
             self.words.update(note.extra_json_schema)
 
     def constrained(self, annotation: Any) -> Any:
-        """Return `annotation` with the constraints, as msgspec reads them."""
+        """Return `annotation` with the constraints in the form of msgspec."""
         if not self.constraints:
             return annotation
         return Annotated[annotation, msgspec.Meta(**self.constraints)]
 
 
 def peel(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
-    """Return the type inside `Annotated`, `NewType`, `Final` and the like, and the metadata on the way."""
+    """Return the type inside wrappers such as `Annotated`, `NewType` and `Final`, and their metadata."""
     metadata: tuple[Any, ...] = ()
     while type(annotation) is not type:
         origin = get_origin(annotation)
@@ -116,7 +116,7 @@ def peel(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def is_class(annotation: Any) -> bool:
-    """Return whether it is a class; asked here, type checkers do not narrow it to a class of unknowns."""
+    """Return whether `value` is a class. In a function, so that type checkers do not narrow it to `type[Unknown]`."""
     return isinstance(annotation, type)
 
 
@@ -127,7 +127,7 @@ def _inside(annotation: Any) -> Any:
 
 def origin_of(annotation: Any) -> Any:
     """Return the class of `list[int]` and the like; a type without arguments is its own origin."""
-    # The first test is worth it: most annotations are plain classes, and `get_origin` is slow.
+    # Test for plain classes first, because most annotations are, and `get_origin` is slow.
     return annotation if type(annotation) is type else get_origin(annotation) or annotation
 
 
@@ -139,12 +139,12 @@ def _meaning(variable: TypeVar) -> Any:
 
 
 def is_alias(annotation: Any) -> bool:
-    """Return whether `annotation` was written as `type Name = ...` (or the backport of it)."""
+    """Return whether `annotation` is a `type Name = ...` alias, or its backport."""
     return type(annotation).__name__ == "TypeAliasType"
 
 
 def alias_value(annotation: Any) -> Any:
-    """Return the type behind a type alias, with its parameters filled in."""
+    """Return the type of a type alias, with its parameters substituted."""
     origin = get_origin(annotation)
     if origin is None:
         return annotation.__value__
@@ -165,7 +165,7 @@ def substitute(annotation: Any, arguments: Mapping[Any, Any]) -> Any:
 
 
 def hints_of(annotation: Any) -> dict[str, Any]:
-    """Return the annotations of a class and its bases, base first, with type variables filled in.
+    """Return the annotations of a class and its bases, base first, with type variables substituted.
 
     Raises:
         NameError: If an annotation uses an unknown name.
@@ -173,7 +173,7 @@ def hints_of(annotation: Any) -> dict[str, Any]:
     cls = origin_of(annotation)
     arguments = _arguments(annotation)
     if is_typeddict(cls):
-        # A TypedDict has no bases at run time: its annotations are those of all it was made from.
+        # A TypedDict has no bases at run time: its annotations include those of its bases.
         arguments[cls] = {key: value for each in arguments.values() for key, value in each.items()}
     hints: dict[str, Any] = {}
     for base in reversed(cls.__mro__):
@@ -188,12 +188,12 @@ def _resolve(cls: type) -> dict[str, Any]:
     try:
         return get_type_hints(cls, include_extras=True)
     except NameError:
-        # A class made inside a function is not in its module, but may still name itself.
+        # A class that is defined inside a function is not in its module, but may refer to itself.
         return get_type_hints(cls, localns={cls.__name__: cls}, include_extras=True)
 
 
 def _arguments(annotation: Any) -> dict[Any, dict[Any, Any]]:
-    """Return what fills the type variables of a class and of each of its generic bases."""
+    """Return the arguments for the type variables of a class and of its generic bases."""
     cls = origin_of(annotation)
     parameters: tuple[Any, ...] = getattr(cls, "__parameters__", ())
     own: dict[Any, Any] = dict(zip(parameters, get_args(annotation), strict=False))
@@ -217,17 +217,17 @@ _ENTRY = re.compile(r"\*{0,2}(?P<name>\w+)\s*(?:\([^)]*\))?\s*:\s*(?P<text>.*)")
 
 
 class Docstring(NamedTuple):
-    """A docstring, taken apart."""
+    """A parsed docstring."""
 
     description: str
-    """Return the text before the first section about arguments, results or exceptions."""
+    """The text before the first section about arguments, results or exceptions."""
 
     names: dict[str, str]
     """The description of each argument or attribute, on one line."""
 
 
 def parse_docstring(text: str | None) -> Docstring:
-    """Take a docstring apart; no docstring gives an empty description."""
+    """Parse a docstring; without a docstring, the description is empty."""
     if not text:
         return Docstring("", {})
     description: list[str] = []

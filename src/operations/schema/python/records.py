@@ -1,10 +1,10 @@
-"""Shapes made of other shapes: arrays, tuples, mappings, and classes with named fields.
+"""Shapes that contain other shapes: arrays, tuples, mappings, and classes with named fields.
 
 The classes are dataclasses, attrs classes, TypedDicts, named tuples and msgspec structs.
 
 Rule 1: a class is built by calling it, so that its own code runs.
-Rule 2: it is closed to unknown fields, except a struct that allows them.
-Rule 3: an error names its location: each level adds its own step to the path.
+Rule 2: unknown fields are rejected, except for a struct that allows them.
+Rule 3: an error has a location: each level adds its own token to the path.
 """
 
 import dataclasses
@@ -50,10 +50,10 @@ from operations.types import JSONObject
 
 
 class Array(msgspec.Struct, frozen=True, eq=False):
-    """Any number of equal items."""
+    """An array of any number of items of one shape."""
 
     annotation: Any
-    """The bare collection, with its constraints."""
+    """The collection type with its constraints, without its item type."""
 
     item: Shape
     build: Callable[[list[Any]], Any] | None = None
@@ -63,7 +63,7 @@ class Array(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def exact(self) -> Kinds:
-        """All, if nothing is to be done."""
+        """All kinds, if no conversion is needed."""
         return self.kinds if self.converter() is None else NOTHING
 
     def schema(self, definitions: Definitions) -> JSONObject:
@@ -73,7 +73,7 @@ class Array(msgspec.Struct, frozen=True, eq=False):
         return {**schema, "items": items} if items else schema
 
     def converter(self) -> Converter | None:
-        """Item by item, then the collection."""
+        """Return a converter of the items and of the collection."""
         convert, build = self.item.converter(), self.build
         if convert is None:
             return build
@@ -101,7 +101,7 @@ def _convert_each(items: list[Any], converters: Iterable[Converter | None]) -> l
 
 
 class FixedTuple(msgspec.Struct, frozen=True, eq=False):
-    """A tuple whose every place has a type of its own."""
+    """A tuple whose items have their own types."""
 
     items: tuple[Shape, ...]
     kinds: Kinds = frozenset({list})
@@ -116,7 +116,7 @@ class FixedTuple(msgspec.Struct, frozen=True, eq=False):
         return {"type": "array", **places}
 
     def converter(self) -> Converter:
-        """Place by place."""
+        """Return a converter of each item."""
         converters = [item.converter() for item in self.items]
         if not any(converters):
             return tuple
@@ -124,13 +124,13 @@ class FixedTuple(msgspec.Struct, frozen=True, eq=False):
 
 
 class Table(msgspec.Struct, frozen=True, eq=False):
-    """An object of any number of equal values."""
+    """An object with any number of values of one shape."""
 
     annotation: Any
-    """The bare mapping, with its constraints."""
+    """The mapping type with its constraints, without its key and value types."""
 
     key: Shape | None
-    """Of strings; `None` if any is allowed."""
+    """The shape of the keys; None if any string is allowed."""
 
     value: Shape
     build: Callable[[dict[Any, Any]], Any] | None = None
@@ -138,7 +138,7 @@ class Table(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def exact(self) -> Kinds:
-        """All, if nothing is to be done."""
+        """All kinds, if no conversion is needed."""
         return self.kinds if self.converter() is None else NOTHING
 
     def schema(self, definitions: Definitions) -> JSONObject:
@@ -146,13 +146,13 @@ class Table(msgspec.Struct, frozen=True, eq=False):
         schema = msgspec.json.schema(self.annotation)
         if self.key is not None:
             names = self.key.schema(definitions)
-            # Keys are always strings: repeating the type is redundant.
+            # Keys are always strings, so the type is omitted.
             schema["propertyNames"] = {k: v for k, v in names.items() if k != "type"}
         values = self.value.schema(definitions)
         return {**schema, "additionalProperties": values} if values else schema
 
     def converter(self) -> Converter | None:
-        """Key by key, value by value, then the mapping."""
+        """Return a converter of the keys, the values and the mapping."""
         convert_key = None if self.key is None else self.key.converter()
         convert, build = self.value.converter(), self.build
         if convert is None and convert_key is None:
@@ -177,25 +177,25 @@ class Table(msgspec.Struct, frozen=True, eq=False):
 
 
 class Field(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """One place of a record."""
+    """One field of a record."""
 
     name: str
-    """As in JSON."""
+    """The name in JSON."""
 
     argument: str
-    """As the class's constructor calls it."""
+    """The name of the constructor's parameter."""
 
     shape: Shape
     required: bool
     default: Any = MISSING
-    """As JSON, if it can be written so."""
+    """The default as JSON, if JSON can represent it."""
 
     description: str = ""
     taken: bool = True
-    """Whether it may be given; fields that a class fills itself are not."""
+    """Whether the constructor accepts the field; False for fields that a class sets itself."""
 
     shown: bool = True
-    """Whether it is part of the value; what only serves to make it is not."""
+    """Whether the field is part of the value; False for arguments that only the constructor uses."""
 
     def schema(self, definitions: Definitions) -> JSONObject:
         """Return the schema of the shape, with the description and default of the field."""
@@ -208,7 +208,7 @@ class Field(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """A class with named fields, as an object or, as a named tuple is, as an array."""
+    """A class with named fields, as an object or, for example for a named tuple, as an array."""
 
     fields: tuple[Field, ...]
     construct: Callable[..., Any] | None
@@ -217,21 +217,21 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     layout: Literal["object", "array"] = "object"
     closed: bool = True
     extra: Shape | None = None
-    """The shape of properties without a field; `None` if there are none."""
+    """The shape of properties without a field; None if they are not allowed."""
 
     tag: tuple[str, str | int] | None = None
-    """Its tag: a property, or in an array the first item, and its value."""
+    """The name and value of the tag, which is a property or, in an array, the first item."""
 
     words: JSONObject = {}
 
     @property
     def kinds(self) -> Kinds:
-        """By the layout."""
+        """Object or array."""
         return frozenset({dict if self.layout == "object" else list})
 
     @property
     def exact(self) -> Kinds:
-        """All, if nothing is to be done."""
+        """All kinds, if no conversion is needed."""
         return self.kinds if self.converter() is None else NOTHING
 
     def schema(self, definitions: Definitions) -> JSONObject:
@@ -260,7 +260,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return {**schema, "maxItems": len(items)} if self.closed else schema
 
     def converter(self) -> Converter | None:
-        """Field by field, then the class itself."""
+        """Return a converter of the fields and of the class."""
         construct = self.construct
         convert = self._from_array() if self.layout == "array" else self._from_object()
         if construct is None:
@@ -283,7 +283,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             if (convert := each.shape.converter()) is not None
         ]
         convert_extra = None if self.extra is None else self.extra.converter()
-        # An open class, or one that renames its fields, gets only the fields that it declares.
+        # A class that allows unknown fields, or renames fields, receives only the fields that it declares.
         select = self.construct is not None and (
             not self.closed or any(name != argument for name, argument in arguments.items())
         )
@@ -327,10 +327,10 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 Read: TypeAlias = Callable[[Any], Shape]
-"""How to read the annotation of a field."""
+"""Reads the annotation of a field."""
 
 _FACTORIES = frozenset({dict, frozenset, list, set, tuple})
-"""Factories known to make the same thing each time."""
+"""Factories that return an equal value each time."""
 
 
 def record_reader(cls: Any) -> Callable[[Any, Read], Record] | None:
@@ -358,10 +358,10 @@ def default_of(value: Any, shape: Shape) -> Any:
 
 
 def words_of(cls: Any, title: str) -> tuple[JSONObject, Docstring]:
-    """Title and description of a class, and its docstring taken apart."""
+    """Return the title and description of a class, and its parsed docstring."""
     text: str | None = cls.__dict__.get("__doc__")
     if text is not None and text.startswith(f"{cls.__name__}("):
-        text = None  # written by the machine: the signature, not a description
+        text = None  # generated by dataclasses: the signature, not a description
     docstring = parse_docstring(text)
     words: JSONObject = {"title": title}
     if docstring.description:
@@ -370,7 +370,7 @@ def words_of(cls: Any, title: str) -> tuple[JSONObject, Docstring]:
 
 
 def title_of(annotation: Any) -> str:
-    """Return the name of a class, of a generic one with its arguments."""
+    """Return the name of a class, with its arguments if it is generic."""
     origin = get_origin(annotation)
     if origin is None:
         return str(getattr(annotation, "__name__", annotation))
@@ -379,7 +379,7 @@ def title_of(annotation: Any) -> str:
 
 
 class _Source:
-    """A class while it is read."""
+    """A class that is being read."""
 
     def __init__(self, annotation: Any, read: Read) -> None:
         self.cls = origin_of(annotation)
@@ -443,7 +443,7 @@ def _attrs(annotation: Any, read: Read) -> Record:
     parameters = inspect.signature(source.cls).parameters
     fields: list[Field] = []
     for each in source.cls.__attrs_attrs__:
-        # The attribute's own marker for "no default" cannot be named without importing attrs.
+        # attrs has its own marker for "no default", which is not available without importing attrs.
         parameter = parameters.get(each.alias)
         optional = parameter is not None and parameter.default is not parameter.empty
         factory = getattr(each.default, "factory", None)
@@ -470,7 +470,7 @@ def _typed_dict(annotation: Any, read: Read) -> Record:
 
 
 def _is_required(cls: Any, name: str, hint: Any) -> bool:
-    """Return whether a key must be there; with postponed annotations the class does not know it."""
+    """Return whether a key is required; with postponed annotations the class itself does not know this."""
     while (origin := get_origin(hint)) is not None:
         if origin is Required or origin is NotRequired:
             return origin is Required

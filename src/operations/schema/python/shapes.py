@@ -1,9 +1,9 @@
-"""Describe how a Python type looks as JSON: its schema, and the conversion from JSON to the typed value.
+"""Describe the JSON form of Python types: schemas, and conversions from JSON to typed values.
 
 Rule 1: a converter receives only values that its schema accepts, and never modifies them.
-Rule 2: a conversion that would lose something fails.
-Rule 3: the first member of a union that fits is used, except that an exact number stays unchanged, and of objects the
-        class that knows most of the value's properties comes first.
+Rule 2: a conversion that would lose information fails.
+Rule 3: the first matching member of a union is used, with two exceptions: an exact number stays unchanged, and for
+        objects the class that declares most of the value's properties is tried first.
 """
 
 import re
@@ -38,7 +38,7 @@ class ConversionError(ValueError):
     """A JSON value has the right form but is not valid for its type, such as a date that does not exist.
 
     Attributes:
-        faults: Each fault with its place as a JSON pointer.
+        faults: Each fault with its location as a JSON pointer.
     """
 
     def __init__(self, faults: str | Iterable[tuple[str, str]]) -> None:
@@ -46,12 +46,12 @@ class ConversionError(ValueError):
         super().__init__("; ".join(f"{path}: {why}" if path else why for path, why in self.faults))
 
     def issues(self) -> list[ValidationIssue]:
-        """Return one issue per place."""
+        """Return one issue per location."""
         return [ValidationIssue(path, f"is not valid: {why}", "type") for path, why in self.faults]
 
 
 def gather(errors: Mapping[Any, ConversionError]) -> ConversionError:
-    """Return the failures of the parts of a value, by index or name, as one of the whole."""
+    """Combine the errors of the parts of a value, by index or name, into one error."""
     return ConversionError(
         (pointer(token) + path, reason)
         for token, error in errors.items()
@@ -63,7 +63,7 @@ def attempt(convert: Converter, value: Any) -> Any:
     """Return `convert(value)`, which runs code of other libraries.
 
     Raises:
-        ConversionError: For the exceptions with which a type refuses a value.
+        ConversionError: For the exceptions that a type raises to reject a value.
     """
     try:
         return convert(value)
@@ -82,7 +82,7 @@ def attempt(convert: Converter, value: Any) -> Any:
 
 
 class Shape(Protocol):
-    """One way for a type to look as JSON."""
+    """A JSON form of a type."""
 
     @property
     def kinds(self) -> Kinds:
@@ -113,11 +113,11 @@ class Definitions:
         self._uses: dict[str, int] = {}
 
     def refer(self, named: "Named") -> JSONObject:
-        """Return a reference to `named`, which is written when first referred to."""
+        """Return a reference to `named`, whose definition is created with the first reference."""
         name = self._names.get(named.key)
         if name is None:
             name = self._names[named.key] = self._free(named.name)
-            self._schemas[name] = {}  # holds the name while a recursive type refers to itself
+            self._schemas[name] = {}  # reserves the name, because a recursive type refers to itself
             self._schemas[name] = named.target.schema(self)
         return self._reference(name)
 
@@ -128,11 +128,11 @@ class Definitions:
         return candidate
 
     def adopt(self, name: str, write: Callable[[str], JSONObject]) -> JSONObject:
-        """Return a schema written by others, its `$defs` moved here; that of an object is referred to.
+        """Return a schema written by another library, with its `$defs` moved here; an object becomes a reference.
 
         Args:
-            name: What the schema is called.
-            write: Writes it, given a template for references in which `{model}` stands for a name.
+            name: The name of the schema.
+            write: Writes the schema, given a template for references in which `{model}` stands for a name.
         """
         name = _UNSAFE.sub("_", name)
         document = dict(write("#/$defs/{model}"))
@@ -154,7 +154,7 @@ class Definitions:
         return {"$ref": f"#/$defs/{name}"}
 
     def close(self, schema: JSONObject) -> JSONObject:
-        """Return the whole document: `schema` itself instead of a reference to it, and its definitions."""
+        """Return the whole document: `schema`, with a reference replaced by its target, and its definitions."""
         name = schema.get("$ref", "").removeprefix("#/$defs/")
         if name in self._schemas:
             schema = self._schemas[name] | {k: v for k, v in schema.items() if k != "$ref"}
@@ -164,7 +164,7 @@ class Definitions:
 
 
 def document_of(shape: Shape, mode: Mode = "validation") -> JSONObject:
-    """Return the schema of `shape` as a document that stands alone."""
+    """Return the schema of `shape` as a complete document."""
     definitions = Definitions(mode)
     return definitions.close(shape.schema(definitions))
 
@@ -176,15 +176,15 @@ class Unknown(msgspec.Struct, frozen=True, eq=False):
     exact: Kinds = ANY
 
     def schema(self, definitions: Definitions) -> JSONObject:
-        """Says nothing."""
+        """Return an empty schema."""
         return {}
 
     def converter(self) -> None:
-        """Nothing to do."""
+        """Return None: no conversion is needed."""
 
 
 class Scalar(msgspec.Struct, frozen=True, eq=False):
-    """A string, number, boolean or null, perhaps with a meaning of its own."""
+    """A string, number, boolean or null, which may be converted to another type."""
 
     annotation: Any
     """The type for msgspec, with its constraints."""
@@ -204,7 +204,7 @@ class Scalar(msgspec.Struct, frozen=True, eq=False):
 
 
 def to_int(value: Any) -> int:
-    """Return a JSON integer as an `int`: JSON Schema counts 1.0 as one."""
+    """Return a JSON integer as an `int`; in JSON Schema 1.0 is an integer."""
     if type(value) is int:
         return value
     if type(value) is float and value.is_integer():
@@ -213,7 +213,7 @@ def to_int(value: Any) -> int:
 
 
 def to_float(value: Any) -> float:
-    """Return a JSON number as a `float`, if there is one of exactly that value."""
+    """Return a JSON number as a `float` of exactly the same value."""
     if type(value) is float:
         return value
     try:
@@ -226,7 +226,7 @@ def to_float(value: Any) -> float:
 
 
 class Described(msgspec.Struct, frozen=True, eq=False):
-    """A shape with words about it: title, description, examples."""
+    """A shape with annotations: title, description, examples."""
 
     shape: Shape
     words: JSONObject
@@ -242,7 +242,7 @@ class Described(msgspec.Struct, frozen=True, eq=False):
         return self.shape.exact
 
     def schema(self, definitions: Definitions) -> JSONObject:
-        """Return the schema of the shape, with the words."""
+        """Return the schema of the shape, with the annotations."""
         return {**self.shape.schema(definitions), **self.words}
 
     def converter(self) -> Converter | None:
@@ -251,7 +251,7 @@ class Described(msgspec.Struct, frozen=True, eq=False):
 
 
 class Named(msgspec.Struct, eq=False):
-    """A shape that is written once and referred to by name, so it may contain itself."""
+    """A shape that is defined once and referred to by name, so that it may contain itself."""
 
     key: Any
     """Equal for shapes of the same type."""
@@ -263,12 +263,12 @@ class Named(msgspec.Struct, eq=False):
 
     @property
     def kinds(self) -> Kinds:
-        """Those of the target."""
+        """The kinds of the target."""
         return self.target.kinds
 
     @property
     def exact(self) -> Kinds:
-        """All or nothing: to ask the target would never end in a recursive type."""
+        """All kinds or none: asking the target would not terminate for a recursive type."""
         return self.kinds if self.converter() is None else NOTHING
 
     def schema(self, definitions: Definitions) -> JSONObject:
@@ -276,7 +276,7 @@ class Named(msgspec.Struct, eq=False):
         return definitions.refer(self)
 
     def converter(self) -> Converter | None:
-        """Return the converter of the target; inside a recursive type one that looks it up when called."""
+        """Return the converter of the target; inside a recursive type, a function that looks it up when called."""
         if not self._known:
             self._known, self._converter = True, self._late
             self._converter = self.target.converter()
@@ -302,7 +302,7 @@ class Choice(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def exact(self) -> Kinds:
-        """Those whose options all stay unchanged."""
+        """The kinds whose options all stay unchanged."""
         changed = (value for value, meaning in self.options if value is not meaning)
         return self._types() - set(map(type, changed))
 
@@ -316,7 +316,7 @@ class Choice(msgspec.Struct, frozen=True, eq=False):
         return {**self.words, **typed, "enum": [value for value, _ in self.options]}
 
     def converter(self) -> Converter | None:
-        """By a look into a table."""
+        """Return a lookup in a table."""
         if self.exact >= self.kinds:
             return None
         meanings = {_key(value): meaning for value, meaning in self.options}
@@ -334,23 +334,23 @@ _TYPE_NAMES = {str: "string", int: "integer", bool: "boolean"}
 
 
 def _key(value: Any) -> Any:
-    """Equal for equal JSON values only: Python's True is 1, JSON's is not."""
+    """Return a key that is equal only for equal JSON values: in Python True equals 1, in JSON it does not."""
     return canonical(value) if isinstance(value, (bool, dict, list)) else value
 
 
 class Either(msgspec.Struct, frozen=True, eq=False):
-    """One of several shapes, the first that fits."""
+    """A union: the first matching shape is used."""
 
     members: tuple[Shape, ...]
 
     @property
     def kinds(self) -> Kinds:
-        """Those of all members."""
+        """The kinds of all members."""
         return frozenset[type]().union(*(member.kinds for member in self.members))
 
     @property
     def exact(self) -> Kinds:
-        """Those that no member would convert."""
+        """The kinds that no member converts."""
         return self.kinds - self._routes().keys()
 
     def schema(self, definitions: Definitions) -> JSONObject:
@@ -359,7 +359,7 @@ class Either(msgspec.Struct, frozen=True, eq=False):
         return {} if {} in schemas else {"anyOf": schemas}
 
     def converter(self) -> Converter | None:
-        """By the value's own type, then by trying."""
+        """Return a converter that selects a member by the type of the value, then by trying."""
         routes = self._routes()
         if not routes:
             return None
@@ -376,7 +376,7 @@ class Either(msgspec.Struct, frozen=True, eq=False):
         for kind in self.kinds:
             members = [member for member in self.members if kind in member.kinds]
             if kind in {int, float}:
-                # 1 is an int and 1.0 a float, whichever of the two is named first.
+                # 1 becomes an int and 1.0 a float, independent of the order in the union.
                 members.sort(key=lambda member: kind not in member.exact)
             final = next((at for at, each in enumerate(members) if _takes_all(each, kind)), None)
             if final is not None:
@@ -389,7 +389,7 @@ class Either(msgspec.Struct, frozen=True, eq=False):
 
 
 def _takes_all(shape: Shape, kind: type) -> bool:
-    """Return whether every value of `kind` belongs to `shape` and stays unchanged: later members are not tried."""
+    """Return whether every value of `kind` matches `shape` unchanged, so that later members need not be tried."""
     is_free = isinstance(shape, Unknown) or (
         isinstance(shape, Scalar) and isinstance(shape.annotation, type)
     )
@@ -397,14 +397,14 @@ def _takes_all(shape: Shape, kind: type) -> bool:
 
 
 class _Trial:
-    """Finds the member of a union that a value belongs to, if its type alone does not decide."""
+    """Finds the member of a union that a value matches, if its type alone does not decide."""
 
     def __init__(self, shapes: Iterable[Shape]) -> None:
         self._shapes = shapes
 
     @cached_property
     def _members(self) -> list[tuple[Schema, Converter | None]]:
-        # Not before a value comes: a recursive type is not complete while its converters are made.
+        # Created with the first value, because a recursive type is incomplete while its converters are created.
         return [(Schema(document_of(shape)), shape.converter()) for shape in self._shapes]
 
     def __call__(self, value: Any) -> Any:
@@ -418,7 +418,7 @@ class _Trial:
         raise failure
 
     def _ranked(self, value: Any) -> list[tuple[Schema, Converter | None]]:
-        """In the order written; of objects, first who knows most of the value's properties."""
+        """Return the members in their order; for objects, those that declare most of the value's properties first."""
         if type(value) is not dict:
             return self._members
         known: JSONObject = value  # pyright: ignore[reportUnknownVariableType]

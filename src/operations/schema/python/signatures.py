@@ -1,7 +1,7 @@
-"""Read a function's signature: the schemas of its parameters and its result, how it runs, and how to call it.
+"""Read the signature of a function: schemas of its parameters and result, its kind, and its handler.
 
-Rule 1: a signature that cannot be served is refused when it is read, naming the parameter.
-Rule 2: an argument that is not given is not passed, so that the function's own default applies.
+Rule 1: an unsupported signature is rejected when it is read; the error names the parameter.
+Rule 2: a missing argument is not passed, so that the function's own default applies.
 Rule 3: the function is never called with a value that its annotation does not allow.
 """
 
@@ -43,16 +43,16 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The parameters of a function."""
 
     record: Record
-    """All that comes from the caller."""
+    """The parameters that the caller provides."""
 
     positional: Mapping[str, Any]
-    """Parameters that cannot be named in a call, in order, with their defaults."""
+    """Positional-only parameters, in order, with their defaults."""
 
     context: str | None
-    """The parameter that is given the call's context."""
+    """The parameter that receives the context of the call."""
 
     in_order: bool
-    """Whether all are required, can be given by position, and come from the caller."""
+    """Whether all parameters are required, accept positional arguments, and come from the caller."""
 
     def document(self) -> JSONObject:
         """Return the schema of the input: an object, closed unless the function has `**kwargs`."""
@@ -64,7 +64,7 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return definitions.close(schema)
 
     def bind(self, function: Callable[..., Any], subject: str) -> Handler:
-        """Return a handler that calls `function` with an input that passed the schema."""
+        """Return a handler that calls `function` with an input that is valid for the schema."""
         convert = self.record.converter()
         if convert is None and self.context is None and not self.positional:
             return _bind_plain(function)
@@ -102,7 +102,7 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 def _bind_plain(function: Callable[..., Any]) -> Handler:
-    """Return the shortest handler: the input is the arguments."""
+    """Return the fastest handler, which passes the input as keyword arguments."""
 
     def handler(input: Any, context: Any) -> Any:
         return function(**input) if input else function()
@@ -116,7 +116,7 @@ def _bind_guarded(
     context_name: str | None,
     otherwise: Handler,
 ) -> Handler:
-    """Return a handler without copies, for values that already have their parameters' types."""
+    """Return a handler without copies, for values that already have the types of their parameters."""
 
     def handler(input: Any, context: Any) -> Any:
         if not input:
@@ -136,7 +136,7 @@ def _bind_two(
     steps: Sequence[tuple[str, type | None, Converter]],
     otherwise: Handler,
 ) -> Handler:
-    """Return a handler for two required parameters, by position; a failure takes the general path."""
+    """Return a handler for two required positional parameters, with a fallback to the general handler."""
     (name_1, kind_1, convert_1), (name_2, kind_2, convert_2) = steps
 
     def handler(input: Any, context: Any) -> Any:
@@ -176,11 +176,11 @@ def read_parameters(
         signature: From `inspect`.
         hints: Its annotations, resolved.
         descriptions: The descriptions of its parameters in the docstring.
-        context_type: A parameter annotated so is given the call's context.
-        name: The function's, for messages.
+        context_type: The annotation of the parameter that receives the context of the call.
+        name: The name of the function, for messages.
 
     Raises:
-        RegistrationError: If they cannot be given as one JSON object.
+        RegistrationError: If the parameters cannot be passed as one JSON object.
     """
     context: str | None = None
     extra: Shape | None = None
@@ -251,7 +251,7 @@ def _unpacked(annotation: Any) -> Iterable[Field]:
 
 
 def _is_context(annotation: Any, context_type: type) -> bool:
-    """Return whether a parameter asks for the context: `context_type`, or that or `None`."""
+    """Return whether a parameter receives the context: it is annotated with `context_type`, or that or `None`."""
     core, _ = peel(annotation)
     origin = origin_of(core)
     if origin is Union or origin is UnionType:
@@ -271,12 +271,12 @@ class Signature:
     """The signature of a function, as schemas."""
 
     kind: Kind
-    """How it runs: awaited, called, or iterated over."""
+    """How the function is run: awaited, called, or iterated."""
 
     description: str
     input_schema: Schema
     output_schema: Schema
-    """Of the result; of each item if it is a stream."""
+    """The schema of the result; of each item if it is a stream."""
 
     parameters: Parameters
     result: Shape
@@ -291,22 +291,22 @@ class Signature:
 
     @property
     def context_parameter(self) -> str | None:
-        """The parameter that is given the call's context; it is not part of the input."""
+        """The parameter that receives the context of the call; it is not part of the input."""
         return self.parameters.context
 
     def bind(self, function: Callable[..., Any], subject: str = "input") -> Handler:
-        """Return a handler that calls `function` with the context and an input that passed `input_schema`.
+        """Return a handler that calls `function` with the context and an input that is valid for `input_schema`.
 
-        The handler raises `CallError` with `VALIDATION_ERROR`, and does not call `function`, where
-        a value has no meaning for its type; `subject` is what its message calls the input.
+        If a value is not valid for its type, the handler raises `CallError` with `VALIDATION_ERROR` and does not call
+        `function`; `subject` is the name of the input in the message.
         """
         return self.parameters.bind(function, subject)
 
     def arguments(self, positional: tuple[Any, ...], named: dict[str, Any]) -> JSONObject:
-        """Return the input for the arguments of a call. The schema reports missing ones.
+        """Return the input for the arguments of a call. Validation reports missing arguments.
 
         Raises:
-            TypeError: If the function does not take them, or the context is among them.
+            TypeError: If the function does not accept the arguments, or they include the context.
         """
         bound = self.callable.bind_partial(*positional, **named).arguments
         if self.context_parameter in bound:
@@ -320,7 +320,7 @@ class Signature:
         return cast("JSONObject", to_json(bound))
 
     def typed_result(self, data: Any) -> tuple[Any, list[ValidationIssue]]:
-        """Return the result as its annotated type, or the fault."""
+        """Return the result as its annotated type, or the error."""
         issues = self.output_schema.errors(data)
         convert = None if issues else self.result.converter()
         if convert is None:
@@ -338,12 +338,12 @@ def signature_of(
 
     Args:
         function: A function, a bound method, a partial, or an object with `__call__`.
-        context_type: A parameter annotated so is given the call's context.
-        envelope_type: A result annotated so may hold anything; `envelope_type[T]` holds a `T`.
+        context_type: The annotation of the parameter that receives the context of the call.
+        envelope_type: The annotation of an envelope; `envelope_type[T]` contains a `T`.
 
     Raises:
-        RegistrationError: If it cannot be called with a JSON object, or an annotation of it cannot
-            be understood. The message names the parameter.
+        RegistrationError: If it cannot be called with a JSON object, or an annotation is not supported. The message
+            names the parameter.
     """
     inner = _without_partials(function)
     code = _code(inner)
@@ -380,7 +380,7 @@ def _without_partials(function: Any) -> Any:
 
 
 def _code(function: Any) -> Any:
-    """Return the function behind decorators and methods, whose annotations and docstring are used."""
+    """Return the function inside decorators and methods, whose annotations and docstring are used."""
     found = inspect.unwrap(function)
     return found if inspect.isroutine(found) else inspect.unwrap(type(found).__call__)
 
@@ -394,7 +394,7 @@ def _hints(function: Any, name: str) -> dict[str, Any]:
 
 
 def _unresolved(function: Any) -> Iterator[str]:
-    """Yield which of a function's annotations cannot be resolved."""
+    """Yield the annotations of a function that cannot be resolved."""
     for name, annotation in inspect.get_annotations(function).items():
         alone = types.SimpleNamespace(__annotations__={name: annotation})
         try:
@@ -404,7 +404,7 @@ def _unresolved(function: Any) -> Iterator[str]:
 
 
 def _kind(function: Any, result: Any, name: str) -> tuple[Kind, Any]:
-    """Return how the function runs, and its result type: of a stream that of an item."""
+    """Return the kind of a function, and its result type; for a stream, the type of an item."""
     call = function if inspect.isroutine(function) else type(function).__call__
     core, _ = peel(result)
     origin, arguments = origin_of(core), get_args(core)
@@ -415,7 +415,7 @@ def _kind(function: Any, result: Any, name: str) -> tuple[Kind, Any]:
     if inspect.iscoroutinefunction(call):
         if origin in _STREAMS:
             raise RegistrationError(
-                f"{name} is a coroutine that gives a stream; make it an async generator, or `def`"
+                f"{name} is a coroutine that returns a stream; make it an async generator, or `def`"
             )
         return "async", result
     if origin in _STREAMS:

@@ -1,12 +1,12 @@
-"""The console: one page in the browser for everything a registry offers.
+"""The web console: a page that shows and calls the operations of a registry.
 
     app = create_app(registry, console=console_app())
 
-The page consists of plain files without a build step. It uses the paths that every client uses.
+The page consists of plain files without a build step, and uses the same HTTP paths as other clients.
 
-Rule 1: the browser may run only these files, connect only to this server, and must not turn text into markup (Trusted
-        Types without a policy).
-Rule 2: no operation can have the console's paths: a namespace has no `~`.
+Rule 1: the Content-Security-Policy lets the page run only these files, connect only to this server, and not convert
+        text to markup (Trusted Types without a policy).
+Rule 2: the console's paths cannot collide with operations, because a namespace contains no `~`.
 """
 
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ CONTENT_SECURITY_POLICY: Final = "; ".join(
         "default-src 'none'",
         "script-src 'self'",
         "style-src 'self'",
-        # Pictures in results are shown from the bytes that came with them.
+        # Images in results are shown from their own bytes.
         "img-src 'self' data:",
         "connect-src 'self'",
         "base-uri 'none'",
@@ -59,12 +59,12 @@ _PAGE: Final = "index.html"
 
 
 def console_app() -> ASGIApp:
-    """The console as an ASGI application, for `create_app(..., console=...)`."""
+    """Return the console as an ASGI application, for `create_app(..., console=...)`."""
     return Router(routes=console_routes(), redirect_slashes=False, default=_nothing)
 
 
 def console_routes() -> list[BaseRoute]:
-    """The page at `/`, and the files it is made of."""
+    """Return the routes of the page at `/` and of its files."""
     return [
         Route("/" if name == _PAGE else f"{ASSETS}/{name}", _File(name, content), methods=["GET"])
         for name, content in _read()
@@ -77,7 +77,7 @@ def _read() -> Iterator[tuple[str, bytes]]:
 
 
 class _File:
-    """One file, kept ready. The browser asks whether it has changed, and mostly it has not."""
+    """Serves one file from memory, with an ETag."""
 
     def __init__(self, name: str, content: bytes) -> None:
         self._content = content
@@ -95,7 +95,7 @@ class _File:
 
 
 async def _nothing(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer all other paths like the rest of the server."""
+    """Respond with 404 at all other paths, as the rest of the server does."""
     if scope["type"] != "http":
         return
     response = JSONResponse(
