@@ -47,7 +47,7 @@ _ACCESS_TOKEN = "urn:ietf:params:oauth:token-type:access_token"  # noqa: S105
 _EXCHANGE = "urn:ietf:params:oauth:grant-type:token-exchange"
 _SECONDS = 10.0
 _MAX_RESPONSE = 1 << 20
-_LIFETIME = 300.0
+DEFAULT_LIFETIME: Final = 300.0
 """The lifetime of a token in seconds, if the endpoint does not give one."""
 
 _RENEW_BEFORE = 30.0
@@ -99,7 +99,7 @@ class _Tokens:
         token, seconds = await loop.run_in_executor(self._threads, fetch)
         if expires_at is not None:
             seconds = min(seconds, expires_at / 1000 - time())
-        self._kept[key] = (token, started + seconds - min(_RENEW_BEFORE, seconds / 10))
+        self._kept[key] = (token, started + usable_seconds(seconds))
         if len(self._kept) > MAX_TOKENS:
             self._kept.popitem(last=False)
         return token
@@ -197,13 +197,7 @@ class TokenExchange:
             fields["scope"] = " ".join(self.scopes)
         fields |= self.parameters
         headers = {"Accept": "application/json"}
-        if self.client_secret and self.send_in == "header":
-            pair = f"{quote(self.client_id, safe='')}:{quote(self.client_secret, safe='')}"
-            headers["Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
-        else:
-            fields["client_id"] = self.client_id
-            if self.client_secret:
-                fields["client_secret"] = self.client_secret
+        add_client(headers, fields, self.client_id, self.client_secret, self.send_in)
         response = _post(self.token_url, headers, urlencode(fields).encode())
         token = text_of(response.get("access_token"))
         if not token or text_of(response.get("token_type", "Bearer")).lower() != "bearer":
@@ -211,7 +205,7 @@ class TokenExchange:
         if token == subject:
             message = "The token endpoint returned the caller's own token, which is not passed on."
             raise CallError(ErrorCode.EXECUTION_ERROR, message)
-        return token, _seconds(response.get("expires_in"))
+        return token, lifetime_of(response)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -329,9 +323,27 @@ def _refused(error: HTTPError) -> CallError:
     return CallError(ErrorCode.EXECUTION_ERROR, f"The token exchange was refused: {reason}.")
 
 
-def _seconds(value: Any) -> float:
+def add_client(
+    headers: dict[str, str], fields: dict[str, str], client_id: str, secret: str, send_in: str
+) -> None:
+    """Add the id and the secret of a client to a token request: as a header, or among its fields."""
+    if secret and send_in == "header":
+        pair = f"{quote(client_id, safe='')}:{quote(secret, safe='')}"
+        headers["Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
+    else:
+        named = {"client_id": client_id, "client_secret": secret}
+        fields |= {name: value for name, value in named.items() if value}
+
+
+def lifetime_of(response: JSONObject) -> float:
+    """Return the seconds until the token in a response expires, at most a day."""
     try:
-        seconds = float(value)
-    except (TypeError, ValueError):
-        return _LIFETIME
-    return min(max(seconds, 0.0), 86_400.0) if isfinite(seconds) else _LIFETIME
+        seconds = float(response["expires_in"])
+    except (KeyError, TypeError, ValueError):
+        return DEFAULT_LIFETIME
+    return min(max(seconds, 0.0), 86_400.0) if isfinite(seconds) else DEFAULT_LIFETIME
+
+
+def usable_seconds(lifetime: float) -> float:
+    """Return the seconds for which a token is used before it is renewed."""
+    return lifetime - min(_RENEW_BEFORE, lifetime / 10)

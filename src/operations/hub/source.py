@@ -90,20 +90,20 @@ class Opened:
 
     def attach(self, registry: OperationRegistry) -> None:
         """Let a service whose operations change update `registry`."""
-        attach = getattr(self.operations, "attach", None)
-        if attach is not None:
-            attach(registry)
+        getattr(self.operations, "attach", _ignore)(registry)
 
     def detach(self, registry: OperationRegistry) -> None:
         """Stop a service whose operations change from updating `registry`."""
-        detach = getattr(self.operations, "detach", None)
-        if detach is not None:
-            detach(registry)
+        getattr(self.operations, "detach", _ignore)(registry)
 
     async def aclose(self) -> None:
         """Close the source, if it has a connection."""
         if self.close is not None:
             await self.close()
+
+
+def _ignore(_registry: OperationRegistry) -> None:
+    """Do nothing: operations in a list do not change."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -369,19 +369,13 @@ class Supervisor:
         source = self.source
         source.is_enabled = False
         source.failure = source.made_of = None
-        opened, source.opened = source.opened, None
-        if opened is not None:
-            self._remove(opened)
-            self._retire(opened)
+        self._let_go()
 
     async def aclose(self) -> None:
         """Close the source and everything that it replaced, without waiting for calls."""
         self._closing.set()
         await self._stop()
-        opened, self.source.opened = self.source.opened, None
-        if opened is not None:
-            self._remove(opened)
-            self._retire(opened)
+        self._let_go()
         if self._retired:
             await asyncio.wait(self._retired)
 
@@ -500,9 +494,13 @@ class Supervisor:
             for owner, ids in by_owner.items()
         ]
 
-    def _remove(self, opened: Opened) -> None:
-        opened.detach(self._registry)
-        self._remove_ids({each.spec.id for each in opened.operations})
+    def _let_go(self) -> None:
+        """Remove the operations of the source, and close it later."""
+        opened, self.source.opened = self.source.opened, None
+        if opened is not None:
+            opened.detach(self._registry)
+            self._remove_ids({each.spec.id for each in opened.operations})
+            self._retire(opened)
 
     def _remove_ids(self, ids: set[str]) -> None:
         for operation_id in ids:

@@ -121,6 +121,14 @@ def _unaddressed(name: str, count: int, total: int) -> list[Skipped]:
     return [Skipped("base_url", reason)]
 
 
+def _short(entry: OpenAPIEntry | MCPEntry, file: ConfigFile) -> dict[str, Any]:
+    """Return the options that a file sets by shorter keys, or by default."""
+    short: dict[str, Any] = {"access": AccessControl(entry.scopes)} if entry.scopes else {}
+    if "concurrency" not in entry.options:
+        short["concurrency"] = per_source(file)
+    return short
+
+
 def service_config(name: str, entry: OpenAPIEntry, file: ConfigFile) -> Any:
     """Return the `HTTPServiceConfig` of the importer, with its secrets.
 
@@ -129,11 +137,7 @@ def service_config(name: str, entry: OpenAPIEntry, file: ConfigFile) -> Any:
     """
     from operations.openapi import HTTPServiceConfig  # noqa: PLC0415 - takes long to import
 
-    short: dict[str, Any] = {"namespace": name}
-    if "concurrency" not in entry.options:
-        short["concurrency"] = per_source(file)
-    if entry.scopes:
-        short["access"] = AccessControl(entry.scopes)
+    short = {"namespace": name, **_short(entry, file)}
     if entry.pages:
         short["pagination"] = "document"
     return HTTPServiceConfig(**file.options(HTTPServiceConfig, entry), **short)
@@ -191,15 +195,11 @@ def client_config(name: str, entry: MCPEntry, file: ConfigFile) -> MCPClientConf
     Raises:
         ConfigError: If a secret cannot be read.
     """
-    short: dict[str, Any] = {}
+    short = _short(entry, file)
     if "cwd" not in entry.options:
         short["cwd"] = file.folder
     if entry.token is not None:
         short["auth"] = file.secret(entry.token)
-    if "concurrency" not in entry.options:
-        short["concurrency"] = per_source(file)
-    if entry.scopes:
-        short["access"] = AccessControl(entry.scopes)
     config = MCPClientConfig(**file.options(MCPClientConfig, entry), **short)
     if config.login is None:
         return config

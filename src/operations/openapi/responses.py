@@ -12,7 +12,7 @@ import zlib
 from base64 import b64encode
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from contextlib import aclosing
-from http import HTTPStatus
+from http.client import responses as PHRASES  # noqa: N812 - a table
 from typing import Any
 
 import msgspec
@@ -511,14 +511,9 @@ def http_error(
         _add_error_body(details, content, content_type, is_cut=is_cut, redactor=redactor)
     if is_cut:
         details["truncated"] = True
-    if not reason:
-        try:
-            reason = HTTPStatus(status).phrase
-        except ValueError:
-            reason = "Unknown"
     return CallError(
         ErrorCode.EXECUTION_ERROR,
-        f"HTTP {status}: {reason}",
+        f"HTTP {status}: {reason or PHRASES.get(status, 'Unknown')}",
         details,
         retryable=status in {429, 502, 503, 504},
     )

@@ -14,7 +14,6 @@ import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from math import isfinite
 from time import monotonic
 from typing import Any, TypeAlias, cast
 from urllib.parse import quote, urlencode, urljoin, urlsplit
@@ -23,7 +22,7 @@ import msgspec
 
 from operations._json import list_of, object_of, text_of
 from operations._text import names_a_secret
-from operations.caller_tokens import CallerToken
+from operations.caller_tokens import CallerToken, add_client, lifetime_of, usable_seconds
 from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode
 from operations.openapi.config import (
@@ -39,12 +38,6 @@ from operations.openapi.config import (
 )
 from operations.openapi.transport import enforce_header, header_key, name_key, written_names
 from operations.types import JSONObject
-
-RENEW_BEFORE = 30.0
-"""Seconds before a token expires at which it is renewed; at most a tenth of its life."""
-
-DEFAULT_LIFETIME = 300.0
-"""Seconds to use a token if the provider does not state its lifetime."""
 
 MAX_SOURCES = 1000
 """How many clients and users have their tokens kept at once."""
@@ -126,11 +119,10 @@ class TokenSource:
         token = text_of(response.get("access_token"))
         if not token:
             raise CallError(ErrorCode.EXECUTION_ERROR, "The token endpoint gave no access token.")
-        lifetime = _seconds(response.get("expires_in"))
         if not isinstance(self._credentials, ClientCredentials):
             self._refresh_token = text_of(response.get("refresh_token")) or self._refresh_token
         self._token = token
-        self._renew_at = started + lifetime - min(RENEW_BEFORE, lifetime / 10)
+        self._renew_at = started + usable_seconds(lifetime_of(response))
         return token
 
     async def _ask(self) -> JSONObject:
@@ -160,12 +152,7 @@ class TokenSource:
             "Content-Type": "application/x-www-form-urlencoded",
             "Accept": "application/json",
         }
-        if client.client_secret and client.send_in == "header":
-            pair = f"{quote(client.client_id, safe='')}:{quote(client.client_secret, safe='')}"
-            headers["Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
-        else:
-            secrets = {"client_id": client.client_id, "client_secret": client.client_secret}
-            fields |= {name: secret for name, secret in secrets.items() if secret}
+        add_client(headers, fields, client.client_id, client.client_secret, client.send_in)
         url, body = await self._url(), urlencode(fields).encode()
         try:
             return object_of(await self._sources.fetch("POST", url, headers, body))
@@ -234,14 +221,6 @@ def _seen(task: "asyncio.Task[str]") -> None:
     """Reading the exception marks it as seen, also where every caller has left."""
     if not task.cancelled():
         task.exception()
-
-
-def _seconds(value: Any) -> float:
-    try:
-        seconds = float(value)
-    except (TypeError, ValueError):
-        return DEFAULT_LIFETIME
-    return min(max(seconds, 0.0), 86400.0) if isfinite(seconds) else DEFAULT_LIFETIME
 
 
 class TokenSources:

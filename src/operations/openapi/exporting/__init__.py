@@ -6,7 +6,7 @@ Rule 2: the same operations give the same document, independently of their order
 
 import logging
 from collections.abc import Iterable, Mapping
-from http import HTTPStatus
+from http.client import responses as PHRASES  # noqa: N812 - a table
 from typing import Any, Final
 
 import msgspec
@@ -304,7 +304,8 @@ class _Builder:
                 continue
             texts = [text for text, _ in declared.get(status, ())]
             schema = bodies[0] if len(bodies) == 1 else {"anyOf": bodies}
-            responses[str(status)] = _error_response(" ".join(texts) or _phrase(status), schema)
+            about = " ".join(texts) or PHRASES.get(status, f"Status {status}.")
+            responses[str(status)] = _error_response(about, schema)
         responses["default"] = {"$ref": "#/components/responses/Failed"}
         return tuple(wires), responses
 
@@ -349,10 +350,3 @@ def _without_null(schema: JSONObject) -> JSONObject:
                 return {**kept[0], **rest}
             return {**schema, keyword: kept}
     return schema
-
-
-def _phrase(status: int) -> str:
-    try:
-        return HTTPStatus(status).phrase
-    except ValueError:
-        return f"Status {status}."
