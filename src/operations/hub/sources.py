@@ -137,7 +137,7 @@ def service_config(name: str, entry: OpenAPIEntry, file: ConfigFile) -> Any:
     """
     from operations.openapi import HTTPServiceConfig  # noqa: PLC0415 - takes long to import
 
-    short = {"namespace": name, **_short(entry, file)}
+    short: dict[str, Any] = {"namespace": name, **_short(entry, file)}
     if entry.pages:
         short["pagination"] = "document"
     return HTTPServiceConfig(**file.options(HTTPServiceConfig, entry), **short)
