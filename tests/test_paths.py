@@ -7,9 +7,12 @@ from types import FrameType
 from typing import Any
 
 from tests.server.asgi import Client
+from tests.servers import RedisServer, running
 
 import operations
 from operations import OperationRegistry
+from operations.calls import PendingRequestMap, serve_calls
+from operations.pubsub.redis import connect_redis
 from operations.server import create_app
 
 PACKAGE = str(Path(operations.__file__).parent) + "/"
@@ -87,3 +90,20 @@ async def test_a_call_of_an_mcp_tool_runs_through_twenty_two_files() -> None:
     async with app.router.lifespan_context(app):
         found = await files_of(call)
     assert len(found) <= 22, sorted(found)
+
+
+async def test_a_call_over_redis_runs_through_fourteen_files() -> None:
+    """Of the caller and of the worker. The shortest of a few calls: others may meet a heartbeat."""
+    with running(RedisServer()) as server:
+        async with (
+            connect_redis(server.url) as near,
+            connect_redis(server.url) as far,
+            serve_calls(adding(), far),
+            PendingRequestMap(near) as calls,
+        ):
+            paths = [
+                await files_of(lambda: calls.call("math.add", {"a": 1, "b": 2})) for _ in range(5)
+            ]
+
+    found = min(paths, key=len)
+    assert len(found) <= 14, sorted(found)

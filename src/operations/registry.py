@@ -14,15 +14,16 @@ from typing import Any, Self, TypeVar, cast, overload
 
 from msgspec.structs import replace as with_fields
 
-from operations._pipeline.outcome import CallCounters
-from operations._pipeline.path import authorize, invoke, report_refusal, run
+from operations._pipeline.path import authorize, invoke, prepare, run
 from operations._pipeline.plan import (
+    CallCounters,
     Middleware,
     Plan,
     Remote,
     StreamMiddleware,
     forward,
 )
+from operations._pipeline.reports import report_refusal
 from operations._pipeline.streams import Subscription, stream
 from operations._registrations import Registrable, Registrations
 from operations.authority import Authority
@@ -260,7 +261,8 @@ class OperationRegistry(Registrations):
             known = self._operations.get(operation_id)
             if known is None:
                 # Not cached, because callers can send any number of unknown ids.
-                return Plan(self._unregistered(operation_id, context, streaming=streaming), self)
+                unregistered = self._unregistered(operation_id, context, streaming=streaming)
+                return prepare(unregistered, self)
             if (known.spec.type is OperationType.SUBSCRIPTION) != streaming:
                 execute, many = (
                     "call or execute it, for its one result",
@@ -268,7 +270,7 @@ class OperationRegistry(Registrations):
                 )
                 reason = f"{operation_id} is a {known.spec.type}: {execute if streaming else many}"
                 raise CallError(ErrorCode.VALIDATION_ERROR, reason)
-            plan = plans[operation_id] = Plan(known, self)
+            plan = plans[operation_id] = prepare(known, self)
         except CallError as error:
             report_refusal(self, operation_id, context, error)
             raise

@@ -26,7 +26,7 @@ from msgspec import Meta
 from msgspec.structs import replace as with_fields
 
 from operations._json import is_object, object_of, unescape
-from operations._pipeline.path import before, invoke
+from operations._pipeline.path import before, invoke, prepare
 from operations._pipeline.plan import Plan
 from operations._resilience import Backoff, RetryBudget, TimeLimit, retry_after
 from operations._text import enforce_lists, printable
@@ -299,7 +299,7 @@ class _Tool:
     @property
     def _plan(self) -> Plan:
         if self._made is None:
-            self._made = Plan(self._operation, cast("Any", self._registry), is_inner=True)
+            self._made = prepare(self._operation, cast("Any", self._registry), is_inner=True)
         return self._made
 
     async def call(self, value: Any, context: OperationContext) -> ResponseEnvelope[Any]:

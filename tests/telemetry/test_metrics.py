@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from operations import OperationContext, OperationRegistry
-from operations._pipeline.outcome import BUCKETS
+from operations._pipeline.plan import BUCKETS
 from operations.envelopes import mcp_envelope
 from operations.errors import CallError
 from operations.telemetry import CallMetrics

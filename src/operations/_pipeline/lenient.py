@@ -11,12 +11,16 @@ Rule 2: every conversion is a change of kind `input`.
 
 import re
 from collections import Counter
+from collections.abc import Sequence
+from copy import copy
 from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 import msgspec
 
 from operations._decoding import decode_json
 from operations._json import MAX_REQUEST_VALUES, JSONValueError, list_of, unescape
+from operations._pipeline.plan import Envelope, Plan
+from operations.envelopes import ResponseEnvelope, add_changes
 from operations.schema import Change, CompiledSchema
 from operations.schema.casting.changes import MAX_PATH
 from operations.types import JSONObject
@@ -148,3 +152,17 @@ def _copied(value: Any) -> Any:
     if isinstance(value, list):
         return [_copied(item) for item in list_of(value)]
     return value
+
+
+def noting(plan: Plan, changes: Sequence[Change]) -> Plan:
+    """Return a plan for one call that adds `changes` to its first envelope."""
+    noting, finish, waiting = copy(plan), plan.finish, [changes]
+
+    def noted(result: Any) -> Envelope:
+        envelope = finish(result)
+        if not waiting:
+            return envelope
+        return ResponseEnvelope(envelope.data, add_changes(envelope.meta, waiting.pop()))
+
+    noting.finish = noted
+    return noting

@@ -1,38 +1,66 @@
-"""The path of a query or mutation.
+"""The path of a query or mutation, from its input to the caller's envelope.
 
-`invoke` runs a call without deadline, middleware or observers, with little overhead. `run` adds those.
+`invoke` runs a call without deadline, middleware or observers, with little overhead. `run` adds those. `finisher`
+turns the result into an envelope.
+
+Rule 1: a value is an envelope only if it is a `ResponseEnvelope`. A mapping of the same shape is data.
 """
 
 import asyncio
 import inspect
+import logging
 import sys
-from collections.abc import Callable, Coroutine, Generator, Sequence
-from contextlib import contextmanager
-from copy import copy
-from time import perf_counter, time
+from bisect import bisect_left
+from collections.abc import Callable, Coroutine
+from time import perf_counter, time, time_ns
 from types import CoroutineType
-from typing import Any, NoReturn, cast
+from typing import Any, Final, NoReturn, cast
 
-from msgspec import msgpack
+import msgspec
 
-from operations._json import JSONValueError, as_json
-from operations._pipeline.lenient import convert_input
-from operations._pipeline.outcome import ENVELOPES, CallSeries, Envelope, is_large, of_middleware
-from operations._pipeline.plan import Call, Next, PipelineHost, Plan
+from operations._json import (
+    TOO_LONG,
+    JSONValueError,
+    as_json,
+    count_values,
+    to_json,
+    without_objects,
+)
+from operations._pipeline.lenient import convert_input, noting
+from operations._pipeline.plan import (
+    BUCKETS,
+    Call,
+    CallSeries,
+    Envelope,
+    Finisher,
+    Next,
+    PipelineHost,
+    Plan,
+)
+from operations._pipeline.reports import ChangeLog, code_of, count_end, recorded, report_start
 from operations.access import AccessDeniedError, access_denied
 from operations.context import CLOSED, OperationContext
-from operations.envelopes import LocalResponseMeta, MCPResponseMeta, ResponseEnvelope, add_changes
-from operations.errors import CallError, ErrorCode, map_error, timed_out, timeout_error
-from operations.observe import CallFinished, CallStarted, CallYielded, add_counts, now
-from operations.schema import Change, validate_or_raise
+from operations.envelopes import (
+    MAX_CHANGES,
+    DescribedEnvelope,
+    LocalResponseMeta,
+    MCPResponseMeta,
+    ResponseEnvelope,
+    ResponseMeta,
+    TextContent,
+    add_changes,
+    local_envelope,
+)
+from operations.errors import CallError, ErrorCode, SchemaError, map_error, timed_out, timeout_error
+from operations.schema import Change, CompiledSchema, Normalise, Schema, validate_or_raise
+from operations.specs import Operation, OperationSpec, OutputPolicy
 
-_pack = msgpack.Encoder().encode
+logger = logging.getLogger("operations")
+
+_pack = msgspec.msgpack.Encoder().encode
 
 _LONG_AGO = 1e11
 """A time in 1973, in milliseconds since the epoch. An earlier deadline was probably given in seconds."""
-
-GRACE = 0.05
-"""Seconds that a cancelled handler has to clean up before its caller stops waiting."""
 
 
 def enter(plan: Plan, context: OperationContext) -> None:
@@ -99,27 +127,10 @@ async def _guarded(plan: Plan, value: Any, context: OperationContext) -> Any:
         return await result if inspect.isawaitable(result) else result
 
 
-@contextmanager
-def recorded(plan: Plan, context: OperationContext) -> Generator[None]:
-    """Record how a handler ended, if there is a ledger."""
-    ledger = None if plan.is_inner else plan.host.authority.ledger
-    if ledger is None:
-        yield
-        return
-    try:
-        yield
-    except BaseException as error:
-        left = isinstance(error, GeneratorExit)
-        ledger.end(plan.id, context, "ok" if left else code_of(error, context) or "")
-        raise
-    ledger.end(plan.id, context, "ok")
-
-
 def admit(plan: Plan, value: Any, context: OperationContext) -> tuple[Plan, Any]:
     """Return the plan to run and the validated input as plain JSON.
 
     Missing input becomes an empty object if that is valid.
-
     The input of a lenient call may be converted; its plan then adds the changes to the result.
 
     Raises:
@@ -139,26 +150,12 @@ def admit(plan: Plan, value: Any, context: OperationContext) -> tuple[Plan, Any]
             converted = convert_input(plan.spec.input_schema.compile(), plain)
             if converted is not None:
                 plain = converted.value
-                plan = _noting(plan, converted.changes)
+                plan = noting(plan, converted.changes)
                 return plan, plain if held is None else held.restore(plain)
     except JSONValueError:
         pass  # reported below with its path
     validate_or_raise(plan.spec.input_schema, value, subject=f"input of {plan.id}")
     raise CallError(ErrorCode.VALIDATION_ERROR, f"Invalid input of {plan.id}: it is not JSON")
-
-
-def _noting(plan: Plan, changes: Sequence[Change]) -> Plan:
-    """Return a plan for one call that adds `changes` to its first envelope."""
-    noting, finish, waiting = copy(plan), plan.finish, [changes]
-
-    def noted(result: Any) -> Envelope:
-        envelope = finish(result)
-        if not waiting:
-            return envelope
-        return ResponseEnvelope(envelope.data, add_changes(envelope.meta, waiting.pop()))
-
-    noting.finish = noted
-    return noting
 
 
 async def invoke(
@@ -211,9 +208,13 @@ async def invoke(
         if series is not None:
             meta = envelope.meta
             if type(meta) is not LocalResponseMeta or meta.changes:
-                _count(series, envelope, context, began)
+                count_end(series, envelope, context, began)
             elif began:
-                series.finish(None, perf_counter() - began)
+                # `series.finish`, inlined.
+                seconds = perf_counter() - began
+                series.codes[""] = series.codes.get("", 0) + 1
+                series.seconds += seconds
+                series.buckets[bisect_left(BUCKETS, seconds)] += 1
             else:
                 series.untimed += 1
     except BaseException as error:  # noqa: BLE001 - rule 2
@@ -228,12 +229,6 @@ async def invoke(
         raise
     finally:
         del failure  # it refers to this frame
-
-
-def _count(series: CallSeries, envelope: Envelope, context: OperationContext, began: float) -> None:
-    series.finish(code_of(envelope, context), perf_counter() - began if began else None)
-    if envelope.meta.changes:
-        series.add_changes(changed(envelope))
 
 
 def fail(plan: Plan, context: OperationContext, error: BaseException) -> NoReturn:
@@ -368,7 +363,7 @@ async def before(
             timer = loop.call_later(limit.remaining, wake)
             await woken
     except asyncio.CancelledError:
-        await stop(work, plan, context)
+        await plan.host.stop(work, context)
         raise
     finally:
         timer.cancel()
@@ -378,144 +373,228 @@ async def before(
     if work.done():
         # Cancelled neither by this function nor by the caller.
         raise CallError(ErrorCode.ABORTED, f"{plan.id} was cancelled from within")
-    await stop(work, plan, context)
+    await plan.host.stop(work, context)
     raise timed_out(plan.id, seconds, deadline=deadline)
 
 
-async def stop(work: "asyncio.Task[Any]", plan: Plan, context: OperationContext) -> None:
-    """Cancel `work` and its nested calls. Wait briefly; the registry tracks work that is still running."""
-    if not work.cancelling():
-        # Cancel only once: a second cancellation would interrupt the cleanup.
-        work.cancel()
-    context.abort_nested()
-    plan.host.keep(work)
-    await asyncio.wait({work}, timeout=GRACE)
+def prepare(operation: Operation, host: PipelineHost, *, is_inner: bool = False) -> Plan:
+    """Return an operation ready for calls.
 
-
-# ------------------------------------------------------------ reports to observers
-
-_APART = 10
-"""Tolerance in milliseconds between the timer of a channel and the clock."""
-
-
-def report_refusal(
-    host: PipelineHost, operation_id: str, context: OperationContext, error: CallError
-) -> None:
-    """Report and count a call that failed before it was prepared."""
-    if host.observed or host.counters is not None:
-        report_start(host, operation_id, context)(error)
-
-
-def report_start(
-    host: PipelineHost, operation_id: str, context: OperationContext
-) -> Callable[[BaseException | ResponseEnvelope[Any] | None], None]:
-    """Report and count the start of a call.
-
-    Call the returned function at its end, with the error, the result, or None.
+    Raises:
+        SchemaError: If its input schema cannot be used.
     """
-    series = None if host.counters is None else host.counters.of(operation_id)
-    if series is not None:
-        series.started += 1
-    began = perf_counter()
-    if host.observed:
-        _notify_start(host, operation_id, context)
-
-    def finished(end: BaseException | ResponseEnvelope[Any] | None) -> None:
-        duration = perf_counter() - began
-        code = code_of(end, context)
-        changes = None if end is None or isinstance(end, BaseException) else changed(end)
-        if series is not None:
-            is_timed = series.times_all or context.channel is not CLOSED
-            series.finish(code, duration if is_timed else None)
-            series.add_changes(changes)
-        if host.observed:
-            _notify_end(host, operation_id, context, code, duration, changes)
-
-    return finished
+    finish = finisher(operation.spec, operation.output or host.output)
+    return Plan(operation, host, finish, is_inner=is_inner)
 
 
-def _notify_start(host: PipelineHost, operation_id: str, context: OperationContext) -> None:
-    host.notify(
-        CallStarted(
-            request_id=context.request_id,
-            operation_id=operation_id,
-            timestamp=now(),
-            parent_request_id=context.parent_request_id,
-            identity_id=context.identity.id if context.identity is not None else None,
-            authority=context.authority_id,
-            traceparent=context.metadata.get("traceparent"),
-            queued=context.channel.queued,
-        )
-    )
+_BITS = TOO_LONG.bit_length()
+_PLAIN = frozenset({bool, dict, float, int, list, str, type(None)})
+"""Types of results that are neither envelopes nor bytes."""
+
+_ANY_BUT_TEXT = Schema({"type": ["object", "array", "number", "boolean", "null"]})
+"""The schema of a JSON response that was declared without a schema: text is then a mismatch."""
 
 
-def _notify_end(
-    host: PipelineHost,
-    operation_id: str,
-    context: OperationContext,
-    code: str | None,
-    duration: float,
-    changes: dict[str, int] | None,
-) -> None:
-    host.notify(
-        CallFinished(
-            request_id=context.request_id,
-            operation_id=operation_id,
-            timestamp=now(),
-            parent_request_id=context.parent_request_id,
-            identity_id=context.identity.id if context.identity is not None else None,
-            authority=context.authority_id,
-            code=code,
-            duration=duration,
-            changes=changes,
-        )
-    )
+def finisher(spec: OperationSpec, policy: OutputPolicy) -> Finisher:
+    """Return the function that turns a handler's result into the caller's envelope."""
+    operation_id = spec.id
+    compiled = None if policy == "off" else _compiled(operation_id, spec.output_schema)
+    normalise = _normalise(operation_id, compiled, policy)
+    certain = frozenset[type]() if compiled is None else compiled.certain
+    containers = frozenset({dict}) if compiled is None else compiled.open_containers
+    log = ChangeLog(operation_id)
 
-
-def code_of(
-    end: BaseException | ResponseEnvelope[Any] | None, context: OperationContext
-) -> str | None:
-    """Return the error code for the outcome of a call; None for success."""
-    if isinstance(end, BaseException):
-        return end.code if isinstance(end, CallError) else _code_of_end(context)
-    if end is not None and isinstance(end.meta, MCPResponseMeta) and end.meta.is_error:
-        return str(ErrorCode.EXECUTION_ERROR)
-    return None
-
-
-def _code_of_end(context: OperationContext) -> str:
-    """Return the code for a cancelled call: `TIMEOUT` if its channel cancelled it at the deadline."""
-    deadline = context.deadline if context.limit is None else context.limit.deadline
-    is_over = deadline is not None and now() >= deadline - _APART
-    return str(ErrorCode.TIMEOUT if is_over else ErrorCode.ABORTED)
-
-
-def changed(envelope: ResponseEnvelope[Any]) -> dict[str, int] | None:
-    """Return the number of values in a result that normalisation changed, by kind; None if it changed none."""
-    changes = envelope.meta.changes
-    if not changes:
-        return None
-    kinds: dict[str, int] = {}
-    for change in changes:
-        add_counts(kinds, {change.kind: change.count})
-    return kinds
-
-
-def report_item(
-    plan: Plan, context: OperationContext, index: int, item: ResponseEnvelope[Any]
-) -> None:
-    """Report and count an item of a subscription."""
-    changes = changed(item)
-    if plan.series is not None:
-        plan.series.items += 1
-        plan.series.add_changes(changes)
-    if plan.host.observed:
-        plan.host.notify(
-            CallYielded(
-                request_id=context.request_id,
-                operation_id=plan.id,
-                timestamp=now(),
-                index=index,
-                changes=changes,
+    def finish(result: Any) -> Envelope:
+        kind = type(result)  # pyright: ignore[reportUnknownVariableType]
+        changes = None
+        if kind in certain and (kind is not int or result.bit_length() < _BITS):
+            data = result
+        elif kind in containers:
+            data = to_json(result)
+        else:
+            if kind is int:
+                to_json(result)  # rejected if it has too many digits
+            elif kind not in _PLAIN:
+                if kind is DescribedEnvelope:
+                    return finish_described(result)
+                if isinstance(result, ResponseEnvelope):
+                    return pass_on(result)  # pyright: ignore[reportUnknownArgumentType]
+                if isinstance(result, (bytes, bytearray, memoryview)):
+                    return local_envelope(bytes(cast("bytes", result)), operation_id)
+            data, changes = normalise(result)
+        timestamp = time_ns() // 1_000_000
+        if changes is None:
+            # `local_envelope`, inlined: this is the last step of nearly every call.
+            meta = LocalResponseMeta(operation_id=operation_id, timestamp=timestamp)
+        else:
+            log.note(changes)
+            meta = LocalResponseMeta(
+                operation_id=operation_id,
+                timestamp=timestamp,
+                changes=tuple(changes[:MAX_CHANGES]),
+                changes_count=sum([change.count for change in changes]),
             )
-        )
+        return ResponseEnvelope(data, meta)
+
+    def pass_on(envelope: Envelope) -> Envelope:
+        """Return a handler's own envelope with its meta; normalise its data if there is a schema."""
+        meta: ResponseMeta = envelope.meta
+        if isinstance(envelope.data, (bytes, bytearray, memoryview)) or (
+            not isinstance(meta, LocalResponseMeta)
+            and (compiled is None or _is_not_described(envelope))
+        ):
+            return proper(envelope)
+        data, changes = normalise(envelope.data)
+        if changes is not None:
+            log.note(changes)
+            meta = add_changes(meta, changes)
+        return ResponseEnvelope(data, meta)
+
+    finish_described = _described_finisher(spec, policy, log)
+    return finish
+
+
+_LARGE = 10_000
+"""Results of other services with at least this many values are normalised in a thread."""
+
+_LARGE_TEXT = 1024 * 1024
+
+ENVELOPES: Final = frozenset({ResponseEnvelope, DescribedEnvelope})
+"""The types of envelopes, for a check that is much faster than `isinstance` of a struct."""
+
+
+def is_large(envelope: Envelope) -> bool:
+    """Return whether normalising the result of a service could block the event loop for long."""
+    data = envelope.data
+    if type(envelope) is DescribedEnvelope:
+        if envelope.is_clean:
+            return False
+        schema, size = envelope.schema, envelope.size
+        if schema is not None and schema.casts_slowly:
+            return True
+        # A JSON value takes at least two bytes, including its separator.
+        if size is not None and size <= 2 * _LARGE:
+            return False
+    if type(data) is str:
+        return len(data) > _LARGE_TEXT
+    return type(data) in (dict, list) and count_values(data, _LARGE) > _LARGE
+
+
+def _described_finisher(
+    spec: OperationSpec, policy: OutputPolicy, log: "ChangeLog"
+) -> Callable[[DescribedEnvelope[Any]], Envelope]:
+    """Return the function that normalises an envelope with the envelope's own schema.
+
+    Args:
+        spec: The operation.
+        policy: The output policy.
+        log: Logs changes.
+    """
+    known: dict[tuple[int, bool], tuple[Schema, Normalise | None]] = {}
+
+    def find(schema: Schema, is_raw: bool) -> Normalise | None:
+        # No policy replaces text that was received instead of JSON.
+        used: OutputPolicy = "cast" if is_raw and policy == "create" else policy
+        compiled = None if used == "off" else _compiled(spec.id, schema)
+        found = None if compiled is None else _normalise(spec.id, compiled, used, owns=True)
+        # Hold a reference to the schema, so that its `id()` stays unique.
+        known[id(schema), is_raw] = (schema, found)
+        return found
+
+    def finish_described(envelope: DescribedEnvelope[Any]) -> Envelope:
+        data, meta, schema, is_raw = envelope.data, envelope.meta, envelope.schema, envelope.is_raw
+        if envelope.is_clean:
+            return ResponseEnvelope(data, meta)
+        if is_raw and (schema is None or schema.is_unknown):
+            schema = _ANY_BUT_TEXT
+        if schema is None or type(data) is bytes:
+            return proper(ResponseEnvelope(data, meta))
+        if schema.casts_slowly:
+            with schema.first_cast():
+                return finish_described(envelope)
+        entry = known.get((id(schema), is_raw))
+        normalise = find(schema, is_raw) if entry is None else entry[1]
+        if normalise is None:
+            return proper(ResponseEnvelope(data, meta))
+        data, changes = normalise(data)
+        if changes is not None:
+            log.note(changes)
+            meta = add_changes(meta, changes)
+        return ResponseEnvelope(data, meta)
+
+    return finish_described
+
+
+def _is_not_described(envelope: Envelope) -> bool:
+    """Return whether the output schema does not apply, because the data is an MCP error, text or content blocks."""
+    meta = envelope.meta
+    if not isinstance(meta, MCPResponseMeta):
+        return False
+    if meta.is_error or meta.structured_content is not None:
+        return meta.is_error
+    # If the only text block contains JSON, the adapter has decoded it, and the schema applies.
+    texts = [block.text for block in meta.content if isinstance(block, TextContent)]
+    plain = (texts[0], msgspec.to_builtins(meta.content)) if len(texts) == 1 else ()
+    return not plain or envelope.data in plain
+
+
+def of_middleware(result: object) -> Envelope:
+    """Return the checked result of a middleware.
+
+    Raises:
+        TypeError: If it is not a `ResponseEnvelope`.
+    """
+    if not isinstance(result, ResponseEnvelope):
+        raise TypeError(f"a middleware must return an envelope, not {type(result).__name__}")
+    return proper(result)  # pyright: ignore[reportUnknownArgumentType]
+
+
+def proper(envelope: Envelope) -> Envelope:
+    """Return an envelope that user code created, with its data converted to JSON or bytes."""
+    data: Any = envelope.data
+    if type(data) is bytes:
+        return envelope
+    if isinstance(data, (bytes, bytearray, memoryview)):
+        return ResponseEnvelope(bytes(cast("bytes", data)), envelope.meta)
+    plain = as_json(data)
+    return envelope if plain is data else ResponseEnvelope(plain, envelope.meta)
+
+
+def _normalise(
+    operation_id: str,
+    compiled: CompiledSchema | None,
+    policy: OutputPolicy,
+    *,
+    owns: bool = False,
+) -> Normalise:
+    """Return the function that converts a result to JSON and applies `policy`; for `owns` see `normaliser`."""
+    if compiled is None:
+        return lambda value: (to_json(without_objects(value)), None)
+    if policy == "cast" or policy == "keep" or policy == "create":
+        return compiled.normaliser(policy, owns=owns)
+    is_valid = compiled.is_valid
+
+    def warn(value: Any) -> tuple[Any, list[Change] | None]:
+        data = to_json(without_objects(value))
+        return data, None if is_valid(data) else compiled.mismatches(data)
+
+    def refuse(value: Any) -> tuple[Any, list[Change] | None]:
+        data = to_json(without_objects(value))
+        if not is_valid(data):
+            raise CallError(
+                ErrorCode.EXECUTION_ERROR,
+                f"{operation_id} returned a result that does not fit its output schema",
+                {"errors": msgspec.to_builtins(compiled.errors(data))},
+            )
+        return data, None
+
+    return refuse if policy == "strict" else warn
+
+
+def _compiled(operation_id: str, schema: Schema) -> CompiledSchema | None:
+    """Return the compiled schema; None if it is unknown or cannot be used."""
+    try:
+        return None if schema.is_unknown else schema.compile()
+    except SchemaError as error:
+        logger.warning("%s: the output schema is not used: %s", operation_id, error)
+        return None

@@ -1,4 +1,4 @@
-"""An operation prepared for calls, the registry that runs it, and the threads that run its `def` handler.
+"""An operation prepared for calls, the registry that runs it, its counters, and the threads that run `def` handlers.
 
 In the standard thread pools, a handler that never returns occupies its slot forever and prevents the interpreter from
 exiting. Here the slot is released as soon as the caller is cancelled. The thread counts as abandoned until the handler
@@ -10,22 +10,22 @@ import functools
 import inspect
 import logging
 import threading
+from bisect import bisect_left
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Container, Iterator
 from contextvars import copy_context
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Any, Final, Protocol, TypeAlias, cast
 from weakref import WeakKeyDictionary
 
-from operations._pipeline.outcome import CallCounters, Envelope, finisher
 from operations._text import counted, enforce_lists
 from operations.access import matcher, permission, resource_permission
 from operations.authority import Authority
 from operations.context import OperationContext, Reach
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, operation_not_found
-from operations.observe import CallAbandoned, CallEvent, Observer, notify, now
+from operations.observe import CallAbandoned, CallEvent, Observer, add_counts, notify, now
 from operations.specs import (
     Operation,
     OperationHandler,
@@ -37,6 +37,13 @@ from operations.specs import (
 )
 
 logger = logging.getLogger("operations")
+
+Envelope: TypeAlias = ResponseEnvelope[Any]
+Finisher: TypeAlias = Callable[[Any], Envelope]
+"""Turns the result of a handler into the envelope for its caller."""
+
+_GRACE = 0.05
+"""Seconds that a cancelled handler has to clean up before its caller stops waiting."""
 
 _IDLE_SECONDS = 10.0
 """How long a thread waits for more work before it ends."""
@@ -180,6 +187,109 @@ class ThreadPool:
             del job
 
 
+BUCKETS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0)
+"""Upper bounds of the histogram of durations, in seconds."""
+
+
+UNKNOWN: Final = "(unknown)"
+"""The series for all unregistered operations, because callers can send any number of unknown ids."""
+
+
+class CallSeries:
+    """The counters of one operation, several times faster than an observer.
+
+    Attributes:
+        times_all: Whether all calls are timed, or only those from entry points.
+        started: Calls that started.
+        untimed: Calls that succeeded and were not timed.
+        codes: Other calls that ended, by error code; an empty code is success.
+        changes: Values of results that normalisation changed, by kind.
+        items: Items of subscriptions.
+        abandoned: Handlers that were still running after their call had ended.
+        retries: Attempts of a call after the first.
+        seconds: Total duration of the timed calls that ended.
+        buckets: Timed calls by duration; see `BUCKETS`.
+    """
+
+    __slots__ = (
+        "abandoned",
+        "buckets",
+        "changes",
+        "codes",
+        "items",
+        "retries",
+        "seconds",
+        "started",
+        "times_all",
+        "untimed",
+    )
+
+    def __init__(self, *, times_all: bool) -> None:
+        self.times_all = times_all
+        self.started = 0
+        self.untimed = 0
+        self.codes: dict[str, int] = {}
+        self.changes: dict[str, int] = {}
+        self.items = 0
+        self.abandoned = 0
+        self.retries = 0
+        self.seconds = 0.0
+        self.buckets = [0] * (len(BUCKETS) + 1)
+
+    def finish(self, code: str | None, seconds: float | None) -> None:
+        """Count the end of a call; its duration is None if it was not timed."""
+        name = code or ""
+        self.codes[name] = self.codes.get(name, 0) + 1
+        if seconds is not None:
+            self.seconds += seconds
+            self.buckets[bisect_left(BUCKETS, seconds)] += 1
+
+    def add_changes(self, changes: dict[str, int] | None) -> None:
+        """Count the changes of a result, by kind."""
+        if changes is not None:
+            add_counts(self.changes, changes)
+
+    @property
+    def running(self) -> int:
+        """Calls that have not ended."""
+        return self.started - self.untimed - sum(self.codes.values())
+
+
+class CallCounters:
+    """Counts the calls of a registry.
+
+    Args:
+        known: The operations that are counted by name.
+    """
+
+    def __init__(self, known: Container[str]) -> None:
+        self._known = known
+        self._series: dict[str, CallSeries] = {}
+        self._times_all = False
+
+    @property
+    def times_all(self) -> bool:
+        """Whether calls from code in this process are timed, and not only those from entry points."""
+        return self._times_all
+
+    @times_all.setter
+    def times_all(self, value: bool) -> None:
+        self._times_all = value
+        for series in self._series.values():
+            series.times_all = value
+
+    def of(self, operation_id: str) -> CallSeries:
+        """Return the counters of an operation."""
+        series = self._series.get(operation_id)
+        if series is None:
+            name = operation_id if operation_id in self._known else UNKNOWN
+            series = self._series.setdefault(name, CallSeries(times_all=self._times_all))
+        return series
+
+    def __iter__(self) -> Iterator[tuple[str, CallSeries]]:
+        return iter(sorted(self._series.items()))
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     """A call as middleware sees it. To change it, use `dataclasses.replace(call, input=...)`."""
@@ -250,6 +360,15 @@ class PipelineHost:
         self._left_behind.add(task)
         task.add_done_callback(self._ended)
 
+    async def stop(self, work: "asyncio.Task[Any]", context: OperationContext) -> None:
+        """Cancel `work` and its nested calls. Wait briefly; `keep` tracks work that is still running."""
+        if not work.cancelling():
+            # Cancel only once: a second cancellation would interrupt the cleanup.
+            work.cancel()
+        context.abort_nested()
+        self.keep(work)
+        await asyncio.wait({work}, timeout=_GRACE)
+
     def _ended(self, task: "asyncio.Task[Any]") -> None:
         self._left_behind.discard(task)
         if not task.cancelled():
@@ -263,6 +382,7 @@ class Plan:
     Args:
         operation: The operation.
         host: The registry that runs it.
+        finish: Turns a result into the envelope for the caller.
         is_inner: Whether another plan with the same id has already checked the caller.
     """
 
@@ -285,7 +405,9 @@ class Plan:
         "spec",
     )
 
-    def __init__(self, operation: Operation, host: PipelineHost, *, is_inner: bool = False) -> None:
+    def __init__(
+        self, operation: Operation, host: PipelineHost, finish: Finisher, *, is_inner: bool = False
+    ) -> None:
         spec = operation.spec
         self.is_inner = is_inner
         self.operation = operation
@@ -303,7 +425,7 @@ class Plan:
         self._digest: str | None = None
         compiled = spec.input_schema.compile()
         self.accepts, self.flat = compiled.accepts, compiled.flat
-        self.finish = finisher(spec, operation.output or host.output)
+        self.finish = finish
         self.handler = self._runnable()
         self.series = None if host.counters is None else host.counters.of(self.id)
 

@@ -7,19 +7,18 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from time import time
 from typing import Any, Self, cast
 
-from operations._pipeline.outcome import ENVELOPES, Envelope, is_large, of_middleware
 from operations._pipeline.path import (
+    ENVELOPES,
     admit,
     before,
     enter,
     fail,
     guard,
-    recorded,
-    report_item,
-    report_start,
-    stop,
+    is_large,
+    of_middleware,
 )
-from operations._pipeline.plan import Call, NextStream, Plan
+from operations._pipeline.plan import Call, Envelope, NextStream, Plan
+from operations._pipeline.reports import recorded, report_item, report_start
 from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode, timed_out
 
@@ -170,7 +169,7 @@ async def _timed_items(
                 return
             yield envelope
     finally:
-        await stop(worker, plan, context)
+        await plan.host.stop(worker, context)
 
 
 async def _close(iterator: Any) -> None:

@@ -22,7 +22,7 @@ from weakref import finalize
 
 import msgspec
 
-from operations._pipeline.outcome import BUCKETS
+from operations._pipeline.plan import BUCKETS
 from operations._text import enforce_lists
 from operations.calls.monitoring import GroupReport
 from operations.calls.worker import CallServer

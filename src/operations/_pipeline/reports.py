@@ -1,0 +1,197 @@
+"""Report calls: to observers, the counters, the ledger of the authority, and the log.
+
+Rule 1: a call is reported when it starts and when it ends, also if it is rejected.
+Rule 2: the log has the first change of each kind to the results of an operation; `meta.changes` has all of them.
+"""
+
+import logging
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Any
+
+from operations._pipeline.plan import CallSeries, Envelope, PipelineHost, Plan
+from operations._text import printable
+from operations.context import CLOSED, OperationContext
+from operations.envelopes import MCPResponseMeta, ResponseEnvelope
+from operations.errors import CallError, ErrorCode
+from operations.observe import CallFinished, CallStarted, CallYielded, add_counts, now
+from operations.schema import Change
+
+logger = logging.getLogger("operations")
+
+_APART = 10
+"""Tolerance in milliseconds between the timer of a channel and the clock."""
+
+
+def report_refusal(
+    host: PipelineHost, operation_id: str, context: OperationContext, error: CallError
+) -> None:
+    """Report and count a call that failed before it was prepared."""
+    if host.observed or host.counters is not None:
+        report_start(host, operation_id, context)(error)
+
+
+def report_start(
+    host: PipelineHost, operation_id: str, context: OperationContext
+) -> Callable[[BaseException | ResponseEnvelope[Any] | None], None]:
+    """Report and count the start of a call.
+
+    Call the returned function at its end, with the error, the result, or None.
+    """
+    series = None if host.counters is None else host.counters.of(operation_id)
+    if series is not None:
+        series.started += 1
+    began = perf_counter()
+    if host.observed:
+        _notify_start(host, operation_id, context)
+
+    def finished(end: BaseException | ResponseEnvelope[Any] | None) -> None:
+        duration = perf_counter() - began
+        code = code_of(end, context)
+        changes = None if end is None or isinstance(end, BaseException) else changed(end)
+        if series is not None:
+            is_timed = series.times_all or context.channel is not CLOSED
+            series.finish(code, duration if is_timed else None)
+            series.add_changes(changes)
+        if host.observed:
+            _notify_end(host, operation_id, context, code, duration, changes)
+
+    return finished
+
+
+def _notify_start(host: PipelineHost, operation_id: str, context: OperationContext) -> None:
+    host.notify(
+        CallStarted(
+            request_id=context.request_id,
+            operation_id=operation_id,
+            timestamp=now(),
+            parent_request_id=context.parent_request_id,
+            identity_id=context.identity.id if context.identity is not None else None,
+            authority=context.authority_id,
+            traceparent=context.metadata.get("traceparent"),
+            queued=context.channel.queued,
+        )
+    )
+
+
+def _notify_end(
+    host: PipelineHost,
+    operation_id: str,
+    context: OperationContext,
+    code: str | None,
+    duration: float,
+    changes: dict[str, int] | None,
+) -> None:
+    host.notify(
+        CallFinished(
+            request_id=context.request_id,
+            operation_id=operation_id,
+            timestamp=now(),
+            parent_request_id=context.parent_request_id,
+            identity_id=context.identity.id if context.identity is not None else None,
+            authority=context.authority_id,
+            code=code,
+            duration=duration,
+            changes=changes,
+        )
+    )
+
+
+def code_of(
+    end: BaseException | ResponseEnvelope[Any] | None, context: OperationContext
+) -> str | None:
+    """Return the error code for the outcome of a call; None for success."""
+    if isinstance(end, BaseException):
+        return end.code if isinstance(end, CallError) else _code_of_end(context)
+    if end is not None and isinstance(end.meta, MCPResponseMeta) and end.meta.is_error:
+        return str(ErrorCode.EXECUTION_ERROR)
+    return None
+
+
+def _code_of_end(context: OperationContext) -> str:
+    """Return the code for a cancelled call: `TIMEOUT` if its channel cancelled it at the deadline."""
+    deadline = context.deadline if context.limit is None else context.limit.deadline
+    is_over = deadline is not None and now() >= deadline - _APART
+    return str(ErrorCode.TIMEOUT if is_over else ErrorCode.ABORTED)
+
+
+def changed(envelope: ResponseEnvelope[Any]) -> dict[str, int] | None:
+    """Return the number of values in a result that normalisation changed, by kind; None if it changed none."""
+    changes = envelope.meta.changes
+    if not changes:
+        return None
+    kinds: dict[str, int] = {}
+    for change in changes:
+        add_counts(kinds, {change.kind: change.count})
+    return kinds
+
+
+def report_item(
+    plan: Plan, context: OperationContext, index: int, item: ResponseEnvelope[Any]
+) -> None:
+    """Report and count an item of a subscription."""
+    changes = changed(item)
+    if plan.series is not None:
+        plan.series.items += 1
+        plan.series.add_changes(changes)
+    if plan.host.observed:
+        plan.host.notify(
+            CallYielded(
+                request_id=context.request_id,
+                operation_id=plan.id,
+                timestamp=now(),
+                index=index,
+                changes=changes,
+            )
+        )
+
+
+@contextmanager
+def recorded(plan: Plan, context: OperationContext) -> Generator[None]:
+    """Record how a handler ended, if there is a ledger."""
+    ledger = None if plan.is_inner else plan.host.authority.ledger
+    if ledger is None:
+        yield
+        return
+    try:
+        yield
+    except BaseException as error:
+        left = isinstance(error, GeneratorExit)
+        ledger.end(plan.id, context, "ok" if left else code_of(error, context) or "")
+        raise
+    ledger.end(plan.id, context, "ok")
+
+
+class ChangeLog:
+    """Logs the first change of each kind to the results of one operation."""
+
+    def __init__(self, operation_id: str) -> None:
+        self._operation_id = operation_id
+        self._logged: set[str] = set()
+
+    def note(self, changes: Sequence[Change]) -> None:
+        """Log changes of kinds that have not been logged yet."""
+        for change in changes:
+            if change.kind not in self._logged:
+                self._logged.add(change.kind)
+                logger.warning(
+                    "%s: %s: %s %s. More of this kind is not logged: see meta.changes",
+                    self._operation_id,
+                    "a result does not fit its output schema"
+                    if change.kind == "mismatch"
+                    else f"part of a result was {change.kind}",
+                    # Property names may come from a third party: escape line breaks, so that they cannot forge a log
+                    # line.
+                    printable(change.path) or "(root)",
+                    printable(change.message),
+                )
+
+
+def count_end(
+    series: CallSeries, envelope: Envelope, context: OperationContext, began: float
+) -> None:
+    """Count a call that ended with an error of its tool, or whose result was changed."""
+    series.finish(code_of(envelope, context), perf_counter() - began if began else None)
+    if envelope.meta.changes:
+        series.add_changes(changed(envelope))
