@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from operations._json import MAX_MESSAGE_DEPTH, JSONLimitError, JSONValueError
+from operations._json import MAX_MESSAGE_DEPTH, JSONLimitError, JSONValueError, may_nest_deeper
 
 ValueT = TypeVar("ValueT")
 
@@ -97,7 +97,7 @@ def enforce_bounds(
         return
     # A value takes at least one byte and a separator.
     may_have_many = len(raw) >= 2 * max_values
-    if len(raw) < 2 * max_depth and not may_have_many:
+    if not may_have_many and (len(raw) < 2 * max_depth or not may_nest_deeper(raw, max_depth)):
         return
     # Brackets inside strings are counted too, so these are upper bounds: enough to accept a text, not to reject it.
     containers = raw.count(b"[") + raw.count(b"{")

@@ -140,6 +140,23 @@ def unescape(token: str) -> str:
     return token.replace("~1", "/").replace("~0", "~")
 
 
+_FEW_BRACKETS = 16
+"""How many brackets are searched one by one, which skips long strings quickly. More are counted."""
+
+
+def may_nest_deeper(text: bytes, max_depth: int) -> bool:
+    """Return whether JSON text may have more than `max_depth` levels: brackets inside strings count, too."""
+    found = 0
+    for bracket in (b"{", b"["):
+        at = text.find(bracket)
+        while at >= 0:
+            found += 1
+            if found > _FEW_BRACKETS:
+                return text.count(b"{") + text.count(b"[") > max_depth
+            at = text.find(bracket, at + 1)
+    return found > max_depth
+
+
 def as_json(value: Any, max_depth: int = MAX_DEPTH) -> Any:
     """Return `value` itself if it consists of JSON types only, otherwise its copy by `to_json`.
 

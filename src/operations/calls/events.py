@@ -23,7 +23,12 @@ from typing import Annotated, Any, TypeAlias, cast
 import msgspec
 
 from operations._decoding import LARGE, build_from, enforce_bounds
-from operations._json import MAX_MESSAGE_DEPTH, MAX_REQUEST_VALUES, JSONLimitError
+from operations._json import (
+    MAX_MESSAGE_DEPTH,
+    MAX_REQUEST_VALUES,
+    JSONLimitError,
+    may_nest_deeper,
+)
 from operations.access import Identity
 from operations.envelopes import (
     HTTPResponseMeta,
@@ -362,9 +367,8 @@ def read_event(
     body: bytes, max_values: int = MAX_REQUEST_VALUES
 ) -> CallEvent | UnknownEvent | MalformedEvent:
     """Return the event in a JSON text. Never raises."""
-    # Brackets inside strings count too: beyond that, `enforce_bounds` measures. A value takes at least two bytes.
-    is_small = len(body) < 2 * max_values
-    if not is_small or body.count(b"{") + body.count(b"[") > MAX_MESSAGE_DEPTH:
+    # A value takes at least one byte and a separator.
+    if len(body) >= 2 * max_values or may_nest_deeper(body, MAX_MESSAGE_DEPTH):
         try:
             enforce_bounds(body, max_values=max_values)
         except JSONLimitError as error:
@@ -490,9 +494,10 @@ def read_output(output: Output | msgspec.Raw) -> ResponseEnvelope[Any]:
 
 def encode_response(request_id: str, envelope: ResponseEnvelope[Any]) -> bytes:
     """Return the `call.responded` that ends a call."""
+    is_binary = isinstance(envelope.data, bytes)
     return b'{"type":"call.responded","id":"","payload":{"requestId":%b,"output":%b}}' % (
         encode_event(request_id),
-        envelope.encode(),
+        envelope.encode() if is_binary else encode_event(envelope),
     )
 
 

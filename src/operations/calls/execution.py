@@ -19,7 +19,7 @@ from secrets import token_hex
 from time import monotonic, time
 from typing import Any
 
-from operations._pipeline.outcome import BUCKETS
+from operations._pipeline.plan import BUCKETS
 from operations._text import counted, printable
 from operations.access import Identity
 from operations.calls.events import (
@@ -273,7 +273,13 @@ class JobRunner:
             if job.claim is not None or job.is_stale:
                 await self._prepare(job)
             if not job.answered:
-                await self._attend(job)
+                # The timer cannot fire while a handler blocks the loop.
+                if job.expires_at <= self._loop.time():
+                    await quietly(self._fail(job, job.timeout_error()))
+                elif self._shared is None and job.request.credential is None:
+                    await self._execute(job, job.identity)
+                else:
+                    await self._attend(job)
         except GeneratorExit:
             # The loop is closed: nothing else can start.
             raise
@@ -329,16 +335,11 @@ class JobRunner:
         await self._send(job.reply_to, encode_event(CallOffered(payload=payload)))
 
     async def _attend(self, job: Job) -> None:
-        """Identify the caller of a job, and run it."""
-        # The timer cannot fire while a handler blocks the loop.
-        if job.expires_at <= self._loop.time():
-            await quietly(self._fail(job, job.timeout_error()))
-            return
-        request = job.request
+        """Identify the caller of a job, and run it if the front admits it."""
         try:
             identity = job.identity
-            if request.credential is not None:
-                identity = await self._identify(job, request.credential)
+            if job.request.credential is not None:
+                identity = await self._identify(job, job.request.credential)
             if self._shared is None:
                 await self._execute(job, identity)
             else:
@@ -397,7 +398,12 @@ class JobRunner:
             job.begun = job.spec is not None or registry.has_remote
             if not job.is_stream:
                 envelope = await registry.execute(request.operation_id, request.input, context)
-                await self._respond(job, envelope)
+                try:
+                    body = encode_response(request.request_id, envelope)
+                except (TypeError, ValueError) as error:
+                    reason = f"the result cannot be written as JSON: {error}"
+                    raise CallError(ErrorCode.EXECUTION_ERROR, reason) from error
+                await self._conclude(job, body)
                 return
             sequence = 0
             end = partial(self._stop, job, credential_ended())
@@ -423,20 +429,6 @@ class JobRunner:
             logger.debug("%s: a reply could not be sent: %s", printable(request.request_id), error)
 
     # ---------------------------------------------------------------------------------------- replying
-
-    # Not a coroutine: the caller awaits its result, which saves one step for every call.
-    def _respond(self, job: Job, envelope: ResponseEnvelope[Any]) -> Awaitable[None]:
-        """Send the one reply of a call.
-
-        Raises:
-            CallError: `EXECUTION_ERROR` if the envelope cannot be written as JSON.
-        """
-        try:
-            body = encode_response(job.request.request_id, envelope)
-        except (TypeError, ValueError) as error:
-            reason = f"the result cannot be written as JSON: {error}"
-            raise CallError(ErrorCode.EXECUTION_ERROR, reason) from error
-        return self._conclude(job, body)
 
     async def _send_item(self, job: Job, envelope: ResponseEnvelope[Any], sequence: int) -> None:
         """Send one item of a subscription, as soon as there is room for it.
@@ -489,6 +481,7 @@ class JobRunner:
             return encode_error(request_id, error, sequence)
         return encode_error(request_id, error, sequence, begun=False, worker=self.mailbox)
 
+    # Not a coroutine: the caller awaits its result, which saves one step for every call.
     def _conclude(self, job: Job, body: bytes) -> Awaitable[None]:
         """Send the event that ends a call, and cache it in case it does not arrive."""
         if job.answered:

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from operations._pipeline.outcome import BUCKETS
+from operations._pipeline.plan import BUCKETS
 from operations.access import Identity
 from operations.calls.events import RequestPayload
 from operations.calls.states import NEVER

@@ -99,9 +99,8 @@ class CallServer(JobRunner):
         self._services = OperationRegistry(service_operations(registry, target))
         self._served: dict[str, Served] = {}
         self._served_revision = registry.revision
-        self._specs = ""
-        """A digest of the operations."""
-        self._fenced = BoundedSet(MAX_IDS)
+        self._specs_digest = ""
+        self._fenced: BoundedSet | None = None
         self._misdirections = LogThrottle()
         self._restored_at = self._connected_at = 0.0
         self._watching: list[asyncio.Task[Any]] = []
@@ -146,12 +145,12 @@ class CallServer(JobRunner):
         Raises:
             TransportError: If the broker cannot be reached.
         """
-        workers = self.target.control(self.group)
-        self._listening = await self.target.listen((self.mailbox, workers), self)
+        addresses = (self.mailbox, self.target.control(self.group))
+        self._listening = await self.target.listen(addresses, self)
         self._connected_at = self._loop.time()
         # Callers must know a worker before it can have their calls: otherwise they cannot detect that it is lost.
         self._is_leaving = False
-        self._specs = digest_of(self.registry)
+        self._specs_digest = digest_of(self.registry)
         if not self.target.direct:
             await self._announce(arrived=True)
         self.is_serving = True
@@ -300,8 +299,8 @@ class CallServer(JobRunner):
             if claim is not None and (known is None or known.claim is None):
                 claim.remove()
             reply = self._recent.last_reply(key, reply_to)
-            again = None if reply is None else self._spawn(self._send(reply_to, reply))
-            set_after(again, replied)
+            sending = None if reply is None else self._spawn(self._send(reply_to, reply))
+            set_after(sending, replied)
             return
         job = self._job_of(request, reply_to, key, delivery)
         job.replied = replied
@@ -384,7 +383,7 @@ class CallServer(JobRunner):
 
     def _is_new(self, key: str, resends: int = 0) -> bool:
         """Remember the key of a request; return False if it was known, or this copy of it was given up."""
-        if len(self._fenced) and f"{key} {resends}" in self._fenced:
+        if self._fenced is not None and f"{key} {resends}" in self._fenced:
             return False
         return self._recent.add(key)
 
@@ -475,7 +474,7 @@ class CallServer(JobRunner):
             request_ids=held,
             fenced=[fence for fence in probe.fences if self._fence(fence, sender)],
             leaving=leaving,
-            specs=self._specs,
+            specs=self._specs_digest,
             stats=self.stats() if probe.stats else None,
         )
         await self._send(probe.reply_to, encode_event(CallAlive(payload=payload)))
@@ -483,7 +482,7 @@ class CallServer(JobRunner):
     async def _announce(self, *, arrived: bool = False) -> None:
         """Tell all callers of the group that this worker is here, leaves, or serves other operations."""
         payload = AlivePayload(
-            worker=self.mailbox, arrived=arrived, leaving=self._is_leaving, specs=self._specs
+            worker=self.mailbox, arrived=arrived, leaving=self._is_leaving, specs=self._specs_digest
         )
         callers = self.target.topic(f"{self.group}.callers")
         await self._send(callers, encode_event(CallAlive(payload=payload)))
@@ -501,6 +500,7 @@ class CallServer(JobRunner):
         else:
             # Its caller decides: it will not confirm this copy any more.
             job.is_stale = True
+        self._fenced = self._fenced or BoundedSet(MAX_IDS)
         self._fenced.add(f"{key} {fence.resends}")
         return True
 
@@ -518,7 +518,7 @@ class CallServer(JobRunner):
     async def _watch_specs(self) -> None:
         """Announce operations that were registered, replaced or removed."""
         async for _ in spec_changes(self.registry, self._config.heartbeat):
-            self._specs = digest_of(self.registry)
+            self._specs_digest = digest_of(self.registry)
             await self._announce()
 
 
