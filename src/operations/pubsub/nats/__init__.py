@@ -81,6 +81,9 @@ _ASK_EVERY, _ASK_SOON = 5.0, 1.0
 fewer than two are known, because one that has just come gets no requests before it is known."""
 
 
+_random = SystemRandom()
+
+
 class _Consumers:
     """The consumers of a plain queue, among which a caller spreads its requests evenly.
 
@@ -132,9 +135,10 @@ class _Consumers:
                 return name
         if not self._seen_at:
             return ""
-        # In another order each time, so that no pattern of requests meets the same consumer.
         self._round = list(self._seen_at)
-        SystemRandom().shuffle(self._round)
+        if len(self._round) > 1:
+            # In another order each time, so that no pattern of requests meets the same consumer.
+            _random.shuffle(self._round)
         return self._round.pop()
 
 
