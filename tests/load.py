@@ -36,9 +36,6 @@ REPEATED = {
     "server/test_idle.py::test_ten_thousand_idle_connections_block_no_client_and_are_closed": (
         "R18 promises a bound on memory for 10,000 connections, which two processes open at once"
     ),
-    "test_leftovers.py::test_leftovers_are_found": (
-        "memory that earlier tests freed may hide the growth that the check has to find"
-    ),
     "server/test_time.py::test_nested_calls_end_with_the_time_of_the_call_they_are_part_of": (
         "the call has 0.1 s, which may pass on a busy machine before it is started"
     ),

@@ -1,7 +1,9 @@
 """The check after every test of a fault: it finds all leftovers, and nothing else."""
 
 import asyncio
-from collections.abc import Iterator
+import json
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -14,13 +16,6 @@ from operations.errors import CallError
 from operations.pubsub.memory import MemoryTarget
 
 pytest_plugins = ("pytester",)
-
-
-@pytest.fixture
-def loop() -> Iterator[asyncio.AbstractEventLoop]:
-    loop = asyncio.new_event_loop()
-    yield loop
-    loop.close()
 
 
 async def an_exception(*, is_left: bool) -> None:
@@ -63,20 +58,9 @@ async def a_ring_of_pieces(*, is_left: bool) -> None:
         KEPT.append(ring)
 
 
-@pytest.mark.parametrize("is_left", [True, False])
-@pytest.mark.parametrize(
-    ("leave", "word"),
-    [
-        (an_exception, "never retrieved"),
-        (a_task, "sleep"),
-        (a_large_piece, "KB"),
-        (many_small_pieces, "KB"),
-        (a_ring_of_pieces, "KB"),
-    ],
-)
-def test_leftovers_are_found(
-    loop: asyncio.AbstractEventLoop, leave: Any, word: str, is_left: bool
-) -> None:
+def found_after(leave: Any, *, is_left: bool) -> list[str]:
+    """Return the leftovers that are found after a test that leaves something, or nothing."""
+    loop = asyncio.new_event_loop()
     leftovers = Leftovers(loop)
     loop.run_until_complete(leave(is_left=is_left))
     found = leftovers.collect()
@@ -84,8 +68,33 @@ def test_leftovers_are_found(
     for task in asyncio.all_tasks(loop):
         task.cancel()
     loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+    return found
+
+
+@pytest.mark.parametrize("is_left", [True, False])
+@pytest.mark.parametrize(("leave", "word"), [(an_exception, "never retrieved"), (a_task, "sleep")])
+def test_tasks_and_exceptions_are_found(leave: Any, word: str, is_left: bool) -> None:
+    found = found_after(leave, is_left=is_left)
 
     assert [word in text for text in found] == [True] * is_left
+
+
+def print_found_memory() -> None:
+    kinds = (a_large_piece, many_small_pieces, a_ring_of_pieces)
+    print(json.dumps([found_after(each, is_left=left) for each in kinds for left in (True, False)]))
+
+
+def test_memory_is_found() -> None:
+    """In a process of its own, because memory that earlier tests freed may hide the growth."""
+    code = "from tests.test_leftovers import print_found_memory; print_found_memory()"
+    child = subprocess.run(
+        [sys.executable, "-c", code], cwd=PROJECT, capture_output=True, timeout=110, check=True
+    )
+    found: list[list[str]] = json.loads(child.stdout)
+
+    assert [len(texts) for texts in found] == [1, 0] * 3
+    assert all("KB" in text for texts in found for text in texts)
 
 
 @pytest.mark.parametrize("is_left", [True, False])

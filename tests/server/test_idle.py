@@ -18,10 +18,7 @@ SPARE = 200
 
 IDLERS = Path(__file__).with_name("idlers.py")
 
-pytestmark = [
-    pytest.mark.alone,
-    pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc"),
-]
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
 
 
 @asynccontextmanager
