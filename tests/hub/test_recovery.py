@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import os
 import signal
 import sys
@@ -87,7 +88,19 @@ async def double(hub: Hub, number: int, name: str = "double") -> Any:
 
 
 @pytest.mark.requirement("R62")
-async def test_a_source_that_starts_late_appears_and_a_lost_one_returns(tmp_path: Path) -> None:
+async def test_a_source_that_starts_late_appears_and_a_lost_one_returns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("operations.hub.hub._POLL_SECONDS", 0.02)
+    caplog.set_level(logging.INFO, "operations.hub")
+
+    def logged() -> list[tuple[str, str]]:
+        return [
+            (each.levelname, each.getMessage())
+            for each in caplog.records
+            if each.name == "operations.hub"
+        ]
+
     port = free_port()
     path = written(
         tmp_path,
@@ -96,6 +109,7 @@ async def test_a_source_that_starts_late_appears_and_a_lost_one_returns(tmp_path
     with anyio.fail_after(100):
         async with (
             open_hub(path) as hub,
+            following(hub),
             running(hub.app) as url,
             aiohttp.ClientSession(url) as http,
         ):
@@ -117,10 +131,13 @@ async def test_a_source_that_starts_late_appears_and_a_lost_one_returns(tmp_path
             ) as response:
                 assert (response.status, (await response.json())["code"]) == (503, "UNAVAILABLE")
             assert await ready() == (200, {"status": "degraded", "disconnected": ["tools"]})
+            await until(lambda: logged()[-1][0] == "WARNING")
+            assert logged()[-1][1].startswith("mcp:tools is not available: tools")
 
             async with tools(port):
                 await until(lambda: states(hub) == {"tools": "connected"})
                 assert await double(hub, 5) == {"result": 10}
+                await until(lambda: logged()[-1] == ("INFO", "mcp:tools is connected again"))
 
 
 @pytest.mark.requirement("R62", "R38")

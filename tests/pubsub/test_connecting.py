@@ -1,6 +1,7 @@
 """Connects and handshakes end in time, and clients leave servers that do not serve them."""
 
 import asyncio
+import logging
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -58,8 +59,9 @@ async def test_a_port_that_accepts_and_stays_silent_is_an_error_in_time(
 
 @pytest.mark.requirement("R34", "R35")
 async def test_a_client_leaves_a_redis_that_hangs_while_its_address_moves(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.WARNING)
     monkeypatch.setattr("operations.pubsub.redis.connection._READ_TIMEOUT", 0.3)
     monkeypatch.setattr("operations.pubsub.redis.connection.SILENCE", 0.3)
     monkeypatch.setattr("operations.pubsub.redis.connection.KEEPALIVE", 0.1)
@@ -81,6 +83,8 @@ async def test_a_client_leaves_a_redis_that_hangs_while_its_address_moves(
             box = target.mailbox()
             await target.listen((box,), SilentReceiver())
             assert await target.is_present(box)
+    # One line, although the client lost several connections.
+    assert caplog.text.count("the connection to Redis was lost") == 1
 
 
 @pytest.mark.requirement("R34")

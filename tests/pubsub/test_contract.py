@@ -205,7 +205,7 @@ async def test_a_target_that_was_not_used_for_a_while_is_still_there(world: Worl
 
 
 async def test_a_nats_client_reconnects_after_every_server_error(
-    nats_server: Broker,
+    nats_server: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with connect_nats(nats_server.url) as target:
         assert isinstance(target, NatsTarget)
@@ -217,6 +217,8 @@ async def test_a_nats_client_reconnects_after_every_server_error(
         await until(lambda: target._nats.stats["reconnects"] == 1 and target.is_connected)
         await target.send(box, event(1))
         await until(lambda: recorder.bodies == [event(1)])
+    # Closing is not a loss.
+    assert caplog.text.count("the connection to NATS was lost") == 1
 
 
 @pytest.mark.requirement("R33", "F8")

@@ -89,7 +89,7 @@ async def work(
         hub.serve_authority()
         async with (
             serve_calls(hub.registry, target, **options, resolve=hub.access.resolve) as worker,
-            following(hub),
+            following(hub, {f"broker:{chosen}": lambda: target.is_connected}),
             _shown(hub, worker, _listen_config(file, host, port)) as url,
         ):
             with writing_logs(file, verbose=common.verbose):

@@ -12,7 +12,7 @@ Rule 4: the config is read again when its file changes, on SIGHUP, and on reques
 import asyncio
 import logging
 import signal
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -441,10 +441,17 @@ def _key(source: Source) -> tuple[str, str, str]:
 
 
 @asynccontextmanager
-async def following(hub: Hub) -> AsyncGenerator[None]:
-    """Reload a hub when its file changes and on SIGHUP, for the duration of an `async with` block."""
+async def following(
+    hub: Hub, connections: Mapping[str, Callable[[], bool]] | None = None
+) -> AsyncGenerator[None]:
+    """Reload a hub when its file changes and on SIGHUP, and log lost sources, within an `async with` block.
+
+    Args:
+        hub: The hub.
+        connections: Other connections whose loss is logged, by label: each returns whether it is connected.
+    """
     again, loop = asyncio.Event(), asyncio.get_running_loop()
-    task = asyncio.create_task(_follow(hub, again), name="config changes")
+    task = asyncio.create_task(_follow(hub, again, connections or {}), name="config changes")
     with suppress(NotImplementedError, RuntimeError):
         loop.add_signal_handler(signal.SIGHUP, again.set)
     try:
@@ -456,11 +463,24 @@ async def following(hub: Hub) -> AsyncGenerator[None]:
         await asyncio.wait({task})
 
 
-async def _follow(hub: Hub, again: asyncio.Event) -> None:
+async def _follow(
+    hub: Hub, again: asyncio.Event, connections: Mapping[str, Callable[[], bool]]
+) -> None:
+    lost = set[str]()
     while True:
         with suppress(TimeoutError):
             async with asyncio.timeout(_POLL_SECONDS):
                 await again.wait()
+        # A supervisor logs why it could not open a source.
+        problems = {each.label: each.problem for each in hub.sources if each.opened is not None}
+        for label, is_connected in connections.items():
+            problems[label] = None if is_connected() else "the connection was lost"
+        for label, problem in problems.items():
+            if problem is not None and label not in lost:
+                logger.warning("%s is not available: %s", label, problem)
+            elif problem is None and label in lost:
+                logger.info("%s is connected again", label)
+        lost = {label for label, problem in problems.items() if problem is not None}
         if not again.is_set() and file_times(hub.file) == hub.file_times:
             continue
         again.clear()

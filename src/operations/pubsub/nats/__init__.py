@@ -35,6 +35,7 @@ from operations.pubsub.base import (
     Consumer,
     Delivery,
     EventTarget,
+    LogThrottle,
     LoopAffinity,
     QueueState,
     Receiver,
@@ -147,6 +148,7 @@ class NatsTarget(EventTarget):
 
     def __init__(self, config: NatsConfig) -> None:
         self._affinity = LoopAffinity()
+        self._losses = LogThrottle()
         self.trusted = config.trusted
         self.max_bytes = 1024 * 1024
         self.max_values = config.max_values
@@ -227,6 +229,8 @@ class NatsTarget(EventTarget):
         return self._nats.is_connected
 
     async def _on_lost(self) -> None:
+        if not self._affinity.is_closed:
+            logger.log(self._losses.level(), "the connection to NATS was lost")
         self._connected.clear()
         for receiver in tuple(self._receivers):
             receiver.lost("the connection to NATS was lost")

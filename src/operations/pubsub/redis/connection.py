@@ -295,6 +295,7 @@ class RedisClient(EventTarget):
         self.connector = Connector(config)
         self.receivers: list[Receiver] = []
         self.mended = asyncio.Event()
+        self._losses = LogThrottle()
         self.connections: list[ReconnectingConnection] = []
         self.link = PipelinedConnection(self)
 
@@ -333,7 +334,8 @@ class RedisClient(EventTarget):
             raise NotSentError("Redis cannot be reached") from None
 
     def lost(self, reason: str) -> None:
-        """Note that a connection is lost."""
+        """Note that a connection is lost, usually together with the others."""
+        logger.log(self._losses.level(), reason)
         for receiver in tuple(self.receivers):
             receiver.lost(reason)
 
@@ -405,8 +407,6 @@ class ReconnectingConnection(ABC):
             except (TransportError, *CONNECTION_ERRORS) as error:
                 self._failure = error
                 if self._opened.done():
-                    if self._backoff.attempt == 0:
-                        logger.warning("the connection to Redis was lost: %s", error)
                     self._client.lost(f"the connection to Redis was lost: {error}")
                 elif _is_final(error):
                     self._opened.set_exception(TransportError(str(error)))
