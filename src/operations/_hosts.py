@@ -218,7 +218,9 @@ class HostError(NamedTuple):
     message: str
 
 
-_UNKNOWN_HOST: Final = HostError(421, "This server does not answer to that Host")
+_UNKNOWN_HOST: Final = HostError(
+    421, "This server does not answer to that Host: its operator can add it to allowed_hosts"
+)
 _FOREIGN_PAGE: Final = HostError(403, "Pages of that Origin may not use this server")
 
 

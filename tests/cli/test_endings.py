@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -60,12 +61,17 @@ def test_commands_without_their_extra_are_not_completed(
 def test_every_command_of_the_table_exists_and_has_help(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("COLUMNS", "80")
     for name in cli.COMMANDS:
         assert main([name, "--help"]) == 0
         told = capsys.readouterr().out
         assert "--json" in told
         assert "--config" in told
+        # Lines are as long as the terminal allows.
+        for line, following in pairwise(told.partition("╭")[0].splitlines()):
+            first = following.partition(" ")[0]
+            assert len(line) <= 80
+            assert not line or not first or len(f"{line} {first}") > 80, line
 
 
 def test_the_overview_needs_nothing_and_names_every_command(
@@ -78,6 +84,7 @@ def test_the_overview_needs_nothing_and_names_every_command(
             assert f"  {name:<12}{line}\n" in told
             assert f"\n{group}\n" in told
         assert "\x1b" not in told
+        assert max(map(len, told.splitlines())) < 80
 
 
 def test_without_the_extra_of_the_command_line_it_is_named() -> None:

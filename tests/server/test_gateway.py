@@ -88,6 +88,23 @@ async def test_a_request_that_does_not_fit_is_reported_with_its_path() -> None:
     assert issue["path"] == "/calls/0/operation"
 
 
+@pytest.mark.parametrize(
+    ("target", "advice"),
+    [
+        ("/search?q=x", "q is not a known parameter. Known here: query, limit, namespace, tags"),
+        ("/search?querry=x", 'querry is not a known parameter. Did you mean "query"?'),
+    ],
+)
+async def test_an_unknown_parameter_is_reported_with_those_that_exist(
+    target: str, advice: str
+) -> None:
+    response = await serving().get(target)
+
+    assert response.json["message"].startswith(f"Invalid request: {advice}")
+    (issue,) = response.json["details"]["errors"]
+    assert issue["path"] == target[7:].partition("=")[0].replace("?", "/")
+
+
 async def test_a_repeated_or_unreadable_parameter_is_malformed() -> None:
     client = serving()
 

@@ -62,8 +62,9 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
 """The commands by name: group in the help, module and function, and line in the help."""
 
 EPILOGUE = """\
-Exit codes: 0 done, 1 failed, 2 wrong usage, 3 wrong config, 4 not found, 5 denied, 6 invalid input,
-7 timed out, 8 unavailable, 9 needs approval, 130 interrupted. The config is the nearest operations.toml; every command
+Exit codes: 0 done, 1 failed, 2 wrong usage, 3 wrong config, 4 not found,
+5 denied, 6 invalid input, 7 timed out, 8 unavailable, 9 needs approval,
+130 interrupted. The config is the nearest operations.toml; every command
 accepts --config, --json and --help.
 """
 

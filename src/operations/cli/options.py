@@ -9,6 +9,7 @@ Rule 5: text from other parties (descriptions, results, messages) is printed wit
         control characters.
 """
 
+import inspect
 import logging
 import shlex
 import sys
@@ -375,7 +376,14 @@ def command(
             screen.failed(f"this is a defect: {type(error).__name__}: {error}{hint}")
             return ExitCode.FAILED
 
+    run.__doc__ = _reflowed(function.__doc__ or "")
     return run
+
+
+def _reflowed(docstring: str) -> str:
+    """Return a docstring with one line per paragraph: help keeps line breaks, and terminals differ in width."""
+    text, section, arguments = inspect.cleandoc(docstring).partition("\n\nArgs:\n")
+    return "\n\n".join(" ".join(each.split()) for each in text.split("\n\n")) + section + arguments
 
 
 # ------------------------------------------------------------ opening the config

@@ -1,6 +1,7 @@
 """The transport on aiohttp: one pool for hosts the operator named, one for public addresses only."""
 
 import asyncio
+import os
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Mapping
 from contextlib import aclosing, nullcontext, suppress
@@ -407,7 +408,8 @@ def _call_error(error: Exception, request: HTTPRequest) -> CallError:
             begun=False,
         )
     if isinstance(error, (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, OSError)):
-        reason = (isinstance(error, OSError) and error.strerror) or type(error).__name__
+        number = error.errno if isinstance(error, OSError) else None
+        reason = type(error).__name__ if number is None else os.strerror(number)
         # Once connected, the request may have arrived.
         is_connected = not isinstance(error, aiohttp.ClientConnectorError)
         return CallError(

@@ -22,6 +22,8 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
+from operations._json import object_of
+from operations._text import printable, suggestion
 from operations.access import Identity
 from operations.errors import CallError, ErrorCode
 from operations.front.config import Ready, ServerConfig
@@ -37,7 +39,7 @@ from operations.specs import OperationSpec, OperationType
 from operations.telemetry import CONTENT_TYPE, CallMetrics
 from operations.types import JSONObject
 
-T = TypeVar("T")
+T = TypeVar("T", bound=msgspec.Struct)
 
 MAX_RESULTS = 200
 """The largest number of results of a search."""
@@ -75,6 +77,14 @@ class Batch(_Body, frozen=True, kw_only=True):
     """Several calls."""
 
     calls: list[BatchCall]
+
+
+def _invalid(message: str, path: str) -> CallError:
+    """Return the error for a wrong request, in the same form as for the input of an operation."""
+    issue = {"path": path, "message": message.partition(" - at `$")[0], "keyword": "request"}
+    return CallError(
+        ErrorCode.VALIDATION_ERROR, f"Invalid request: {message}", {"errors": [issue]}
+    )
 
 
 class GatewayRoutes:
@@ -151,16 +161,17 @@ class GatewayRoutes:
             if is_query
             else await self._pipeline.read_json(state)
         )
+        known = kind.__struct_fields__
+        for name in object_of(asked).keys() - set(known):
+            advice = suggestion(name, known) or f" Known here: {', '.join(known)}."
+            raise _invalid(f"{printable(name)} is not a known parameter.{advice}", f"/{name}")
         try:
             return msgspec.convert({} if asked is None else asked, kind, strict=not is_query)
         except msgspec.ValidationError as error:
-            # The same form as for the input of an operation: "... - at `$.calls[0].operation`".
-            message, _, place = str(error).partition(" - at `$")
+            # "... - at `$.calls[0].operation`".
+            place = str(error).partition(" - at `$")[2]
             path = place.rstrip("`").replace("[", "/").replace("]", "").replace(".", "/")
-            issue = {"path": path, "message": message, "keyword": "request"}
-            raise CallError(
-                ErrorCode.VALIDATION_ERROR, f"Invalid request: {error}", {"errors": [issue]}
-            ) from None
+            raise _invalid(str(error), path) from None
 
     def _query(
         self, query: bytes, many: tuple[str, ...], as_json: tuple[str, ...]
