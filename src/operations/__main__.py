@@ -14,6 +14,8 @@ except ImportError as error:
     sys.exit(
         "operations: the command line needs the 'cli' extra: pip install 'alkdev-operations[cli]'"
     )
+except KeyboardInterrupt:
+    sys.exit(130)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -87,6 +87,23 @@ def test_the_overview_needs_nothing_and_names_every_command(
         assert max(map(len, told.splitlines())) < 80
 
 
+def test_ctrl_c_while_the_command_is_loaded_shows_no_traceback() -> None:
+    code = """
+import sys
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == "cyclopts":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupting())
+from operations.__main__ import main
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+
+    assert (done.returncode, done.stderr) == (130, "")
+
+
 def test_without_the_extra_of_the_command_line_it_is_named() -> None:
     code = "import sys; sys.modules['cyclopts'] = None; from operations.__main__ import main; main(['list'])"
     done = subprocess.run(

@@ -50,6 +50,10 @@ from operations.hub.source import limits_of
 from operations.types import JSONObject
 
 
+_TOLD = frozenset({ErrorCode.OPERATION_NOT_FOUND, ErrorCode.TIMEOUT})
+"""Errors whose message contains their details."""
+
+
 def faults_of(details: object) -> list[JSONObject]:
     """Return the validation failures in the details of a `VALIDATION_ERROR`."""
     return [object_of(fault) for fault in list_of(object_of(details).get("errors"))]
@@ -247,7 +251,7 @@ class Screen:
             is_repeated = len(faults) == 1 and str(faults[0].get("message")) in error.message
             for fault in () if is_repeated else faults:
                 self.note(f"  {fault.get('path') or '(input)'} {fault.get('message')}", "red")
-        elif details is not None:
+        elif details is not None and error.code not in _TOLD:
             self.note(encoded(details, indent=2), "dim")
 
     def traceback(self) -> None:

@@ -3,6 +3,7 @@
 from typing import TypedDict
 
 from mcp.server.mcpserver import MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
 
 _RATES = {"EUR": 1.0, "USD": 1.1, "JPY": 170.0}
 
@@ -20,7 +21,7 @@ class Money(TypedDict):
 def convert(amount: float, to: str) -> Money:
     """Convert euros into another currency."""
     if to not in _RATES:
-        raise ValueError(f"no rate for {to}")
+        raise ToolError(f"There is no rate for {to}: use {', '.join(_RATES)}")
     return Money(amount=round(amount * _RATES[to], 2), currency=to)
 
 
