@@ -1,4 +1,4 @@
-"""Backoff, retry budget, circuit breaker, bulkhead and time limit for peers that fail or do not respond.
+"""Backoff, retry budget, circuit breaker, bulkhead, time limit and log throttle for peers that fail or do not respond.
 
 Rule 1: the pause before the next attempt is random, and grows with the outage. Retries are limited to a fraction of the
         calls.
@@ -11,6 +11,7 @@ Rule 4: the timer of a time limit stops while a person answers a question, and r
 """
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -438,3 +439,23 @@ def lent_slot() -> AbstractContextManager[None]:
     """Release the slot of the current call while it waits for a person."""
     lend = held_slot.get()
     return nullcontext() if lend is None else lend()
+
+
+_EVERY = 60.0
+"""Seconds between two warnings of the same kind."""
+
+
+class LogThrottle:
+    """Logs a repeated message as a warning once a minute, and as debug messages in between."""
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock = clock
+        self._logged_at: float | None = None
+
+    def level(self) -> int:
+        """Return the level for logging the message now."""
+        now = self._clock()
+        if self._logged_at is not None and now - self._logged_at < _EVERY:
+            return logging.DEBUG
+        self._logged_at = now
+        return logging.WARNING

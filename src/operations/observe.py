@@ -17,6 +17,7 @@ from typing import IO, Any, Final, Literal, Protocol, Self, TypeAlias
 
 import msgspec
 
+from operations._resilience import LogThrottle
 from operations._text import counted
 
 logger = logging.getLogger("operations")
@@ -182,6 +183,7 @@ class CallGraph:
     def __init__(self, path: str | Path | None = None, *, limit: int = 10_000) -> None:
         self._records: OrderedDict[str, CallRecord] = OrderedDict()
         self._limit = limit
+        self._failures = LogThrottle()
         self._file: IO[bytes] | None = None
         if path is not None:
             # Closed by `close`: the graph outlives every block it could be opened in.
@@ -216,7 +218,11 @@ class CallGraph:
             record.outcome = event.code or _SUCCESS
             add_counts(record.changes, event.changes or {})
             if self._file is not None:
-                self._file.write(msgspec.json.encode(record) + b"\n")
+                try:
+                    self._file.write(msgspec.json.encode(record) + b"\n")
+                except OSError as error:
+                    # Calls go on if the disk is full.
+                    logger.log(self._failures.level(), "calls cannot be recorded: %s", error)
 
     def __iter__(self) -> Iterator[CallRecord]:
         return iter(tuple(self._records.values()))

@@ -67,6 +67,26 @@ async def test_audit_records_are_appended_to_a_private_file_also_after_rotation(
     assert file.stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
+async def test_calls_go_on_if_the_disk_is_full(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path, '[audit]\nfile = "/dev/full"\n')
+    path.write_text(path.read_text().replace("enabled = false", 'file = "/dev/full"'))
+    async with open_hub(path) as hub:
+        for _ in range(3):
+            await hub.registry.execute("hello.greet", {"name": "Ann"})
+
+    said = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert sorted(said) == [
+        "audit records cannot be written: [Errno 28] No space left on device",
+        "calls cannot be recorded: [Errno 28] No space left on device",
+    ]
+    assert capsys.readouterr().err == ""
+    with pytest.raises(ConfigError, match=r"audit\.file cannot be used: .* No such file"):
+        await open_hub(write(tmp_path, '[audit]\nfile = "gone/audit.jsonl"\n')).__aenter__()
+
+
 async def test_spans_and_metrics_reach_a_collector(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeAlias, cast
 
+from operations._resilience import LogThrottle
 from operations._signals import shutdown_event
 from operations.calls.client import PendingRequestMap
 from operations.calls.events import (
@@ -62,7 +63,6 @@ from operations.pubsub.base import (
     BoundedSet,
     Delivery,
     EventTarget,
-    LogThrottle,
     Subscription,
     WorkerStats,
     usable,

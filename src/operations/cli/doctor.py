@@ -257,7 +257,9 @@ def _trace(file: ConfigFile) -> Finding:
     if not file.config.trace.enabled:
         return Finding("trace", "ok", "calls are not recorded")
     path = journal_path(file)
-    return Finding("trace", "ok" if _is_writable(path) else "warning", str(path))
+    if not _is_writable(path):
+        return Finding("trace", "warning", f"{path} cannot be written: set another trace.file")
+    return Finding("trace", "ok", str(path))
 
 
 def _changes(file: ConfigFile) -> Iterator[Finding]:

@@ -49,7 +49,6 @@ from operations.hub.journal import recall_ids, remember_ids
 from operations.hub.source import limits_of
 from operations.types import JSONObject
 
-
 _TOLD = frozenset({ErrorCode.OPERATION_NOT_FOUND, ErrorCode.TIMEOUT})
 """Errors whose message contains their details."""
 

@@ -85,7 +85,10 @@ async def _set_up(hub: Hub) -> AsyncGenerator[None]:
     async with AsyncExitStack() as stack:
         audit = AuditConfig(**file.options(AuditConfig, config.audit))
         if audit.file is not None if audit.enabled is None else audit.enabled:
-            sink = None if audit.file is None else AuditFile(audit.file)
+            try:
+                sink = None if audit.file is None else AuditFile(audit.file)
+            except OSError as error:
+                raise file.fault(f"cannot be used: {error}", "audit.file") from error
             if sink is not None:
                 stack.callback(sink.close)
             stack.callback(hub.registry.observe(Audit(sink)))

@@ -20,6 +20,7 @@ from typing import Annotated, Any, Protocol, TypeAlias
 
 import msgspec
 
+from operations._resilience import LogThrottle
 from operations.access import Identity
 from operations.errors import NotSentError, TooLargeError
 
@@ -413,10 +414,6 @@ def deliver(receiver: Receiver, delivery: Delivery) -> None:
             delivery.claim.remove()
 
 
-_EVERY = 60.0
-"""Seconds between two warnings of the same kind."""
-
-
 _MAX_BATCH = 64
 """Requests that a worker takes in one read."""
 
@@ -494,22 +491,6 @@ class BatchSize:
                 return
         if count >= self._size and before - since < _PROMPT:
             self._size = min(2 * self._size, _MAX_BATCH)
-
-
-class LogThrottle:
-    """Logs a repeated message as a warning once a minute, and as debug messages in between."""
-
-    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
-        self._clock = clock
-        self._logged_at: float | None = None
-
-    def level(self) -> int:
-        """Return the level for logging the message now."""
-        now = self._clock()
-        if self._logged_at is not None and now - self._logged_at < _EVERY:
-            return logging.DEBUG
-        self._logged_at = now
-        return logging.WARNING
 
 
 class BoundedSet:

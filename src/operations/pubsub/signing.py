@@ -19,14 +19,8 @@ from time import time
 
 import msgspec
 
-from operations.pubsub.base import (
-    Consumer,
-    Delivery,
-    EventTarget,
-    LogThrottle,
-    Receiver,
-    Subscription,
-)
+from operations._resilience import LogThrottle
+from operations.pubsub.base import Consumer, Delivery, EventTarget, Receiver, Subscription
 
 logger = logging.getLogger("operations")
 

@@ -82,9 +82,7 @@ class Batch(_Body, frozen=True, kw_only=True):
 def _invalid(message: str, path: str) -> CallError:
     """Return the error for a wrong request, in the same form as for the input of an operation."""
     issue = {"path": path, "message": message.partition(" - at `$")[0], "keyword": "request"}
-    return CallError(
-        ErrorCode.VALIDATION_ERROR, f"Invalid request: {message}", {"errors": [issue]}
-    )
+    return CallError(ErrorCode.VALIDATION_ERROR, f"Invalid request: {message}", {"errors": [issue]})
 
 
 class GatewayRoutes:

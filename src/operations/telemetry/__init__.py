@@ -23,6 +23,7 @@ from weakref import finalize
 import msgspec
 
 from operations._pipeline.plan import BUCKETS
+from operations._resilience import LogThrottle
 from operations._text import enforce_lists
 from operations.calls.monitoring import GroupReport
 from operations.calls.worker import CallServer
@@ -91,6 +92,7 @@ class TelemetryConfig:
             raise ValueError("endpoint must begin with http:// or https://")
 
 
+logger = logging.getLogger("operations")
 _audit_logger = logging.getLogger("operations.audit")
 
 
@@ -128,6 +130,12 @@ class _PrivateFile(WatchedFileHandler):
         _create(self.baseFilename)
         super().reopenIfNeeded()
 
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the name in logging
+        # Called while the exception is handled; by default it would be printed.
+        error = sys.exception()
+        if error is not None:
+            raise error
+
 
 def _create(path: str | Path) -> None:
     with suppress(FileExistsError):
@@ -148,15 +156,21 @@ class AuditFile:
 
     def __init__(self, path: str | Path) -> None:
         self._handler = _PrivateFile(path)
+        self._failures = LogThrottle()
 
     def __call__(self, record: AuditRecord) -> None:
-        """Append a record."""
+        """Append a record; if that fails, for example because the disk is full, log why and go on."""
         line = msgspec.json.encode(record).decode()
-        self._handler.handle(logging.makeLogRecord({"msg": line}))
+        try:
+            self._handler.handle(logging.makeLogRecord({"msg": line}))
+        except OSError as error:
+            logger.log(self._failures.level(), "audit records cannot be written: %s", error)
 
     def close(self) -> None:
         """Close the file."""
-        self._handler.close()
+        with suppress(OSError):
+            # What cannot be written was reported.
+            self._handler.close()
 
 
 class Audit:

@@ -22,6 +22,7 @@ from importlib.util import find_spec
 from secrets import SystemRandom, token_hex
 from typing import Any
 
+from operations._resilience import LogThrottle
 from operations._text import enforce_lists
 from operations.errors import MissingExtraError, NotSentError, TooLargeError, TransportError
 
@@ -35,7 +36,6 @@ from operations.pubsub.base import (
     Consumer,
     Delivery,
     EventTarget,
-    LogThrottle,
     LoopAffinity,
     QueueState,
     Receiver,

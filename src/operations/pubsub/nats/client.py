@@ -37,9 +37,9 @@ from nats.micro.service import (
 )
 from nats.protocol.parser import AWAITING_MSG_PAYLOAD, Parser
 
-from operations._resilience import Backoff
+from operations._resilience import Backoff, LogThrottle
 from operations.errors import TransportError
-from operations.pubsub.base import NOT_PERMITTED, LogThrottle, Subscription, WorkerStats
+from operations.pubsub.base import NOT_PERMITTED, Subscription, WorkerStats
 
 logger = logging.getLogger("operations")
 

@@ -31,13 +31,13 @@ from nats.js.errors import (
     ServiceUnavailableError,
 )
 
+from operations._resilience import LogThrottle
 from operations.errors import NotSentError, TransportError
 from operations.pubsub.base import (
     IDLE,
     BatchSize,
     Consumer,
     Delivery,
-    LogThrottle,
     QueueState,
     StoredLetter,
     deliver,

@@ -30,9 +30,9 @@ from redis.exceptions import (
     ResponseError,
 )
 
-from operations._resilience import Backoff
+from operations._resilience import Backoff, LogThrottle
 from operations.errors import NotSentError, TransportError
-from operations.pubsub.base import NOT_PERMITTED, EventTarget, LogThrottle, LoopAffinity, Receiver
+from operations.pubsub.base import NOT_PERMITTED, EventTarget, LoopAffinity, Receiver
 from operations.pubsub.config import RedisConfig, read_redis_address
 
 logger = logging.getLogger("operations")

@@ -18,6 +18,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.protocol import State
 
 from operations._decoding import enforce_bounds
+from operations._resilience import LogThrottle
 from operations._text import enforce_lists
 from operations.access import Identity
 from operations.errors import NotSentError, TransportError
@@ -26,7 +27,6 @@ from operations.pubsub.base import (
     Consumer,
     Delivery,
     EventTarget,
-    LogThrottle,
     Receiver,
     enforce_size,
 )
