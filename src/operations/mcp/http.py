@@ -32,7 +32,6 @@ from mcp.client.auth import OAuthFlowError
 from mcp.client.auth.extensions.client_credentials import ClientCredentialsOAuthProvider
 from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
-from mcp.shared.auth import OAuthClientInformationFull, OAuthToken
 from mcp.shared.message import SessionMessage
 from pydantic import ValidationError
 
@@ -58,7 +57,7 @@ from operations.mcp.failures import (
     seal,
     sealed,
 )
-from operations.mcp.oauth import stored_login
+from operations.mcp.oauth import TokenStore, stored_login
 from operations.mcp.session import (
     CONNECT_SECONDS,
     HANDOVER,
@@ -469,7 +468,7 @@ def _authentication(config: MCPClientConfig) -> httpx2.Auth | None:
     if isinstance(auth, ClientCredentials):
         return ClientCredentialsOAuthProvider(
             server_url=cast("str", config.url),
-            storage=_MemoryTokens(),
+            storage=TokenStore(),
             client_id=auth.client_id,
             client_secret=auth.client_secret,
             issuer=auth.issuer,
@@ -526,23 +525,3 @@ class _Bearer(httpx2.Auth):
         if token is not None:
             request.headers["authorization"] = f"Bearer {token}"
         yield request
-
-
-class _MemoryTokens:
-    """OAuth tokens for as long as the connection lives."""
-
-    def __init__(self) -> None:
-        self._tokens: OAuthToken | None = None
-        self._client: OAuthClientInformationFull | None = None
-
-    async def get_tokens(self) -> OAuthToken | None:
-        return self._tokens
-
-    async def set_tokens(self, tokens: OAuthToken) -> None:
-        self._tokens = tokens
-
-    async def get_client_info(self) -> OAuthClientInformationFull | None:
-        return self._client
-
-    async def set_client_info(self, client_info: OAuthClientInformationFull) -> None:
-        self._client = client_info

@@ -18,7 +18,7 @@ from pydantic import AnyUrl
 from operations._mcp_config import MCPClientConfig, OAuthLogin, read_servers
 from operations.errors import CallError, ErrorCode, OperationsError
 from operations.mcp.client import MCPClient
-from operations.mcp.oauth import TokenFile, build_provider, token_path
+from operations.mcp.oauth import TokenStore, build_provider, token_path
 from operations.registry import OperationRegistry
 from operations.specs import Operation
 
@@ -194,11 +194,11 @@ async def sign_in(name: str, config: MCPClientConfig, show: Callable[[str], obje
     login = config.login
     if login is None:
         raise ValueError(f'{name} does not sign in through a browser: set auth = "oauth"')
-    file = TokenFile(token_path(config, login))
+    file = TokenStore(token_path(config, login))
     async with _Callback(login.redirect_port) as callback:
         if login.client_id is None:
             # An earlier registration names another port, which strict servers reject.
-            file.path.unlink(missing_ok=True)
+            file.clear()
         else:
             await file.set_client_info(_registered(login, callback.address))
 

@@ -40,29 +40,47 @@ class SignInRequiredError(OperationsError):
         super().__init__(f"{target} needs a person to sign in: {_HOW}")
 
 
-class TokenFile:
-    """The tokens of one server, its client registration and the addresses of its authorization server, in a file."""
+class TokenStore:
+    """The tokens of one server, its client registration and the addresses of its authorization server.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    Args:
+        path: The file; None to keep them in memory.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+        self._kept: JSONObject = {}
         self.provider: OAuthClientProvider | None = None
         """Knows the metadata of the authorization server, which is kept so that a later process can refresh."""
 
     def read(self) -> JSONObject:
         """Return the stored values; empty if there are none, or if they cannot be read."""
         try:
-            return object_of(msgspec.json.decode(self.path.read_bytes()))
+            return (
+                self._kept
+                if self._path is None
+                else object_of(msgspec.json.decode(self._path.read_bytes()))
+            )
         except (OSError, msgspec.DecodeError):
             return {}
 
+    def clear(self) -> None:
+        """Remove everything."""
+        self._kept = {}
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+
     def _write(self, **changes: Any) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._kept = {**self.read(), **changes}
+        if self._path is None:
+            return
+        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         # `mkstemp` creates the file for its owner alone.
-        handle, temporary = tempfile.mkstemp(dir=self.path.parent)
+        handle, temporary = tempfile.mkstemp(dir=self._path.parent)
         try:
             with os.fdopen(handle, "wb") as file:
-                file.write(msgspec.json.encode({**self.read(), **changes}))
-            Path(temporary).replace(self.path)
+                file.write(msgspec.json.encode(self._kept))
+            Path(temporary).replace(self._path)
         except BaseException:
             Path(temporary).unlink(missing_ok=True)
             raise
@@ -114,7 +132,7 @@ def stored_login(config: MCPClientConfig, login: OAuthLogin) -> OAuthClientProvi
     Raises:
         SignInRequiredError: If no person has signed in yet.
     """
-    file = TokenFile(token_path(config, login))
+    file = TokenStore(token_path(config, login))
     stored = file.read()
     if _valid(OAuthToken, stored.get("tokens")) is None:
         raise SignInRequiredError(config.target)
@@ -138,7 +156,7 @@ async def _no_answer() -> AuthorizationCodeResult:
 def build_provider(
     config: MCPClientConfig,
     login: OAuthLogin,
-    file: TokenFile,
+    file: TokenStore,
     redirect_uri: str,
     redirect: Callable[[str], Awaitable[None]],
     callback: Callable[[], Awaitable[AuthorizationCodeResult]] | None = None,

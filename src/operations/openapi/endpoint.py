@@ -10,7 +10,7 @@ from urllib.parse import urljoin, urlsplit
 
 from operations._decoding import decode_known
 from operations._hosts import normal_url, origin_of
-from operations._json import canonical, object_of
+from operations._json import canonical, is_object, object_of
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, DocumentError, ErrorCode
@@ -18,7 +18,7 @@ from operations.openapi.bodies import HeldFiles, hold_files
 from operations.openapi.client import Client
 from operations.openapi.config import HTTPServiceConfig
 from operations.openapi.files import FileTarget, PathTarget, StreamedBody, Target, refused
-from operations.openapi.paging import NextArguments, NextURL, Page, Paging
+from operations.openapi.paging import Page, Paging
 from operations.openapi.parameters import template_names
 from operations.openapi.reading.document import Description, Entry
 from operations.openapi.reading.expected import Described, Expected
@@ -216,11 +216,11 @@ class Endpoint:
             )
             # From here on the data belongs to the caller.
             yield envelope
-            if isinstance(following, NextArguments):
-                arguments = following.arguments
+            if is_object(following):
+                arguments = following
                 draft = self._draft(arguments)
-            elif isinstance(following, NextURL):
-                draft = self._at(following.url, draft)
+            elif isinstance(following, str):
+                draft = self._at(following, draft)
             else:
                 return
             if _question(draft) == here:

@@ -27,21 +27,8 @@ class Page:
     data: Any
 
 
-@dataclass(frozen=True, slots=True)
-class NextArguments:
-    """Ask again with these arguments."""
-
-    arguments: JSONObject
-
-
-@dataclass(frozen=True, slots=True)
-class NextURL:
-    """Ask at this address, which must be of the same origin."""
-
-    url: str
-
-
-Next: TypeAlias = NextArguments | NextURL | None
+Next: TypeAlias = JSONObject | str | None
+"""The arguments of the next request, or its address, which must be of the same origin."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +42,7 @@ class LinkPaging:
         for target, attributes in _LINK.findall(page.headers.get("link", "")):
             for quoted, bare in _REL.findall(attributes):
                 if "next" in (quoted or bare).lower().split():
-                    return NextURL(urljoin(page.url, target))
+                    return urljoin(page.url, target)
         return None
 
 
@@ -71,7 +58,7 @@ class URLPaging:
     def following(self, page: Page) -> Next:
         """Return how to request the page after `page`; None if it is the last."""
         url = text_of(value_at(page.data, self.next))
-        return NextURL(urljoin(page.url, url)) if url else None
+        return urljoin(page.url, url) if url else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +80,7 @@ class CursorPaging:
             return None
         if cursor == page.arguments.get(self.argument):
             return None
-        return NextArguments({**page.arguments, self.argument: cursor})
+        return {**page.arguments, self.argument: cursor}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +103,7 @@ class PagePaging:
         if not list_of(value_at(page.data, self.items)):
             return None
         number = page.arguments.get(self.argument, self.first)
-        return NextArguments({**page.arguments, self.argument: int(number) + 1})
+        return {**page.arguments, self.argument: int(number) + 1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +128,7 @@ class OffsetPaging:
         if not count or (isinstance(wanted, int) and count < wanted):
             return None
         offset = int(page.arguments.get(self.argument, 0))
-        return NextArguments({**page.arguments, self.argument: offset + count})
+        return {**page.arguments, self.argument: offset + count}
 
 
 Paging: TypeAlias = LinkPaging | URLPaging | CursorPaging | PagePaging | OffsetPaging

@@ -5,7 +5,7 @@ Rule 1: a subscription to an imported resource runs as the caller that asked for
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any, Unpack, cast
 
@@ -230,28 +230,18 @@ class RegistryServer(Server[None]):
         *what: Any,
     ) -> JSONObject:
         """Run a call; its questions go to the client in the way of the client's era."""
-        if request.request is None:
-            # Nothing has admitted it yet.
-            try:
-                slot = asker.front.admit(asker.caller)
-            except CallError as error:
-                raise MCPError(INTERNAL_ERROR, error.message, error.to_wire()) from None
-            with slot:
-                return await self._admitted(request, asker, run, *what)
-        return await self._admitted(request, asker, run, *what)
-
-    async def _admitted(
-        self,
-        request: RequestContext,
-        asker: Asker,
-        run: Callable[[CallerChannel], Awaitable[JSONObject]],
-        *what: Any,
-    ) -> JSONObject:
-        channel = channel_for(request)
-        if not asker.modern:
-            return await run(channel)
-        params = request.params or {}
-        return await self.run_interactive(asker, run, channel, request.method, params, *what)
+        try:
+            # Over HTTP, the pipeline has admitted it.
+            is_admitted = request.request is not None
+            slot = nullcontext() if is_admitted else asker.front.admit(asker.caller)
+        except CallError as error:
+            raise MCPError(INTERNAL_ERROR, error.message, error.to_wire()) from None
+        with slot:
+            channel = channel_for(request)
+            if not asker.modern:
+                return await run(channel)
+            params = request.params or {}
+            return await self.run_interactive(asker, run, channel, request.method, params, *what)
 
     async def run_interactive(
         self,
