@@ -42,7 +42,7 @@ class LinkPaging:
         for target, attributes in _LINK.findall(page.headers.get("link", "")):
             for quoted, bare in _REL.findall(attributes):
                 if "next" in (quoted or bare).lower().split():
-                    return urljoin(page.url, target)
+                    return urljoin(page.url, str(target))
         return None
 
 
