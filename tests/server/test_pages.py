@@ -147,6 +147,22 @@ async def test_without_other_parts_their_paths_are_empty() -> None:
         assert (await client.get(target)).status == 404
 
 
+@pytest.mark.requirement("R07")
+@pytest.mark.parametrize("console", [True, False])
+async def test_a_wrong_credential_is_rejected_at_every_path_but_the_console(console: bool) -> None:
+    client, _ = serving(console=console)
+    wrong = {"x-api-key": "wrong"}
+
+    for target in ("/open/get?id=1", "/hidden/get", "/made/up", "/nothing"):
+        response = await client.get(target, headers=wrong)
+        assert (response.status, response.json["code"]) == (401, "ACCESS_DENIED"), target
+        assert "www-authenticate" in response.headers
+    for target in ("/", "/~console/console.css"):
+        status = (await client.get(target, headers=wrong)).status
+        assert status == (200 if console else 401)
+    assert (await client.get("/made/up", headers=ALICE)).status == 404
+
+
 async def test_a_console_answers_all_other_paths() -> None:
     async def console(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})

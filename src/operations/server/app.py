@@ -11,7 +11,7 @@ from typing import Any, cast
 from weakref import finalize
 
 from starlette.applications import Starlette
-from starlette.routing import BaseRoute, Mount
+from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
@@ -19,17 +19,19 @@ from operations.access import Identity
 from operations.calls import serve_calls
 from operations.front import CredentialResolver, Front, credential_ended
 from operations.front.config import MCPServerSettings, Resolver, ServerConfig
-from operations.front.http import CREDENTIAL, IDENTITY, PIPELINE, RequestPipeline
+from operations.front.http import CREDENTIAL, IDENTITY, PIPELINE, RequestPipeline, RequestState
 from operations.front.limits import client_address
-from operations.front.messages import AccessLog, HostGuard
+from operations.front.messages import AccessLog, HostGuard, route_path
 from operations.observe import CallGraph
 from operations.registry import OperationRegistry
-from operations.server.console import console_app
+from operations.server.console import ASSETS, console_app
 from operations.server.identity import SessionResolver, Sessions, any_of
 from operations.server.routes import HTTPMount, NotFound, OperationPaths, RouteTable, SocketMount
 from operations.server.system import GatewayRoutes, Overview, Pages, Readiness
 from operations.telemetry import CallMetrics
 from operations.types import options_of
+
+_CREDENTIALS = (b"authorization", b"x-api-key")
 
 _REMEMBERED = 2_000
 """The number of calls that the console can show."""
@@ -81,7 +83,7 @@ def create_app(config: ServerConfig, registry: OperationRegistry) -> Starlette:
     if mcp is not None:
         routes.append(HTTPMount("/mcp", mcp, pipeline))
     routes.append(SocketMount("/ws", websocket, pipeline))
-    routes.append(Mount("/", console) if console is not None else NotFound(pipeline))
+    routes.append(NotFound(pipeline) if console is None else _ConsoleMount(console, pipeline))
 
     def wrap(inside: ASGIApp) -> ASGIApp:
         app: ASGIApp = HostGuard(
@@ -206,6 +208,32 @@ class _App(Starlette):
         for kind, args, options in reversed(added):
             app = kind(app, *args, **options)
         return app
+
+
+class _ConsoleMount(BaseRoute):
+    """Serves the console at all other paths. With a wrong credential, only its pages: others are 401 as without it."""
+
+    def __init__(self, app: ASGIApp, pipeline: RequestPipeline) -> None:
+        self._app = app
+        self._pipeline = pipeline
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """Match every HTTP request."""
+        return (Match.FULL if scope["type"] == "http" else Match.NONE), {}
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let the console respond."""
+        path = route_path(scope)
+        is_page = path == "/" or path.startswith(ASSETS)
+        if is_page or not any(name in _CREDENTIALS for name, _ in scope["headers"]):
+            await self._app(scope, receive, send)
+            return
+
+        async def endpoint(state: RequestState) -> None:
+            await self._pipeline.identify(state)
+            await self._app(scope, state.receive, send)
+
+        await self._pipeline.serve(scope, receive, send, endpoint)
 
 
 class _RootPath:
