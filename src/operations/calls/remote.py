@@ -121,12 +121,7 @@ class RemoteService:
             self._bulkhead = Bulkhead(f"group {config.group}", config.concurrent_calls)
 
     async def __aenter__(self) -> Self:
-        try:
-            await self.open()
-        except BaseException:
-            # `__aexit__` is not called if this fails.
-            await self.aclose()
-            raise
+        await self.open()
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
@@ -152,11 +147,10 @@ class RemoteService:
         try:
             self.calls.on_specs_changed = self._changed.set
             await self.calls.open()
-            specs = await self._specs()
+            self.operations = self._import_all(await self._specs())
         except BaseException:
             await self.aclose()
             raise
-        self.operations = self._import_all(specs)
         # If all workers serve the same, these are their operations.
         if len(self.calls.workers_by_specs) == 1:
             self._imported = set(self.calls.workers_by_specs)

@@ -450,6 +450,8 @@ class BatchSize:
         self._capacity = capacity
         self._size = 1
         self._loop = asyncio.get_running_loop()
+        self.is_full = False
+        """Whether the worker has no room now, so that no read is under way."""
         self.taking = asyncio.Lock()
         """Held while a message is taken alone. It is fair: messages begin in the order in which they are taken."""
 
@@ -460,9 +462,11 @@ class BatchSize:
 
     async def room(self) -> int:
         """Return the size of the next batch; wait while the worker is full."""
+        self.is_full = True
         pauses = iter(_FULL_POLLS)
         while (free := self._capacity()) <= 0:  # noqa: ASYNC110 - an event per call would cost every call more
             await asyncio.sleep(next(pauses, _FULL_POLL))
+        self.is_full = False
         return min(free, self._size)
 
     def reset(self) -> None:

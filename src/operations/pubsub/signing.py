@@ -251,9 +251,10 @@ class _Verifying:
         self._target = target
         self._receiver = receiver
         self._address = address
-        self._is_first = is_first
         self._senders = Senders()
         self.undelivered = receiver.undelivered
+        self.lost = receiver.lost if is_first else _ignore
+        self.restored = receiver.restored if is_first else _ignore
 
     def receive(self, delivery: Delivery) -> None:
         """Pass on a message that is signed; remove any other from its queue."""
@@ -265,15 +266,9 @@ class _Verifying:
         if delivery.claim is not None:
             delivery.claim.remove()
 
-    def lost(self, reason: str) -> None:
-        """Tell the receiver once."""
-        if self._is_first:
-            self._receiver.lost(reason)
 
-    def restored(self) -> None:
-        """Tell the receiver once."""
-        if self._is_first:
-            self._receiver.restored()
+def _ignore(reason: str = "") -> None:
+    """Do nothing: another one reports the connection."""
 
 
 class _VerifyingConsumer(_Verifying):

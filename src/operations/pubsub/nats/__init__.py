@@ -91,12 +91,14 @@ class _Consumers:
     The server would pick one at random for every request: of 64 requests for 8 workers, some worker gets about 14. The
     caller would also not know which one to ask for a request that may be lost.
 
-    Args:
+    Attributes:
         subject: The subject on which the server picks one.
+        inbox: The subject to which they send their names; empty before the first question.
     """
 
     def __init__(self, subject: str) -> None:
         self.subject = subject
+        self.inbox = ""
         self._seen_at: dict[str, float] = {}
         self._round: list[str] = []
         self._asked_at = float("-inf")
@@ -163,7 +165,6 @@ class NatsTarget(EventTarget):
         self._jetstream = JetStream(self._nats, config) if self.durable else None
         self._receivers: list[Receiver] = []
         self._consumers: dict[str, _Consumers] = {}
-        self._inboxes: dict[str, str] = {}
         self._connected = asyncio.Event()
         self.admin = self
         self.values = NatsValues(self._nats, self._prefix, config.replicas)
@@ -471,17 +472,17 @@ class NatsTarget(EventTarget):
 
     async def _ask_for(self, queue: str, consumers: _Consumers) -> None:
         """Ask the consumers of a queue for their names, which arrive later."""
-        inbox = self._inboxes.get(queue)
         try:
-            if inbox is None:
-                inbox = self._inboxes[queue] = self.mailbox()
+            if not consumers.inbox:
+                consumers.inbox = self.mailbox()
 
                 async def on_reply(message: Any) -> None:
                     if _NAME.fullmatch(message.data):
                         consumers.on_reply(message.data.decode())
 
-                await self._nats.subscribe(inbox, cb=on_reply)  # pyright: ignore[reportUnknownMemberType]
-            await self._nats.publish(f"{self._queue(queue, 'who')}.{self._client}", b"1", inbox)
+                await self._nats.subscribe(consumers.inbox, cb=on_reply)  # pyright: ignore[reportUnknownMemberType]
+            subject = f"{self._queue(queue, 'who')}.{self._client}"
+            await self._nats.publish(subject, b"1", consumers.inbox)
         except NATS_ERRORS as error:
             logger.debug("the consumers of %s cannot be asked: %s", queue, error)
 

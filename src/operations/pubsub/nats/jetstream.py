@@ -424,13 +424,13 @@ class DurableReader:
         self._ahead = 0.0
         self._compared_at = float("-inf")
         self._failures = LogThrottle()
-        self._closing = self._is_full = False
+        self._closing = False
         self._task = self._loop.create_task(self._run())
 
     async def aclose(self) -> None:
         """Stop between two fetches; requests that were fetched are delivered."""
         self._closing = True
-        if not self._is_full:
+        if not self._batch.is_full:
             await asyncio.wait({self._task}, timeout=_WAIT + 1)
         self._task.cancel()
         await asyncio.wait({self._task})
@@ -439,9 +439,7 @@ class DurableReader:
 
     async def _run(self) -> None:
         while not self._closing:
-            self._is_full = True
             count = await self._batch.room()
-            self._is_full = False
             try:
                 # A fetch that waits for long is for one request, so that a burst goes to all idle workers.
                 wait = IDLE if self._batch.is_hot else _WAIT

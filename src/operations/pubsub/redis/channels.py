@@ -46,7 +46,7 @@ class Channels(ReconnectingConnection):
         self._receivers: dict[str, list[Receiver | None]] = {}
         self._confirmed: dict[str, asyncio.Event] = {}
         self._connection: Any = None
-        self._replaced = asyncio.Event()
+        self._moved = client.connector.moved
 
     async def subscribe(
         self, channels: Sequence[str], receiver: Receiver | None, undo: AsyncExitStack
@@ -74,7 +74,7 @@ class Channels(ReconnectingConnection):
     async def _unsubscribe(self, channels: Sequence[str], receiver: Receiver | None) -> None:
         for channel in channels:
             self._receivers[channel].remove(receiver)
-        released = [channel for channel in channels if not self._receivers[channel]]
+        released = [channel for channel in {*channels} if not self._receivers[channel]]
         for channel in released:
             del self._receivers[channel], self._confirmed[channel]
         await self._post("UNSUBSCRIBE", released)
@@ -89,16 +89,15 @@ class Channels(ReconnectingConnection):
                 await connection.send_command(self._kind + command, *words)
 
     async def _prepare(self, connection: Any) -> None:
-        # A server that another one has replaced keeps the connections of subscribers.
-        self._replaced.clear()
-        self._client.connector.followers.add(self._replaced.set)
+        self._moved = self._client.connector.moved
         self._connection = connection
         if self._receivers:
             await connection.send_command(f"{self._kind}SUBSCRIBE", *self._receivers)
 
     async def _work(self, connection: Any) -> None:
+        # A server that another one has replaced keeps the connections of subscribers.
         await self._run_until_first(
-            self._read(connection), self._keep_alive(connection.send_command), self._replaced.wait()
+            self._read(connection), self._keep_alive(connection.send_command), self._moved.wait()
         )
         raise TransportError("another server has taken over")
 
@@ -121,7 +120,6 @@ class Channels(ReconnectingConnection):
 
     def _broken(self) -> None:
         self._connection = None
-        self._client.connector.followers.discard(self._replaced.set)
 
 
 _REPLIES = (

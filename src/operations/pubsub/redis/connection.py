@@ -60,7 +60,7 @@ class Connector:
     Attributes:
         timeout: Seconds for a connection, with its handshake.
         prefix: The prefix of every key; in a cluster with a hash tag, which decides on the shard.
-        followers: Called when a connection leads to another server than the last one.
+        moved: Set, and replaced by another event, when a connection leads to another server than the last one.
 
     Raises:
         TransportError: If the address cannot be read.
@@ -68,7 +68,7 @@ class Connector:
 
     def __init__(self, config: RedisConfig) -> None:
         self.timeout = config.connect_timeout
-        self.followers: set[Callable[[], None]] = set()
+        self.moved = asyncio.Event()
         self._server = ("", 0)
         self._address = read_redis_address(config.address)
         self.prefix = config.prefix
@@ -109,8 +109,8 @@ class Connector:
         server = str(getattr(connection, "host", "")), int(getattr(connection, "port", 0))
         if server != self._server:
             self._server = server
-            for follow in tuple(self.followers):
-                follow()
+            self.moved.set()
+            self.moved = asyncio.Event()
         return connection
 
     async def _find(self) -> Any:

@@ -229,14 +229,13 @@ class QueueReader(ReconnectingConnection):
         self._consumer = token_hex(8)
         self._client_id: Any = None
         self._closing = False
-        self._is_full = False
         self.removed: dict[bytes, list[bytes]] = {}
         self._clock_ahead = 0.0
 
     async def aclose(self) -> None:
         """Stop between two reads, so that no entry is taken and then dropped."""
         self._closing = True
-        if self.link.is_up and self._client_id is not None and not self._is_full:
+        if self.link.is_up and self._client_id is not None and not self.batch.is_full:
             with suppress(TransportError, TimeoutError):
                 await self.link.post("CLIENT", "UNBLOCK", self._client_id)
                 if self._task is not None:
@@ -270,9 +269,7 @@ class QueueReader(ReconnectingConnection):
         await self._compare_clocks(connection)
         tidied_at = claimed_at = float("-inf")
         while not self._closing:
-            self._is_full = True
             count = await self.batch.room()
-            self._is_full = False
             try:
                 # An entry that was taken with an earlier read may have gone to another worker.
                 sent_at = float("-inf") if self._held else self._loop.time()
