@@ -109,8 +109,8 @@ async def test_a_request_that_a_killed_worker_took_but_did_not_begin_goes_to_ano
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("operations.pubsub.redis.readers._TIDY_EVERY", 0.1)
-    monkeypatch.setattr("operations.pubsub.redis.readers._TIDY_AFTER", 1500)
+    monkeypatch.setattr("operations.pubsub.redis.subscriptions._TIDY_EVERY", 0.1)
+    monkeypatch.setattr("operations.pubsub.redis.subscriptions._TIDY_AFTER", 1500)
     world = redis_world(redis_server.url)
     queue = f"{world.prefix}:queue:operations:any"
     path = tmp_path / "ledger"

@@ -24,7 +24,7 @@ from operations.envelopes import local_envelope
 from operations.errors import CallError, ErrorCode
 from operations.pubsub.base import Delivery, EventTarget
 from operations.pubsub.memory import MemoryTarget
-from operations.pubsub.redis.channels import connect_redis_interop
+from operations.pubsub.redis import connect_redis_interop
 from operations.pubsub.websocket import AcceptedTarget, connect_websocket, serve_websocket
 from operations.registry import OperationRegistry
 

@@ -39,8 +39,8 @@ from operations.envelopes import local_envelope
 from operations.errors import CallError, TransportError
 from operations.pubsub.base import Delivery, EventTarget
 from operations.pubsub.nats import connect_nats
-from operations.pubsub.redis import _PUT_SHA, connect_redis
-from operations.pubsub.redis.readers import _READ_SHA
+from operations.pubsub.redis import connect_redis
+from operations.pubsub.redis.subscriptions import _READ_SHA, PUT_SHA
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 RECIPES = DOCS / "recipes"
@@ -441,7 +441,7 @@ async def test_r61_redis_rejects_the_commands_of_an_attacker(
             "box": guard.alice.mailbox,
             "worker": guard.worker.mailbox,
             "id": request_id,
-            "put": _PUT_SHA,
+            "put": PUT_SHA,
             "read": _READ_SHA,
         }
         bob: Any = Redis.from_url(f"redis://bob:bob-secret@127.0.0.1:{guard.broker.port}")
@@ -463,7 +463,7 @@ async def test_scripts_that_were_flushed_are_loaded_again(
     scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Clients cannot load them themselves."""
-    monkeypatch.setattr("operations.pubsub.redis.readers._TIDY_EVERY", 0.1)
+    monkeypatch.setattr("operations.pubsub.redis.subscriptions._TIDY_EVERY", 0.1)
     async with guarded(scheme, tmp_path / "log", {"clients": ["alice"]}) as guard:
         assert (await guard.alice.call("math.add", {"a": 1, "b": 2})).data == 3
         admin: Any = Redis.from_url(f"redis://worker:worker-secret@127.0.0.1:{guard.broker.port}")
@@ -627,9 +627,9 @@ async def test_requests_that_arrive_at_the_same_moment_wait_for_room(
 ) -> None:
     """A read over several queues may return a request of each, more than the worker has room for."""
     nothing = "return {}"
-    monkeypatch.setattr("operations.pubsub.redis.readers._READ", nothing)
+    monkeypatch.setattr("operations.pubsub.redis.subscriptions._READ", nothing)
     sha = sha1(nothing.encode(), usedforsecurity=False).hexdigest()
-    monkeypatch.setattr("operations.pubsub.redis.readers._READ_SHA", sha)
+    monkeypatch.setattr("operations.pubsub.redis.subscriptions._READ_SHA", sha)
     path = tmp_path / "log"
     async with one_at_a_time(redis_server, "a", "b", "c", "d") as (server, maps):
         blocker = asyncio.create_task(maps[0].call("slow.sleep", {"seconds": 0.2}))

@@ -1,4 +1,4 @@
-"""An event target on Redis.
+"""Event targets on Redis: ours, and that of the original protocol.
 
 queue     a stream of each client, with one consumer group: one entry, one worker. The script that adds an entry first
           checks that a worker reads the queue and how many requests wait in it, and drops a key it has seen before.
@@ -9,17 +9,21 @@ topic     a Pub/Sub channel
 control   a Pub/Sub channel of each client
 presence  every reader also subscribes to a channel of the same name; the server counts the subscribers, and
           notices a killed process at once.
+
+In the original protocol the channel of an event is `prefix + type + ":" + id`; we send an empty id and accept any. All
+subscribers get all replies, so nothing is private, and every worker gets every request, so run only one. A client
+subscribes only to channels it needs: Redis counts them, so a caller learns at once that there is no worker.
 """
 
 import asyncio
 import re
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from hashlib import sha1
 from importlib.util import find_spec
 from secrets import token_hex
 from typing import Any
 
+from operations._json import MAX_REQUEST_VALUES
 from operations._text import enforce_lists
 from operations.errors import (
     MissingExtraError,
@@ -32,10 +36,12 @@ from operations.errors import (
 if find_spec("redis") is None:
     raise MissingExtraError("operations.pubsub.redis", extra="redis")
 
+import msgspec
 from redis.exceptions import NoPermissionError, NoScriptError, ResponseError
 
 from operations.pubsub.base import (
     NOT_PRIVATE,
+    PUT_TYPE,
     Consumer,
     EventTarget,
     QueueState,
@@ -45,9 +51,14 @@ from operations.pubsub.base import (
     enforce_size,
 )
 from operations.pubsub.config import ANY_CLIENT, RedisConfig, enforce_client
-from operations.pubsub.redis.channels import Channels, RedisInteropTarget, connect_redis_interop
 from operations.pubsub.redis.connection import PipelinedConnection, RedisClient, WrongServerError
-from operations.pubsub.redis.readers import MailboxReader, QueueReader
+from operations.pubsub.redis.subscriptions import (
+    PUT,
+    PUT_SHA,
+    Channels,
+    MailboxReader,
+    QueueReader,
+)
 from operations.pubsub.signing import signed
 from operations.types import options_of
 
@@ -58,26 +69,6 @@ __all__ = [
     "connect_redis",
     "connect_redis_interop",
 ]
-
-_PUT = """
-local limit, seconds, each_key, marks = tonumber(ARGV[1]), ARGV[2], ARGV[3], ARGV[4]
-local workers = redis.call('PUBSUB', 'NUMSUB', KEYS[1])[2]
-if workers == 0 then return -1 end
-local ids = {}
-local each = redis.call('GET', each_key)
-if each then limit = math.min(limit, workers * each) end
-if redis.call('XLEN', KEYS[1]) >= limit then return -2 end
-for i = 5, #ARGV, 2 do
-  local id = ''
-  if redis.call('SET', marks .. ARGV[i], '', 'NX', 'EX', seconds) then
-    id = redis.call('XADD', KEYS[1], '*', 'e', ARGV[i + 1])
-  end
-  ids[#ids + 1] = id
-end
-return ids
-"""
-
-_PUT_SHA = sha1(_PUT.encode(), usedforsecurity=False).hexdigest()
 
 _NO_WORKER, _FULL = -1, -2
 
@@ -238,7 +229,7 @@ class RedisTarget(RedisClient):
         """Take from the queues of the given clients, in turn with the rest of the group."""
         self.affinity.enforce()
         queues = {self._queue(queue, client): self._space(client) for client in self._clients}
-        reader = QueueReader(self, queues, _PUT, consumer)
+        reader = QueueReader(self, queues, consumer)
         async with AsyncExitStack() as undo:
             undo.push_async_callback(reader.aclose)
             await reader.open()
@@ -315,11 +306,11 @@ class RedisTarget(RedisClient):
 
     async def _put(self, arguments: tuple[Any, ...]) -> Any:
         try:
-            return await self.link.request("EVALSHA", _PUT_SHA, *arguments)
+            return await self.link.request("EVALSHA", PUT_SHA, *arguments)
         except NoScriptError:
             pass
         try:
-            return await self.link.request("EVAL", _PUT, *arguments)
+            return await self.link.request("EVAL", PUT, *arguments)
         except NoPermissionError:
             # Workers load the script before they take anything.
             return _NO_WORKER
@@ -470,5 +461,135 @@ async def connect_redis(config: RedisConfig) -> AsyncGenerator[EventTarget]:
         if config.private:
             await target.check_privacy()
         yield signing
+    finally:
+        await target.aclose()
+
+
+_REPLIES = (
+    *("call.responded", "call.completed", "call.error", "call.aborted"),
+    *("call.credit", "call.probed", "call.alive"),
+)
+"""The types of all events but requests."""
+
+
+class _Frame(msgspec.Struct):
+    type: str
+
+
+_frames = msgspec.json.Decoder(_Frame)
+
+
+class RedisInteropTarget(RedisClient):
+    """A client of the original protocol. Created by `connect_redis_interop`."""
+
+    def __init__(self, config: RedisConfig) -> None:
+        super().__init__(config)
+        self.broadcasts_replies = True
+        self._prefix = config.prefix
+        self._channels = Channels(self, "P")
+
+    def mailbox(self) -> str:
+        """Return an empty address: there are no private ones."""
+        return ""
+
+    def topic(self, name: str) -> str:
+        """Return an empty address: the type of an event is its channel."""
+        return ""
+
+    def control(self, name: str) -> str:
+        """Return an empty address: the type of an event is its channel."""
+        return ""
+
+    async def listen(self, addresses: Sequence[str], receiver: Receiver) -> AsyncExitStack:
+        """Receive all events except requests."""
+        enforce_lists(addresses=addresses)
+        return await self._subscribe(_REPLIES, receiver)
+
+    async def consume(self, queue: str, consumer: Consumer) -> AsyncExitStack:
+        """Receive all requests."""
+        return await self._subscribe((PUT_TYPE,), consumer)
+
+    async def _subscribe(self, types: Sequence[str], receiver: Receiver) -> AsyncExitStack:
+        async with AsyncExitStack() as undo:
+            self.receivers.append(receiver)
+            undo.callback(self.receivers.remove, receiver)
+            patterns = [f"{_literally(self._prefix)}{kind}:*" for kind in types]
+            await self._channels.subscribe(patterns, receiver, undo)
+            return undo.pop_all()
+
+    async def send(self, address: str, body: bytes) -> None:
+        """Publish to all subscribers."""
+        enforce_size(body, self.max_bytes)
+        await self.link.ready()
+        await self.link.post("PUBLISH", self._channel(body), body)
+
+    async def enqueue(
+        self, queue: str, body: bytes, *, key: str, reply_to: str, wait: float
+    ) -> str:
+        """Publish a request to all workers."""
+        enforce_size(body, self.max_bytes)
+        await self.ready(wait)
+        if not await self.link.request("PUBLISH", self._channel(body), body):
+            raise NoReceiverError("no worker subscribes to requests")
+        return ""
+
+    def _channel(self, body: bytes) -> str:
+        try:
+            return f"{self._prefix}{_frames.decode(body).type}:"
+        except ValueError as error:
+            raise NotSentError(f"not an event: {error}") from error
+
+    async def is_present(self, address: str) -> bool:
+        """Return True, because the presence of a listener is not known."""
+        return True
+
+    async def dead_letter(self, queue: str, body: bytes) -> None:
+        """Keep a poisonous request in a stream, the last thousand of them."""
+        name = f"{self._prefix}aside:{queue}"
+        await self.link.post("XADD", name, "MAXLEN", "~", 1000, "*", "e", body)
+
+
+def _literally(prefix: str) -> str:
+    """Return a pattern that matches only `prefix`."""
+    return "".join(
+        f"\\{character}" if character in "*?[]\\^" else character for character in prefix
+    )
+
+
+@asynccontextmanager
+async def connect_redis_interop(
+    url: str = "redis://127.0.0.1:6379",
+    *,
+    prefix: str = "",
+    trusted: bool = False,
+    max_bytes: int = 16 * 1024 * 1024,
+    max_values: int = MAX_REQUEST_VALUES,
+    connect_timeout: float = 5,
+) -> AsyncGenerator[RedisInteropTarget]:
+    """Use the original protocol on Redis Pub/Sub during an `async with` block.
+
+    Args:
+        url: As redis-py takes it.
+        prefix: Of every channel.
+        trusted: Trust the `identity` inside events.
+        max_bytes: The largest message.
+        max_values: How many JSON values a message may hold, both ways. All clients should agree.
+        connect_timeout: Seconds for a connection to be made, with its handshake.
+
+    Raises:
+        TransportError: If the address cannot be read, or Redis cannot be reached now.
+    """
+    config = RedisConfig(
+        url,
+        prefix=prefix,
+        trusted=trusted,
+        max_bytes=max_bytes,
+        max_values=max_values,
+        connect_timeout=connect_timeout,
+    )
+    target = RedisInteropTarget(config)
+    try:
+        await target.open()
+        yield target
     finally:
         await target.aclose()

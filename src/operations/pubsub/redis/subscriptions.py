@@ -1,4 +1,4 @@
-"""Readers of the streams of a Redis client: mailboxes and queues.
+"""The subscriptions of a Redis client: its channels, mailboxes and queues.
 
 Each has its own connection, because a blocking read delays every later command.
 """
@@ -6,8 +6,8 @@ Each has its own connection, because a blocking read delays every later command.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Mapping
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, nullcontext, suppress
 from hashlib import sha1
 from secrets import token_hex
 from typing import Any, TypeAlias
@@ -17,6 +17,8 @@ from redis.exceptions import NoScriptError, ResponseError
 from operations.errors import TransportError
 from operations.pubsub.base import IDLE, BatchSize, Consumer, Delivery, Receiver, deliver
 from operations.pubsub.redis.connection import (
+    CONNECTION_ERRORS,
+    SILENCE,
     ReconnectingConnection,
     RedisClient,
     ask,
@@ -61,6 +63,100 @@ _MAILBOX_SECONDS = 120
 
 _TRIM_EVERY = 256
 """Messages read between clean-ups of a mailbox."""
+
+
+class Channels(ReconnectingConnection):
+    """The channels of a client: topics, and the presence of everything that listens here.
+
+    Args:
+        client: The client.
+        kind: `P` to subscribe to patterns of channels, or empty.
+        sender_of: Returns the sender of the messages on a channel, as in a `Delivery`.
+    """
+
+    def __init__(
+        self, client: RedisClient, kind: str = "", sender_of: Callable[[str], str] = lambda _: ""
+    ) -> None:
+        super().__init__(client)
+        self._kind = kind
+        self._sender_of = sender_of
+        self._receivers: dict[str, list[Receiver | None]] = {}
+        self._confirmed: dict[str, asyncio.Event] = {}
+        self._connection: Any = None
+        self._moved = client.connector.moved
+
+    async def subscribe(
+        self, channels: Sequence[str], receiver: Receiver | None, undo: AsyncExitStack
+    ) -> None:
+        """Subscribe, and return when the server has confirmed it; without a receiver, only to be counted there.
+
+        Raises:
+            TransportError: If it does not.
+        """
+        undo.push_async_callback(self._unsubscribe, channels, receiver)
+        added = [channel for channel in channels if channel not in self._receivers]
+        for channel in channels:
+            self._receivers.setdefault(channel, []).append(receiver)
+            self._confirmed.setdefault(channel, asyncio.Event())
+        await self._post("SUBSCRIBE", added)
+        for channel in channels:
+            try:
+                async with asyncio.timeout(SILENCE):
+                    await self._confirmed[channel].wait()
+            except TimeoutError:
+                raise TransportError(
+                    f"Redis does not confirm a subscription to {channel!r}: may this user subscribe to it?"
+                ) from None
+
+    async def _unsubscribe(self, channels: Sequence[str], receiver: Receiver | None) -> None:
+        for channel in channels:
+            self._receivers[channel].remove(receiver)
+        released = [channel for channel in {*channels} if not self._receivers[channel]]
+        for channel in released:
+            del self._receivers[channel], self._confirmed[channel]
+        await self._post("UNSUBSCRIBE", released)
+
+    async def _post(self, command: str, channels: Iterable[str]) -> None:
+        """Send a command; do nothing while disconnected, because the next connection subscribes to all channels."""
+        words, connection = tuple(channels), self._connection
+        # The library would connect it again.
+        if words and connection is not None and connection.is_connected:
+            # If it breaks now, the reader notices and reconnects.
+            with suppress(*CONNECTION_ERRORS):
+                await connection.send_command(self._kind + command, *words)
+
+    async def _prepare(self, connection: Any) -> None:
+        self._moved = self._client.connector.moved
+        self._connection = connection
+        if self._receivers:
+            await connection.send_command(f"{self._kind}SUBSCRIBE", *self._receivers)
+
+    async def _work(self, connection: Any) -> None:
+        # A server that another one has replaced keeps the connections of subscribers.
+        await self._run_until_first(
+            self._read(connection), self._keep_alive(connection.send_command), self._moved.wait()
+        )
+        raise TransportError("another server has taken over")
+
+    async def _read(self, connection: Any) -> None:
+        while True:
+            message = await connection.read_response()
+            self._heard_at = self._loop.time()
+            # Without a subscription, the reply to PING is not a message.
+            if isinstance(message, list):
+                self._deliver(message)
+
+    def _deliver(self, message: Any) -> None:
+        kind, channel = message[0].decode().upper(), (message[1] or b"").decode()
+        if kind == f"{self._kind}MESSAGE":
+            for receiver in tuple(self._receivers.get(channel, ())):
+                if receiver is not None:
+                    deliver(receiver, Delivery(message[-1], sender=self._sender_of(channel)))
+        elif kind == f"{self._kind}SUBSCRIBE" and channel in self._confirmed:
+            self._confirmed[channel].set()
+
+    def _broken(self) -> None:
+        self._connection = None
 
 
 class MailboxReader(ReconnectingConnection):
@@ -116,6 +212,27 @@ class MailboxReader(ReconnectingConnection):
             for box, position in self._positions.items():
                 await self._link.post("XTRIM", box, "MINID", position)
 
+
+PUT = """
+local limit, seconds, each_key, marks = tonumber(ARGV[1]), ARGV[2], ARGV[3], ARGV[4]
+local workers = redis.call('PUBSUB', 'NUMSUB', KEYS[1])[2]
+if workers == 0 then return -1 end
+local ids = {}
+local each = redis.call('GET', each_key)
+if each then limit = math.min(limit, workers * each) end
+if redis.call('XLEN', KEYS[1]) >= limit then return -2 end
+for i = 5, #ARGV, 2 do
+  local id = ''
+  if redis.call('SET', marks .. ARGV[i], '', 'NX', 'EX', seconds) then
+    id = redis.call('XADD', KEYS[1], '*', 'e', ARGV[i + 1])
+  end
+  ids[#ids + 1] = id
+end
+return ids
+"""
+"""Adds requests to a queue, if a worker reads it and not too many wait in it; drops keys that it has seen before."""
+
+PUT_SHA = sha1(PUT.encode(), usedforsecurity=False).hexdigest()
 
 _READ = """
 local found, left = {}, tonumber(ARGV[2])
@@ -215,14 +332,11 @@ class QueueReader(ReconnectingConnection):
         removed: The entries to remove with the next ones, by queue.
     """
 
-    def __init__(
-        self, client: RedisClient, queues: Mapping[str, str], put: str, consumer: Consumer
-    ) -> None:
+    def __init__(self, client: RedisClient, queues: Mapping[str, str], consumer: Consumer) -> None:
         super().__init__(client)
         self.link = client.link
         self._names = deque(queues)
         self._senders = {name.encode(): sender for name, sender in queues.items()}
-        self._put = put
         self._held: list[_Entry] = []
         self._receiver = consumer
         self.batch = BatchSize(consumer.capacity)
@@ -256,7 +370,7 @@ class QueueReader(ReconnectingConnection):
 
     async def _load_scripts(self, connection: Any) -> None:
         # Clients may run the script by which they put requests, but not load it.
-        for script in (self._put, _READ):
+        for script in (PUT, _READ):
             await ask(connection, "SCRIPT", "LOAD", script)
 
     def _keys(self) -> tuple[Any, ...]:
