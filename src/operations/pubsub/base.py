@@ -177,12 +177,15 @@ class EventTarget(Protocol):
         ...
 
     def topic(self, name: str) -> str:
-        """Return the public address called `name`, on which workers send announcements to their callers."""
-        ...
+        """Return the public address called `name`, on which workers send announcements to their callers.
+
+        By default, and for `control`, there is one address for everything.
+        """
+        return self.mailbox()
 
     def control(self, name: str) -> str:
         """Return the address of the workers called `name`. Messages to it are received with their sender."""
-        ...
+        return self.mailbox()
 
     async def listen(self, addresses: Sequence[str], receiver: Receiver) -> Subscription:
         """Listen at mailboxes, topics and control addresses; messages sent after this returns arrive.

@@ -48,6 +48,7 @@ from operations.pubsub.nats.client import (
     NATS_ERRORS,
     SUBJECT,
     ReconnectingClient,
+    Take,
     sender_of,
     subject_of,
 )
@@ -332,24 +333,14 @@ class NatsTarget(EventTarget):
         """Listen at `addresses`."""
         enforce_lists(addresses=addresses)
         self._affinity.enforce()
-        subjects = {self._heard_at(address): address for address in addresses}
-
-        def take(body: bytes, _: str, __: str) -> None:
-            receiver.receive(Delivery(body))
-
-        def take_control(body: bytes, _: str, subject: str) -> None:
-            receiver.receive(Delivery(body, sender=self._sender_of(subject)))
-
         async with AsyncExitStack() as undo:
 
             async def subscribe() -> None:
-                for subject, address in subjects.items():
-                    is_control = address.startswith(self._control_space)
-                    taking = take_control if is_control else take
-                    heed = self._heed(address, receiver)
-                    await self._nats.take_from(subject, taking, undo, heed=heed)
+                for address in dict.fromkeys(addresses):
+                    take, heed = self._handlers(address, receiver)
+                    await self._nats.take_from(self._heard_at(address), take, undo, heed=heed)
 
-            await self._nats.arrive(subjects, subscribe)
+            await self._nats.arrive(map(self._heard_at, addresses), subscribe)
             self._receivers.append(receiver)
             undo.callback(self._receivers.remove, receiver)
             return undo.pop_all()
@@ -360,9 +351,15 @@ class NatsTarget(EventTarget):
             return f"{address}.>"
         return f"{address}.*" if address.startswith(self._control_space) else address
 
-    def _heed(self, address: str, receiver: Receiver) -> Callable[[Any], Awaitable[None]]:
-        """Return the handler of empty messages to a mailbox: pings, and reports of undelivered requests."""
+    def _handlers(
+        self, address: str, receiver: Receiver
+    ) -> tuple[Take, Callable[[Any], Awaitable[None]]]:
+        """Return the handlers of messages, and of those without a body: pings, and reports of undelivered requests."""
         is_control = address.startswith(self._control_space)
+
+        def take(body: bytes, _: str, subject: str) -> None:
+            sender = self._sender_of(subject) if is_control else ""
+            receiver.receive(Delivery(body, sender=sender))
 
         async def heed(message: Any) -> None:
             if message.reply:
@@ -376,7 +373,7 @@ class NatsTarget(EventTarget):
                         consumers.gone(consumer)
                 receiver.undelivered(key, bool(consumer))
 
-        return heed
+        return take, heed
 
     async def send(self, address: str, body: bytes) -> None:
         """Publish to a mailbox, topic or control address of this prefix, or to the inbox of a plain NATS client."""

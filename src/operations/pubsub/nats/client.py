@@ -26,15 +26,6 @@ import msgspec
 from nats.aio.client import Client
 from nats.aio.transport import WebSocketTransport
 from nats.errors import Error
-from nats.micro.service import (
-    EndpointInfo,
-    EndpointStats,
-    ServiceInfo,
-    ServicePing,
-    ServiceStats,
-    ServiceVerb,
-    control_subject,
-)
 from nats.protocol.parser import AWAITING_MSG_PAYLOAD, Parser
 
 from operations._resilience import Backoff, LogThrottle
@@ -238,19 +229,23 @@ class ReconnectingClient(Client):
         self, group: str, subject: str, stats: Callable[[], WorkerStats], prefix: str
     ) -> Subscription | None:
         """Answer `$SRV` requests for a worker of a group; return None if the server does not allow it."""
-        service = _Service(group, subject, stats)
-        subjects = list(service.subjects())
+        # Names in the discovery have no dots.
+        name = group.replace(".", "_").replace("$", "_").replace("=", "_")
+        service = {"name": name, "id": token_hex(11)}
+        names = ("", f".{name}", f".{name}.{service['id']}")
+        subjects = [f"$SRV.{verb}{each}" for verb in ("PING", "INFO", "STATS") for each in names]
         async with AsyncExitStack() as undo:
 
             async def answer(message: Any) -> None:
                 # An answer to one of our own addresses would disturb its owner.
                 if message.reply and not message.reply.startswith(f"{prefix}."):
                     verb = message.subject.split(".")[1]
-                    await self.publish(message.reply, service.answer(ServiceVerb(verb)))
+                    description = _description(verb, service, subject, stats())
+                    await self.publish(message.reply, description)
 
             async def subscribe() -> None:
-                for subject in subjects:
-                    subscription = await self.subscribe(subject, cb=answer)  # pyright: ignore[reportUnknownMemberType]
+                for asked in subjects:
+                    subscription = await self.subscribe(asked, cb=answer)  # pyright: ignore[reportUnknownMemberType]
                     undo.push_async_callback(_unsubscribe, subscription)
 
             refusal = await self.refusal(subjects, subscribe)
@@ -434,61 +429,35 @@ async def _unsubscribe(subscription: Any) -> None:
         await subscription.unsubscribe()
 
 
-class _Service:
-    """A worker in the service discovery of NATS."""
-
-    def __init__(self, group: str, subject: str, stats: Callable[[], WorkerStats]) -> None:
-        # Names in the discovery have no dots.
-        self._name = group.replace(".", "_").replace("$", "_").replace("=", "_")
-        self._id = token_hex(11)
-        self._subject = subject
-        self._stats = stats
-
-    def subjects(self) -> Iterable[str]:
-        """Yield the subjects of all requests that concern this worker."""
-        for verb in ServiceVerb:
-            yield control_subject(verb, None, None)
-            yield control_subject(verb, self._name, None)
-            yield control_subject(verb, self._name, self._id)
-
-    def answer(self, verb: ServiceVerb) -> bytes:
-        """Return the answer to a request."""
-        stats = self._stats()
-        version = stats.version if _VERSION.fullmatch(stats.version) else "0.0.0"
-        known: dict[str, Any] = {"name": self._name, "id": self._id, "version": version}
-        endpoint: dict[str, Any] = {
-            "name": "calls",
-            "subject": self._subject,
-            "queue_group": "workers",
+def _description(verb: str, service: dict[str, str], subject: str, stats: WorkerStats) -> bytes:
+    """Return the answer of a worker to a request of the service discovery."""
+    version = stats.version if _VERSION.fullmatch(stats.version) else "0.0.0"
+    shown: dict[str, Any] = {
+        "type": f"io.nats.micro.v1.{verb.lower()}_response",
+        **service,
+        "version": version,
+        "metadata": {},
+    }
+    endpoint: dict[str, Any] = {"name": "calls", "subject": subject, "queue_group": "workers"}
+    if verb == "INFO":
+        shown["description"] = "A group of operations workers"
+        shown["endpoints"] = [{**endpoint, "metadata": {}}]
+    elif verb == "STATS":
+        nanoseconds = int(stats.seconds * 1e9)
+        started = datetime.fromtimestamp(stats.started_at / 1000, UTC).replace(tzinfo=None)
+        shown["started"] = started.isoformat(timespec="milliseconds") + "Z"
+        endpoint |= {
+            "num_requests": stats.finished,
+            "num_errors": stats.failed,
+            "last_error": "",
+            "processing_time": nanoseconds,
+            "average_processing_time": nanoseconds // max(1, stats.finished),
+            "data": {
+                "running": stats.running,
+                "waiting": stats.waiting,
+                "refused": stats.refused,
+                "queue_time": int(stats.queue_seconds * 1e9),
+            },
         }
-        shown: ServicePing | ServiceInfo | ServiceStats
-        if verb is ServiceVerb.PING:
-            shown = ServicePing(**known, metadata={})
-        elif verb is ServiceVerb.INFO:
-            shown = ServiceInfo(
-                **known,
-                description="A group of operations workers",
-                endpoints=[EndpointInfo(**endpoint)],
-            )
-        else:
-            nanoseconds = int(stats.seconds * 1e9)
-            shown = ServiceStats(
-                **known,
-                started=datetime.fromtimestamp(stats.started_at / 1000, UTC),
-                endpoints=[
-                    EndpointStats(
-                        **endpoint,
-                        num_requests=stats.finished,
-                        num_errors=stats.failed,
-                        processing_time=nanoseconds,
-                        average_processing_time=nanoseconds // max(1, stats.finished),
-                        data={
-                            "running": stats.running,
-                            "waiting": stats.waiting,
-                            "refused": stats.refused,
-                            "queue_time": int(stats.queue_seconds * 1e9),
-                        },
-                    )
-                ],
-            )
-        return msgspec.json.encode(shown.to_dict())
+        shown["endpoints"] = [endpoint]
+    return msgspec.json.encode(shown)

@@ -489,14 +489,6 @@ class RedisInteropTarget(RedisClient):
         self._channels = Channels(self, "P")
 
     def mailbox(self) -> str:
-        """Return an empty address: there are no private ones."""
-        return ""
-
-    def topic(self, name: str) -> str:
-        """Return an empty address: the type of an event is its channel."""
-        return ""
-
-    def control(self, name: str) -> str:
         """Return an empty address: the type of an event is its channel."""
         return ""
 

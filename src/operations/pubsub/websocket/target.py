@@ -277,14 +277,6 @@ class WebSocketTarget(EventTarget):
         """The peer."""
         return _PEER
 
-    def topic(self, name: str) -> str:
-        """The peer."""
-        return _PEER
-
-    def control(self, name: str) -> str:
-        """The peer."""
-        return _PEER
-
     async def listen(self, addresses: Sequence[str], receiver: Receiver) -> AsyncExitStack:
         """Get everything but requests that the peer sends."""
         enforce_lists(addresses=addresses)
