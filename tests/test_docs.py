@@ -12,6 +12,7 @@ import inspect
 import io
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Coroutine
@@ -28,6 +29,7 @@ from tests.servers import RedisServer
 from tests.servers import running as running_broker
 from tests.support import script
 
+from operations.__main__ import main
 from operations.config import parse_config
 
 NEEDS = {"fastapi": "fastapi"}
@@ -215,19 +217,25 @@ async def order(item: int) -> dict[str, int]:
 """
 
 
-def test_every_command_of_the_command_lines_page_works(tmp_path: Path) -> None:
+def test_every_command_of_the_command_lines_page_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lines = [line for block in blocks("cli.md", "sh") for line in block.splitlines()]
     (tmp_path / "order.json").write_bytes(msgspec.json.encode({"item": 2}))
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": path, "XDG_STATE_HOME": str(tmp_path / "state")}
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr(sys, "path", [*sys.path])
 
-    for line in lines:
-        if line.startswith("operations serve"):  # stays: the tutorial's test runs it
-            continue
-        subprocess.run(
-            ["bash", "-c", line],
-            cwd=tmp_path, env=environment, check=True, capture_output=True, timeout=60,
-        )  # fmt: skip
+    for line in filter(None, lines):
+        program, *arguments = shlex.split(line, comments=True)
+        if program != "operations":
+            subprocess.run(
+                ["bash", "-o", "pipefail", "-c", line], check=True, capture_output=True, timeout=60
+            )
+        elif arguments != ["serve"]:  # stays: the tutorial's test runs it
+            # In this process, which has imported everything.
+            assert main(arguments) == 0, line
         config = tmp_path / "operations.toml"
         if "shop.py" not in config.read_text(encoding="utf-8"):
             (tmp_path / "shop.py").write_text(SHOP, encoding="utf-8")

@@ -1,16 +1,15 @@
 """A hub in front of two real servers gives a client everything that direct connections give, counted by kind."""
 
-import os
 import re
+import subprocess
 import sys
 from collections import Counter
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 
 import anyio
-import httpx2
 import pytest
 from mcp import Client, StdioServerParameters
 from mcp_types import (
@@ -26,6 +25,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import FileUrl
 from tests.mcp_import.support import free_port, install_node_servers
 from tests.mcp_serving.support import ERAS, serving
+from tests.servers import wait_for_port
 
 from operations import OperationRegistry
 from operations.mcp import MCPClientConfig, connect_mcp, to_mcp
@@ -186,29 +186,17 @@ def _hints(tool: Any) -> dict[str, Any]:
     return {name: value for name, value in hints.items() if name.endswith("hint")}
 
 
-@asynccontextmanager
-async def upstream() -> AsyncGenerator[str]:
+@pytest.fixture(scope="module")
+def upstream() -> Iterator[str]:
     """The address of the Python server, in a process of its own."""
     port = free_port()
     command = [sys.executable, str(HERE / "upstream.py"), str(port)]
-    async with await anyio.open_process(command, env=dict(os.environ)) as process:
+    with subprocess.Popen(command) as process:
         try:
-            await _reachable(f"http://127.0.0.1:{port}")
+            wait_for_port(port, seconds=60)
             yield f"http://127.0.0.1:{port}/mcp"
         finally:
             process.kill()
-
-
-async def _reachable(url: str) -> None:
-    async with httpx2.AsyncClient() as client:
-        with anyio.fail_after(30):
-            while True:
-                try:
-                    await client.get(url)
-                except httpx2.TransportError:
-                    await anyio.sleep(0.05)
-                else:
-                    return
 
 
 @asynccontextmanager
@@ -225,18 +213,17 @@ async def hub(**configs: MCPClientConfig) -> AsyncGenerator[str]:
 
 @pytest.mark.parametrize("era", ERAS)
 @pytest.mark.parametrize("version", ["2025-11-25", "2026-07-28"])
-async def test_nothing_is_lost_behind_a_hub(era: str, version: str) -> None:
+async def test_nothing_is_lost_behind_a_hub(upstream: str, era: str, version: str) -> None:
     direct, through = Person(), Person()
     with anyio.fail_after(60):
-        async with upstream() as url:
-            mode = "legacy" if version == "2025-11-25" else "auto"
-            async with direct.connected(url, mode) as client:
-                await direct.take(client)
-                await direct.watch(client, "note://today")
-            config = MCPClientConfig(url=url, version=version)
-            async with hub(shelf=config) as address, through.connected(address, era) as client:
-                await through.take(client)
-                await through.watch(client, "note://today")
+        mode = "legacy" if version == "2025-11-25" else "auto"
+        async with direct.connected(upstream, mode) as client:
+            await direct.take(client)
+            await direct.watch(client, "note://today")
+        config = MCPClientConfig(url=upstream, version=version)
+        async with hub(shelf=config) as address, through.connected(address, era) as client:
+            await through.take(client)
+            await through.watch(client, "note://today")
 
     assert through.count == direct.count
     assert min(through.count.values()) > 0, through.count
@@ -246,21 +233,20 @@ async def test_nothing_is_lost_behind_a_hub(era: str, version: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("era", ERAS)
-async def test_two_servers_behind_a_hub_equal_direct_connections(era: str) -> None:
+async def test_two_servers_behind_a_hub_equal_direct_connections(upstream: str, era: str) -> None:
     install_node_servers()
     direct, through = Person(), Person()
     with anyio.fail_after(90):
-        async with upstream() as url:
-            for server in (url, StdioServerParameters(command=str(EVERYTHING))):
-                async with direct.connected(server, "legacy") as client:
-                    await direct.take(client)
-            shelf = MCPClientConfig(url=url, version="2025-11-25")
-            everything = MCPClientConfig(command=str(EVERYTHING))
-            async with (
-                hub(shelf=shelf, everything=everything) as address,
-                through.connected(address, era) as client,
-            ):
-                await through.take(client)
+        for server in (upstream, StdioServerParameters(command=str(EVERYTHING))):
+            async with direct.connected(server, "legacy") as client:
+                await direct.take(client)
+        shelf = MCPClientConfig(url=upstream, version="2025-11-25")
+        everything = MCPClientConfig(command=str(EVERYTHING))
+        async with (
+            hub(shelf=shelf, everything=everything) as address,
+            through.connected(address, era) as client,
+        ):
+            await through.take(client)
 
     # The one server asks for roots when it is connected, on its own account.
     del direct.count["roots"], through.count["roots"]
