@@ -111,6 +111,15 @@ class ErrorDefinition(msgspec.Struct, frozen=True, rename="camel"):
             wire["httpStatus"] = self.http_status
         return wire
 
+    @classmethod
+    def from_wire(cls, wire: Any) -> Self:
+        """Return the error that `to_wire` wrote.
+
+        Raises:
+            ValueError: If a part is not valid; the message names its path.
+        """
+        return msgspec.convert(wire, cls, dec_hook=_schema_from_wire)
+
 
 class OperationSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """The contract of an operation, without its handler."""

@@ -19,6 +19,7 @@ Calls may be objects of the provider's package or plain dicts.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, TypeAlias, cast
 
 import msgspec
@@ -77,32 +78,28 @@ class Dialect:
     """Whether only the keywords of OpenAPI 3.0 are known."""
 
 
+def _wrapped(key: str, name: str, description: str, schema: JSONObject) -> JSONObject:
+    return {"name": name, "description": description, key: schema}
+
+
 DIALECTS: dict[Provider, Dialect] = {
     "openai": Dialect(
         longest_description=1024,
         most_tools=128,
         wrap=lambda name, description, schema: {
             "type": "function",
-            "function": {"name": name, "description": description, "parameters": schema},
+            "function": _wrapped("parameters", name, description, schema),
         },
     ),
     "anthropic": Dialect(
         longest_description=100_000,
         most_tools=10_000,
-        wrap=lambda name, description, schema: {
-            "name": name,
-            "description": description,
-            "input_schema": schema,
-        },
+        wrap=partial(_wrapped, "input_schema"),
     ),
     "gemini": Dialect(
         longest_description=100_000,
         most_tools=512,
-        wrap=lambda name, description, schema: {
-            "name": name,
-            "description": description,
-            "parameters": schema,
-        },
+        wrap=partial(_wrapped, "parameters"),
         is_plain=True,
     ),
 }

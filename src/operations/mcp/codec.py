@@ -44,7 +44,7 @@ from operations.envelopes import (
 )
 from operations.observe import trace_context
 from operations.schema import Schema
-from operations.schema.references import rewritten
+from operations.schema.references import DEFINITIONS, rewritten
 from operations.specs import OperationSpec, OperationType
 from operations.types import JSONObject, JSONSchema
 
@@ -171,9 +171,6 @@ INPUT: Final = "input"
 
 RESULT: Final = "result"
 """The property that contains a result that is not an object, for clients that accept only objects."""
-
-DEFINITIONS: Final[tuple[str, ...]] = ("$defs", "definitions")
-"""Keywords of a schema's root that contain shared definitions."""
 
 BYTES: Final[JSONSchema] = {"type": "string", "contentEncoding": "base64"}
 
@@ -317,11 +314,6 @@ def _surely(schema: Any, root: Any, requires: Callable[[JSONObject], bool], dept
         or made_of("anyOf", all)
         or made_of("oneOf", all)
     )
-
-
-def is_binary(document: JSONSchema) -> bool:
-    """Return whether a schema describes bytes."""
-    return isinstance(document, dict) and document.get("contentEncoding") == "base64"
 
 
 def as_object(document: JSONSchema) -> JSONObject:

@@ -10,7 +10,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from operations._decoding import gc_paused
-from operations._json import JSONValueError, as_json, canonical
+from operations._json import JSONValueError, as_json, canonical, object_of
 from operations._text import printable
 from operations.errors import ErrorCode, SchemaError
 from operations.schema.casting import (
@@ -162,6 +162,11 @@ class Schema:
         if isinstance(document, bool):
             return document
         return all(map(is_annotation, document))
+
+    @property
+    def is_binary(self) -> bool:
+        """Whether values are bytes, as base64."""
+        return object_of(self.document).get("contentEncoding") == "base64"
 
     @property
     def is_unknown(self) -> bool:

@@ -46,7 +46,6 @@ from operations.mcp.codec import (
     boxed,
     boxed_result,
     export_spec,
-    is_binary,
     is_imported,
     is_never_null,
     is_object,
@@ -375,7 +374,7 @@ class Tool:
     def _output_schema(self, modern: bool) -> JSONSchema | None:
         if self.spec.type is OperationType.SUBSCRIPTION:
             return items_schema(pruned(self._output, self._budget))
-        if not self._output or is_binary(self._output):
+        if not self._output or self.spec.output_schema.is_binary:
             return None
         document = pruned(self._output, self._budget)
         if self.gives_object:
@@ -400,7 +399,7 @@ class Tool:
             export["input"] = "object"
         if spec.type is OperationType.SUBSCRIPTION:
             export["output"] = "items"
-        elif is_binary(self._output):
+        elif spec.output_schema.is_binary:
             export["output"] = "bytes"
         elif self.is_boxed(modern=modern):
             export["output"] = "boxed"

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from operations._json import is_list
+from operations._json import is_list, object_of
 from operations.errors import HTTP_STATUS, ErrorCode
 from operations.front.public_errors import declared_status
 from operations.openapi.exporting.components import (
@@ -145,11 +145,6 @@ def _share_responses(paths: JSONObject, shared: JSONObject) -> None:
 def has_path(spec: OperationSpec) -> bool:
     """Return whether an operation has a path of its own: a name of dots only would be a relative path segment."""
     return spec.name.strip(".") != ""
-
-
-def is_binary(schema: JSONSchema) -> bool:
-    """Return whether a result is `bytes`, which are sent unencoded."""
-    return isinstance(schema, dict) and schema.get("contentEncoding") == "base64"
 
 
 class _Builder:
@@ -324,8 +319,9 @@ def _result(spec: OperationSpec, schema: JSONSchema) -> JSONObject:
             "content": {EVENT_STREAM: {"schema": event_schema(schema)}},
         }
     content: JSONObject = {JSON: {"schema": schema}}
-    if is_binary(spec.output_schema.document):
-        kind = spec.output_schema.document.get("contentMediaType", BINARY)  # type: ignore[union-attr]
+    if spec.output_schema.is_binary:
+        # Bytes are sent unencoded.
+        kind = object_of(spec.output_schema.document).get("contentMediaType", BINARY)
         content = {kind: {}, **content}
     return {"description": "The result.", "content": content}
 

@@ -22,7 +22,13 @@ import msgspec
 from operations._json import canonical, is_list, is_object, unescape
 from operations._references import objects_in, reachable, target_of
 from operations.schema import Schema
-from operations.schema.references import DRAFT_2020_12, named_dialect, rewritten, schemas_in
+from operations.schema.references import (
+    DEFINITIONS,
+    DRAFT_2020_12,
+    named_dialect,
+    rewritten,
+    schemas_in,
+)
 from operations.schema.values import has_type
 from operations.specs import ErrorDefinition, OperationType
 from operations.types import JSONObject, JSONSchema
@@ -40,7 +46,6 @@ _LOCAL = re.compile(r"#(/|$)")
 _HOPS = 32
 """How many references in a row are followed before they count as a circle."""
 
-_HOLDERS = ("$defs", "definitions")
 _PENDING: JSONObject = {}
 _ANYTHING: JSONObject = {}
 _NOTHING: JSONObject = {"not": {}}
@@ -192,7 +197,7 @@ class _Source:
     def __init__(self, root: JSONObject, piece: Callable[[JSONObject], _Piece]) -> None:
         self._root = root
         self._rest = {
-            key: value for key, value in root.items() if key not in (*_HOLDERS, "$schema")
+            key: value for key, value in root.items() if key not in (*DEFINITIONS, "$schema")
         }
         self._look = piece
         self.is_holdable = self._is_holdable()
@@ -219,7 +224,7 @@ class _Source:
         if named_dialect(root) not in (None, DRAFT_2020_12):
             return False
         references: set[str] = set()
-        definitions = (root[holder].values() for holder in _HOLDERS if is_object(root.get(holder)))
+        definitions = (root[key].values() for key in DEFINITIONS if is_object(root.get(key)))
         held: Any
         for held in (self._rest, *chain.from_iterable(definitions)):
             piece = (
@@ -235,7 +240,7 @@ class _Source:
 
 def has_definitions(schema: JSONSchema) -> bool:
     """Return whether a schema holds others beside itself."""
-    return not isinstance(schema, bool) and any(holder in schema for holder in _HOLDERS)
+    return not isinstance(schema, bool) and any(key in schema for key in DEFINITIONS)
 
 
 def part_of(reference: str) -> str:
@@ -346,9 +351,9 @@ class Exported(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_d
                 restore_schema, cast("JSONObject", schema), components, self.components
             )
             error = {**error, "schema": True}
-            found = msgspec.convert(error, ErrorDefinition, dec_hook=_schema_from_wire)
+            found = ErrorDefinition.from_wire(error)
             return msgspec.structs.replace(found, schema=Schema(restored, lenient=True))
-        return msgspec.convert(error, ErrorDefinition, dec_hook=_schema_from_wire)
+        return ErrorDefinition.from_wire(error)
 
 
 def read_extension(operation: JSONObject) -> Exported | None:
@@ -428,9 +433,3 @@ def restore_schema(
                 token = unescape(place[2])
                 restored.setdefault(place[1], {})[token] = held
     return restored
-
-
-def _schema_from_wire(kind: type, value: Any) -> Any:
-    if kind is Schema and isinstance(value, (dict, bool)):
-        return Schema(cast("JSONSchema", value), lenient=True)
-    raise ValueError(f"expected a JSON Schema, got {type(value).__name__}")

@@ -11,47 +11,34 @@ import msgspec
 from operations._json import MAX_DEPTH, JSONValueError, is_list, is_object, kind_of, to_json
 from operations.types import JSONObject, JSONSchema
 
-FILE_SCHEMA: JSONObject = {
-    "description": "A file: its bytes in base64, or an object that also names it.",
-    "anyOf": [
-        {"type": "string", "contentEncoding": "base64"},
-        {
-            "type": "object",
-            "properties": {
-                "content": {"type": "string", "contentEncoding": "base64"},
-                "text": {
-                    "type": "string",
-                    "description": "Instead of content: text to send as UTF-8.",
-                },
-                "filename": {"type": "string"},
-                "contentType": {"type": "string"},
-            },
-            "oneOf": [{"required": ["content"]}, {"required": ["text"]}],
-            "additionalProperties": False,
-        },
-    ],
-}
+_BASE64: JSONObject = {"type": "string", "contentEncoding": "base64"}
+
+
+def _file_schema(about: str, **others: JSONObject) -> JSONObject:
+    """Return the schema of a file: base64, or an object with its content from one of several sources."""
+    text = {"type": "string", "description": "Instead of content: text to send as UTF-8."}
+    sources: JSONObject = {"content": _BASE64, "text": text, **others}
+    names = {"filename": {"type": "string"}, "contentType": {"type": "string"}}
+    described = {
+        "type": "object",
+        "properties": {**sources, **names},
+        "oneOf": [{"required": [source]} for source in sources],
+        "additionalProperties": False,
+    }
+    return {"description": about, "anyOf": [_BASE64, described]}
+
+
+FILE_SCHEMA = _file_schema("A file: its bytes in base64, or an object that also names it.")
 """The schema of a file in an operation's input."""
 
-_NAMED: JSONObject = FILE_SCHEMA["anyOf"][1]
-ROOTED_FILE_SCHEMA: JSONObject = {
-    "description": "A file: its bytes in base64, or an object that also names it or refers to one here.",
-    "anyOf": [
-        FILE_SCHEMA["anyOf"][0],
-        {
-            **_NAMED,
-            "properties": {
-                **_NAMED["properties"],
-                "path": {
-                    "type": "string",
-                    "minLength": 1,
-                    "description": "Instead of content: the relative path of a file to send.",
-                },
-            },
-            "oneOf": [*_NAMED["oneOf"], {"required": ["path"]}],
-        },
-    ],
-}
+ROOTED_FILE_SCHEMA = _file_schema(
+    "A file: its bytes in base64, or an object that also names it or refers to one here.",
+    path={
+        "type": "string",
+        "minLength": 1,
+        "description": "Instead of content: the relative path of a file to send.",
+    },
+)
 """The same, if the caller may name files below a folder."""
 
 _TYPES = frozenset({"array", "boolean", "integer", "null", "number", "object", "string"})
@@ -93,17 +80,10 @@ def put(out: JSONObject, key: str, value: Any) -> None:
 def with_null(schema: JSONObject) -> JSONObject:
     """Return `schema`, with null allowed as well."""
     kind = schema.get("type")
-    if kind is None and not schema.keys() & {
-        "$ref",
-        "allOf",
-        "anyOf",
-        "oneOf",
-        "enum",
-        "const",
-        "not",
-    }:
+    is_composed = bool(schema.keys() & {"allOf", "anyOf", "oneOf", "const", "$ref"})
+    if kind is None and not is_composed and not schema.keys() & {"enum", "not"}:
         return schema
-    if kind is None or schema.keys() & {"allOf", "anyOf", "oneOf", "const", "$ref"}:
+    if kind is None or is_composed:
         noted: tuple[str, ...] = ("title", "description", "default")
         notes = {key: schema[key] for key in noted if key in schema}
         rest = {key: item for key, item in schema.items() if key not in notes}
