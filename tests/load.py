@@ -36,18 +36,6 @@ REPEATED = {
     "server/test_idle.py::test_ten_thousand_idle_connections_block_no_client_and_are_closed": (
         "R18 promises a bound on memory for 10,000 connections, which two processes open at once"
     ),
-    "server/test_time.py::test_nested_calls_end_with_the_time_of_the_call_they_are_part_of": (
-        "the call has 0.1 s, which may pass on a busy machine before it is started"
-    ),
-    "telemetry/test_audit.py::test_a_handler_left_behind_is_recorded": (
-        "the call has a short time, which may pass on a busy machine before it is started"
-    ),
-    "openapi/test_upstreams.py::test_timeouts_open_the_breaker": (
-        "each call has 0.3 s, which may pass on a busy machine before the request is sent"
-    ),
-    "openapi/test_upstreams.py::test_calls_fail_at_once_while_the_probe_has_the_last_slot": (
-        "each call has 0.3 s, which may pass on a busy machine before the request is sent"
-    ),
 }
 """Names below tests/, without parameters, and reasons."""
 
