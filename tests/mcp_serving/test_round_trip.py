@@ -157,6 +157,8 @@ async def test_an_import_of_an_export_gives_back_the_operations() -> None:
     registry = example()
     config = MCPClientConfig(server=to_mcp(registry), trust_annotations=True)
     async with connect_mcp("far", config) as client:
+        assert client.server_info is not None
+        assert (client.server_info.name, client.server_info.version) == ("operations", "1.0.0")
         imported = OperationRegistry(client)
         ids = {"math.add", "task.get", "task.fail", "task.crash"}
         for operation_id in ids:

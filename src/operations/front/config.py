@@ -70,7 +70,7 @@ class MCPServerSettings:
     name: str = "operations"
     """The name that the server reports to clients."""
 
-    version: str = ""
+    version: str = "1.0.0"
     """The version that the server reports to clients."""
 
     title: str | None = None
