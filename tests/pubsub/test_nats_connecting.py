@@ -162,7 +162,7 @@ def nowhere(request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
 
 
 async def test_an_address_without_a_server_is_named_with_the_reason(
-    nowhere: tuple[str, str],
+    nowhere: tuple[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     address, reason = nowhere
     with pytest.raises(TransportError, match=reason) as caught:
@@ -170,6 +170,7 @@ async def test_an_address_without_a_server_is_named_with_the_reason(
             pass
     assert f"at {address}: " in str(caught.value)
     assert SECRET not in str(caught.value)
+    assert "was lost" not in caplog.text
 
 
 @pytest.mark.parametrize("group", ["a b", "a.*", ">", "", ".a", "b\u00fcro", "a\r\nPUB x 1"])

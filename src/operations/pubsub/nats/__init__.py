@@ -231,7 +231,7 @@ class NatsTarget(EventTarget):
         return self._nats.is_connected
 
     async def _on_lost(self) -> None:
-        if not self._affinity.is_closed:
+        if self._connected.is_set() and not self._affinity.is_closed:
             logger.log(self._losses.level(), "the connection to NATS was lost")
         self._connected.clear()
         for receiver in tuple(self._receivers):
