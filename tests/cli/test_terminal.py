@@ -1,4 +1,4 @@
-"""The command line at a real terminal: prompts, progress, Ctrl-C."""
+"""The command line at a real terminal: prompts, progress, Ctrl-C. The tutorial's test takes the tour of the demo."""
 
 import re
 import signal
@@ -128,21 +128,15 @@ def test_a_person_confirms_a_call_that_needs_it(
     assert end(child) == code
 
 
-def test_progress_is_shown_and_the_result_stays(start: Start) -> None:
+def test_progress_is_shown_and_a_result_stands_on_lines_of_its_own(start: Start) -> None:
     child = start("call", "work.slow", "steps=3", "pause=0.3")
-
-    see(child, "working hard")
-    see(child, "33%")
-    child.expect('"done"')
-    assert end(child) == 0
-
-
-def test_a_result_stands_on_lines_of_its_own(start: Start) -> None:
-    child = start("call", "work.slow", "steps=3", "pause=0.1")
     child.expect(pexpect.EOF)
 
     assert "working hard" in (child.before or "")
+    assert "33%" in (child.before or "")
     assert drawn(child.before or "") == ['"done"']
+    child.close()
+    assert child.exitstatus == 0
 
 
 def test_items_stand_on_lines_of_their_own(start: Start) -> None:
@@ -228,25 +222,6 @@ def test_calls_are_followed_as_they_end_until_ctrl_c(start: Start, run: Callable
     run("call", "work.outer")
     see(child, "work.outer")
     see(child, "└── work.add")
-    child.send(INTERRUPT)
-
-    assert end(child) == 0
-
-
-@pytest.mark.slow
-def test_the_demo_takes_its_tour_and_goes_on_serving(start: Start) -> None:
-    child = start("demo")
-
-    for words in (
-        "serving 7 operations",
-        '"source":"http"',
-        '"source":"mcp"',
-        "JPY",
-        "ACCESS_DENIED",
-        "SOLD_OUT",
-    ):
-        child.expect_exact(words)
-    see(child, "still serving at")
     child.send(INTERRUPT)
 
     assert end(child) == 0
