@@ -182,7 +182,7 @@ def test_faults_of_an_mcp_json_are_reported_with_advice(
         f"folder:    {folder}",
         "exit code: 1",
         "output:    no disk ***",
-        "next:      run the command by hand",
+        "next:      run the command manually",
         'comand is not a known key. Did you mean "command"?',
         "there is no program no-such-program",
     ):

@@ -47,7 +47,7 @@ async def test_the_command_the_folder_the_exit_code_and_the_output_are_reported(
         "  printed:   Usage: tool",
         "  output:    there is no disk",
     ]
-    assert lines[6].startswith("  next:      run the command by hand")
+    assert lines[6].startswith("  next:      run the command manually")
 
 
 async def test_last_words_without_a_line_end_are_heard() -> None:
@@ -89,7 +89,7 @@ async def test_one_that_is_too_slow_may_be_given_more_time() -> None:
     report = await report_of(raw("silent", connect_timeout=0.3))
 
     assert "did not get ready within 0.3 s" in report
-    assert "raise connect_timeout" in report
+    assert "increase connect_timeout" in report
     assert "exit code" not in report  # it was ended by us
 
 

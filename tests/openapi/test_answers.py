@@ -79,7 +79,7 @@ async def test_json_that_is_not_unicode_is_an_error_not_other_text(content_type:
         serving(responding(b'{"a":"\xff"}', content_type)) as url,
         imported(SCHEMALESS, base_url=url) as registry,
     ):
-        with pytest.raises(CallError, match="is not the JSON it should be"):
+        with pytest.raises(CallError, match="is not valid JSON"):
             await registry.execute("api.call", {})
 
 
@@ -286,7 +286,7 @@ async def test_an_unexpected_response_is_in_the_details() -> None:
 
     auth = {"type": "apiKey", "token": "CANARY"}
     async with serving(respond) as url, imported(document(), base_url=url, auth=auth) as registry:
-        with pytest.raises(CallError, match="not the JSON") as caught:
+        with pytest.raises(CallError, match="not valid JSON") as caught:
             await registry.execute("api.call", {})
     assert caught.value.details["statusCode"] == 200
     assert caught.value.details["body"] == "<h1>Sign in</h1> ***"

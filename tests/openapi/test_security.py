@@ -413,7 +413,7 @@ async def test_a_flow_that_needs_a_person_is_rejected_with_advice(
             await registry.execute("api.call", {})
 
     assert f"It declares {flow}, where a person signs in." in caught.value.message
-    assert "Give a token in credentials, or a callable" in caught.value.message
+    assert "Set a token in credentials, or a function" in caught.value.message
 
 
 async def test_oauth2_metadata_names_the_token_endpoint_too() -> None:

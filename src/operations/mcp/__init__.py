@@ -1,7 +1,7 @@
-"""MCP in both directions: servers as operations, and operations as a server.
+"""Import the tools of MCP servers as operations, and serve a registry as an MCP server.
 
-`connect_mcp` for one server, `MCPClientLoader` for several, `map_content_blocks` between the SDK's blocks and ours;
-`to_mcp` serves a registry.
+`connect_mcp` connects to one server and `MCPClientLoader` to several; `map_content_blocks` converts content blocks of
+the SDK to ours; `to_mcp` serves a registry.
 """
 
 from importlib.util import find_spec

@@ -1,19 +1,19 @@
-"""The operations of one server: built from its listings, pinned, and kept up to date in every registry that has them.
+"""The operations of one server: built from its listings, pinned, and updated in every registry that has them.
 
-Beside its tools, its resources, resource templates and prompts are operations:
+Its resources, resource templates and prompts become operations too:
 
-<server>.resources.list          what there is, freshly listed
-<server>.resources.templates     what can be asked for by filling in a template
+<server>.resources.list          the current resources
+<server>.resources.templates     the resource templates
 <server>.resources.read          {"uri": ...}
-<server>.resources.watch         {"uri": ...}: an item as soon as a resource is watched, and one for each change
-<server>.templates.<name>        the variables of one template, filled in and read
-<server>.prompts.<name>          the arguments of one prompt
-<server>.completions.complete    values for an argument of a prompt or template
+<server>.resources.watch         {"uri": ...}: one item when the subscription is active, and one for each change
+<server>.templates.<name>        reads a resource of one template; the input has the variables
+<server>.prompts.<name>          returns one prompt; the input has the arguments
+<server>.completions.complete    suggests values for an argument of a prompt or template
 
-Served over MCP, a prompt is a prompt and a template a template again; the resources are those of `resources.read`.
+If these are served over MCP, prompts and templates are listed as such, and resources are read by `resources.read`.
 
 Rule 1: an unchanged operation stays the same object; changes are added, replaced or removed, and reported.
-Rule 2: operations that others registered are not touched.
+Rule 2: operations that other code registered are not changed.
 """
 
 import logging
@@ -60,7 +60,7 @@ ListAll = Callable[[str, str, OperationContext], Awaitable[list[JSONObject]]]
 """`(method, key, context)` -> every entry of a paged list."""
 
 WatchResource = Callable[[str], AsyncGenerator[str]]
-"""`(uri)` -> the addresses of what changed, at each change."""
+"""`(uri)` -> the URI of the changed resource, for each change."""
 
 READ: Final = "resources.read"
 """The name of the operation that reads any resource of a server."""
@@ -98,14 +98,14 @@ LISTED: Final = (
     "annotations", "arguments", "description", "icons", "mimeType", "name", "size", "title", "uri", "uriTemplate",
     "_meta",
 )  # fmt: skip
-"""The fields of a listed prompt, resource or template that are passed on."""
+"""The fields of a listed prompt, resource or template that are forwarded."""
 
 
 _ADDRESS: Final[TypeAdapter[AnyUrl]] = TypeAdapter(AnyUrl)
 
 
 def is_url(uri: str) -> bool:
-    """Return whether clients accept an address in a listing; some reject the whole list otherwise."""
+    """Return whether clients accept a URL in a listing; some reject the whole list because of an invalid one."""
     try:
         _ADDRESS.validate_python(uri)
     except ValidationError:
@@ -115,7 +115,7 @@ def is_url(uri: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One server, as its operations know it."""
+    """The interface of one server for its operations."""
 
     server: str
     version: str
@@ -127,7 +127,7 @@ class Source:
     async def settled(
         self, method: str, params: JSONObject, context: OperationContext
     ) -> JSONObject:
-        """Send a request that only reads, and answer the questions of the server."""
+        """Send a read-only request, and answer the questions of the server."""
 
         async def send(added: JSONObject) -> JSONObject:
             return await self.request(method, {**params, **added}, context, replayable=True)
@@ -140,7 +140,7 @@ class ResourceReader:
 
     Args:
         source: The server.
-        pins: The definitions that were accepted.
+        pins: The accepted definitions.
     """
 
     def __init__(self, source: Source, pins: Pins) -> None:
@@ -152,7 +152,7 @@ class ResourceReader:
         return await self.read(input["uri"], context)
 
     async def read(self, uri: str, context: OperationContext) -> ResponseEnvelope[Any]:
-        """Read the resource at an address.
+        """Read the resource at a URI.
 
         Raises:
             CallError: If it is in quarantine, or cannot be read.
@@ -173,7 +173,7 @@ class ResourceOperations:
         self._pins = pins
 
     def build(self, listing: Listing, skipped: dict[str, str]) -> Iterator[tuple[str, Operation]]:
-        """Yield each operation with its key among the pins; entries without a usable name go to `skipped`."""
+        """Yield each operation with its pin key; add entries without a usable name to `skipped`."""
         shown: list[JSONObject] = [
             {key: entry[key] for key in LISTED if key in entry}
             for entry in listing.resources
@@ -268,7 +268,7 @@ class ResourceOperations:
 
         spec = self._spec(
             "resources.watch",
-            "Report that a resource is watched, and then each change of it.",
+            "Report that the subscription to a resource is active, and then each change of the resource.",
             _URI,
             kind=OperationType.SUBSCRIPTION,
         )
@@ -335,7 +335,7 @@ class ResourceOperations:
 
 
 def _arguments(listed: Any) -> list[JSONObject]:
-    """The arguments of a prompt that have a name."""
+    """Return the arguments of a prompt that have a name."""
     return [each for each in map(object_of, list_of(listed)) if isinstance(each.get("name"), str)]
 
 
@@ -343,7 +343,7 @@ def _arguments(listed: Any) -> list[JSONObject]:
 
 
 _SHOWN = 5
-"""Entries that were left out and are named in the log."""
+"""The number of skipped entries that the log names."""
 
 
 class Catalog:
@@ -355,13 +355,13 @@ class Catalog:
 
     def __init__(self, source: Source) -> None:
         self.operations: dict[str, Operation] = {}
-        """By id."""
+        """The operations by id."""
 
         self.tools: dict[str, JSONObject] = {}
-        """As the server listed them, by name; only those that are imported."""
+        """The imported tools by name, in the form of the server's listing."""
 
         self.skipped: dict[str, str] = {}
-        """Definitions that were left out, with the reason."""
+        """Definitions that were skipped, with the reason."""
 
         self._source = source
         self._server = source.server
@@ -369,18 +369,18 @@ class Catalog:
         self.pins = Pins(config.pin, dict(config.pins), config.target)
         self._listing = Listing()
         self._ids: dict[str, str] = {}
-        """The operation of each tool."""
+        """The operation id of each tool."""
 
         self._has_asked = False
         self._registries: list[OperationRegistry] = []
 
     def attach(self, registry: OperationRegistry) -> None:
-        """Keep `registry`, which holds these operations, up to date."""
+        """Update `registry`, which has these operations, from now on."""
         if registry not in self._registries:
             self._registries.append(registry)
 
     def detach(self, registry: OperationRegistry) -> None:
-        """Leave `registry` alone from now on."""
+        """Stop updating `registry`."""
         if registry in self._registries:
             self._registries.remove(registry)
 
@@ -394,7 +394,7 @@ class Catalog:
         self._rebuild()
 
     def take(self, listing: Listing, version: str) -> bool:
-        """Build operations from the listings of a server `version`; return whether anything changed."""
+        """Build the operations from the listings of a server `version`; return whether any operation changed."""
         if (listing, version) == (self._listing, self._source.version):
             return False
         self.tools = {
@@ -424,7 +424,7 @@ class Catalog:
                 skipped[label] = str(error)
                 continue
             if spec.id in found:
-                skipped[label] = f"its name reads as {spec.id}, which is taken"
+                skipped[label] = f"its name becomes {spec.id}, which is taken"
             else:
                 found[spec.id] = self._operation(spec, name)
                 self._ids[name] = spec.id
@@ -433,7 +433,7 @@ class Catalog:
         instructions = self._listing.instructions
         if instructions and INSTRUCTIONS not in self.pins.waiting:
             if hides_something(instructions):
-                logger.warning("the instructions of %s hold invisible characters", self._server)
+                logger.warning("the instructions of %s contain invisible characters", self._server)
             found = {
                 operation_id: with_fields(operation, source_instructions=instructions)
                 for operation_id, operation in found.items()
@@ -443,7 +443,7 @@ class Catalog:
             new.sort()
             more = len(new) - _SHOWN
             logger.warning(
-                "%s: left out %s%s",
+                "%s: skipped %s%s",
                 self._server,
                 ", ".join(new[:_SHOWN]),
                 f" and {more} more, see `client.skipped`" if more > 0 else "",
@@ -455,7 +455,7 @@ class Catalog:
         if name in self.pins.waiting:
             return quarantine(spec, self.operations.get(spec.id), self._server)
         if hides_something(spec.description):
-            logger.warning("the description of %s holds characters that cannot be seen", spec.id)
+            logger.warning("the description of %s contains invisible characters", spec.id)
         return build_tool(spec, name, self._source.request, self._config, self._asked)
 
     def _extras(self, skipped: dict[str, str]) -> Iterator[Operation]:
@@ -476,7 +476,7 @@ class Catalog:
         return None if operation is None else (operation, self.tools[name])
 
     def _asked(self) -> str:
-        """A tool asked its caller something: from now on there is an operation for the answers."""
+        """Add the operation that accepts answers, because a tool has asked its caller a question."""
         if not self._has_asked:
             self._has_asked = True
             self._rebuild()

@@ -1,4 +1,4 @@
-"""One MCP server as a service: its operations, kept true while the server changes and comes and goes."""
+"""One MCP server as a service, whose operations follow changes and reconnections of the server."""
 
 import asyncio
 import logging
@@ -46,19 +46,19 @@ logger = logging.getLogger("operations.mcp")
 _LEVELS = {"debug": 10, "info": 20, "notice": 20, "warning": 30, "error": 40}
 _LISTEN_AGAIN_SECONDS = 5.0
 _CHECK_SECONDS = 30.0
-"""Between two listings of an idle HTTP server, because no lost connection reveals that it has stopped."""
+"""Seconds between two listings of an idle HTTP server, because no lost connection shows that it has stopped."""
 
 _REFRESH_SECONDS = 0.1
 _LONGEST_REFRESH_SECONDS = 30.0
-"""Between two listings, however often a server reports a change; longer after each report without a change."""
+"""The longest pause in seconds between two listings. The pause grows with each change notification without a change."""
 
 _LONGEST_LOG = 2000
 
 
 class MCPClient:
-    """A connected server: iterates over its operations; `registry.register_all` accepts it.
+    """A connected server. Iterate it for its operations, or pass it to `registry.register_all`.
 
-    A registry it was registered with follows the server: tools that appear, change or go do so there too.
+    A registry that it was registered with is updated when tools are added, changed or removed.
 
     Raises:
         ValueError: If the config names a protocol revision that does not exist.
@@ -72,11 +72,11 @@ class MCPClient:
         self.config = replace(config, namespace=config.namespace or safe_namespace(name))
 
         self.server_info: ServerInfo | None = None
-        """None until the server was reached for the first time."""
+        """None until the first connection."""
 
         self._is_listening = False
         self._changes = 0
-        """How often a listing brought something new."""
+        """The number of listings with changes."""
 
         self._stale = asyncio.Event()
         self._follower: asyncio.Task[None] | None = None
@@ -109,17 +109,17 @@ class MCPClient:
 
     @property
     def skipped(self) -> dict[str, str]:
-        """Listed definitions that were left out, with the reason."""
+        """Listed definitions that were skipped, with the reason."""
         return dict(self._catalog.skipped)
 
     @property
     def is_connected(self) -> bool:
-        """Whether a call made now would reach the server."""
+        """Whether the server is connected."""
         return self._connection.session is not None
 
     @property
     def problem(self) -> str | None:
-        """Why the server cannot be called now; None if it can, or if it is only started for the next call."""
+        """The reason why the server is not available; None if it is, or if it is started for the next call."""
         failure = self._connection.failure
         if failure is not None:
             return failure.message
@@ -127,12 +127,12 @@ class MCPClient:
 
     @property
     def next_attempt(self) -> float | None:
-        """When a server that is away is asked again, by the loop's clock; None if no attempt is planned."""
+        """The time of the next attempt to reach a lost server, by the loop's clock; None if none is planned."""
         return self._connection.next_attempt
 
     @property
     def is_listening(self) -> bool:
-        """Whether the server reports changes (2026-07-28; older servers do so without being asked)."""
+        """Whether the subscription to change notifications is active (2026-07-28; older servers need none)."""
         return self._is_listening
 
     @property
@@ -157,7 +157,7 @@ class MCPClient:
         self._catalog.accept(key)
 
     def attach(self, registry: OperationRegistry) -> None:
-        """Keep `registry`, which holds these operations, up to date; `register_all` calls this."""
+        """Update `registry`, which has these operations, from now on; `register_all` calls this."""
         self._catalog.attach(registry)
 
     def detach(self, registry: OperationRegistry) -> None:
@@ -170,10 +170,10 @@ class MCPClient:
     # ------------------------------------------------------------ lifetime
 
     async def open(self) -> None:
-        """Connect and list; once it is open, this only waits for the server to be there.
+        """Connect and read the listings; if already open, only wait for the connection.
 
         Raises:
-            CallError: `UNAVAILABLE`, saying why.
+            CallError: `UNAVAILABLE`, with the reason.
         """
         if self._follower is not None:
             await self._connection.acquire()
@@ -186,15 +186,15 @@ class MCPClient:
             raise
 
     async def aclose(self) -> None:
-        """Leave the server, and end it if it is our child. From any task; twice is harmless.
+        """Disconnect, and stop the server if it is a child process. May be called from any task, and more than once.
 
-        Takes at most a few seconds more than `shutdown_timeout`, and is not cut short by a cancel scope.
+        Takes at most a few seconds more than `shutdown_timeout`, and is not interrupted by a cancel scope.
         """
         self._cancel_helpers()
         with anyio.CancelScope(shield=True):
             await self._watches.aclose()
             await asyncio.gather(self._connection.aclose(), self._own.aclose())
-            # While it closed, one more may have begun to listen.
+            # Another listener may have started while the connection closed.
             if helpers := self._cancel_helpers():
                 await asyncio.wait(helpers)
 
@@ -211,7 +211,7 @@ class MCPClient:
         await self.aclose()
 
     async def _opened(self, session: RelaySession) -> None:
-        """Read the server's description and listings; runs in the owner after every connect."""
+        """Read the server's description and listings. Runs in the owner task after every connection."""
         self._breaker.succeed()
         info = session.server_info
         capabilities = session.server_capabilities
@@ -229,7 +229,7 @@ class MCPClient:
         if not self._catalog.operations:
             await self._take(session)
         else:
-            # Calls need not wait for the listing, but the arguments that are sent as headers must be known.
+            # Calls need not wait for the listing, but must know which arguments are sent as headers.
             session.learn(self._catalog.tools.values())
             self._stale.set()
         if session.is_modern and _tells_of_changes(capabilities):
@@ -243,28 +243,29 @@ class MCPClient:
 
     @property
     def calls(self) -> int:
-        """How many calls run or wait."""
+        """The number of running and waiting calls."""
         return self._bulkhead.calls
 
     async def request(
         self, method: str, params: JSONObject, context: OperationContext, *, replayable: bool
     ) -> JSONObject:
-        """Send a request for a call, within the configured time; again, where that is safe.
+        """Send a request for a call within the configured time limit; retry it if that is safe.
 
         Raises:
             CallError: `UNAVAILABLE`, `TIMEOUT`, `EXECUTION_ERROR` or `RESOURCE_EXHAUSTED`.
         """
         if self.config.per_caller and isinstance(self.config.auth, CallerToken):
-            # A caller without a credential gets its error, and no connection that fails again and again.
+            # A caller without a credential gets an error at once, without a connection that would fail repeatedly.
             await self.config.auth(context)
         connection = self._connection_for(context)
-        # The call's own deadline is kept by the registry, which cancels us; two timers would race each other and
-        # interrupt the message that cancels the request at the server.
+        # The registry enforces the call's own deadline by cancellation. A second timer here could interrupt the message
+        # that
+        # cancels the request at the server.
         seconds = self.config.timeout
         timeout = CallTimeout(
             seconds, answer_seconds=self.config.answer_timeout, max_seconds=self.config.max_timeout
         )
-        # Without a session the connection itself fails calls, and finds out when the server is back.
+        # Without a session, the connection itself fails calls and notices when the server is available again.
         breaker = None if connection.session is None else self._breaker
         is_probe = breaker is not None and breaker.enter()
         responds: bool | None = None
@@ -278,7 +279,7 @@ class MCPClient:
                             result = await self._send(connection, call, method, params, replayable)
                             await call.settle()
                 except TimeoutError:
-                    # The server does not answer for a caller that does not.
+                    # The caller did not answer in time, which is not a failure of the server.
                     responds = None if call.is_unanswered else False
                     raise timed_out(self.name, cast("float", seconds), "answer") from None
                 except CallError as error:
@@ -293,10 +294,10 @@ class MCPClient:
             connection.used = asyncio.get_running_loop().time()
 
     def _connection_for(self, context: OperationContext) -> Connection:
-        """Return the connection that carries a call: the shared one, or its caller's own.
+        """Return the connection for a call: the shared connection, or that of its caller.
 
         Raises:
-            CallError: `RESOURCE_EXHAUSTED` if too many callers have calls in flight.
+            CallError: `RESOURCE_EXHAUSTED` if too many callers have running calls.
         """
         is_shared = not self.config.per_caller or not is_known(context)
         if is_shared or self._connection.is_closed:
@@ -304,7 +305,7 @@ class MCPClient:
         return self._own.find(context)
 
     async def _opened_for_caller(self, session: RelaySession) -> None:
-        """Prepare a caller's own connection; it uses the listings of the shared one."""
+        """Prepare the connection of one caller, which uses the listings of the shared connection."""
         await self._ask_for_logs(session)
         session.learn(self._catalog.tools.values())
 
@@ -316,10 +317,10 @@ class MCPClient:
         params: JSONObject,
         replayable: bool,
     ) -> JSONObject:
-        """Send until there is an answer, or a failure that cannot be helped.
+        """Send a request until it succeeds or must not be retried.
 
-        A request that certainly did not run is sent again until the patience of the connection ends; one that may have
-        been is sent once more if it only reads.
+        A request that certainly did not run is retried until `reconnect_timeout` ends. A request that may have run is
+        retried once if it is read-only.
         """
         retries = Retries(connection, replayable)
         context = call.context
@@ -351,7 +352,7 @@ class MCPClient:
     async def _was_stale(
         self, failure: ServerError, session: RelaySession, retries: Retries
     ) -> bool:
-        """Return whether the server rejected an outdated definition of the tool (2026-07-28) that is up to date now."""
+        """Return whether the server rejected an outdated tool definition (2026-07-28) that has been updated now."""
         code = object_of(failure.error.details).get("code")
         if code != HEADER_MISMATCH or retries.has_refreshed:
             return False
@@ -362,7 +363,7 @@ class MCPClient:
         return False
 
     async def _list_all(self, method: str, key: str, context: OperationContext) -> list[JSONObject]:
-        """Every entry of one of the server's lists, for a call."""
+        """Return every entry of one of the server's lists, for a call."""
 
         async def fetch(method: str, params: JSONObject) -> JSONObject:
             return await self.request(method, params, context, replayable=True)
@@ -372,10 +373,10 @@ class MCPClient:
     # ------------------------------------------------------------ changes
 
     async def refresh(self) -> None:
-        """List the server's offers again now, and let the registries follow.
+        """Read the listings again now, and update the registries.
 
         Raises:
-            CallError: If they cannot be listed.
+            CallError: If the listings cannot be read.
         """
         session = await self._connection.acquire()
         try:
@@ -395,7 +396,7 @@ class MCPClient:
         self._breaker.succeed()
 
     async def _follow(self) -> None:
-        """Refresh when the server reports a change, once for many notifications."""
+        """Refresh when the server reports changes, once for several notifications."""
         loop, pause, changes = asyncio.get_running_loop(), _REFRESH_SECONDS, self._changes
         reported = ""
         while True:
@@ -413,7 +414,7 @@ class MCPClient:
                     logger.info("%s is listed again", self.name)
                 reported = ""
             except CallError as error:
-                # A server may stay away for hours: one line, until it is back or fails otherwise.
+                # A server may be lost for hours: log one line, until it is available again or fails in another way.
                 if error.message != reported:
                     logger.warning("%s could not be listed again: %s", self.name, error.message)
                 reported = error.message
@@ -435,7 +436,7 @@ class MCPClient:
         return connection.plan_attempt() if is_away else _CHECK_SECONDS
 
     async def _listen(self, session: RelaySession) -> None:
-        """The change notifications of 2026-07-28 have to be asked for, and asked for again when lost."""
+        """Subscribe to change notifications (2026-07-28), again whenever the subscription is lost."""
         while session.is_open:
             try:
                 async with listen(
@@ -448,7 +449,7 @@ class MCPClient:
                     async for _ in changes:
                         self._stale.set()
             except (SubscriptionLost, TimeoutError) as error:
-                logger.debug("%s: lost the changes: %s", self.name, error)
+                logger.debug("%s: the subscription to changes was lost: %s", self.name, error)
             except MCPError as error:
                 if error.code != types.CONNECTION_CLOSED:
                     logger.debug("%s does not announce changes: %s", self.name, error)
@@ -523,7 +524,7 @@ async def _delivered(call: CallInFlight, params: types.LoggingMessageNotificatio
 
 
 def _progress(call: CallInFlight) -> OnProgress:
-    """Return the function that takes a call's progress: it restarts the time limit, and reaches the caller."""
+    """Return the function that receives progress of a call: it restarts the time limit and forwards the progress."""
     report = call.context.channel.progress
 
     async def progress(done: float, total: float | None, message: str | None) -> None:
@@ -537,7 +538,7 @@ def _progress(call: CallInFlight) -> OnProgress:
 
 
 def _is_away(error: CallError) -> bool:
-    """Return whether a request got no response; an HTTP status is one."""
+    """Return whether a request got no response; an HTTP error status is a response."""
     status = object_of(error.details).get("statusCode")
     return error.code == ErrorCode.UNAVAILABLE and status is None
 
@@ -551,14 +552,14 @@ def _tells_of_changes(offers: types.ServerCapabilities | None) -> bool:
 async def connect_mcp(
     name: str, config: MCPClientConfig | Mapping[str, Any]
 ) -> AsyncGenerator[MCPClient]:
-    """Connect to an MCP server for the length of an `async with` block.
+    """Connect to an MCP server for the duration of an `async with` block.
 
     Args:
-        name: Its name, and the namespace of its operations unless `config` has another.
-        config: How to reach it; an entry of an `mcp.json` will do.
+        name: The name of the server, which is also the namespace of its operations unless `config` has another.
+        config: The configuration, or an entry of an `mcp.json`.
 
     Raises:
-        CallError: `UNAVAILABLE`, saying why it cannot be used.
+        CallError: `UNAVAILABLE`, with the reason.
         ValueError: If the entry is not valid.
     """
     if not isinstance(config, MCPClientConfig):

@@ -1,18 +1,19 @@
-"""Write the contract of an operation as that of a tool, and read it again.
+"""Convert the contract of an operation to that of an MCP tool, and back.
 
-The input of a tool is an object, before 2026-07-28 its output is one too, and a result has blocks and one structured
-value. Other values are boxed; the tool's `_meta` (`META_KEY`) notes this beside the rest of the contract:
+The input of a tool is an object; before 2026-07-28 its output is an object too. A result has content blocks and one
+structured value. Other values are boxed; the tool's `_meta` (`META_KEY`) records this with the rest of the contract:
 
     "input":  "any"         any input                         "boxed"       under `input`
               "object"      `type` was added at the root
     "output": "boxed"       under `result`                    "bytes"       bytes
               "items"       a subscription's list of items    "object"      `type` was added at the root
 
-    "outputSchema": EXACT_OUTPUT    the listing accepts other results too, and has the exact schema there
+    "outputSchema": EXACT_OUTPUT    the listed schema accepts other results too; location of the exact schema
 
-Rule 1: the importer reads an export only if the operator trusts the server.
-Rule 2: a listed schema never accepts less than the operation's own; it may accept more.
-Rule 3: definitions without a reference are left out, and beyond a budget those farthest from the root become `{}`.
+Rule 1: an import uses this data only if the operator trusts the server.
+Rule 2: a listed schema accepts every value that the operation's own schema accepts, and may accept more.
+Rule 3: unreferenced definitions are omitted. If the definitions exceed a size limit, those farthest from the root
+        become `{}`.
 """
 
 import re
@@ -60,14 +61,14 @@ ERROR_KEY = "alkdev.operations/error"
 """The key in a result's `_meta`: the error of a tool that declares an output schema."""
 
 EXACT_OUTPUT = "#/outputSchema/anyOf/0"
-"""The place of the exact output schema in a listed tool, if the listed schema accepts every result."""
+"""The location of the exact output schema in a listed tool whose schema accepts every result."""
 
 _RESERVED: Final = "alkdev.operations/"
 _ENVELOPE: Final = frozenset({
     CLIENT_CAPABILITIES_META_KEY, CLIENT_INFO_META_KEY, LOG_LEVEL_META_KEY, PROTOCOL_VERSION_META_KEY,
     SERVER_INFO_META_KEY, "progressToken",
 })  # fmt: skip
-"""Keys that describe the two ends of one connection; they are not passed on."""
+"""Keys that describe the two ends of one connection; they are not forwarded."""
 
 
 _PROTOCOL: Final = re.compile(r"([\w-]+\.)*(modelcontextprotocol|mcp)(\.[\w-]+)*/", re.ASCII)
@@ -80,7 +81,7 @@ _MAX_SENT: Final = 8 * 1024
 
 
 def passed_meta(meta: Any) -> JSONObject:
-    """Return the `_meta` of another server that may be passed on: without our keys and those of its connection."""
+    """Return the `_meta` of another server to forward, without our keys and those of its connection."""
     return {
         key: value
         for key, value in object_of(meta).items()
@@ -89,10 +90,10 @@ def passed_meta(meta: Any) -> JSONObject:
 
 
 def sent_meta(meta: Any) -> Mapping[str, Any]:
-    """Return the `_meta` of a client's request that the server of an imported operation gets.
+    """Return the part of a client's `_meta` to forward to the server of an imported operation.
 
-    Keys of the protocol and of this library concern only this connection. Trace context is passed on
-    separately. Keys that name a credential, and more than `_MAX_SENT` bytes, are not passed on.
+    Keys of the protocol and of this library concern only this connection. Trace context is forwarded separately. Keys
+    that indicate a credential, and more than `_MAX_SENT` bytes, are not forwarded.
     """
     sent = {
         key: value
@@ -103,9 +104,9 @@ def sent_meta(meta: Any) -> Mapping[str, Any]:
 
 
 def with_caller_meta(params: JSONObject, context: OperationContext, *, modern: bool) -> JSONObject:
-    """Return a copy of `params` with the caller's `_meta`, trace context and wanted log level (2026-07-28).
+    """Return a copy of `params` with the caller's `_meta`, trace context and requested log level (2026-07-28).
 
-    Only the server that the caller itself addressed gets its `_meta`, not those that its call reaches in turn.
+    Only the server of the called operation receives the caller's `_meta`, not the servers of nested calls.
     """
     meta: JSONObject = {}
     if context.channel.meta and context.parent_request_id is None:
@@ -136,13 +137,13 @@ _CARRIED = ("namespace", "name", "version", "type", "tags", "errorSchemas", "ide
 
 
 def export_spec(spec: OperationSpec) -> JSONObject:
-    """Return the value of `META_KEY`: the part of the contract that a tool's own fields do not contain."""
+    """Return the value of `META_KEY`: the part of the contract that the fields of a tool do not contain."""
     wire = spec.to_wire()
     return {key: wire[key] for key in _CARRIED if key in wire}
 
 
 def restore_spec(spec: OperationSpec, meta: Any) -> OperationSpec:
-    """Return `spec` with the contract that its exporter added; unchanged if there is none that can be used."""
+    """Return `spec` with the exported contract; unchanged if there is no valid one."""
     extension = _extension(meta)
     if not extension:
         return spec
@@ -151,12 +152,12 @@ def restore_spec(spec: OperationSpec, meta: Any) -> OperationSpec:
         restored = OperationSpec.from_wire({**spec.to_wire(), **carried})
     except ValueError:
         return spec
-    # A tool has one result, also if the operation behind it is a subscription.
+    # A tool has one result, even if its operation is a subscription.
     return spec if restored.type is OperationType.SUBSCRIPTION else restored
 
 
 def mcp_meta(spec: OperationSpec) -> Mapping[str, Any]:
-    """Return what `meta["mcp"]` asks for when the operation is served over MCP."""
+    """Return the settings in `meta["mcp"]` for serving the operation over MCP."""
     meta = spec.meta.get("mcp")
     return cast("JSONObject", meta) if isinstance(meta, Mapping) else {}
 
@@ -176,7 +177,7 @@ BYTES: Final[JSONSchema] = {"type": "string", "contentEncoding": "base64"}
 
 
 def restore_schemas(spec: OperationSpec, meta: Any) -> OperationSpec:
-    """A contract as it was before it became a tool's.
+    """Return the original contract of an exported tool.
 
     Args:
         spec: The contract from the tool's listing.
@@ -203,12 +204,12 @@ def _exact(listed: JSONSchema, place: Any) -> JSONSchema:
 
 
 def restore_arguments(input: Any, meta: Any) -> Any:
-    """An operation's input as a tool's arguments."""
+    """Return the input of an operation as the arguments of its tool."""
     return {INPUT: input} if _extension(meta).get("input") == "boxed" else input
 
 
 def restore_envelope(envelope: ResponseEnvelope[Any], meta: Any) -> ResponseEnvelope[Any]:
-    """The envelope of a tool's result, with the data that the operation itself gave."""
+    """Return the envelope of a tool's result with the original data of the operation."""
     result = envelope.meta
     if not isinstance(result, MCPResponseMeta) or result.is_error:
         return envelope
@@ -230,7 +231,7 @@ def _bytes_of(block: MCPContentBlock) -> bytes:
 
 
 def moved(schema: JSONSchema, to: str, since: str = "#") -> JSONSchema:
-    """Return a schema located at `since` in its document, with its references to itself rewritten for `to`."""
+    """Return a schema that moves from `since` to `to` in its document, with its internal references rewritten."""
 
     def change(copy: JSONObject) -> None:
         for keyword in ("$ref", "$dynamicRef"):
@@ -270,10 +271,10 @@ def _extension(meta: Any) -> JSONObject:
 # ------------------------------------------------------------ schemas
 
 _Pointer: TypeAlias = tuple[str, str]
-"""A definition: the keyword it stands under, and its name."""
+"""A definition: its keyword and its name."""
 
 WRAPPED: Final = "x-fastmcp-wrap-result"
-"""Marks the output schema of a tool whose results are boxed: FastMCP's client unwraps `result`."""
+"""Marks the output schema of a tool with boxed results, so that FastMCP's client unwraps `result`."""
 
 
 def is_object(document: JSONSchema) -> bool:
@@ -295,7 +296,10 @@ def is_never_null(document: JSONSchema) -> bool:
 
 
 def _surely(schema: Any, root: Any, requires: Callable[[JSONObject], bool], depth: int = 8) -> bool:
-    """Return whether a schema or its parts require it. Only keywords are read: compiling takes long."""
+    """Return whether a schema or its parts certainly require a condition.
+
+    Reads only keywords, because compiling is slow.
+    """
     schema = object_of(schema)
     if not schema or not depth:
         return False
@@ -317,16 +321,16 @@ def _surely(schema: Any, root: Any, requires: Callable[[JSONObject], bool], dept
 
 
 def as_object(document: JSONSchema) -> JSONObject:
-    """Return a schema that accepts objects only, with the type at its root, where clients look for it."""
+    """Return a schema that accepts only objects, with `type` at its root, where clients expect it."""
     if isinstance(document, dict) and document.get("type") == "object":
         return document
     return {"type": "object", **cast("JSONObject", document)}
 
 
 def with_alternative(document: JSONSchema) -> JSONObject:
-    """Return a schema that describes values of `document` and accepts any other value of its type too.
+    """Return a schema that describes values of `document`, but accepts any other value of its type as well.
 
-    Shared definitions stay at the root: some clients follow references through objects only.
+    Shared definitions stay at the root, because some clients resolve references through objects only.
     """
     place = "#/anyOf/0"
     exact = moved(document, place)
@@ -339,7 +343,7 @@ def with_alternative(document: JSONSchema) -> JSONObject:
             definitions[keyword] = exact.pop(keyword)
     schema: JSONObject = {"anyOf": [exact, {}], **definitions}
     if exact.get(WRAPPED):
-        # FastMCP's client looks for both at the root.
+        # FastMCP's client expects both at the root.
         schema = {"properties": {RESULT: {}}, WRAPPED: True, **schema}
     return {"type": "object", **schema} if exact.get("type") == "object" else schema
 
@@ -356,7 +360,7 @@ def boxed(document: JSONSchema, key: str) -> JSONObject:
 
 
 def pruned(document: JSONSchema, budget: int) -> JSONSchema:
-    """`document` with the definitions it uses, as many as fit into `budget` bytes of JSON."""
+    """Return `document` with the definitions that it uses, up to `budget` bytes of JSON."""
     if not isinstance(document, dict) or not any(key in document for key in DEFINITIONS):
         return document
     root: JSONObject = {
@@ -380,7 +384,7 @@ def pruned(document: JSONSchema, budget: int) -> JSONSchema:
 
 
 def _references(node: Any) -> Iterator[_Pointer]:
-    """The definitions a schema refers to, in the order of their mention."""
+    """Return the definitions that a schema refers to, in order."""
     for current in objects_in(node):
         place = _place(current.get("$ref"))
         if place is not None:

@@ -1,12 +1,12 @@
-"""The connection to one server: its owner, when it is opened, and how a loss is handled.
+"""The connection to one server, with reconnection.
 
-    idle --wanted--> opening --negotiated--> open --lost--> pausing --> opening ...
+    idle --needed--> opening --negotiated--> open --lost--> pausing --> opening ...
                                               |---idle or lazy---> idle
 
-Rule 1: the SDK's contexts are entered and left in one task, the owner. All others only ask it for a session.
-Rule 2: after a loss the owner tries again, at once and then with growing, jittered pauses. Calls wait for it as long
-        as `reconnect_timeout` allows; then they fail at once, until the server is back.
-Rule 3: no cancel scope or exception group leaves the owner. A failure becomes one `CallError`.
+Rule 1: one task, the owner, enters and leaves the SDK's contexts. All other tasks request a session from it.
+Rule 2: after a lost connection the owner reconnects, at once and then with growing, jittered pauses. Calls wait for at
+        most `reconnect_timeout`; after that they fail at once until the server is available again.
+Rule 3: cancel scopes and exception groups stay inside the owner. A failure becomes one `CallError`.
 """
 
 import asyncio
@@ -50,22 +50,23 @@ _LONGEST_PAUSE = 15.0
 """Upper bounds of the pauses between attempts, in seconds."""
 
 _STABLE_SECONDS = 5.0
-"""A connection that held this long, or served a call, is opened again at once when it is lost; others after a pause."""
+"""A lost connection that was open for this many seconds, or served a call, is reopened at once; others after a
+pause."""
 
 MAX_CALLERS = 100
-"""Callers with a connection of their own; beyond that, the idle one that was used longest ago is closed."""
+"""The largest number of callers with their own connection; beyond it, the least recently used idle one is closed."""
 
-_SLOW = "if it only needs longer (a first start may download something), raise connect_timeout"
+_SLOW = "if it only needs more time (a first start may download packages), increase connect_timeout"
 
 
 class Connection:
     """Provides a live session.
 
     Args:
-        name: Of the server, for messages.
-        config: How to reach it.
-        callbacks: Returns the handlers of a session for the server's own requests and notifications.
-        on_open: Runs in the owner after each negotiation, before the session is handed out.
+        name: The name of the server, for messages.
+        config: The configuration of the server.
+        callbacks: Returns the handlers of a session for the server's requests and notifications.
+        on_open: Called in the owner task after each negotiation, before the session is used.
     """
 
     def __init__(
@@ -78,21 +79,22 @@ class Connection:
         self.name = name
         self.config = config
         self.busy = 0
-        """How many requests are under way: a server is not stopped under them."""
+        """The number of running requests; a server is not stopped while there are any."""
 
         self.used = 0.0
         """When the last request ended, by the loop's clock."""
 
         self.away_since: float | None = None
-        """Since when requests fail although there is a session: over HTTP nothing else reveals a lost server."""
+        """The time since which requests fail although there is a session, which is how a lost HTTP server is
+        detected."""
 
         self.on_away: Callable[[], None] = lambda: None
-        """Called when that begins."""
+        """Called when requests begin to fail."""
 
         self._backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
 
         self.redactor = redactor_for(config)
-        """Of the secrets that this server was given."""
+        """Redacts the secrets of this server's configuration."""
 
         self.calls = CallsInFlight()
         """The calls whose responses this connection waits for."""
@@ -108,28 +110,28 @@ class Connection:
         self._has_served = False
         self._lost_at: float | None = None
         self._patience: asyncio.TimerHandle | None = None
-        """Ends the waiting of calls for a server that was lost."""
+        """The timer that ends the waiting of calls for a lost server."""
 
         self._resumes_at = -math.inf
         self._opening: anyio.CancelScope | None = None
         self._failure: CallError | None = None
 
-    # ------------------------------------------------------------ asking
+    # ------------------------------------------------------------ use
 
     @property
     def session(self) -> RelaySession | None:
-        """The live session, if there is one."""
+        """The open session, if there is one."""
         session = self._session
         return session if session is not None and session.is_open else None
 
     @property
     def failure(self) -> CallError | None:
-        """Why the connection was lost or could not be opened; None while it is open or not wanted."""
+        """The reason why the connection was lost or could not be opened; None while it is open or not needed."""
         return None if self.session is not None else self._failure
 
     @property
     def next_attempt(self) -> float | None:
-        """When a lost connection is opened again, by the loop's clock; None if it is open or being opened."""
+        """The time of the next attempt, by the loop's clock; None if the connection is open or being opened."""
         is_planned = self._resumes_at > asyncio.get_running_loop().time()
         return self._resumes_at if is_planned else None
 
@@ -142,20 +144,20 @@ class Connection:
         """Connect for the first time.
 
         Raises:
-            CallError: If it failed; the message gives the reason.
+            CallError: If connecting fails; the message has the reason.
         """
         self.start()
         await self.acquire()
 
     def start(self) -> None:
-        """Begin to connect; `acquire` waits for the session."""
-        # In its own context, so that incoming messages are not attributed to the call that connects.
+        """Start connecting; `acquire` waits for the session."""
+        # Runs in its own context, so that incoming messages are not attributed to the call that connects.
         self._owner = asyncio.create_task(
             self._own(), name=f"mcp {self.name}", context=contextvars.Context()
         )
 
     async def acquire(self) -> RelaySession:
-        """A live session, waiting for one where that makes sense.
+        """Return an open session; wait for the connection if it may be opened in time.
 
         Raises:
             CallError: `UNAVAILABLE`, with the reason of the last failure.
@@ -176,31 +178,31 @@ class Connection:
             self._waiters.discard(waiter)
 
     def is_there(self) -> None:
-        """Say that the server answered a call."""
+        """Record that the server responded to a call."""
         if self.away_since is not None:
             self.away_since, self._resumes_at = None, -math.inf
             self._backoff.reset()
         self._has_served = True
 
     def plan_attempt(self) -> float:
-        """Return the seconds to wait before the server is asked again, which are longer each time."""
+        """Return the seconds to wait before the next attempt, which grow with each attempt."""
         pause = self._backoff.pause()
         self._resumes_at = asyncio.get_running_loop().time() + pause
         return pause
 
     def is_away(self) -> float:
-        """Note that a request did not reach the server; return since when that is so, by the loop's clock."""
+        """Record that a request did not reach the server; return the loop time of the first such failure."""
         if self.away_since is None:
             self.away_since = asyncio.get_running_loop().time()
             self.on_away()
         return self.away_since
 
     def give_up(self, session: RelaySession) -> None:
-        """Note that `session` cannot be used: the server does not know it any more."""
+        """Record that `session` cannot be used, because the server no longer knows it."""
         session.finished.set()
 
     async def aclose(self) -> None:
-        """End the connection, from any task; harmless when it has ended."""
+        """Close the connection. May be called from any task, and more than once."""
         self._closed = True
         self._wanted.set()
         if self._session is not None:
@@ -211,10 +213,10 @@ class Connection:
             # Shielded: a cancelled caller returns at once, and closing continues.
             await asyncio.shield(asyncio.wait({self._owner}))
 
-    # ------------------------------------------------------------ owning
+    # ------------------------------------------------------------ the owner task
 
     async def _own(self) -> None:
-        """Open, keep, lose, pause, and open again, until closed."""
+        """Open the connection, and reopen it after a pause when it is lost, until it is closed."""
         try:
             await self._live()
         finally:
@@ -234,7 +236,7 @@ class Connection:
             self._has_worked = self._has_worked or was_open
             self._failure = failure
             if failure is None:
-                # Left on purpose: the next call opens it.
+                # Closed intentionally: the next call opens it.
                 attempts = 0
                 self._backoff.reset()
                 await self._wanted.wait()
@@ -264,14 +266,14 @@ class Connection:
         self._resumes_at = -math.inf
 
     def _is_beyond_patience(self) -> bool:
-        """Return whether the next attempt comes too late for waiting callers."""
+        """Return whether the next attempt is too late for waiting callers."""
         if self._lost_at is None:
             return False
         earliest = max(self._resumes_at, asyncio.get_running_loop().time())
         return earliest > self._lost_at + self.config.reconnect_timeout
 
     async def _keep(self) -> CallError | None:
-        """Run the connection until it ends: return None if it was closed on purpose, else the error."""
+        """Run the connection until it ends; return None if it was closed intentionally, else the error."""
         child = Child(self.name, self.redactor.redact)
         try:
             with anyio.fail_after(self.config.connect_timeout) as self._opening:
@@ -295,7 +297,7 @@ class Connection:
         return None if self._closed else self._unavailable("went away", child)
 
     async def _is_left(self, session: RelaySession) -> bool:
-        """Wait for the end of `session`: True if it is ours to leave, False if it was lost."""
+        """Wait for the end of `session`; return True if it should be closed, False if it was lost."""
         idle = 0.0 if self.config.lazy and not self.used else self.config.idle_timeout
         loop = asyncio.get_running_loop()
         while not session.finished.is_set():
@@ -305,7 +307,7 @@ class Connection:
                 continue
             rest = self.used + idle - loop.time() if self.used else 0.0
             if rest <= 0 and self.busy == 0:
-                # From here to the next await no call can get this session.
+                # Until the next await, no call can receive this session.
                 session.finished.set()
                 return True
             idle = rest if rest > 0 else self.config.idle_timeout
@@ -321,7 +323,7 @@ class Connection:
                 waiter.set_result(session)
 
     def _forgive(self) -> None:
-        """Nothing is lost any more."""
+        """Reset the state of a lost connection."""
         self._lost_at = None
         if not self._closed:
             self._failure = None
@@ -335,7 +337,7 @@ class Connection:
             if not waiter.done():
                 waiter.set_exception(_fresh(failure))
 
-    # ------------------------------------------------------------ ways
+    # ------------------------------------------------------------ transports
 
     def _transport(self, child: Child) -> AbstractAsyncContextManager[Any]:
         if self.config.kind == "stdio":
@@ -371,29 +373,29 @@ class Connection:
         return self._reported(failure, child, advice)
 
     def _reported(self, failure: CallError, child: Child, advice: str = "") -> CallError:
-        """Report a failure: the first in full, to the code that connects; later ones to callers."""
+        """Return the error for a failure: with the full report for the code that connects first, else for callers."""
         if not self._has_worked and self._session is None:
             return start_error(failure, self.config, child.facts, self.redactor, advice)
         if child.stderr:
-            # Its last output goes to the operator's log, not to the caller.
+            # The output of the server goes to the operator's log, not to the caller.
             logger.warning("%s; its output:\n%s", failure.message, "\n".join(child.stderr))
         return failure
 
 
 def _not_started(error: OSError, config: MCPClientConfig) -> tuple[str, str]:
-    """Return why a program could not be started, and what to do about it."""
+    """Return why a program could not be started, and advice."""
     if config.cwd is not None and str(error.filename) == str(config.cwd):
         return "cannot be started: there is no such folder", "name a folder that exists as cwd"
     if isinstance(error, FileNotFoundError):
         return (
             f"cannot be started: there is no program {Path(config.command or '').name}",
-            "install it, or give its whole path: it is looked for on PATH, without a shell",
+            "install it, or give its full path: it is searched on PATH, without a shell",
         )
     return f"cannot be started: {error.strerror or error}", ""
 
 
 def _fresh(error: CallError) -> CallError:
-    """The same error for another caller: a raised one collects the traceback of who raised it."""
+    """Return a copy of an error for another caller, because a raised error collects tracebacks."""
     if isinstance(error, StartError):
         return StartError(error.message, error.details, error.report)
     return CallError(error.code, error.message, error.details, retryable=error.retryable)
@@ -401,7 +403,7 @@ def _fresh(error: CallError) -> CallError:
 
 @asynccontextmanager
 async def _open_memory(server: Any) -> AsyncGenerator[Any]:
-    """A server of this process, run beside us for as long as we talk to it."""
+    """Run a server of this process in a task for the duration of the connection."""
     lowlevel = lowlevel_server(server)
     async with create_client_server_memory_streams() as (ours, theirs):
         options = lowlevel.create_initialization_options()
@@ -417,7 +419,7 @@ async def _open_memory(server: Any) -> AsyncGenerator[Any]:
 
 
 class Retries:
-    """Decides, for one request, whether it is sent again."""
+    """Decides whether a request is retried."""
 
     def __init__(self, connection: Connection, replayable: bool) -> None:
         self._connection = connection
@@ -428,11 +430,11 @@ class Retries:
 
     @property
     def begun(self) -> Literal[False] | None:
-        """False if nothing was sent that may have been carried out."""
+        """False if the server certainly did not process any attempt."""
         return False if self._replayable == self._is_safe else None
 
     async def allow(self, failure: ServerError) -> bool:
-        """Wait if necessary, and return whether to send the request again."""
+        """Wait if necessary, and return whether to retry the request."""
         if failure.unsent:
             failure.error.begun = self.begun
             return await self._wait()
@@ -440,14 +442,14 @@ class Retries:
             self._replayable = False
             return True
         if not self._is_safe:
-            # It may have run: a blind retry could run it twice.
+            # The request may have run, and a retry could run it twice.
             failure.error.retryable = False
         return False
 
     async def _wait(self) -> bool:
         connection, loop = self._connection, asyncio.get_running_loop()
         away_since = connection.is_away()
-        # The first repetition costs nothing and is always worth it.
+        # The first retry is always made, without a pause.
         pause = self._backoff.pause() if self._attempts else 0.0
         self._attempts += 1
         patience = away_since + connection.config.reconnect_timeout
@@ -468,13 +470,13 @@ class CallerConnections:
         self._build = build
         self._open: OrderedDict[str, Connection] = OrderedDict()
         self._closing: set[asyncio.Task[None]] = set()
-        """The closing of connections that made room for others."""
+        """The tasks that close connections to make room for others."""
 
     def find(self, context: OperationContext) -> Connection:
-        """Return the connection of a call's caller, which is opened if there is none.
+        """Return the connection of a call's caller; open one if there is none.
 
         Raises:
-            CallError: `RESOURCE_EXHAUSTED` if too many callers have calls in flight.
+            CallError: `RESOURCE_EXHAUSTED` if too many callers have running calls.
         """
         caller = caller_of(context)
         connection = self._open.get(caller)
@@ -492,13 +494,13 @@ class CallerConnections:
         idle = next((key for key, each in self._open.items() if each.busy == 0), None)
         if idle is None:
             name = next(iter(self._open.values())).name
-            message = f"{name} has calls of {MAX_CALLERS} callers in flight"
+            message = f"{name} has running calls of {MAX_CALLERS} callers"
             raise CallError(ErrorCode.RESOURCE_EXHAUSTED, message, retryable=True)
         closing = asyncio.create_task(self._open.pop(idle).aclose())
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
 
     async def aclose(self) -> None:
-        """Close all of them."""
+        """Close all connections."""
         open_ones = [connection.aclose() for connection in self._open.values()]
         await asyncio.gather(*open_ones, *self._closing)

@@ -1,11 +1,11 @@
-"""Failures of a server: of requests, with the errors that callers get, and of its start, with a report for operators.
+"""Failures of a server: errors of requests for callers, and errors of its start with a report for operators.
 
-Rule 1: a failure knows whether the request may have been carried out. Only what surely was not, or may be repeated,
-        is sent again.
-Rule 2: errors that our own transports detect pass through the SDK as JSON-RPC errors, sealed with a number no server
-        knows: a server cannot make us believe that a request never reached it.
-Rule 3: the report shows the command, its folder, how it ended, its output and advice (`str` of a `StartError`). Others
-        see the error's message and details, which contain none of that.
+Rule 1: a failure records whether the request may have run. Only a request that certainly did not run, or that is safe
+        to repeat, is retried.
+Rule 2: errors that our own transports detect pass through the SDK as JSON-RPC errors, marked with a random number that
+        servers do not know. So a server cannot pretend that a request never reached it.
+Rule 3: the report (`str` of a `StartError`) shows the command, its folder, its exit code, its output and advice.
+        Callers see only the message and details of the error, which contain none of these.
 Rule 4: the values of `headers`, the token, and values from the environment are secrets. So are values of `env` whose
         name indicates a secret, or that are too long for a setting. An argument is shown, unless the option before it,
         or its own name, indicates a secret. The output of a server passes through the redactor as well.
@@ -42,7 +42,7 @@ Kind: TypeAlias = Literal[
 _SEAL = token_hex(16)
 
 _BODY_BYTES = 4096
-"""How much of an error's body is kept for the caller."""
+"""The largest part of an error body for the caller, in bytes."""
 
 _WHO_ASKS = frozenset({401, 403})
 
@@ -51,12 +51,12 @@ _TOO_LONG = re.compile(r"event exceeded the \d+ byte limit")
 
 
 class ServerError(Exception):
-    """A request that brought no result.
+    """A request without a result.
 
     Attributes:
         error: The error for the caller.
-        unsent: The request was surely not carried out.
-        broken: Whether the connection cannot be used any more.
+        unsent: Whether the request certainly did not run.
+        broken: Whether the connection can no longer be used.
     """
 
     def __init__(self, error: CallError, *, unsent: bool = False, broken: bool = False) -> None:
@@ -67,18 +67,18 @@ class ServerError(Exception):
 
 
 def seal(kind: Kind, message: str, **details: Any) -> JSONObject:
-    """Return a JSON-RPC error object for a failure that our transport found."""
+    """Return a JSON-RPC error object for a failure that our transport detected."""
     data = {"seal": _SEAL, "kind": kind, "details": details}
     return {"code": CONNECTION_CLOSED, "message": message, "data": data}
 
 
 def sealed(kind: Kind, message: str, **details: Any) -> MCPError:
-    """Return the same as an exception."""
+    """Return the error of `seal` as an exception."""
     return MCPError(**seal(kind, message, **details))
 
 
 def read_failure(error: Exception, server: str, redactor: Redactor) -> ServerError:
-    """Return the failure behind an error of the SDK during a request to `server`, without the secrets of `redactor`."""
+    """Return the failure for an error of the SDK during a request to `server`, with secrets redacted."""
     failure = _read(error, server)
     found = failure.error
     failure.error = CallError(
@@ -140,7 +140,7 @@ def _of_transport(message: str, data: JSONObject, server: str) -> ServerError:
     return ServerError(
         CallError(ErrorCode.UNAVAILABLE, text, details),
         unsent=kind in ("unreachable", "closed", "session"),
-        # The next HTTP exchange may succeed after a failed one, but not after the session was lost.
+        # After a failed HTTP request the next one may succeed, but not after the session was lost.
         broken=kind in ("closed", "session"),
     )
 
@@ -148,10 +148,10 @@ def _of_transport(message: str, data: JSONObject, server: str) -> ServerError:
 def refusal(
     status: int, content_type: str, body: bytes, redactor: Redactor, *, had_session: bool
 ) -> JSONObject:
-    """Return the JSON-RPC error that an HTTP error status means.
+    """Return the JSON-RPC error for an HTTP error status.
 
-    A JSON-RPC error in the body is passed on, unless the status rejects the caller: then the status decides the advice
-    alone. Otherwise the error has the status and the beginning of the body.
+    A JSON-RPC error in the body is returned, unless the status rejects the caller: then only the status determines the
+    error. Without a JSON-RPC error, the result has the status and the beginning of the body.
     """
     if had_session and (status == 404 or (status == 400 and b"session" in body.lower())):
         return seal("session", "has forgotten this session")
@@ -159,7 +159,7 @@ def refusal(
         error = _rpc_error(body)
         if error is not None:
             return error
-    # Redacted before it is cut: half a secret would not be found.
+    # Redact before truncating, because a truncated secret would not be recognised.
     text = redactor.redact(body.decode("utf-8", "replace"))[:_BODY_BYTES]
     message = f"answered with HTTP status {status}"
     if status in (502, 503, 504):
@@ -184,7 +184,7 @@ class _Answer(msgspec.Struct):
 
 
 def answered_id(message: bytes) -> int | None:
-    """Return the id of the request that a message answers, if that much of it can be read."""
+    """Return the id of the request that a message responds to, if it can be decoded."""
     with suppress(msgspec.DecodeError, RecursionError):
         answer = msgspec.json.decode(message, type=_Answer)
         if answer.method is None:
@@ -193,7 +193,7 @@ def answered_id(message: bytes) -> int | None:
 
 
 def root_cause(error: BaseException) -> BaseException:
-    """The first real exception inside groups of groups: users never see a group."""
+    """Return the first exception that is not a group inside nested exception groups."""
     while isinstance(error, BaseExceptionGroup):
         error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
     return error
@@ -202,7 +202,7 @@ def root_cause(error: BaseException) -> BaseException:
 # ------------------------------------------------------------ secrets
 
 _LONG = 12
-"""A shorter value of a variable with an ordinary name is a setting, such as `LOG_LEVEL=error`."""
+"""Shorter values of variables with ordinary names are settings, such as `LOG_LEVEL=error`, and not secrets."""
 
 _NAMED = re.compile(r"(?P<name>-{0,2}[\w.-]+)(?P<sign>=|:\s*)(?P<value>.+)", re.DOTALL)
 _URL = re.compile(
@@ -217,9 +217,9 @@ def redactor_for(config: MCPClientConfig) -> Redactor:
 
 
 def command_line(config: MCPClientConfig, redactor: Redactor) -> str:
-    """Return the command line of a server, to be read and copied."""
+    """Return the command line of a server in a form that can be copied."""
     shown = [shown for shown, _ in _arguments(config)]
-    # A word that was hidden is not quoted; the others are if they must be.
+    # Redacted words are not quoted; other words are quoted if necessary.
     return " ".join(
         word if HIDDEN in word else shlex.quote(word)
         for word in map(redactor.redact, [config.command or "", *shown])
@@ -245,7 +245,7 @@ def _secrets(config: MCPClientConfig) -> Iterator[str]:
 
 
 def _of_addresses(text: str) -> Iterator[str]:
-    """The passwords, or logins without one, and the values in the queries of the addresses in `text`."""
+    """Yield the passwords (or logins without one) and the query values of the URLs in `text`."""
     for match in _URL.finditer(text):
         user, _, password = (match["login"] or "").partition(":")
         secret = password or user
@@ -260,11 +260,11 @@ def _of_addresses(text: str) -> Iterator[str]:
 
 
 def _arguments(config: MCPClientConfig) -> Iterator[tuple[str, list[str]]]:
-    """Each argument as it may be shown, and what of it may not."""
+    """Yield each argument in redacted form, with its secrets."""
     follows_secret = False
     for argument in config.args:
         is_option = argument.startswith("-")
-        # A value may begin with a dash; text like `-v` or `--verbose` is the next option.
+        # A value may begin with a dash, but text such as `-v` or `--verbose` is the next option.
         is_value = not is_option or (len(argument) > 2 and not argument.startswith("--"))
         if follows_secret and is_value:
             yield HIDDEN, [argument]
@@ -276,7 +276,7 @@ def _arguments(config: MCPClientConfig) -> Iterator[tuple[str, list[str]]]:
 
 
 def _shown(text: str) -> tuple[str, list[str]]:
-    """An argument, or a piece of one, as it may be shown, and what of it may not."""
+    """Return an argument, or a part of it, in redacted form, with its secrets."""
     named = _NAMED.fullmatch(text)
     if named is not None and not _URL.match(text):
         if names_a_secret(named["name"]):
@@ -296,7 +296,7 @@ def _shown(text: str) -> tuple[str, list[str]]:
 
 
 def _shown_json(value: Any, hidden: list[str]) -> Any:
-    """The JSON `value` as it may be shown; `hidden` gets what may not."""
+    """Return the JSON `value` in redacted form; add its secrets to `hidden`."""
     if isinstance(value, str):
         shown, secrets = _shown(value)
         hidden += secrets
@@ -315,11 +315,11 @@ def _shown_json(value: Any, hidden: list[str]) -> Any:
     return result
 
 
-# ------------------------------------------------------------ logs of others
+# ------------------------------------------------------------ logs of other libraries
 
 
 class _WithoutQueries(logging.Filter):
-    """Lets every record through, its addresses without login and query."""
+    """Removes login and query from the URLs in log records."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         message = record.getMessage()
@@ -333,7 +333,7 @@ _without_queries = _WithoutQueries()
 
 
 def redact_logged_addresses() -> None:
-    """Redact secrets in addresses that the HTTP client and the SDK log; installed once per process."""
+    """Redact secrets in URLs that the HTTP client and the SDK log. Installed once per process."""
     for name in ("httpx2", "mcp.client.streamable_http", "mcp.client.sse"):
         # The same filter is not added twice.
         logging.getLogger(name).addFilter(_without_queries)
@@ -348,17 +348,19 @@ _SIGN_IN = (
 _STATUS_ADVICE = {
     401: _SIGN_IN,
     403: _SIGN_IN,
-    404: "see that the path is right: it often ends in /mcp, and servers of 2024 need transport sse",
-    405: 'a server of 2024 needs transport "sse", and often the path /sse',
+    404: "check the path: it often ends in /mcp, and servers of the 2024 protocol need transport sse",
+    405: 'a server of the 2024 protocol needs transport "sse", and often the path /sse',
 }
-_RUN_BY_HAND = "run the command by hand in that folder: it should wait in silence for what is typed"
+_RUN_BY_HAND = (
+    "run the command manually in that folder: it should wait for input without printing anything"
+)
 
 
 class StartError(CallError):
     """A server could not be used.
 
     Attributes:
-        report: What was tried, the outcome and what to do next, in lines; without secrets, but not for callers.
+        report: The attempt, its outcome and advice, as lines of text; without secrets, but not for callers.
     """
 
     def __init__(self, message: str, details: Any, report: str) -> None:
@@ -376,14 +378,14 @@ def start_error(
     redactor: Redactor,
     advice: str,
 ) -> StartError:
-    """`failure` with everything that helps to repair it.
+    """Return `failure` with a report that helps to fix it.
 
     Args:
         failure: The error for callers.
-        config: Of the server.
-        observed: What its process did, if it has one.
-        redactor: Of the same configuration.
-        advice: What to do next; empty for the usual advice.
+        config: The configuration of the server.
+        observed: Facts about its process, if it has one.
+        redactor: The redactor of the configuration.
+        advice: The advice; empty for the default.
     """
     if config.kind == "memory":
         return StartError(failure.message, failure.details, "")
@@ -396,14 +398,14 @@ def start_error(
     else:
         facts.append(("address", config.target))
         details: JSONObject = failure.details or {}
-        elsewhere = "see that the server runs and can be reached from here"
+        elsewhere = "check that the server runs and can be reached from this machine"
         advice = advice or _STATUS_ADVICE.get(details.get("statusCode", 0), elsewhere)
     facts.append(("next", advice))
     return StartError(failure.message, failure.details, _lines(facts))
 
 
 def _lines(facts: list[tuple[str, str]]) -> str:
-    """The facts one below the other; a name that repeats is written once."""
+    """Return facts as lines; a repeated name is written once."""
     lines, before = list[str](), ""
     for name, fact in facts:
         label = f"{name}:" if name != before else ""

@@ -1,9 +1,9 @@
-"""A server behind a URL: the HTTP client the SDK's transports are given.
+"""The HTTP client for servers with a URL, used by the SDK's transports.
 
-Rule 1: an exchange that fails costs the call it belongs to. The SDK would end the whole connection for a refused
-        socket; here it becomes an error response.
-Rule 2: a response is limited while it arrives. Compressed bodies are neither requested nor accepted.
-Rule 3: addresses that a server names for OAuth discovery and tokens must be public, unless the operator named them.
+Rule 1: a failed HTTP request affects only its call. The SDK would end the whole connection after a refused socket; here
+        it becomes an error response.
+Rule 2: the size of a response is checked while it arrives. Compressed bodies are neither requested nor accepted.
+Rule 3: hosts that a server names for OAuth discovery and tokens must be public, unless the operator configured them.
 """
 
 import asyncio
@@ -79,11 +79,11 @@ _SSE = "text/event-stream"
 def open_http(
     config: MCPClientConfig, redactor: Redactor
 ) -> AbstractAsyncContextManager[tuple[Any, Any, PlainCalls | None]]:
-    """The streams to talk to the server at `config.url`, by streamable HTTP or the older SSE, and its plain calls.
+    """Yield the streams to the server at `config.url`, by streamable HTTP or the older SSE, and its plain calls.
 
     Args:
-        config: Of the server.
-        redactor: Of the same configuration; learns the tokens that are asked for.
+        config: The configuration of the server.
+        redactor: The redactor of the configuration, which receives fetched tokens.
     """
     opening = _open_sse if config.kind == "sse" else _open_streamable
     return opening(config, redactor)
@@ -91,9 +91,11 @@ def open_http(
 
 @asynccontextmanager
 async def _open_sse(config: MCPClientConfig, redactor: Redactor) -> AsyncGenerator[Any]:
-    """The transport of 2024: responses come on a separate stream, so failed messages are reported there as well.
+    """Open the SSE transport of the 2024 protocol.
 
-    The SDK would stop sending after the first message that fails, without a report.
+    Responses, and reports of failed messages, arrive on a separate stream.
+
+    The SDK would stop sending after the first failed message, without a report.
     """
     merged, incoming = anyio.create_memory_object_stream[SessionMessage | Exception](0)
 
@@ -129,7 +131,7 @@ async def _open_sse(config: MCPClientConfig, redactor: Redactor) -> AsyncGenerat
 
 
 def _failed_message(request: httpx2.Request, response: httpx2.Response) -> SessionMessage | None:
-    """Return the answer that `response` means for the message in `request`; None if no call waits for one."""
+    """Return the JSON-RPC response for a failed message; None if no call waits for it."""
     request_id = _decoded(request.content).get("id")
     if request_id is None:
         return None
@@ -155,7 +157,7 @@ async def _open_streamable(config: MCPClientConfig, redactor: Redactor) -> Async
     async with AsyncExitStack() as resources:
         client = build_http_client(config, redactor)
         auth = client.auth
-        # OAuth takes several requests, and a login in the address is a header of the SDK's client.
+        # OAuth needs several requests, and a login in the URL is sent by the SDK's client.
         if (auth is None or isinstance(auth, _Bearer)) and not httpx2.URL(url).userinfo:
             token = None if auth is None else auth.token
             client.plain = PlainCalls(config, redactor, token, client)
@@ -175,13 +177,13 @@ def build_http_client(
     timeout: httpx2.Timeout | None = None,
     report: "Report | None" = None,
 ) -> "_Client":
-    """A client with the configuration's headers, authentication and limits.
+    """Return a client with the headers, authentication and limits of the configuration.
 
     Args:
-        config: Of the server.
-        redactor: Of the same configuration.
-        timeout: Instead of the configured one.
-        report: Called with messages that failed, which then count as delivered.
+        config: The configuration of the server.
+        redactor: The redactor of the configuration.
+        timeout: Used instead of the configured timeout.
+        report: Called with failed messages, which then count as delivered.
     """
     redact_logged_addresses()
     read = max(READ_SECONDS, config.timeout or 0)
@@ -197,7 +199,7 @@ def build_http_client(
     )
 
 
-# ------------------------------------------------------------ failures as answers
+# ------------------------------------------------------------ failures as responses
 
 
 Report: TypeAlias = Callable[[httpx2.Request, httpx2.Response], Awaitable[None]]
@@ -217,7 +219,7 @@ class _Client(httpx2.AsyncClient):
 
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
         if request.method == "DELETE":
-            # The end of a session: a server that has stopped must not delay closing.
+            # A request that ends a session: a stopped server must not delay closing.
             request.extensions["timeout"] = httpx2.Timeout(_FAREWELL_SECONDS).as_dict()
         if request.method != "POST":
             return await super().send(request, **options)
@@ -260,7 +262,7 @@ class _Client(httpx2.AsyncClient):
         except MCPError as error:
             return _error(request, error.error.model_dump())
         except OAuthFlowError as error:
-            return _answer(request, "status", f"does not let us sign in: {error}")
+            return _answer(request, "status", f"rejected the sign-in: {error}")
         except Exception as error:
             # The response of a token server may contain secrets.
             logger.exception("signing in failed")
@@ -275,7 +277,7 @@ def _is_json(response: httpx2.Response) -> bool:
 
 
 def _answer(request: httpx2.Request, kind: Kind, message: str, **details: Any) -> httpx2.Response:
-    """Return a made-up response: the SDK passes its error to the call that waits for this request."""
+    """Return a synthetic response, whose error the SDK passes to the call that waits for this request."""
     return _error(request, seal(kind, message, **details))
 
 
@@ -287,7 +289,7 @@ def _error(request: httpx2.Request, error: JSONObject) -> httpx2.Response:
 async def _refusal(
     request: httpx2.Request, response: httpx2.Response, redactor: Redactor
 ) -> httpx2.Response:
-    """Return an error status as the JSON-RPC error that it means."""
+    """Return a response with the JSON-RPC error for an error status."""
     try:
         body = await response.aread()
     except httpx2.TransportError:
@@ -304,7 +306,7 @@ async def _refusal(
 
 
 class _Refused(httpx2.TransportError):
-    """A body that is not taken."""
+    """A rejected body."""
 
 
 def _named_by_operator(config: MCPClientConfig) -> TrustedHosts:
@@ -319,14 +321,14 @@ def _without_login(url: httpx2.URL) -> str:
 
 
 class _BoundedTransport(httpx2.AsyncHTTPTransport):
-    """Bounds responses, and connects to hosts that only the server names at public addresses only."""
+    """Limits responses, and connects to hosts that only the server names only at public addresses."""
 
     def __init__(self, config: MCPClientConfig, trusted: TrustedHosts) -> None:
         super().__init__(verify=tls_context())
         self._limit = config.max_message_bytes
         self._max_values = config.max_message_values
         self._trusted = trusted
-        # Connections are not kept: their key is an address, which hosts may share.
+        # Connections are not reused, because they are identified by address, which hosts may share.
         self._public = httpx2.AsyncHTTPTransport(
             verify=tls_context(), limits=httpx2.Limits(max_keepalive_connections=0)
         )
@@ -343,7 +345,7 @@ class _BoundedTransport(httpx2.AsyncHTTPTransport):
         encoding = response.headers.get("content-encoding", "identity").lower()
         if encoding != "identity":
             await response.aclose()
-            raise _Refused("answered with a compressed body, which was not asked for")
+            raise _Refused("responded with a compressed body, which was not requested")
         stream = cast("httpx2.AsyncByteStream", response.stream)
         if response.headers.get("content-type", "").lower().startswith(_SSE):
             response.stream = _BoundedEvents(stream, self._limit, self._max_values)
@@ -356,7 +358,7 @@ async def _at_public_address(request: httpx2.Request) -> httpx2.Request:
     """Return `request` with its host resolved to a public address, so that the checked address is the one used.
 
     Raises:
-        OAuthFlowError: If it has none.
+        OAuthFlowError: If the host has no public address.
     """
     host, port = request.url.host, request.url.port
     try:
@@ -379,7 +381,7 @@ async def _at_public_address(request: httpx2.Request) -> httpx2.Request:
 
 
 class _Begun(httpx2.AsyncByteStream):
-    """An event stream whose beginning was read already."""
+    """An event stream whose beginning has already been read."""
 
     def __init__(self, stream: OpenStream) -> None:
         self._stream = stream
@@ -419,7 +421,7 @@ _FIELD = re.compile(rb"^(?:data: ?|(?:event|id|retry)\b.*|:.*)", re.MULTILINE)
 
 
 class _BoundedEvents(httpx2.AsyncByteStream):
-    """Replaces each event that holds too many values, before the SDK decodes it, by the error of its request."""
+    """Replaces each event that has too many values by an error for its request, before the SDK decodes it."""
 
     def __init__(self, stream: httpx2.AsyncByteStream, limit: int, max_values: int) -> None:
         self._stream = stream
@@ -437,7 +439,7 @@ class _BoundedEvents(httpx2.AsyncByteStream):
                 del event[: end.end()]
                 start = 0
             if len(event) > self._limit:
-                # The SDK refuses it.
+                # The SDK rejects it.
                 yield bytes(event)
                 event.clear()
         yield bytes(event)
@@ -478,12 +480,12 @@ def _authentication(config: MCPClientConfig) -> httpx2.Auth | None:
 
 
 _context: ContextVar[OperationContext] = ContextVar("operations_mcp_call")
-"""The call that a request is sent for; the SDK carries it to the task that sends."""
+"""The call that a request belongs to; the SDK passes the context variable to the sending task."""
 
 
 @contextmanager
 def sending_for(context: OperationContext) -> Generator[None]:
-    """Make `context` the one that token functions receive within this block."""
+    """Pass `context` to token functions within this block."""
     token = _context.set(context)
     try:
         yield
@@ -492,7 +494,7 @@ def sending_for(context: OperationContext) -> Generator[None]:
 
 
 class _Bearer(httpx2.Auth):
-    """A token that is fixed, or that a function returns for each request."""
+    """A fixed token, or a function that returns a token for each request."""
 
     def __init__(self, token: str | TokenFunction) -> None:
         self._token = token
@@ -501,7 +503,7 @@ class _Bearer(httpx2.Auth):
         """Return the token of a request.
 
         Raises:
-            MCPError: If there is none for the caller, or the function fails.
+            MCPError: If there is no token for the caller, or the function fails.
         """
         token: Any = self._token
         try:
@@ -513,7 +515,7 @@ class _Bearer(httpx2.Auth):
             details = {"code": error.code, "retryable": error.retryable}
             raise sealed("credential", error.message, **details) from error
         except Exception as error:
-            # The text of an exception may hold a secret.
+            # The text of an exception may contain a secret.
             logger.exception("a token could not be obtained")
             raise sealed("status", f"was not asked: {type(error).__name__}") from error
         return cast("str | None", token)

@@ -1,14 +1,14 @@
 """Answer the questions of a server: to a person (elicitation), to a model (sampling), and for the caller's roots.
 
-Since 2026-07-28 a question is part of a result, and a log message comes on its request's own stream. Before, the
-server sends a request of its own, and only streamable HTTP ties it to one of our requests.
+Since 2026-07-28 a question is part of a result, and a log message arrives on the stream of its request. Before that,
+the server sends its own requests, and only streamable HTTP associates them with one of our requests.
 
-Rule 1: a message that the transport ties to a request belongs to that request's caller, while the request is in flight.
-Rule 2: any other message belongs to the caller of all calls in flight, if that is one caller alone. Otherwise it
-        belongs to no caller: a question is declined, and a log message stays here.
+Rule 1: a message that the transport associates with a running request belongs to the caller of that request.
+Rule 2: any other message belongs to the caller of all running calls, if they have the same caller. Otherwise it belongs
+        to no caller: a question is declined, and a log message is only logged.
 Rule 3: the caller is asked first if its client can answer, then the application's handlers.
-Rule 4: a question that neither can answer is declined up to 2025-11-25. From 2026-07-28 on it is the data, to be
-        answered later by `<server>.tools.resume`.
+Rule 4: a question that neither can answer is declined up to 2025-11-25. From 2026-07-28 on it is returned as data, and
+        `<server>.tools.resume` accepts the answer later.
 """
 
 import asyncio
@@ -32,29 +32,29 @@ from operations.errors import CallError, ErrorCode, timeout_error
 from operations.front.timing import CallTimeout
 from operations.types import JSONObject
 
-# ------------------------------------------------------------ what only MCP clients can do
+# ------------------------------------------------------------ features of MCP clients
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Client:
-    """Abilities of the client of one call that a `CallerChannel` does not cover."""
+    """Features of the client of one call that a `CallerChannel` does not cover."""
 
     close_stream: Callable[[], Awaitable[None]] | None = None
     roots: Callable[[], Awaitable[JSONObject]] | None = None
 
     elicit_url: Callable[[JSONObject], Awaitable[JSONObject]] | None = None
-    """Ask the person to open an address: the parameters of `elicitation/create` with the mode `url`."""
+    """Asks the person to open a URL: takes the parameters of `elicitation/create` with the mode `url`."""
 
 
 client: ContextVar[Client] = ContextVar("client", default=Client())  # noqa: B039 - it is frozen
-"""The client of the call that runs here."""
+"""The client of the current call."""
 
 
 async def release_stream() -> bool:
-    """Close the HTTP stream of the call that runs here; its client comes back for the result by itself.
+    """Close the HTTP stream of the current call; its client reconnects for the result.
 
-    For calls that take long behind proxies that do not like it. The call goes on. Gives whether there was a stream
-    whose client can come back: over HTTP, for clients of 2025-11-25.
+    Use it for long calls behind proxies that close long responses. The call continues. Returns whether there was a
+    stream whose client can reconnect: over HTTP, for clients of 2025-11-25.
     """
     close = client.get().close_stream
     if close is None:
@@ -64,10 +64,10 @@ async def release_stream() -> bool:
 
 
 async def list_roots() -> list[JSONObject]:
-    """The folders and files the client works on: `{"uri": ..., "name": ...}` each.
+    """Return the folders and files that the client works on, each as `{"uri": ..., "name": ...}`.
 
     Raises:
-        CallError: `UNAVAILABLE` if the call came from no MCP client, or from one that has none.
+        CallError: `UNAVAILABLE` if the caller is not an MCP client, or does not support roots.
     """
     roots = client.get().roots
     if roots is None:
@@ -80,7 +80,7 @@ async def list_roots() -> list[JSONObject]:
 # ------------------------------------------------------------ callers
 
 MAX_MESSAGES: Final = 100
-"""Log messages of one call that wait to be delivered."""
+"""The largest number of undelivered log messages of one call."""
 
 _SETTLE_SECONDS: Final = 1.0
 
@@ -88,11 +88,11 @@ _OWN_IDLE_SECONDS = 300.0
 """Seconds without a call after which a caller's own connection is closed, unless `idle_timeout` is set."""
 
 _tied: ContextVar["CallInFlight | None"] = ContextVar("operations_mcp_in_flight", default=None)
-"""The call that a request is sent for; transports pass it to the tasks that handle messages on its stream."""
+"""The call of a request; transports pass it to the tasks that handle messages on its stream."""
 
 
 def caller_of(context: OperationContext) -> str:
-    """Return the key of a call's caller: its identity, else its session, else this call alone."""
+    """Return the key of a call's caller: its identity, else its session, else the call itself."""
     identity, channel = context.identity, context.channel
     if identity is not None:
         return f"identity:{identity.key}"
@@ -100,7 +100,7 @@ def caller_of(context: OperationContext) -> str:
 
 
 class CallerAuth:
-    """Finds the tokens of a caller's own connection, which also connects as this caller.
+    """Provides the tokens of a caller's own connection, also for connecting.
 
     Args:
         find: Returns the token of a call.
@@ -108,7 +108,7 @@ class CallerAuth:
 
     def __init__(self, find: TokenFunction) -> None:
         self.identity: Identity | None = None
-        """As the caller's last call had it: a token that it showed earlier may have expired."""
+        """The identity of the caller's last call, because earlier tokens may have expired."""
         self._find = find
 
     def __call__(self, context: OperationContext) -> Any:
@@ -118,7 +118,7 @@ class CallerAuth:
 
 
 def own_config(config: MCPClientConfig) -> MCPClientConfig:
-    """Return the configuration of a connection that serves one caller."""
+    """Return the configuration of a connection for one caller."""
     auth, idle = config.auth, config.idle_timeout
     return replace(
         config,
@@ -138,7 +138,7 @@ class CallInFlight:
 
     Args:
         context: The call that it is sent for.
-        timeout: The source's time limit.
+        timeout: The time limit of the source.
     """
 
     def __init__(self, context: OperationContext, timeout: CallTimeout) -> None:
@@ -147,7 +147,7 @@ class CallInFlight:
         self.caller = caller_of(context)
 
         self.client: Client = client.get()
-        """Abilities of the MCP client of the call that a channel does not cover."""
+        """Features of the MCP client of the call that a channel does not cover."""
 
         self.is_unanswered = False
         """Whether the call ended while its caller was asked."""
@@ -156,10 +156,10 @@ class CallInFlight:
         self._messages: set[asyncio.Task[None]] = set()
 
     async def ask(self, question: Coroutine[Any, Any, Any]) -> Any:
-        """Return the caller's answer; the time limit stops meanwhile.
+        """Return the caller's answer, with the time limit stopped.
 
         Raises:
-            CallError: `ABORTED` if the call ended before the answer came.
+            CallError: `ABORTED` if the call ended before the answer arrived.
         """
         asking = asyncio.ensure_future(question)
         self._questions.add(asking)
@@ -174,7 +174,7 @@ class CallInFlight:
         return asking.result()
 
     def deliver(self, message: Coroutine[Any, Any, None]) -> None:
-        """Deliver a log message; drop it if too many wait."""
+        """Deliver a log message; drop it if too many are undelivered."""
         if len(self._messages) >= MAX_MESSAGES:
             message.close()
             return
@@ -188,9 +188,9 @@ class CallInFlight:
             delivery.exception()
 
     async def settle(self) -> None:
-        """Wait for messages that arrived before the response, so that they also reach the caller before it.
+        """Wait until messages that arrived before the response are delivered, to keep the order.
 
-        Not for long: a caller that does not read must not seem to be a server that does not respond.
+        The wait is short, so that a slow caller does not look like an unresponsive server.
         """
         if self._messages:
             await asyncio.wait(tuple(self._messages), timeout=_SETTLE_SECONDS)
@@ -203,14 +203,14 @@ class CallInFlight:
 
 
 class CallsInFlight:
-    """The calls that one connection carries."""
+    """The running calls of one connection."""
 
     def __init__(self) -> None:
         self._calls: dict[CallInFlight, None] = {}
 
     @contextmanager
     def enter(self, call: CallInFlight) -> Generator[None]:
-        """Count a call as in flight during this block; messages on its own stream are tied to it."""
+        """Register a running call for the duration of this block; messages on its stream belong to it."""
         self._calls[call] = None
         token = _tied.set(call)
         try:
@@ -221,7 +221,7 @@ class CallsInFlight:
             call.end()
 
     def addressee(self) -> CallInFlight | None:
-        """Return the call that the message handled in this task belongs to; None if it belongs to no caller."""
+        """Return the call that the current message belongs to; None if it belongs to no caller."""
         tied = _tied.get()
         if tied is not None:
             return tied if tied in self._calls else None
@@ -235,10 +235,10 @@ class CallsInFlight:
 logger = logging.getLogger("operations.mcp")
 
 MAX_ROUNDS = 10
-"""How often one call may ask back."""
+"""The largest number of rounds of questions in one call."""
 
 MAX_QUESTIONS = 32
-"""How many questions one server may have open, and one result may hold."""
+"""The largest number of open questions of one server, and of questions in one result."""
 
 _PATIENCE_SECONDS = 0.1
 
@@ -251,7 +251,7 @@ _RESULTS: Final[dict[str, TypeAdapter[Any]]] = {
     SAMPLE: TypeAdapter(types.CreateMessageResult | types.CreateMessageResultWithTools),
     ROOTS: TypeAdapter(types.ListRootsResult),
 }
-"""The requests that a server may send, and the form of each answer."""
+"""The requests that a server may send, with the type of each answer."""
 
 _NO_MODEL: Final = types.ErrorData(code=-1, message="the caller has no model to use")
 _TOO_MANY: Final = f"more than {MAX_QUESTIONS} questions at a time"
@@ -260,7 +260,7 @@ _TOO_MANY: Final = f"more than {MAX_QUESTIONS} questions at a time"
 def callbacks(name: str, config: MCPClientConfig, calls: CallsInFlight) -> dict[str, Any]:
     """Return the callbacks of a session for requests that a server sends up to 2025-11-25.
 
-    The session advertises all of them, because this happens once, before the first caller is known.
+    The session advertises all of them, because capabilities are sent once, before the first caller is known.
     """
     asked: set[asyncio.Future[JSONObject]] = set()
 
@@ -321,7 +321,7 @@ def callbacks(name: str, config: MCPClientConfig, calls: CallsInFlight) -> dict[
 def caller_answer(
     method: str, params: JSONObject, context: OperationContext, client: Client
 ) -> Coroutine[Any, Any, JSONObject] | None:
-    """Return the coroutine that asks a call's own caller; None if the caller cannot be asked this."""
+    """Return the coroutine that asks the caller of a call; None if the caller cannot be asked this question."""
     channel = context.channel
     if method == ELICIT and params.get("mode") == "url":
         return None if client.elicit_url is None else context.answered(client.elicit_url(params))
@@ -346,7 +346,7 @@ def _application_handler(method: str, config: MCPClientConfig) -> AskHandler | N
 async def _counted(
     question: Coroutine[Any, Any, Any], asked: set[asyncio.Future[JSONObject]]
 ) -> JSONObject:
-    """Await a question that counts as open until it is answered."""
+    """Await a question, which counts as open until it is answered."""
     slot: asyncio.Future[JSONObject] = asyncio.get_running_loop().create_future()
     asked.add(slot)
     try:
@@ -359,7 +359,7 @@ async def _counted(
 async def _apart(
     handler: AskHandler, request: JSONObject, asked: set[asyncio.Future[JSONObject]]
 ) -> JSONObject:
-    """Return the answer of `handler`, in a separate task: a handler that ignores cancellation delays no connection."""
+    """Run `handler` in a separate task, so that a handler that ignores cancellation does not delay the connection."""
     answering = asyncio.ensure_future(handler(request))
     asked.add(answering)
     answering.add_done_callback(asked.discard)
@@ -375,7 +375,7 @@ async def _apart(
 
 
 def _overlook(answering: asyncio.Future[JSONObject]) -> None:
-    """Ignore the outcome: no call waits for this answer any more."""
+    """Ignore the outcome, because no call waits for this answer."""
     if not answering.cancelled():
         answering.exception()
 
@@ -398,12 +398,13 @@ async def settle(
 
     Args:
         result: The first result.
-        send: Repeats the request with these parameters added.
-        config: Whose handlers answer.
-        context: Whose channel is asked first.
+        send: Repeats the request with additional parameters.
+        config: The configuration with the handlers.
+        context: The context of the call, whose channel is asked first.
 
     Raises:
-        CallError: `EXECUTION_ERROR` if there are too many questions, or a handler fails; `TIMEOUT` if one hangs.
+        CallError: `EXECUTION_ERROR` if there are too many questions or a handler fails; `TIMEOUT` if a handler takes
+            too long.
     """
     for _ in range(MAX_ROUNDS):
         if not is_question(result):
@@ -418,7 +419,7 @@ async def settle(
                 return result
             answers[key] = answer
         if not answers:
-            # It asks for nothing but patience.
+            # The result has no questions and only asks to retry later.
             await asyncio.sleep(_PATIENCE_SECONDS)
         added: JSONObject = {"inputResponses": answers} if answers else {}
         if result.get("requestState") is not None:
@@ -463,7 +464,7 @@ async def _settled(
 def question_envelope(
     result: JSONObject, resume: JSONObject | None = None
 ) -> ResponseEnvelope[Any]:
-    """Return the questions as data; `resume` names the operation that accepts the answers, and its other input."""
+    """Return the questions as data; `resume` has the operation that accepts the answers, and the rest of its input."""
     kept = ("resultType", "inputRequests", "requestState")
     data = {key: result[key] for key in kept if key in result}
     if resume is not None:

@@ -1,13 +1,12 @@
-"""Everything that a server lists, page after page, within limits; accepted definitions (pins); watched resources.
+"""Read the listings of a server within limits, pin definitions, and subscribe to changes of resources.
 
-Rule 1: one bad entry costs that entry. The name of a listed tool is a string, its input schema an object.
-Rule 2: a definition is all that a person or a model decides by: name, title, description, schemas, annotations; and
-        the contract in an export of this library, which decides which calls are repeated.
-Rule 3: with `strict`, the first listing is accepted as a whole, or compared with the pins of an earlier run. Later,
-        tools, prompts and templates that are new or changed, changed resources, and changed instructions wait until
-        they are accepted.
-Rule 4: there is one subscription at the server for each watched resource, however many watch it here. After the
-        connection was lost, it is renewed, and a change is reported, because one may have been missed.
+Rule 1: an invalid entry is skipped. The name of a listed tool must be a string, its input schema an object.
+Rule 2: a definition has everything that a person or a model bases decisions on: name, title, description, schemas,
+        annotations; and the exported contract of this library, which determines the calls that may be retried.
+Rule 3: with `strict`, the first listing is accepted as a whole, or compared with the pins of an earlier run. Later, new
+        or changed tools, prompts and templates, changed resources and changed instructions must be accepted before use.
+Rule 4: all subscribers of a resource share one subscription at the server. After a lost connection the subscription is
+        renewed, and a change is reported, because one may have been missed.
 """
 
 import asyncio
@@ -74,7 +73,7 @@ _MOMENT: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """How a server describes itself."""
+    """The self-description of a server."""
 
     name: str
     version: str
@@ -89,7 +88,7 @@ class ServerInfo:
 
 @dataclass(slots=True)
 class Listing:
-    """Definitions of a server, and those that were left out, with the reason."""
+    """The definitions of a server, and the skipped ones with the reason."""
 
     tools: list[JSONObject] = field(default_factory=list[JSONObject])
     resources: list[JSONObject] = field(default_factory=list[JSONObject])
@@ -105,14 +104,14 @@ class Listing:
     """Whether the server suggests values for the arguments of prompts and templates."""
 
     skipped: dict[str, str] = field(default_factory=dict[str, str])
-    """Definitions that were left out, by name (escaped if necessary), with the reason."""
+    """Skipped definitions by name (escaped if necessary), with the reason."""
 
 
 async def list_everything(session: RelaySession, limit: int) -> Listing:
     """Return all tools, resources, templates and prompts that a server lists.
 
     Raises:
-        MCPError: If the tools cannot be listed; failures of the others count as none.
+        MCPError: If the tools cannot be listed; other lists that fail are treated as empty.
     """
     listing = Listing(instructions=(session.instructions or "")[:_MAX_INSTRUCTIONS])
     offers = session.server_capabilities
@@ -148,9 +147,9 @@ _OPTIONAL: Final = frozenset({
 
 
 def cleaned(key: str, entry: JSONObject) -> JSONObject:
-    """Return an entry without optional fields of the wrong form.
+    """Return an entry without optional fields of the wrong type.
 
-    They are passed on to clients, which would reject the whole list, with the entries of other servers.
+    Clients would reject the whole list, including the entries of other servers, because of such a field.
     """
     try:
         _MODELS[key].model_validate(entry, by_name=False)
@@ -171,7 +170,7 @@ async def pages(
     skipped: dict[str, str],
     fault: Callable[[Any], str | None],
 ) -> list[JSONObject]:
-    """All entries of a paged list that have no fault. Raises what `fetch` raises."""
+    """Return all valid entries of a paged list. Raises the errors of `fetch`."""
     entries: list[JSONObject] = []
     cursors: set[str] = set()
     cursor: str | None = None
@@ -228,7 +227,7 @@ def _fault(entry: Any, named: str = "name") -> str | None:
 
 
 def _tool_fault(entry: Any, *, modern: bool) -> str | None:
-    """As above; 2026-07-28 also rules on arguments that travel as headers."""
+    """Return the fault of a tool; 2026-07-28 also has rules for arguments that are sent as headers."""
     reason = _fault(entry)
     if reason is not None:
         return reason
@@ -241,7 +240,7 @@ def _tool_fault(entry: Any, *, modern: bool) -> str | None:
 
 
 def _unique(tools: list[JSONObject], skipped: dict[str, str]) -> list[JSONObject]:
-    """The first tool of each name."""
+    """Return the first tool of each name."""
     found: dict[str, JSONObject] = {}
     for tool in tools:
         if tool["name"] in found:
@@ -265,7 +264,7 @@ INSTRUCTIONS = "server/instructions"
 
 
 def digest(tool: JSONObject, target: str) -> str:
-    """Return the SHA-256 of the definition and the place of `tool`, independent of the order of keys."""
+    """Return the SHA-256 of the definition of `tool` and its server, independent of the order of keys."""
     definition = {key: tool[key] for key in _DEFINING if key in tool}
     meta = object_of(tool.get("_meta"))
     if META_KEY in meta:
@@ -274,12 +273,12 @@ def digest(tool: JSONObject, target: str) -> str:
 
 
 def pin_key(kind: str, entry: JSONObject) -> str:
-    """Return the key of a prompt, template or resource among the pins; a tool's key is its name."""
+    """Return the pin key of a prompt, template or resource; the key of a tool is its name."""
     return f"{kind}/{entry[PIN_FIELDS[kind]]}"
 
 
 class Pins:
-    """Accepted digests by key, and those that wait to be accepted."""
+    """Accepted digests by key, and pending ones."""
 
     def __init__(self, policy: PinPolicy, accepted: dict[str, str], target: str) -> None:
         self.accepted = accepted
@@ -289,7 +288,7 @@ class Pins:
         self._is_first = not accepted
 
     def check(self, listing: Listing) -> list[str]:
-        """Take note of a whole listing; return the keys of definitions that are not the accepted ones."""
+        """Check a whole listing; return the keys of definitions that differ from the accepted ones."""
         self.waiting.clear()
         found: dict[str, JSONObject] = {}
         for key, entry in self._entries(listing):
@@ -308,11 +307,11 @@ class Pins:
             yield from ((pin_key("resources", each), each) for each in listing.resources)
 
     def is_different(self, key: str, entry: JSONObject) -> bool:
-        """Take note of one definition; return whether it is not the accepted one."""
+        """Check one definition; return whether it differs from the accepted one."""
         found = digest(entry, self._target)
         known = self.accepted.get(key)
         is_strict = self._policy == "strict"
-        # Servers add and remove resources all the time, and a model does not choose by them.
+        # New resources need no acceptance: servers add and remove them constantly, and models do not rely on them.
         is_held_if_new = is_strict and not self._is_first and not key.startswith("resources/")
         if known is None and not is_held_if_new:
             self.accepted[key] = found
@@ -325,29 +324,29 @@ class Pins:
         return known is not None or is_held_if_new
 
     def accept(self, key: str) -> None:
-        """Accept the definition that waits under `key`.
+        """Accept the pending definition of `key`.
 
         Raises:
-            KeyError: If none waits.
+            KeyError: If there is no pending definition.
         """
         self.accepted[key] = self.waiting.pop(key)
 
 
-# ------------------------------------------------------------ watched resources
+# ------------------------------------------------------------ subscriptions to resources
 
 MAX_WATCHED: Final = 1_000
-"""Resources of one server that are watched at a time."""
+"""The largest number of subscribed resources of one server."""
 
 
 _RENEW_SECONDS = 1.0
 
 
 class ResourceWatches:
-    """The resources of one server that are watched.
+    """The subscriptions to resources of one server.
 
     Args:
-        server: Its name.
-        connection: The connection to it.
+        server: The name of the server.
+        connection: The connection to the server.
     """
 
     def __init__(self, server: str, connection: Connection) -> None:
@@ -357,10 +356,10 @@ class ResourceWatches:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def watch(self, uri: str) -> AsyncGenerator[str]:
-        """Yield the address of the resource when it is watched, and then of each change: the resource, or a part of it.
+        """Yield the URI of the resource when the subscription is active, then the URI of each change.
 
         Raises:
-            CallError: If the server refuses, or too many resources are watched.
+            CallError: If the server rejects the subscription, or there are too many.
         """
         watched = self._watched.get(uri)
         if watched is None:
@@ -386,7 +385,7 @@ class ResourceWatches:
                 watched.task.cancel()
 
     def updated(self, uri: str) -> None:
-        """Report a change that the server announced (up to 2025-11-25)."""
+        """Report a change notification of the server (up to 2025-11-25)."""
         for watched in self._watched.values():
             if uri == watched.uri or uri.startswith(watched.uri.rstrip("/") + "/"):
                 watched.report(uri)
@@ -400,7 +399,7 @@ class ResourceWatches:
 
 
 class _Changes:
-    """The changes that one watcher has not read yet; repetitions are dropped."""
+    """The unread changes of one subscriber, without repetitions."""
 
     def __init__(self) -> None:
         self._unread: dict[str, None] = {}
@@ -434,7 +433,7 @@ class _Watched:
             watcher.add(uri)
 
     async def _keep(self) -> None:
-        # A server is not stopped while one of its resources is watched.
+        # A server is not stopped while there is a subscription.
         self._connection.busy += 1
         try:
             await self._subscribe_again()
@@ -450,10 +449,10 @@ class _Watched:
                 if not self.is_subscribed.done():
                     message = f"{self._server} does not report changes of this resource"
                     self.is_subscribed.set_exception(CallError(ErrorCode.UNAVAILABLE, message))
-                    # Retrieved here as well: the watcher may have left.
+                    # Retrieve the exception here as well, because the subscriber may have left.
                     self.is_subscribed.exception()
                     return
-                logger.debug("%s: lost the changes of a resource: %s", self._server, error)
+                logger.debug("%s: the subscription to a resource was lost: %s", self._server, error)
             await asyncio.sleep(_RENEW_SECONDS)
 
     async def _subscribe(self, session: RelaySession) -> None:

@@ -1,6 +1,6 @@
-"""Connect to the servers of a configuration: several at once, and one that a person must sign in to first.
+"""Connect to several servers at once, and sign in to a server through a browser.
 
-Rule: servers start side by side; none waits for or hides another.
+Rule: servers start concurrently and independently of each other.
 """
 
 import asyncio
@@ -26,17 +26,17 @@ logger = logging.getLogger("operations.mcp")
 
 
 class MCPClientLoader:
-    """Connects to many servers and holds them until it is closed.
+    """Connects to several servers, and keeps the connections until it is closed.
 
     Args:
-        wait: Seconds that `load` waits for slow servers. One that takes longer goes on connecting, and its
-            operations appear in the registries when it is there.
-        max_starting: How many servers are started at a time.
+        wait: Seconds that `load` waits for slow servers. A slower server keeps connecting, and its operations appear in
+            the registries when it is connected.
+        max_starting: The number of servers that are started concurrently.
     """
 
     def __init__(self, *, wait: float = 10, max_starting: int = 64) -> None:
         self.failures: dict[str, CallError] = {}
-        """Why a server is not there, by its name; `str` of it is the whole report."""
+        """The error of each server that could not be connected, by name; its `str` is the full report."""
 
         self._wait = wait
         self._slots = asyncio.Semaphore(max_starting)
@@ -48,12 +48,12 @@ class MCPClientLoader:
     async def load(
         self, servers: "str | Path | Mapping[str, MCPClientConfig | Mapping[str, Any]]"
     ) -> list[MCPClient]:
-        """Connect to every server of a mapping, or of an `mcp.json`; those that are there now.
+        """Connect to every server of a mapping or an `mcp.json`; return the connected servers.
 
         A server that fails is reported in `failures` and in the log, and does not affect the others.
 
         Raises:
-            ValueError: If a name is taken, or the document is no `mcp.json`.
+            ValueError: If a name is taken, or the document is not an `mcp.json`.
             OSError: If the file cannot be read.
         """
         configs = _configs(servers)
@@ -98,45 +98,48 @@ class MCPClientLoader:
 
     @property
     def clients(self) -> list[MCPClient]:
-        """Every server that is there."""
+        """The connected servers, by name."""
         return list(self._clients.values())
 
     @property
     def pending(self) -> list[str]:
-        """Servers that are still starting."""
+        """The names of servers that are still connecting."""
         return list(self._starting)
 
     def get_client(self, name: str) -> MCPClient | None:
-        """The server of this name, if it is there."""
+        """Return the connected server of this name, if there is one."""
         return self._clients.get(name)
 
     @property
     def operations(self) -> list[Operation]:
-        """The operations of every server."""
+        """The operations of all connected servers."""
         return [operation for client in self._clients.values() for operation in client]
 
     def __iter__(self) -> Iterator[Operation]:
         return iter(self.operations)
 
     def register_all(self, registry: OperationRegistry) -> list[Operation]:
-        """Register every operation there is, and those of slow servers when they come.
+        """Register all operations, and those of slow servers when they are connected.
 
         Raises:
-            RegistrationError: If an id is taken; then nothing was added.
+            RegistrationError: If an id is taken; no operation is added then.
         """
         added = registry.register_all(self)
         self.attach(registry)
         return added
 
     def attach(self, registry: OperationRegistry) -> None:
-        """Keep `registry`, which holds these operations, up to date."""
+        """Update `registry`, which has these operations, from now on."""
         if registry not in self._registries:
             self._registries.append(registry)
         for client in self._clients.values():
             client.attach(registry)
 
     async def aclose(self) -> None:
-        """Leave every server, all at the same time; twice is harmless. Not cut short by a cancel scope."""
+        """Disconnect from all servers concurrently.
+
+        Closing twice is harmless, and cancel scopes do not interrupt it.
+        """
         if self._closing is None or self._closing.done():
             self._closing = asyncio.create_task(self._close(), name="mcp servers close")
         with anyio.CancelScope(shield=True):
@@ -174,7 +177,7 @@ def _configs(
 # ------------------------------------------------------------ signing in
 
 SIGN_IN_SECONDS = 300
-"""How long a person has to sign in."""
+"""Seconds that a person has to sign in."""
 
 _MAX_REQUEST = 16 * 1024
 
@@ -183,9 +186,9 @@ async def sign_in(name: str, config: MCPClientConfig, show: Callable[[str], obje
     """Sign in to a server through a browser, store the tokens, and return the server's closed client.
 
     Args:
-        name: Of the server.
-        config: How to reach it; it has a `login`.
-        show: Gets the address that the person opens.
+        name: The name of the server.
+        config: The configuration of the server, with a `login`.
+        show: Receives the URL that the person must open.
 
     Raises:
         ValueError: If the server does not use OAuth.
@@ -197,7 +200,7 @@ async def sign_in(name: str, config: MCPClientConfig, show: Callable[[str], obje
     file = TokenStore(token_path(config, login))
     async with _Callback(login.redirect_port) as callback:
         if login.client_id is None:
-            # An earlier registration names another port, which strict servers reject.
+            # An earlier client registration has another port, which strict servers reject.
             file.clear()
         else:
             await file.set_client_info(_registered(login, callback.address))
@@ -225,7 +228,7 @@ def _registered(login: OAuthLogin, redirect_uri: str) -> OAuthClientInformationF
 
 
 class _Callback:
-    """Listens on this machine for the browser that comes back from the authorization server."""
+    """Listens on this machine for the redirect of the browser from the authorization server."""
 
     def __init__(self, port: int) -> None:
         self._port = port

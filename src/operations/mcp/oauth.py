@@ -1,7 +1,7 @@
-"""Stay signed in to MCP servers: OAuth tokens are kept in a file and refreshed.
+"""Store and refresh the OAuth tokens of MCP servers.
 
-Rule 1: no process opens a browser by itself; without a valid token it fails and explains how to sign in.
-Rule 2: token files can be read by their owner alone. They are replaced as a whole, so no reader sees half of one.
+Rule 1: no process opens a browser by itself; without a valid token, it raises an error that explains how to sign in.
+Rule 2: only their owner can read token files. They are replaced atomically, so that readers never see a partial file.
 """
 
 import os
@@ -34,7 +34,7 @@ _HOW = "run `operations login NAME`, or call operations.mcp.sign_in"
 
 
 class SignInRequiredError(OperationsError):
-    """Raised for a server to which a person must sign in first."""
+    """Raised if a person must sign in to a server first."""
 
     def __init__(self, target: str) -> None:
         super().__init__(f"{target} needs a person to sign in: {_HOW}")
@@ -51,10 +51,11 @@ class TokenStore:
         self._path = path
         self._kept: JSONObject = {}
         self.provider: OAuthClientProvider | None = None
-        """Knows the metadata of the authorization server, which is kept so that a later process can refresh."""
+        """Has the metadata of the authorization server, which is stored so that a later process can refresh the
+        tokens."""
 
     def read(self) -> JSONObject:
-        """Return the stored values; empty if there are none, or if they cannot be read."""
+        """Return the stored values; empty if they are missing or unreadable."""
         try:
             return (
                 self._kept
@@ -75,7 +76,7 @@ class TokenStore:
         if self._path is None:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        # `mkstemp` creates the file for its owner alone.
+        # `mkstemp` creates a file that only its owner can read.
         handle, temporary = tempfile.mkstemp(dir=self._path.parent)
         try:
             with os.fdopen(handle, "wb") as file:
@@ -110,7 +111,7 @@ class TokenStore:
 
 
 def _valid(cls: type[Model], stored: Any) -> Model | None:
-    """Return the stored value; None if it is not valid, because an error would repeat its secrets."""
+    """Return a stored value; None if it is not valid, because an error would show its secrets."""
     try:
         return cls.model_validate(stored)
     except ValidationError:
@@ -118,7 +119,7 @@ def _valid(cls: type[Model], stored: Any) -> Model | None:
 
 
 def token_path(config: MCPClientConfig, login: OAuthLogin, source: str = "") -> Path:
-    """Return the file that holds the tokens of a server; sources of a hub do not share one, even with one address."""
+    """Return the token file of a server. Two sources of a hub have different files, even for the same address."""
     if login.store is not None:
         return Path(login.store)
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
@@ -127,7 +128,7 @@ def token_path(config: MCPClientConfig, login: OAuthLogin, source: str = "") -> 
 
 
 def stored_login(config: MCPClientConfig, login: OAuthLogin) -> OAuthClientProvider:
-    """Return what signs requests with the stored tokens and refreshes them, without ever asking a person.
+    """Return an auth object that signs requests with stored tokens and refreshes them, without asking a person.
 
     Raises:
         SignInRequiredError: If no person has signed in yet.
@@ -137,7 +138,7 @@ def stored_login(config: MCPClientConfig, login: OAuthLogin) -> OAuthClientProvi
     if _valid(OAuthToken, stored.get("tokens")) is None:
         raise SignInRequiredError(config.target)
     provider = build_provider(config, login, file, "http://127.0.0.1/", _no_browser, _no_answer)
-    # The SDK does not store these itself, and cannot refresh without them.
+    # The SDK does not store these values, but needs them to refresh tokens.
     expires_at = stored.get("expires_at")
     provider.context.token_expiry_time = expires_at if isinstance(expires_at, int | float) else None
     provider.context.oauth_metadata = _valid(OAuthMetadata, stored.get("metadata"))
@@ -149,7 +150,7 @@ async def _no_browser(url: str) -> None:
 
 
 async def _no_answer() -> AuthorizationCodeResult:
-    # The SDK requires one, although no address is shown here.
+    # The SDK requires a handler, although no person signs in here.
     raise AssertionError("no person signs in here")
 
 
@@ -161,7 +162,7 @@ def build_provider(
     redirect: Callable[[str], Awaitable[None]],
     callback: Callable[[], Awaitable[AuthorizationCodeResult]] | None = None,
 ) -> OAuthClientProvider:
-    """Return what signs requests with the tokens in `file`, and asks for new ones through `redirect`."""
+    """Return an auth object that signs requests with the tokens in `file`, and requests new ones through `redirect`."""
     metadata = OAuthClientMetadata(
         redirect_uris=[AnyUrl(redirect_uri)], client_name="operations", scope=login.scope
     )

@@ -43,7 +43,7 @@ class Dispatcher(JSONRPCDispatcher[TransportContext]):
 
     @property
     def is_open(self) -> bool:
-        """Whether a request sent now could be answered."""
+        """Whether the connection is open."""
         return self._running
 
     async def run(self, *args: Any, **options: Any) -> None:
@@ -57,14 +57,14 @@ class Dispatcher(JSONRPCDispatcher[TransportContext]):
         """Send a request and return its result.
 
         Raises:
-            MCPError: As the SDK does; a sealed one if the request was not sent.
+            MCPError: As the SDK raises it; a marked one (`failures.sealed`) if the request was not sent.
         """
         if self._closed:
             raise sealed(*_NOT_SENT)
         return await super().send_raw_request(*args, **options)
 
     async def _dispatch(self, *args: Any, **options: Any) -> None:
-        # A message that the SDK cannot handle (a progress of 10^400) must not end the connection.
+        # A message that the SDK cannot handle, such as a progress of 10^400, must not end the connection.
         try:
             await super()._dispatch(*args, **options)
         except Exception:
@@ -74,14 +74,14 @@ class Dispatcher(JSONRPCDispatcher[TransportContext]):
         try:
             await super()._write(message, metadata)
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-            # The stream has no buffer: if it breaks, the message was not handed over.
+            # The stream has no buffer, so that a failure means that the message was not sent.
             if isinstance(message, types.JSONRPCRequest):
                 raise sealed(*_NOT_SENT) from None
             raise
 
 
 class NegotiatingSession(ClientSession):
-    """A client session that offers any revision of the protocol, and leaves tool results unchecked."""
+    """A client session that supports every revision of the protocol, and does not validate tool results."""
 
     @property
     def is_modern(self) -> bool:
@@ -92,8 +92,8 @@ class NegotiatingSession(ClientSession):
         """Agree on a revision: the given one, or with `auto` the newest that both sides support.
 
         Raises:
-            MCPError: If the server refuses.
-            RuntimeError: If the server answers with an unknown revision.
+            MCPError: If the server rejects the negotiation.
+            RuntimeError: If the server responds with an unknown revision.
         """
         if version == "auto":
             await negotiate_auto(self)
@@ -103,7 +103,7 @@ class NegotiatingSession(ClientSession):
             await self._offer(version)
 
     async def _discover_patiently(self) -> None:
-        """Send `server/discover` until it is answered: the SDK waits for ten seconds only."""
+        """Send `server/discover` and wait for the response; the SDK would wait for ten seconds only."""
         while self.discover_result is None:
             try:
                 await self.discover()
@@ -112,7 +112,7 @@ class NegotiatingSession(ClientSession):
                     raise
 
     async def _offer(self, version: str) -> None:
-        """Send `initialize` with the given revision: the SDK offers the newest only."""
+        """Send `initialize` with the given revision; the SDK would offer only the newest."""
         offer = types.InitializeRequestParams(
             protocol_version=version,
             capabilities=self._build_capabilities(version),
@@ -127,7 +127,7 @@ class NegotiatingSession(ClientSession):
         await self.send_notification(types.InitializedNotification())
 
     def _build_capabilities(self, version: str) -> types.ClientCapabilities:
-        # From 2026-07-28 on a question comes as a result, which any caller can be shown and answer.
+        # From 2026-07-28 on a question is a result, which any caller can receive and answer.
         built = super()._build_capabilities(version)
         if built.elicitation is None and version in MODERN_PROTOCOL_VERSIONS:
             built.elicitation = types.ElicitationCapability(
@@ -136,11 +136,11 @@ class NegotiatingSession(ClientSession):
         return built
 
     def stamp(self, data: JSONObject, options: CallOptions) -> None:
-        """Add the fields that the negotiated revision requires to a request, as the SDK's own methods do."""
+        """Add the fields that the negotiated revision requires to a request."""
         self._stamp(data, options)
 
     def learn(self, tools: Iterable[JSONObject]) -> None:
-        """Remember which arguments of `tools` are sent as headers too (2026-07-28)."""
+        """Store which arguments of `tools` are also sent as headers (2026-07-28)."""
         if self.is_modern:
             for tool in tools:
                 schema = cast("JSONObject", tool["inputSchema"])

@@ -1,13 +1,13 @@
-"""The SDK's client session, relaying results as the server sent them.
+"""A client session on top of the SDK that returns results as the server sent them.
 
-The SDK checks every result against its models and a tool's own output schema, with a regular-expression engine that
-can be made to run for ever. Here results pass unchanged: one odd tool does not hide a listing, one odd block does
-not hide a result, and the pipeline judges the data. The session still negotiates, stamps and correlates.
+The SDK validates every result with its models and with the tool's own output schema, whose regular expressions can run
+forever. This session returns results unchanged: an invalid tool does not hide a listing, an invalid block does not hide
+a result, and the pipeline checks the data. The session still negotiates, adds protocol fields and correlates responses.
 
 A plain call over streamable HTTP is one POST and one response, without the tasks and streams of the SDK.
 
-Rule 1: a plain call reads only a response that is all the server sends for its request. If anything else comes on its
-        stream, such as a report or a question, or if the stream ends early, the SDK reads it, from its first byte.
+Rule 1: a plain call handles only a response without other messages. If other messages arrive on its stream, such as
+        progress or a question, or if the stream ends early, the SDK reads the whole stream instead.
 Rule 2: limits and failures are those of `http`.
 """
 
@@ -44,25 +44,25 @@ from operations.types import JSONObject
 
 @cache
 def tls_context() -> ssl.SSLContext:
-    """Return what all connections trust: reading the certificates takes a megabyte and milliseconds."""
+    """Return the TLS context that all connections share, because loading certificates is slow and takes a megabyte."""
     return httpx2.create_ssl_context()
 
 
 METHODS: Final = frozenset({"tools/call", "resources/read", "prompts/get"})
-"""The requests that are sent here."""
+"""The methods of plain calls."""
 
 HANDOVER: Final = "operations-handover"
-"""A header that names a stream which the SDK should read; it never leaves this process."""
+"""A header with the key of a stream that the SDK should read; it is never sent to a server."""
 
 CONNECT_SECONDS: Final = 10.0
 READ_SECONDS: Final = 300.0
-"""Between two bytes; streams that stay open send at least a comment that often, or are opened anew."""
+"""The longest time in seconds between two bytes. Open streams send at least a comment in this time, or are reopened."""
 
 _END_SECONDS: Final = 1.0
-"""How long a server may take to end a stream after its result."""
+"""Seconds that a server has to end a stream after its result."""
 
 _FIRST_ID: Final = 1_000_000_001
-"""Higher than any id that the SDK gives to a request of the same session."""
+"""Higher than any request id of the SDK in the same session."""
 
 _EVENT_END: Final = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 _DATA: Final = re.compile(rb"^data: ?(.*?)\r?$", re.MULTILINE)
@@ -79,7 +79,7 @@ class OpenStream:
     response: aiohttp.ClientResponse
 
     async def parts(self) -> AsyncIterator[bytes]:
-        """Yield all of its bytes, those that were read already first."""
+        """Yield all bytes of the stream, beginning with those that were already read."""
         yield self.received
         async for part in self.response.content.iter_any():
             yield part
@@ -89,9 +89,9 @@ class PlainCalls:
     """Sends plain calls to one server.
 
     Args:
-        config: How to reach it.
-        redactor: Learns the tokens that are sent.
-        token: Returns the bearer token of a request, if the server wants one.
+        config: The configuration of the server.
+        redactor: Receives the tokens that are sent.
+        token: Returns the bearer token of a request, if the server requires one.
         client: The SDK's HTTP client for the same server.
     """
 
@@ -121,7 +121,7 @@ class PlainCalls:
         self._ending: set[asyncio.Task[None]] = set()
 
         self.session_id: str | None = None
-        """The id of the session, which the server gave in its response to the handshake."""
+        """The id of the session, from the server's response to the handshake."""
 
     async def __aenter__(self) -> Self:
         """Open the connections."""
@@ -146,7 +146,10 @@ class PlainCalls:
 
     @property
     def is_usable(self) -> bool:
-        """Return whether a request can be sent on this path: servers that set cookies may need them back."""
+        """Return whether a request can be sent as a plain call.
+
+        Servers that set cookies may need them in later requests.
+        """
         return self._http is not None and not self._client.cookies
 
     def next_id(self) -> int:
@@ -154,7 +157,7 @@ class PlainCalls:
         return next(self._ids)
 
     def take(self, key: str) -> OpenStream | None:
-        """Return a stream that the SDK should read; it is known once only."""
+        """Return a stream that the SDK should read, and remove it."""
         return self._streams.pop(key, None)
 
     async def post(
@@ -163,7 +166,7 @@ class PlainCalls:
         """Send a request; return its result, or the stream that the SDK should read.
 
         Raises:
-            MCPError: If the server answers with an error or does not answer.
+            MCPError: If the server responds with an error or does not respond.
         """
         meta: JSONObject = {**params.get("_meta", {})}
         inject(meta)
@@ -249,7 +252,7 @@ class PlainCalls:
                 data = b"\n".join(_DATA.findall(bytes(received[start : end.end()])))
                 start = searched = end.end()
                 if not data:
-                    # A comment, or an event that only marks a place.
+                    # A comment, or an event that has only an id.
                     continue
                 if len(data) <= self._max_bytes and _answers(data, request_id):
                     self._end(response)
@@ -260,7 +263,7 @@ class PlainCalls:
         return self._handed_over(request_id, bytes(received), response)
 
     def _end(self, response: aiohttp.ClientResponse) -> None:
-        """Read a stream to its end, so that its connection can be used again; close it if the end does not come."""
+        """Read a stream to its end, so that its connection can be reused; close it if it does not end."""
         ending = asyncio.create_task(_read_to_end(response))
         self._ending.add(ending)
         ending.add_done_callback(self._ending.discard)
@@ -276,7 +279,7 @@ class PlainCalls:
         """Return the result in a response.
 
         Raises:
-            MCPError: If it is an error, or not a response to this request.
+            MCPError: If the response is an error, or does not belong to this request.
         """
         try:
             message: Any = decode_json(
@@ -319,7 +322,7 @@ _decode_head = msgspec.json.Decoder(_Head).decode
 
 
 def _answers(message: bytes, request_id: int) -> bool:
-    """Return whether a message is the response to a request, without decoding the rest of it."""
+    """Return whether a message is the response to a request, without decoding the rest of the message."""
     try:
         head = _decode_head(message)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -330,7 +333,7 @@ def _answers(message: bytes, request_id: int) -> bool:
 # ------------------------------------------------------------ sessions
 
 _MAX_PROGRESS = 100
-"""Reports of one call that wait to be taken."""
+"""The largest number of undelivered progress reports of one call."""
 
 OnProgress: TypeAlias = Callable[[float, float | None, str | None], Awaitable[None]]
 """`(progress, total, message)`."""
@@ -353,7 +356,7 @@ def _bounded(on_progress: OnProgress) -> OnProgress:
 
 
 class RelaySession(NegotiatingSession):
-    """One session with one server, from its negotiation to its end."""
+    """A session with a server."""
 
     def __init__(
         self, dispatcher: Dispatcher, plain: PlainCalls | None = None, **callbacks: Any
@@ -368,16 +371,16 @@ class RelaySession(NegotiatingSession):
 
     @property
     def is_open(self) -> bool:
-        """Whether a request sent now could be answered."""
+        """Whether the session is open."""
         return self.dispatcher.is_open and not self.finished.is_set()
 
     async def relay(
         self, method: str, params: JSONObject, on_progress: OnProgress | None = None
     ) -> JSONObject:
-        """Send a request; its result, as it came. `params` may be altered.
+        """Send a request and return its result unchanged. `params` may be modified.
 
         Raises:
-            MCPError: If the server answers with an error or does not answer.
+            MCPError: If the server responds with an error or does not respond.
         """
         data: JSONObject = {"method": method, "params": params}
         options: CallOptions = {}
@@ -403,7 +406,7 @@ class RelaySession(NegotiatingSession):
         return await self.dispatcher.send_raw_request(method, data["params"], options)
 
     def _cancel(self, request_id: int) -> None:
-        """Cancel a request at a server before 2026-07-28; for others the end of the connection does so."""
+        """Cancel a request at a server before 2026-07-28; for newer servers, closing the connection cancels it."""
         if self.is_modern or not self.is_open:
             return
         notice = self.dispatcher.notify("notifications/cancelled", {"requestId": request_id})

@@ -1,10 +1,12 @@
-"""A server as a child process: one JSON-RPC message per line on its stdin and stdout.
+"""Run a server as a child process, with one JSON-RPC message per line on its stdin and stdout.
 
-Rule 1: a line that is too long or not a message costs at most the call it answers; the next line counts again. At most
-        one line is kept in memory; of a longer one its beginning and end, where the id of its request may be.
-Rule 2: leaving stops the child and everything it started: stdin closes, then SIGTERM, then SIGKILL, each with a bound.
-Rule 3: children end with us, even if we are killed: one small process per application watches a pipe that closes when
-        we die (`kill_orphans`). It runs while there is a child to watch.
+Rule 1: a line that is too long or not a message affects only the call that it responds to; reading continues with the
+        next line. At most one line is in memory; of a longer line only its beginning and end, where the request id may
+        be.
+Rule 2: disconnecting stops the child and its own children: stdin is closed, then SIGTERM and SIGKILL follow, each with
+        a time limit.
+Rule 3: children end with this process, even if it is killed: one small guard process per application watches a pipe
+        that closes when this process dies (`kill_orphans`). The guard runs while there are children.
 """
 
 import asyncio
@@ -45,7 +47,7 @@ _EDGE = 256
 
 @dataclass(frozen=True, slots=True)
 class Oversized:
-    """A line that was too long to keep."""
+    """A line that exceeds the size limit."""
 
     size: int
     head: bytes
@@ -53,13 +55,13 @@ class Oversized:
 
     @property
     def request_id(self) -> int | None:
-        """The request this answers, where servers usually write it: first thing or last thing."""
+        """The id of the request that the line responds to, if it is at the beginning or the end of the line."""
         match = _ID_FIRST.search(self.head) or _ID_LAST.search(self.tail)
         return int(match[1]) if match and len(match[1]) < 16 else None
 
 
 class LineBuffer:
-    """Takes chunks, gives lines without their ends."""
+    """Splits chunks into lines without their line ends."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -69,7 +71,7 @@ class LineBuffer:
         self._tail = b""
 
     def feed(self, chunk: bytes) -> Iterator[bytes | Oversized]:
-        """The lines that `chunk` completes."""
+        """Return the lines that `chunk` completes."""
         *ends, rest = chunk.split(b"\n")
         for part in ends:
             self._add(part)
@@ -78,7 +80,7 @@ class LineBuffer:
             self._add(rest)
 
     def rest(self) -> Iterator[bytes | Oversized]:
-        """The incomplete last line, if there is one."""
+        """Return the incomplete last line, if there is one."""
         if self._size:
             yield self._take()
 
@@ -110,7 +112,7 @@ logger = logging.getLogger("operations.mcp")
 
 
 def kill_orphans() -> None:
-    """Kill the processes that a killed process left behind. This function is run by an interpreter of its own.
+    """Kill the child processes of a process that was killed. This function runs in a separate interpreter.
 
     It reads `+number` and `-number`, one per line. When its stdin ends, because the writer has exited, it kills every
     process group that was added and not removed.
@@ -131,21 +133,21 @@ _process: "subprocess.Popen[bytes] | None" = None
 
 
 def guard_group(group: int) -> None:
-    """Have the process group `group` killed if we die before `release_group`."""
+    """Register the process group `group`, to be killed if this process dies before `release_group`."""
     with _lock:
         _groups.add(group)
         _tell(f"+{group}\n")
 
 
 def release_group(group: int) -> None:
-    """Forget `group`, which has ended."""
+    """Unregister `group`, which has ended."""
     global _process  # noqa: PLW0603 - one guard per application
     with _lock:
         _groups.discard(group)
         if _groups:
             _tell(f"-{group}\n")
         elif _process is not None:
-            # It has nothing left to do, so it need not be asked politely.
+            # The guard has no work left, so it can be killed at once.
             _process.kill()
             _process.communicate()
             _process = None
@@ -169,7 +171,8 @@ def _tell(line: str) -> None:
         _process.stdin.flush()
     except OSError as error:
         logger.warning(
-            "MCP servers may outlive a killed process, the guard does not run: %s", error
+            "the guard process does not run, so MCP servers may outlive this process if it is killed: %s",
+            error,
         )
 
 
@@ -182,27 +185,27 @@ Streams = tuple[
 ]
 
 _TERMINATE_SECONDS = 1.0
-"""After SIGTERM, before SIGKILL."""
+"""Seconds between SIGTERM and SIGKILL."""
 
 _KILL_SECONDS = 2.0
-"""Seconds for the loop to notice that a killed process has ended."""
+"""Seconds for the event loop to notice that a killed process has ended."""
 
 _DRAIN_SECONDS = 0.02
 """Seconds between the end of a child's stdout and the end of the connection."""
 
 _STDERR_SECONDS = 0.2
-"""Seconds to read the stderr of a dead child, which its own children may hold open."""
+"""Seconds to read the stderr of a dead child, which its own children may keep open."""
 
 _POLL_SECONDS = 0.01
 _CHUNK = 64 * 1024
-"""Bytes read at once from a pipe; reading pauses while twice as many wait."""
+"""The largest number of bytes per read from a pipe; reading pauses while twice as many are unprocessed."""
 
 _STDERR_LINES = 20
 _COMPLAINTS = 5
-"""How many unreadable lines of one process are logged."""
+"""The number of unreadable lines of one process that are logged."""
 
 _COMPLAINT = 120
-"""Characters of one that are shown."""
+"""The number of characters of an unreadable line that are logged."""
 
 _GONE = (anyio.ClosedResourceError, anyio.BrokenResourceError, anyio.EndOfStream, OSError)
 
@@ -214,14 +217,14 @@ class Child:
         self.name = name
         self.process: Process | None = None
         self.stderr: deque[str] = deque(maxlen=_STDERR_LINES)
-        """The last lines it wrote there, without secrets."""
+        """The last lines of its stderr, with secrets redacted."""
 
         self.stray: list[str] = []
-        """The beginnings of the first lines on its stdout that were no messages, without secrets."""
+        """The beginnings of the first lines on its stdout that were not messages, with secrets redacted."""
 
         self.is_stopped = False
         self.went_away = False
-        """Whether it closed its output before we stopped it."""
+        """Whether the process closed its output before it was stopped."""
         self.is_heard = anyio.Event()
         """Set when its stderr has ended."""
 
@@ -229,24 +232,24 @@ class Child:
 
     @property
     def exit_code(self) -> int | None:
-        """How it ended by itself; None while it runs, if it was never started, and if we ended it."""
+        """The exit code if the process ended by itself; None if it runs, never started, or was stopped by us."""
         return self.process.returncode if self.process is not None and self.went_away else None
 
     @property
     def facts(self) -> list[tuple[str, str]]:
-        """How it ended by itself and what it wrote, for a report."""
+        """The exit code and output of the process, for a report."""
         code = [] if self.exit_code is None else [("exit code", str(self.exit_code))]
         printed = [("printed", line) for line in self.stray]
         return [*code, *printed, *(("output", line) for line in self.stderr)]
 
     def complain(self, problem: str, line: bytes) -> None:
-        """Log an unreadable line: its beginning, and only the first few."""
+        """Log the beginning of an unreadable line; only the first few lines are logged."""
         if len(self.stray) < _COMPLAINTS:
             self.stray.append(self._shown(line)[:_COMPLAINT])
             logger.warning("%s printed %s, ignored: %s", self.name, problem, self.stray[-1])
 
     def log_output(self, line: bytes | Oversized) -> None:
-        """Take note of a line on its stderr."""
+        """Store and log a line of its stderr."""
         shown = self._shown(line.head if isinstance(line, Oversized) else line)
         self.stderr.append(shown)
         logger.debug("%s: %s", self.name, shown)
@@ -257,13 +260,13 @@ class Child:
 
 @asynccontextmanager
 async def open_stdio(config: MCPClientConfig, child: Child) -> AsyncGenerator[Streams]:
-    """Start the server and give the two streams to talk to it.
+    """Start the server and yield its two streams.
 
     Raises:
         OSError: If it cannot be started.
     """
     loop = asyncio.get_running_loop()
-    # As `asyncio.create_subprocess_exec`, which does not give the transport: `_stop` closes it.
+    # Like `asyncio.create_subprocess_exec`, which does not return the transport that `_stop` has to close.
     starting = loop.create_task(
         loop.subprocess_exec(
             lambda: SubprocessStreamProtocol(limit=_CHUNK, loop=loop),
@@ -277,12 +280,12 @@ async def open_stdio(config: MCPClientConfig, child: Child) -> AsyncGenerator[St
             start_new_session=True,
         )
     )
-    # Cancelled again and again, as cancel scopes do, it would leave its process and its pipes behind.
+    # Shielded, because the repeated cancellation of a cancel scope would leave the process and its pipes open.
     with anyio.CancelScope(shield=True):
         await starting
     transport, protocol = starting.result()
     process = Process(transport, protocol, loop)
-    # No await from here to the task group: a cancellation in between would leave the child running.
+    # No await until the task group: a cancellation in between would leave the child running.
     child.process = process
     guard_group(process.pid)
     incoming, read_stream = anyio.create_memory_object_stream[SessionMessage | Exception](0)
@@ -309,7 +312,7 @@ async def open_stdio(config: MCPClientConfig, child: Child) -> AsyncGenerator[St
 async def _read(
     process: Process, config: MCPClientConfig, incoming: Incoming, child: Child
 ) -> None:
-    """Turn lines into messages until stdout ends, also after the session has ended, so that the child can exit."""
+    """Read messages until stdout ends, even after the end of the session, so that the child can exit."""
     assert process.stdout is not None  # noqa: S101 - asked for
     lines = LineBuffer(config.max_message_bytes)
     with suppress(*_GONE):
@@ -324,15 +327,16 @@ async def _read(
                     "a line without an end", line.head if isinstance(line, Oversized) else line
                 )
             child.went_away = not child.is_stopped
-            # A request that is being written then fails, and is safe to repeat: its
-            # failure has to arrive before the end of the connection does.
+            # A request that is being written then fails and is safe to retry: its failure must be delivered before the
+            # end of the
+            # connection.
             await anyio.sleep(_DRAIN_SECONDS)
 
 
 def _messages(
     line: bytes | Oversized, config: MCPClientConfig, child: Child
 ) -> Iterator[SessionMessage]:
-    """Return the messages in a line: usually one; none, or (2025-03-26) a batch."""
+    """Return the messages in a line: usually one, possibly none, or a batch (2025-03-26)."""
     parts: list[SessionMessage | None]
     if isinstance(line, Oversized):
         child.complain(f"a message of {line.size} bytes", line.head)
@@ -383,7 +387,10 @@ def _failed(request_id: Any, kind: Kind, message: str, **details: Any) -> Sessio
 
 
 async def _write(process: Process, outgoing: Outgoing, incoming: Incoming) -> None:
-    """Turn messages into lines. The caller of a message that cannot be written gets an error: it was not read."""
+    """Write messages as lines.
+
+    If a message cannot be written, its caller receives an error, because it was not sent.
+    """
     async with outgoing:
         async for message in outgoing:
             body = message.message
@@ -403,7 +410,7 @@ async def _send(process: Process, line: bytes) -> None:
     """Write a line.
 
     Raises:
-        OSError: If the child does not read any more. asyncio would report it only with the next line.
+        OSError: If the child has closed its stdin. asyncio would report this only with the next line.
     """
     writer = process.stdin
     assert writer is not None  # noqa: S101 - asked for
@@ -414,7 +421,7 @@ async def _send(process: Process, line: bytes) -> None:
 
 
 async def _read_stderr(process: Process, child: Child) -> None:
-    """Write the child's stderr to the log, and keep its end for explaining a failure."""
+    """Write the child's stderr to the log, and store its last lines for error reports."""
     assert process.stderr is not None  # noqa: S101 - asked for
     lines = LineBuffer(4096)
     try:
@@ -442,21 +449,24 @@ async def _stop(
         await _ended(process, _TERMINATE_SECONDS)
     _signal(process, signal.SIGKILL)
     if not await _ended(process, _KILL_SECONDS):
-        logger.warning("process %d does not end, even killed", process.pid)
+        logger.warning("process %d did not end after SIGKILL", process.pid)
     with anyio.move_on_after(_STDERR_SECONDS):
         await child.is_heard.wait()
-    # A process that we could not reach may hold the other end of a pipe, which keeps the transport open.
+    # Another process may hold the other end of a pipe, which keeps the transport open.
     transport.close()
 
 
 def _signal(process: Process, number: signal.Signals) -> None:
-    """Send a signal to the child's whole group; the child leads it, because it has a session of its own."""
+    """Send a signal to the process group of the child, which it leads because it was started in a new session."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, number)
 
 
 async def _ended(process: Process, seconds: float) -> bool:
-    """Whether the process ends in time. By polling: `wait` also waits for pipes that others may hold."""
+    """Return whether the process ends in time.
+
+    Polls, because `wait` also waits for pipes that other processes may hold.
+    """
     deadline = anyio.current_time() + seconds
     while process.returncode is None:
         if anyio.current_time() >= deadline:

@@ -1,11 +1,11 @@
-"""A tool as an operation, and its results as envelopes.
+"""Convert tools to operations, and their results to envelopes.
 
-Rule 1: annotations of a server are kept, but decide something only if the operator trusts it: an untrusted tool is a
-        mutation, is not idempotent, and is never sent twice.
-Rule 2: a name is made safe; the tool is still called by its own.
-Rule 3: nothing of a result is lost. A block of an unknown type becomes a text block that holds its JSON.
-Rule 4: structured content is the data, unless it is null; then the blocks are. If the operation declares an output
-        schema, JSON in the only text block takes the place of structured content and is normalised like it.
+Rule 1: annotations of a server are stored, but used only if the operator trusts the server. A tool of an untrusted
+        server is a mutation that is not idempotent, so its calls are never retried.
+Rule 2: the name of an operation contains only safe characters; calls to the server use the tool's original name.
+Rule 3: no part of a result is lost. A block of an unknown type becomes a text block that contains its JSON.
+Rule 4: the data is the structured content or, if that is null, the content blocks. If the operation declares an output
+        schema, JSON in the only text block is used as structured content and is normalised.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Iterable
@@ -55,7 +55,7 @@ from operations.types import JSONObject
 
 
 def map_content_blocks(blocks: Iterable[Any]) -> list[MCPContentBlock]:
-    """Content blocks of the SDK, or as on the wire, as our own."""
+    """Convert content blocks of the SDK, or in wire form, to our own."""
     return [content_block(_plain(block)) for block in blocks]
 
 
@@ -65,15 +65,15 @@ def _plain(block: Any) -> Any:
 
 
 def content_to_wire(blocks: Iterable[MCPContentBlock]) -> list[JSONObject]:
-    """Our blocks as JSON in the protocol's names."""
+    """Return our blocks as JSON with the names of the protocol."""
     return cast("list[JSONObject]", msgspec.to_builtins(list(blocks)))
 
 
 def tool_envelope(result: JSONObject, output_schema: Schema) -> ResponseEnvelope[Any]:
-    """The envelope of a `tools/call` result. An error result is an envelope like any other.
+    """Return the envelope of a `tools/call` result. An error result is an envelope too.
 
     Raises:
-        JSONValueError: If the result contains values that are not JSON (NaN, too deep a nesting).
+        JSONValueError: If the result contains values that are not JSON (NaN, too deep nesting).
     """
     blocks = map_content_blocks(list_of(result.get("content")))
     is_error = result.get("isError") is True
@@ -97,7 +97,7 @@ def tool_envelope(result: JSONObject, output_schema: Schema) -> ResponseEnvelope
 
 
 def _json_in(blocks: list[MCPContentBlock], otherwise: Any) -> Any:
-    """Return the JSON value in the only text block; `otherwise` if there is none."""
+    """Return the JSON value in the only text block; else `otherwise`."""
     texts = [block.text for block in blocks if isinstance(block, TextContent)]
     if len(texts) != 1:
         return otherwise
@@ -108,14 +108,14 @@ def _json_in(blocks: list[MCPContentBlock], otherwise: Any) -> Any:
 
 
 def resource_envelope(result: JSONObject) -> ResponseEnvelope[Any]:
-    """The envelope of a `resources/read` result: its contents, also as `resource` blocks."""
+    """Return the envelope of a `resources/read` result: its contents, also as `resource` blocks."""
     contents = _objects(result.get("contents"))
     blocks = [content_block({"type": "resource", "resource": item}) for item in contents]
     return mcp_envelope(contents, is_error=False, content=blocks, meta=result.get("_meta"))
 
 
 def prompt_envelope(result: JSONObject) -> ResponseEnvelope[Any]:
-    """The envelope of a `prompts/get` result: description and messages; their blocks in the meta."""
+    """Return the envelope of a `prompts/get` result: description and messages; the meta has their blocks."""
     messages = _objects(result.get("messages"))
     data: JSONObject = {"messages": messages}
     if isinstance(result.get("description"), str):
@@ -130,7 +130,7 @@ def completion_envelope(result: JSONObject) -> ResponseEnvelope[Any]:
 
 
 def listing_envelope(items: list[JSONObject]) -> ResponseEnvelope[Any]:
-    """The envelope of a listing."""
+    """Return the envelope of a listing."""
     return mcp_envelope(to_json(items), is_error=False, content=[])
 
 
@@ -147,31 +147,31 @@ class Request(Protocol):
     def __call__(
         self, method: str, params: JSONObject, context: OperationContext, *, replayable: bool
     ) -> Awaitable[JSONObject]:
-        """The result, as it came.
+        """Send the request and return the unchanged result.
 
         Raises:
-            CallError: If there is none.
+            CallError: If there is no result.
         """
         ...
 
 
 def is_imported(name: str, config: MCPClientConfig) -> bool:
-    """Whether the operator wants this tool."""
+    """Return whether the configuration includes this tool."""
     return (config.allow is None or matches(name, config.allow)) and not matches(name, config.deny)
 
 
 def matches(name: str, patterns: Collection[str]) -> bool:
-    """Whether one of `patterns` names `name`."""
+    """Return whether `name` matches one of `patterns`."""
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def build_spec(
     tool: JSONObject, server: str, version: str, config: MCPClientConfig
 ) -> OperationSpec:
-    """The contract of `tool`.
+    """Return the contract of `tool`.
 
     Raises:
-        ValueError: If its name cannot be that of an operation.
+        ValueError: If its name is not allowed for an operation.
     """
     name = cast("str", tool["name"])
     annotations: JSONObject = object_of(tool.get("annotations"))
@@ -215,14 +215,14 @@ def build_tool(
     config: MCPClientConfig,
     on_question: Callable[[], str],
 ) -> Operation:
-    """The operation that calls `tool_name`.
+    """Return the operation that calls `tool_name`.
 
     Args:
-        spec: Its contract.
-        tool_name: Its name at the server.
-        request: How to reach the server.
-        config: Whose handlers answer questions.
-        on_question: Called when a question goes to the caller; gives the id of the operation for its answer.
+        spec: The contract of the operation.
+        tool_name: The name of the tool at the server.
+        request: Sends requests to the server.
+        config: The configuration with the handlers of questions.
+        on_question: Called when a question is returned to the caller; returns the id of the operation for its answer.
     """
     replayable, output_schema = spec.replayable, spec.output_schema
     exported = spec.meta.get("_meta") if config.trust_annotations else None
@@ -240,7 +240,7 @@ def build_tool(
                 try:
                     return await request("tools/call", params, context, replayable=replayable)
                 except CallError as error:
-                    # The tool has begun: it has asked a question.
+                    # The tool has started, because it has asked a question.
                     error.begun = None
                     raise
 
@@ -255,23 +255,23 @@ def build_tool(
 
 
 Find = Callable[[str], tuple[Operation, JSONObject] | None]
-"""The operation of a tool, and the tool as the server listed it, by the tool's name."""
+"""Returns the operation of a tool and the listed tool, given the name of the tool."""
 
 
 def build_resume(
     server: str, version: str, request: Request, config: MCPClientConfig, find: Find
 ) -> Operation:
-    """`<server>.tools.resume`: answers the questions of a call that ended with `input_required`.
+    """Return `<server>.tools.resume`, which answers the questions of a call that ended with `input_required`.
 
-    It calls the same tools in another way, so it has their requirements: access, valid arguments, no quarantine.
+    It calls the same tools, so it has the same requirements: access, valid arguments, no quarantine.
     """
     spec = OperationSpec(
         name="tools.resume",
         namespace=cast("str", config.namespace),
         version=version,
         type=OperationType.MUTATION,
-        description="Go on with a tool that asked for input: the same tool and arguments, the answers by "
-        "key, and the state it gave.",
+        description="Continue a tool that asked for input: pass the same tool and arguments, the answers by "
+        "key, and the returned state.",
         input_schema=from_schema(
             {
                 "type": "object",
@@ -320,11 +320,11 @@ def build_resume(
 def quarantine(spec: OperationSpec, known: Operation | None, server: str) -> Operation:
     """Return an operation that rejects calls: its changed definition (`spec`) has not been accepted.
 
-    It shows the contract that was `known`; without one only its name, because the rest was not reviewed.
+    It shows the `known` contract, or only its name if there is none, because the rest has not been reviewed.
     """
     meta: JSONObject = {key: spec.meta[key] for key in ("source", "server") if key in spec.meta}
     if "mcp" in spec.meta:
-        # Neither a prompt nor a resource, as which its text would be listed.
+        # Not listed as a prompt or resource, which would show its text.
         meta["mcp"] = {"tool": False}
     shown = replace(
         spec,
@@ -357,5 +357,5 @@ def _arguments(input: Any) -> JSONObject:
     if input is None:
         return {}
     if not is_object(input):
-        raise CallError(ErrorCode.VALIDATION_ERROR, "the input of a tool is an object")
+        raise CallError(ErrorCode.VALIDATION_ERROR, "the input of a tool must be an object")
     return input

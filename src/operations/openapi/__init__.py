@@ -1,4 +1,4 @@
-"""HTTP APIs and OpenAPI documents: import operations from a document, and export a registry as one.
+"""Import operations from OpenAPI documents, and export a registry as an OpenAPI document.
 
     service = await from_openapi_file("petstore.yaml", HTTPServiceConfig(namespace="petstore"))
     registry.register_all(service)

@@ -1,4 +1,4 @@
-"""The transport on aiohttp: one pool for hosts the operator named, one for public addresses only."""
+"""The HTTP transport with aiohttp: one pool for hosts that the operator configured, one for public addresses only."""
 
 import asyncio
 import os
@@ -28,13 +28,14 @@ except ModuleNotFoundError as error:
 _NO_TIMEOUT = aiohttp.ClientTimeout(total=None)
 
 _EXACT_SECONDS = 5.0
-"""Time limits up to this are exact. Longer ones end with a whole second of the loop's clock, as those of aiohttp."""
+"""Time limits up to this number of seconds are exact. Longer ones are rounded to a whole second of the loop's clock, as
+in aiohttp."""
 
 
 class _TimeLimit:
-    """The time limit of one request. At its end it cancels the task that is in a `with` block of it.
+    """The time limit of one request. When it expires, it cancels the task that is inside its `with` block.
 
-    It does for a request what aiohttp's own timeout does, without a timer and several context managers for each.
+    It replaces aiohttp's own timeout, which needs a timer and several context managers for each request.
     """
 
     __slots__ = ("_cancelling", "_group", "_is_over", "_task", "_timer")
@@ -47,17 +48,17 @@ class _TimeLimit:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
-        """Start a timer of its own."""
+        """Start a separate timer."""
         self._timer = loop.call_later(seconds, self.end)
 
     def end(self) -> None:
-        """Cancel the task that waits."""
+        """Cancel the waiting task."""
         self._is_over = True
         if self._task is not None:
             self._task.cancel()
 
     def release(self) -> None:
-        """Forget the limit: the request has ended."""
+        """Remove the limit, because the request has ended."""
         if self._group is not None:
             self._group.discard(self)
         if self._timer is not None:
@@ -88,7 +89,7 @@ class _Pool:
         self._loop = loop
 
     def limit(self, seconds: float | None) -> _TimeLimit:
-        """Begin a time limit; long ones that end in the same second share a timer."""
+        """Start a time limit; long limits that expire in the same second share a timer."""
         if seconds is None or seconds <= _EXACT_SECONDS:
             limit = _TimeLimit(None)
             if seconds is not None:
@@ -108,7 +109,7 @@ class _Pool:
             limit.end()
 
     async def close(self) -> None:
-        """Close the sessions, also if the loop is another than the running one, or closed."""
+        """Close the sessions, even if their event loop is not the running one or is closed."""
         for session in self.sessions.values():
             if self._loop is not asyncio.get_running_loop() and self._loop.is_running():
                 closing = asyncio.run_coroutine_threadsafe(session.close(), self._loop)
@@ -120,14 +121,15 @@ class _Pool:
 class AiohttpTransport:
     """Sends requests with aiohttp.
 
-    Its pools open with the first request. Every event loop has its own.
+    Its pools open with the first request. Every event loop has its own pools.
 
     Args:
-        connections: How many may be open at once, per pool.
+        connections: The largest number of open connections per pool.
         resolver: Resolves names; for tests.
-        proxy: The URL of a proxy. It would resolve names, so requests that must reach a public address do not use it.
-        trust_env: Whether the environment names proxies, unless `proxy` is set.
-        tls: Certificates.
+        proxy: The URL of a proxy. Requests that must reach a public address do not use it, because a proxy resolves
+            names itself.
+        trust_env: Whether to read proxies from the environment, unless `proxy` is set.
+        tls: The certificates.
     """
 
     def __init__(
@@ -149,11 +151,11 @@ class AiohttpTransport:
         self._pools: dict[asyncio.AbstractEventLoop, _Pool] = {}
 
     def send(self, request: HTTPRequest) -> "_Exchange":
-        """Send `request`, as `HTTPTransport.send` promises."""
+        """Send `request`; see `HTTPTransport.send`."""
         return _Exchange(self, request)
 
     async def aclose(self) -> None:
-        """Close the pools, those of other loops too."""
+        """Close the pools of all event loops."""
         pools, self._pools = self._pools, {}
         for pool in pools.values():
             await pool.close()
@@ -179,7 +181,7 @@ class AiohttpTransport:
                     limit=self._connections,
                     ssl=self._tls.context(presents_certificate=not public_only) or True,
                     resolver=_PublicResolver(resolver) if public_only else resolver,
-                    # A cached name would be checked once and used again; the check is per connection.
+                    # Not cached, because each connection must check the resolved address.
                     use_dns_cache=not public_only,
                 ),
                 cookie_jar=aiohttp.DummyCookieJar(),
@@ -203,7 +205,7 @@ _WRITTEN_AT_ONCE = 1 << 18
 
 
 def _is_complete(request: HTTPRequest) -> bool:
-    """Return whether aiohttp would add nothing anyway; telling it not to costs every call."""
+    """Return whether the request has all headers that aiohttp would add; suppressing them costs time in every call."""
     headers = request.headers
     return (
         "User-Agent" in headers
@@ -216,26 +218,26 @@ def _is_complete(request: HTTPRequest) -> bool:
 async def _watched(
     body: StreamedBody, waiting: asyncio.Timeout | None, seconds: float | None
 ) -> AsyncGenerator[bytes]:
-    """Yield a body; every piece that is taken gives the request its whole time again."""
+    """Yield a body; every sent piece restarts the time limit of the request."""
     loop = asyncio.get_running_loop()
     async with aclosing(body.chunks()) as chunks:
         async for chunk in chunks:
             yield chunk
-            # A response may come before the body has been sent.
+            # A response may arrive before the whole body has been sent.
             with suppress(RuntimeError):
                 if waiting is not None and seconds is not None:
                     waiting.reschedule(loop.time() + seconds)
 
 
 def _payload(body: bytes) -> aiohttp.Payload:
-    """Return a body as aiohttp writes it: a large one piece by piece, so that it does not hold up the loop."""
+    """Return a body for aiohttp: a large body in pieces, so that it does not block the event loop."""
     if len(body) > _WRITTEN_AT_ONCE:
         return aiohttp.BytesIOPayload(BytesIO(body))
     return aiohttp.BytesPayload(body)
 
 
 def _is_direct(url: URL, exceptions: str) -> bool:
-    """Return whether NO_PROXY names the host of `url`: itself, a domain above it, or all."""
+    """Return whether NO_PROXY contains the host of `url`, a parent domain, or `*`."""
     host = (url.raw_host or "").lower()
     for entry in exceptions.lower().split(","):
         name = entry.strip().lstrip(".")
@@ -253,7 +255,7 @@ def _parsed(url: str) -> URL:
 
 
 class _Exchange:
-    """One request for the length of a block, and its response; a class, as a generator would cost every call more."""
+    """Context manager for one request and its response. A class, because a generator is slower."""
 
     __slots__ = (
         "_body", "_content", "_limit", "_request", "_response", "_transport", "headers", "reason", "status",
@@ -270,13 +272,13 @@ class _Exchange:
         request, transport = self._request, self._transport
         url = _parsed(request.url)
         if request.public_only:
-            # A numeric host is never resolved, so the resolver's check would not see it.
+            # A numeric host is not resolved, so the resolver would not check it.
             enforce_public(url.raw_host or "")
         pool = transport.pool() or await transport.open_pool()
         session = transport.session(pool, public_only=request.public_only)
         try:
             if request.is_stream or isinstance(request.body, StreamedBody):
-                # The time of a stream ends with its head.
+                # The time limit of a stream ends with its head.
                 async with asyncio.timeout(request.timeout) as waiting:
                     response = await self._sent(session, url, waiting)
             else:
@@ -285,7 +287,7 @@ class _Exchange:
                     response = await self._sent(session, url, None)
         except Exception as error:  # noqa: BLE001 - any error belongs to the request
             await self.__aexit__()
-            # Without its cause, whose text often contains the whole address with its keys.
+            # Raised without its cause, whose text often contains the whole URL with its keys.
             raise _call_error(error, request) from None
         except BaseException:
             await self.__aexit__()
@@ -337,11 +339,11 @@ class _Exchange:
         if self._limit is not None:
             self._limit.release()
         if self._body is not None:
-            # It may be running in the task that sends it, which then closes the file.
+            # The body may be running in the task that sends it, which then closes the file.
             with suppress(RuntimeError):
                 await self._body.aclose()
         response = self._response
-        # A response that was received to its end has returned its connection; otherwise closing ends the connection.
+        # A completely received response has returned its connection to the pool; otherwise this closes the connection.
         if response is not None and not response.closed:
             response.close()
 
@@ -364,7 +366,7 @@ def _lower(name: bytes) -> str:
 
 
 class _PublicResolver(AbstractResolver):
-    """Gives only public addresses: the ones that are connected to are the ones that were checked."""
+    """Resolves names to public addresses only. The connection uses the checked address."""
 
     def __init__(self, inner: AbstractResolver) -> None:
         self._inner = inner
@@ -387,7 +389,7 @@ class NotPublicError(OSError):
 
 
 def _call_error(error: Exception, request: HTTPRequest) -> CallError:
-    """Return the error for a request without a complete response, without the request: that may hold secrets."""
+    """Return the error for a request without a complete response. It omits the request, which may contain secrets."""
     origin = origin_of(request.url)
     where = f"{request.method} {origin}"
     if isinstance(request.body, StreamedBody) and request.body.failure is not None:
@@ -410,7 +412,7 @@ def _call_error(error: Exception, request: HTTPRequest) -> CallError:
     if isinstance(error, (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, OSError)):
         number = error.errno if isinstance(error, OSError) else None
         reason = type(error).__name__ if number is None else os.strerror(number)
-        # Once connected, the request may have arrived.
+        # After a connection was made, the request may have arrived.
         is_connected = not isinstance(error, aiohttp.ClientConnectorError)
         return CallError(
             ErrorCode.UNAVAILABLE,

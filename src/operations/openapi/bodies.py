@@ -1,12 +1,12 @@
-"""Write a request's body in its media type: JSON, a form, parts, text or bytes; files are arguments too.
+"""Write the body of a request in its media type: JSON, a form, parts, text or bytes. Arguments may be files.
 
-A file is content, a path or an open file, base64 text, or an object that also gives its name and type.
+A file argument is its content, a path, an open file, base64 text, or an object that also has a name and type.
 
-Rule 1: an argument is written as data. It cannot end a part or a header, add a field or choose the framing.
-Rule 2: a declared header of a part is sent with the caller's value. Without one, a required header has the value that
-        its schema fixes (`const`, an `enum` of one, `default`); if there is none, the call is refused.
-Rule 3: `bytes`, paths and open files come from code of this process only. They are held aside while the rest of the
-        input is converted and validated as JSON.
+Rule 1: an argument is only data. It cannot end a part or a header, add a field, or choose the boundary.
+Rule 2: a declared header of a part is sent with the caller's value. A required header without a caller's value gets the
+        value that its schema fixes (`const`, an `enum` of one, `default`); if there is none, the call is rejected.
+Rule 3: only code in this process can pass `bytes`, paths and open files. They are removed from the input while the rest
+        is converted and validated as JSON.
 """
 
 import base64
@@ -55,10 +55,10 @@ class Upload(NamedTuple):
     content_type: str = ""
 
     def read(self, name: str) -> bytes:
-        """Return the content for a place that cannot hold a file by reference.
+        """Return the content, for a body that cannot stream a file.
 
         Raises:
-            CallError: `VALIDATION_ERROR` if it is one.
+            CallError: `VALIDATION_ERROR` if this is a file on disk.
         """
         if isinstance(self.content, FileContent):
             raise refused(name, "a file cannot be sent from disk here: pass its bytes")
@@ -66,12 +66,12 @@ class Upload(NamedTuple):
 
 
 def upload_of(value: Any, name: str, root: FilesRoot | None = None) -> Upload | None:
-    """Return the file that the argument `name` is, or None if it is none.
+    """Return the argument `name` as a file, or None if it is not a file.
 
     Args:
         value: The argument.
-        name: Its name.
-        root: The folder below which an object may name a file as `path`.
+        name: The name of the argument.
+        root: The folder that contains files which an object may name as `path`.
 
     Raises:
         CallError: `VALIDATION_ERROR` if its text is not base64, or there is no such file.
@@ -110,7 +110,7 @@ def _named(content: bytes | FileContent, described: Any) -> Upload:
 
 @dataclass(frozen=True, slots=True)
 class HeldFiles:
-    """An input without its files, and the files.
+    """An input whose files were replaced, and the files.
 
     Attributes:
         value: The input, with a text in place of each file.
@@ -121,7 +121,7 @@ class HeldFiles:
     _target: tuple[str, Any] | None
 
     def restore(self, value: Any) -> Any:
-        """Return `value`, which was made from the input without its files, with the files in it."""
+        """Put the files back into `value`, which was derived from the input without files."""
         restored = self._restored(value) if self._files else value
         if self._target is not None:
             restored = {**restored, self._target[0]: self._target[1]}
@@ -136,12 +136,12 @@ class HeldFiles:
 
 
 def hold_files(value: Any, save_to: str, *, is_deep: bool) -> HeldFiles | None:
-    """Take the files out of an input; return None if there are none.
+    """Replace the files in an input; return None if it has no files.
 
     Args:
         value: The input.
         save_to: The argument that names the file to save the response to.
-        is_deep: Whether there may be files to send.
+        is_deep: Whether the input may contain files to send.
     """
     target: tuple[str, Any] | None = None
     if is_object(value) and is_target_value(value.get(save_to)):
@@ -167,7 +167,7 @@ def _without_files(value: Any, files: dict[str, Any], depth: int) -> Any:
         return [_without_files(item, files, depth + 1) for item in value]
     if type(value) in _PLAIN or not is_file_value(value):
         return value
-    # Valid base64, and nothing that another argument could be.
+    # A placeholder that is valid base64 and different from all other arguments.
     stand_in = token_hex(16)
     files[stand_in] = value
     return stand_in
@@ -201,7 +201,7 @@ _NO_HEADERS: JSONObject = {}
 
 
 class Payload(NamedTuple):
-    """A body ready to be sent."""
+    """A serialised body."""
 
     content: bytes | StreamedBody
     content_type: str
@@ -215,11 +215,11 @@ def write_multipart(
     Args:
         chosen: The media type, and how each property is encoded.
         value: An object, or a list for parts without names.
-        converter: Knows the properties of the schema.
-        headers: By part: its headers by name, or a list of such for a part that is a list.
+        converter: Provides the properties of the schema.
+        headers: The headers of each part, by name; a list of such objects for a part that is a list.
 
     Raises:
-        CallError: With code `VALIDATION_ERROR`, if the value cannot be written that way.
+        CallError: With code `VALIDATION_ERROR`, if the value cannot be written in this media type.
     """
     writer = _Writer(chosen, converter, headers)
     if is_list(value):
@@ -242,7 +242,7 @@ def fields_of(value: Any) -> JSONObject:
 
 
 def is_json_part(encoding: JSONObject) -> bool:
-    """Return whether a field is declared to be JSON."""
+    """Return whether a field is declared as JSON."""
     return media.is_json(text_of(encoding.get("contentType")))
 
 
@@ -273,7 +273,7 @@ def only_value(schema: Any, converter: SchemaConverter) -> Any:
 
 
 class _Writer:
-    """One body in the making."""
+    """Writes one multipart body."""
 
     def __init__(self, chosen: Media, converter: SchemaConverter, headers: JSONObject) -> None:
         self._chosen = chosen
@@ -318,7 +318,7 @@ class _Writer:
             self._add("", item, encoding, self._converter.resolve(held), {})
 
     def _headers_of(self, part: str, index: int) -> dict[str, str]:
-        """Return the headers of a part by name, written."""
+        """Return the serialised headers of a part, by name."""
         declared = self._chosen.part_headers.get(part, ())
         given: Any = self._headers.get(part)
         if is_list(given):
@@ -344,7 +344,7 @@ class _Writer:
         headers: dict[str, str],
     ) -> None:
         """Append one part: a file, an object as JSON, or text."""
-        # `encoding.contentType` may list several types, or a range.
+        # `encoding.contentType` may contain several types, or a range.
         declared = text_of(encoding.get("contentType")).partition(",")[0].strip()
         filename: str | None = None
         content: bytes | FileContent
@@ -378,7 +378,7 @@ class _Writer:
 
 
 def _quoted(text: str) -> str:
-    """Return `text` escaped for a part's header, as browsers do: it cannot end the header."""
+    """Return `text` escaped for the header of a part, as browsers do, so that it cannot end the header."""
     return text.replace('"', "%22").replace("\r", "%0D").replace("\n", "%0A").replace("\0", "%00")
 
 
@@ -399,14 +399,14 @@ def write_body(
     """Return `value` in the media type `chosen`.
 
     Args:
-        chosen: The media type, and how a form's fields are encoded.
+        chosen: The media type, and the encoding of a form's fields.
         value: The argument.
-        converter: Knows the properties of a form's schema.
+        converter: Provides the properties of a form's schema.
         is_bytes: For types other than JSON and forms: whether a string is base64 instead of the text itself.
-        part_headers: The headers of a multipart body's parts.
+        part_headers: The headers of the parts of a multipart body.
 
     Raises:
-        CallError: With code `VALIDATION_ERROR`, if the value cannot be written that way.
+        CallError: With code `VALIDATION_ERROR`, if the value cannot be written in this media type.
     """
     kind = chosen.media_type
     if is_file_value(value):
@@ -438,7 +438,7 @@ def _sent(upload: Upload | None) -> bytes | StreamedBody:
 
 
 def write_sequence(items: list[Any], kind: str) -> bytes:
-    """JSON values one behind the other, each on a line; in a `json-seq` each also begins with a mark."""
+    """Return a sequence of JSON values, one per line; in a `json-seq` each begins with a separator."""
     mark = b"\x1e" if "json-seq" in kind else b""
     return b"".join([mark + msgspec.json.encode(item) + b"\n" for item in items])
 

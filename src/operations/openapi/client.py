@@ -1,8 +1,8 @@
-"""Make the exchanges of one service: sign, send, retry, follow redirects, and limit.
+"""Send the requests of one service: signing, retries, redirects and limits.
 
-Rule 1: a request is repeated only if that is safe (`Attempts`), and never beyond the call's deadline.
+Rule 1: a request is retried only if that is safe (`Attempts`), and never beyond the call's deadline.
 Rule 2: a redirect is followed only if configured, and only within its origin.
-Rule 3: a host that only a document named must be public; a host that does not respond is not tried on every call.
+Rule 3: a host that only a document names must be public. A host that does not respond is not tried on every call.
 """
 
 import asyncio
@@ -58,50 +58,51 @@ _MAX_REDIRECTS = 5
 _Opened: TypeAlias = AbstractAsyncContextManager[HTTPResponse]
 _DEFAULT_HEADERS = {"User-Agent": "alkdev-operations", "Accept-Encoding": ACCEPTED}
 _UNIQUE = frozenset({*_DEFAULT_HEADERS, "Accept", "Content-Type"})
-"""Headers in their usual spelling; if a request has only these, it has no duplicates."""
+"""Headers in their usual spelling. A request with only these has no duplicate headers."""
 
 _LOGGER = logging.getLogger("operations")
 
 
 class _Call(msgspec.Struct):
-    """One call through all its attempts."""
+    """One call with all its attempts."""
 
     draft: Draft
     security: Security
     context: OperationContext
 
     end: float
-    """When its time is up, by the monotonic clock."""
+    """The deadline, by the monotonic clock."""
 
     closings: int
-    """The client's `closings` when it began."""
+    """The client's `closings` when the call began."""
 
     is_repeatable: bool
-    """Whether its body and its target allow a second attempt."""
+    """Whether the body and the target file allow a second attempt."""
 
     headers: Mapping[str, str] | None = None
-    """The configured headers; None until they are first needed."""
+    """The configured headers; None until first needed."""
 
     signature: Signature = NOTHING
     """The signature of the last attempt."""
 
     attempts: Attempts | None = None
-    """Decides whether there is another; None until the first has failed."""
+    """Decides about further attempts; None until the first has failed."""
 
     opened: _Opened | None = None
-    """The response of the last request, to be closed."""
+    """The open response of the last request."""
 
 
 class Client:
-    """Makes the exchanges of one service: signs, sends, repeats, redirects and reads.
+    """Sends the requests of one service: signs, sends, retries, follows redirects and reads responses.
 
     Args:
         config: The operator's settings.
-        trusted: The hosts that may be anywhere and may receive credentials.
+        trusted: The hosts that may have any address and may receive credentials.
 
     Attributes:
-        bulkhead: Limits the calls that run at a time.
-        closings: How often this was closed; a call that began before a closing is not sent again after it.
+        bulkhead: Limits concurrent calls.
+        closings: How often the client was closed. A call that began before the client was closed is not retried
+            afterwards.
     """
 
     def __init__(self, config: HTTPServiceConfig, trusted: TrustedHosts) -> None:
@@ -116,7 +117,7 @@ class Client:
         self._warned: set[Origin] = set()
 
     async def aclose(self) -> None:
-        """Close the transport, if it was made here. Calls that are under way fail; later ones open it again."""
+        """Close the transport, if the client created it. Running calls fail; later calls open it again."""
         self.closings += 1
         if self._is_owner and self._transport is not None:
             transport, self._transport = self._transport, None
@@ -130,11 +131,11 @@ class Client:
             return False
 
     def enforce_reachable(self, url: str) -> tuple[Origin, bool]:
-        """Return where `url` leads, and whether the operator named it.
+        """Return the origin of `url`, and whether the operator configured it.
 
         Raises:
-            CallError: `ACCESS_DENIED` if only a third party named it and it is not public; `EXECUTION_ERROR` if it
-                is not an address.
+            CallError: `ACCESS_DENIED` if only a third party names the host and it is not public; `EXECUTION_ERROR` if
+                `url` is not valid.
         """
         known = self._origins.get(url)
         if known is None:
@@ -164,7 +165,7 @@ class Client:
             context: The context of the call, if the request belongs to one.
 
         Raises:
-            CallError: What the transport raises, and `UNAVAILABLE` without an attempt if the last ones failed.
+            CallError: The errors of the transport; `UNAVAILABLE` without an attempt if the last attempts failed.
         """
         breaker = self._breaker(origin)
         is_probe = breaker.enter()
@@ -181,16 +182,16 @@ class Client:
         return opened, response
 
     async def _wait(self, url: str) -> None:
-        """Wait for a slot of the source, all of which are taken.
+        """Wait for a free slot of the source.
 
         Raises:
-            CallError: `RESOURCE_EXHAUSTED` if none becomes free, `UNAVAILABLE` if the circuit breaker is open.
+            CallError: `RESOURCE_EXHAUSTED` if no slot becomes free, `UNAVAILABLE` if the circuit breaker is open.
         """
         self._breaker(self.enforce_reachable(url)[0]).enforce_closed()
         await self.bulkhead.enter()
 
     async def _leave(self, call: _Call) -> None:
-        """Close the response of a call, and give its slot back."""
+        """Close the response of a call, and release its slot."""
         try:
             if call.opened is not None:
                 await call.opened.__aexit__(None, None, None)
@@ -208,10 +209,10 @@ class Client:
 
     @property
     def transport(self) -> HTTPTransport:
-        """The transport, which is made when it is first needed."""
+        """The transport, which is created when first needed."""
         transport = self._transport
         if transport is None:
-            # Only now is aiohttp needed, and a missing extra worth an error.
+            # aiohttp is imported only now, so that a missing extra is an error only if it is needed.
             module = import_module("operations.openapi.aiohttp_transport")
             config = self._config
             created: AiohttpTransport = module.AiohttpTransport(
@@ -233,7 +234,7 @@ class Client:
         """Send a request and read the whole response, or save its body to `target`.
 
         Raises:
-            CallError: `EXECUTION_ERROR` for a bad status, and what the transport raises.
+            CallError: `EXECUTION_ERROR` for an error status, and the errors of the transport.
         """
         call = self._call(draft, security, context, target)
         while True:
@@ -248,7 +249,7 @@ class Client:
                     content = await self._read_in_time(request, response)
                 elif request.method != "HEAD":
                     limit = self._config.max_response_bytes
-                    # Most responses are here already: skip a coroutine.
+                    # Most responses have already arrived: avoid a coroutine.
                     content = read_buffered(response, limit) or await read_whole(response, limit)
                 secrets = call.signature.secrets
                 return WholeResponse(
@@ -266,7 +267,7 @@ class Client:
     async def stream(
         self, draft: Draft, security: Security, context: OperationContext
     ) -> AsyncGenerator[tuple[HTTPResponse, AsyncIterator[bytes]]]:
-        """Send a request; give the head of a good response and its bytes as they come.
+        """Send a request; yield the head of a successful response and its bytes as they arrive.
 
         Raises:
             CallError: As `exchange` does.
@@ -296,8 +297,8 @@ class Client:
         """Fetch JSON from a token provider, outside of any operation.
 
         Raises:
-            CallError: `UNAVAILABLE` if the provider cannot respond now.
-            TokenRefusedError: If it will not.
+            CallError: `UNAVAILABLE` if the provider does not respond.
+            TokenRefusedError: If the provider rejects the request.
         """
         origin, is_trusted = self.enforce_reachable(url)
         request = HTTPRequest(
@@ -315,7 +316,7 @@ class Client:
             await opened.__aexit__(None, None, None)
         content_type = response.headers.get("content-type", "")
         if response.status != 200:
-            # Nothing else of the response is passed on: it is about the operator's credentials.
+            # The rest of the response is not reported, because it concerns the operator's credentials.
             code = oauth_error(content)
             message = f"The provider of tokens responded with HTTP {response.status}{code and f' ({code})'}."
             if response.status == 429 or response.status >= 500:
@@ -324,14 +325,14 @@ class Client:
         return read_data(content, content_type, status=200, expects_json=True)
 
     async def download(self, url: str, headers: Mapping[str, str] | None = None) -> bytes:
-        """Fetch a document from an address that the operator named, or beside one.
+        """Fetch a document from an address that the operator configured, or from the same folder.
 
         Args:
             url: The address.
-            headers: Sent in addition to `Accept`.
+            headers: Headers in addition to `Accept`.
 
         Raises:
-            DocumentError: If it cannot be had, or is too large.
+            DocumentError: If it cannot be fetched, or is too large.
         """
         request = HTTPRequest(
             method="GET",
@@ -373,7 +374,7 @@ class Client:
         return _Call(draft, security, context, end, self.closings, is_repeatable)
 
     def _pause_after(self, error: CallError, call: _Call) -> float | None:
-        """Return the seconds to wait before the request is sent again, or None if it must not be."""
+        """Return the seconds to wait before a retry, or None if the request must not be retried."""
         config = self._config
         if call.attempts is None:
             call.attempts = Attempts(
@@ -384,10 +385,10 @@ class Client:
         return None if is_over or not call.is_repeatable else pause
 
     async def _respond(self, call: _Call, *, is_stream: bool) -> tuple[HTTPRequest, HTTPResponse]:
-        """Send a call's request once, and after redirects; `_leave` closes the response.
+        """Send the request of a call once and follow its redirects; `_leave` closes the response.
 
         Raises:
-            CallError: `EXECUTION_ERROR` for a bad status, and what the transport raises.
+            CallError: `EXECUTION_ERROR` for an error status, and the errors of the transport.
         """
         draft, config = call.draft, self._config
         call.signature = NOTHING
@@ -415,7 +416,7 @@ class Client:
                 opened, response = await self.send(request, origin, call.context)
             except CallError as error:
                 if redirects:
-                    # The first request has arrived.
+                    # The server has received the first request.
                     error.begun = None
                 raise
             call.opened, status = opened, response.status
@@ -434,13 +435,13 @@ class Client:
         raise CallError(ErrorCode.EXECUTION_ERROR, "Too many redirects.")
 
     async def _signature(self, call: _Call) -> Signature:
-        """Return what signs a request, if its host may receive credentials."""
+        """Return the credentials of a request, if its host may receive them."""
         origin, is_trusted = self.enforce_reachable(call.draft.base)
         if not is_trusted:
             self._warn(origin)
             return NOTHING
         if call.headers is None:
-            # Once for a call: an idempotency key must be the same for every attempt.
+            # Computed once per call, because an idempotency key must be the same for every attempt.
             call.headers = await call.security.headers_of(call.context)
         return await call.security.sign(call.draft.security, call.context, call.headers)
 
@@ -467,7 +468,7 @@ class Client:
             )
 
     async def _read_in_time(self, request: HTTPRequest, response: HTTPResponse) -> bytes:
-        """Read the response to a streamed body; its sending had no end, so the transport does not time the rest."""
+        """Read the response to a streamed body within the time limit, which the transport does not enforce here."""
         try:
             async with asyncio.timeout(self._config.timeout):
                 return await read_whole(response, self._config.max_response_bytes)
@@ -478,9 +479,9 @@ class Client:
     async def _error(
         self, request: HTTPRequest, response: HTTPResponse, signature: Signature, end: float
     ) -> CallError:
-        """Return the error for a bad response, with as much of its body as is kept and arrives in time.
+        """Return the error for an error response, with the part of its body within the limits of size and time.
 
-        A token that was refused is not used again.
+        A rejected token is not used again.
         """
         if response.status == 401:
             for source in signature.tokens:
@@ -498,7 +499,7 @@ class Client:
                         content, is_cut = content[:limit], True
                         break
         except (CallError, TimeoutError):
-            # The status decides; a body that breaks off does not change it.
+            # The status decides; an incomplete body does not change the error.
             is_cut = True
         return http_error(
             response.status,
@@ -524,7 +525,7 @@ class Client:
 def _signed_request(
     draft: Draft, signature: Signature, seconds: float, *, is_stream: bool, public_only: bool
 ) -> HTTPRequest:
-    """Return the request that `draft` becomes."""
+    """Return the signed request for `draft`."""
     headers = {**_DEFAULT_HEADERS, **draft.headers}
     if not headers.keys() <= _UNIQUE:
         headers = merged_headers(headers)
@@ -537,7 +538,7 @@ def _signed_request(
         cookies = [*cookies, *signature.cookies]
         if cookies and "cookie" in configured:
             name = next(name for name in headers if header_key(name) == "cookie")
-            # Functions may make the configured ones, so that their names are known only now.
+            # Functions may provide the configured headers, so that their names are known only now.
             owned = frozenset(written_names("cookie", [headers[name]]))
             enforce_unowned("cookie", "cookie", draft.cookies, owned)
             cookies = [headers.pop(name), *cookies]
@@ -561,6 +562,6 @@ def _is_failure(error: BaseException, context: OperationContext | None) -> bool:
     """Return whether `error` means that the upstream did not respond."""
     if isinstance(error, CallError):
         return error.code in (ErrorCode.UNAVAILABLE, ErrorCode.TIMEOUT)
-    # Cancelled: at its deadline, or because the caller left.
+    # Cancelled: at the deadline, or because the caller was cancelled.
     deadline = None if context is None else context.deadline
     return deadline is not None and time() * 1000 >= deadline

@@ -23,7 +23,7 @@ from operations.specs import OutputPolicy, enforce_policy
 from operations.types import Count, Seconds
 
 Secret: TypeAlias = str | Callable[[OperationContext], "str | Awaitable[str | None] | None"]
-"""A secret, or what finds the caller's: it is given the call's context and may be a coroutine function."""
+"""A secret, or a function that returns it for the context of a call; may be a coroutine function."""
 
 
 CallValue: TypeAlias = Literal["request_id", "parent_request_id", "identity_id"]
@@ -46,20 +46,20 @@ class HTTPAuth:
     """How the credential is sent."""
 
     token: Secret | CallerToken = field(default="", repr=False)
-    """The token; for `basic` also `user:password`. A `CallerToken` finds the one of the call's caller."""
+    """The token; for `basic` also `user:password`. A `CallerToken` provides a token that depends on the caller."""
 
     username: str | None = None
     """The user name, for `basic`."""
 
     password: str | None = field(default=None, repr=False)
-    """The password that goes with `username`."""
+    """The password of `username`."""
 
     header_name: str | None = None
     """`Authorization` by default, and `X-API-Key` for `apiKey`."""
 
     prefix: str | None = None
-    """Written before the token: exactly as given for `apiKey` (by default nothing), with a space after it for the
-    others (by default `Bearer` and `Basic`)."""
+    """The text before the token: unchanged for `apiKey` (by default empty), followed by a space for the others (by
+    default `Bearer` and `Basic`)."""
 
     def __post_init__(self) -> None:
         if self.type not in get_args(_AuthType):
@@ -80,12 +80,12 @@ class BasicCredential:
     """The user name."""
 
     password: str = field(repr=False)
-    """The password that goes with `username`."""
+    """The password of `username`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OAuthClient:
-    """The settings that all OAuth2 and OpenID grants share: the client, the token endpoint and the method.
+    """The settings that all OAuth2 and OpenID grants share: the client and the token endpoint.
 
     Tokens are fetched when needed, once for all callers, and renewed before they expire.
     """
@@ -97,7 +97,8 @@ class OAuthClient:
     """The secret of the client."""
 
     token_url: str | None = None
-    """Instead of the document's. A document's token URL is used only on a host that may have credentials."""
+    """The token endpoint, instead of the document's. The document's is used only on a host that may receive
+    credentials."""
 
     scopes: tuple[str, ...] = ()
     """The scopes to request; by default those that the operation requires."""
@@ -106,7 +107,7 @@ class OAuthClient:
     """Sent with every token request, such as `audience`."""
 
     send_in: Literal["header", "body"] = "header"
-    """How id and secret are sent in a token request."""
+    """Whether a token request has id and secret in a header or in its body."""
 
     def __post_init__(self) -> None:
         enforce_lists(scopes=self.scopes)
@@ -122,7 +123,7 @@ class ClientCredentials(OAuthClient):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PasswordCredentials(OAuthClient):
-    """A user's name and password: the grant `password`, and the refresh tokens that come with it."""
+    """The name and password of a user: the grant `password`, and its refresh tokens."""
 
     username: str
     password: str = field(repr=False)
@@ -132,11 +133,11 @@ class PasswordCredentials(OAuthClient):
 class RefreshToken(OAuthClient):
     """A refresh token from a person's sign-in: the grant `refresh_token`.
 
-    Where the provider gives a new refresh token with every token, the last one is used; it is kept in memory only.
+    If the provider issues a new refresh token with every token, the last one is used; it is stored in memory only.
     """
 
     refresh_token: str = field(repr=False)
-    """The refresh token of the person for whom the client asks."""
+    """The refresh token of the person."""
 
 
 Credential: TypeAlias = (
@@ -172,7 +173,7 @@ class OperationOutline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Select:
-    """Operations by tag, path or method. Each field that is not empty must match; a path may have wildcards."""
+    """Selects operations by tag, path or method. Each non-empty field must match; a path may have wildcards."""
 
     tags: tuple[str, ...] = ()
     """One of these tags."""
@@ -195,7 +196,7 @@ class Select:
             raise ValueError("paths must begin with '/' or '*'")
 
     def __call__(self, outline: OperationOutline) -> bool:
-        """Return whether this operation is one of those."""
+        """Return whether an operation is selected."""
         return (
             (not self.tags or not set(self.tags).isdisjoint(outline.tags))
             and (not self.paths or any(fnmatchcase(outline.path, p) for p in self.paths))
@@ -213,9 +214,9 @@ PagingRule: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class HTTPServiceConfig:
-    """How to reach one HTTP API, and what of it to import.
+    """The settings of one HTTP API: address, credentials, selection of operations, and limits.
 
-    Nothing secret is in its repr.
+    Its `repr` shows no secret.
 
     Raises:
         ValueError: If a field is not valid; the message names it.
@@ -224,14 +225,14 @@ class HTTPServiceConfig:
     namespace: str
 
     base_url: str | None = None
-    """The address of the API, with its path, instead of the document's servers. May be any address."""
+    """The address of the API, with its path, instead of the document's servers. It may be private."""
 
     headers: Mapping[str, Secret] = field(default_factory=dict[str, Any], repr=False)
     """Sent with every request to hosts that may receive credentials; no argument can override one.
 
-    A value may be a function of the call's context, such as `lambda context: context.request_id`; it is called once for
-    a call, also if the request is repeated, and None omits the header. Errors do not show the value of a header whose
-    name marks it as secret (`X-Api-Key`, `Authorization`).
+    A value may be a function of the call's context, such as `lambda context: context.request_id`. It is called once per
+    call, also if the request is retried; None omits the header. Errors do not show the value of a header whose name
+    indicates a secret (`X-Api-Key`, `Authorization`).
     """
 
     call_headers: Mapping[str, CallValue] = field(default_factory=dict[str, CallValue])
@@ -242,115 +243,118 @@ class HTTPServiceConfig:
     """One credential for every request; a mapping becomes an `HTTPAuth`."""
 
     credentials: Mapping[str, Credential] = field(default_factory=dict[str, Any], repr=False)
-    """By the name of the document's security scheme."""
+    """Credentials by the name of the document's security scheme."""
 
     timeout: Seconds = 30
-    """Seconds for a whole exchange; of a stream, for its head."""
+    """The time limit in seconds for a request and its response; for a stream, until its head arrives."""
 
     access: Access | None = None
-    """Access to the imported operations: one rule for all, or a function of each. Open to all by default."""
+    """The access rule of the imported operations, or a function that returns a rule for each; by default no
+    restriction."""
 
     output: OutputPolicy | None = None
-    """How the results of these operations are normalised; None leaves it to the registry."""
+    """The output policy of these operations; None for the policy of the registry."""
 
     allowed_hosts: tuple[str, ...] = ()
-    """`host`, `host:port` or origins that may be reached, also in private networks, and may receive credentials."""
+    """Hosts (`host`, `host:port` or an origin) that may be private and may receive credentials."""
 
     transport: HTTPTransport | None = field(default=None, repr=False)
-    """Used instead of aiohttp. Its owner closes it."""
+    """A transport to use instead of aiohttp. You close it."""
 
     include: Select | Rule | None = None
-    """Import only these; all by default."""
+    """The operations to import; by default all."""
 
     exclude: Select | Rule | None = None
-    """Leave these out."""
+    """The operations to exclude."""
 
     rename: Rename | None = None
-    """Other names: by name, or a function of each operation."""
+    """New names: a mapping from names, or a function of each operation."""
 
     pagination: PagingRule | None = None
-    """Which operations get a subscription to all their pages, and how: see `paging`."""
+    """The operations that get a subscription to all their pages, and their kind of paging: see `paging`."""
 
     flatten_body: bool = False
-    """Make the properties of a JSON object body arguments of their own, beside the parameters."""
+    """Turn the properties of a JSON object body into separate arguments."""
 
     server_variables: Mapping[str, str] = field(default_factory=dict[str, str])
     """Values for the variables in the document's server addresses."""
 
     follow_redirects: bool = False
-    """Follow redirects within the same origin. They are never followed to another."""
+    """Follow redirects within the same origin; redirects to other origins are never followed."""
 
     retries: Annotated[int, Meta(ge=0)] = 2
-    """How often to repeat a request that is safe to repeat, after a lost connection, 429, 502, 503 or 504.
+    """How often to retry a request that is safe to repeat, after a lost connection, 429, 502, 503 or 504.
 
-    A 429 with Retry-After is repeated for every method. A 401 is repeated once with a new token, if one can be fetched.
+    After a 429 with Retry-After, every method is retried. After a 401, the request is retried once with a new token, if
+    one can be fetched.
     """
 
     retry_refused: bool = False
-    """Also repeat a request of any method after a 503: this API responds so only if it did nothing."""
+    """Also retry requests of any method after a 503. Set this if the API returns 503 only for requests that it did not
+    process."""
 
     restore: bool = False
-    """Believe the document's `x-operations`: names, types and errors of a registry that was exported."""
+    """Trust the document's `x-operations`: names, types and errors of an exported registry."""
 
     max_response_bytes: Count = 16 << 20
-    """The largest response."""
+    """The largest response in bytes."""
 
     max_response_values: Count = MAX_RESPONSE_VALUES
-    """How many JSON values a response may hold; an event of a stream may hold 100,000."""
+    """The largest number of JSON values in a response; an event of a stream may have 100,000."""
 
     max_request_bytes: Count = 64 << 20
-    """The largest request."""
+    """The largest request in bytes."""
 
     max_event_bytes: Count = 1 << 20
-    """The largest event of a stream."""
+    """The largest event of a stream in bytes."""
 
     max_error_bytes: Count = 64 << 10
-    """How much of an error's body is kept in its details."""
+    """The largest part of an error body, in bytes, in the details of an error."""
 
     max_document_bytes: Count = 64 << 20
-    """For reading documents, all files together."""
+    """The largest document in bytes, all files together."""
 
     max_document_files: Count = 5_000
-    """How many files one document may span."""
+    """The largest number of files of one document."""
 
     document_root: str | Path | None = None
-    """The folder that references of a document in several files may reach; its own folder by default."""
+    """The folder that contains all files which the document may refer to; by default its own folder."""
 
     sign_documents: bool = False
     """Send `headers` and `auth` also when the document and its other files are fetched."""
 
     connections: Count = 100
-    """How many connections may be open at once."""
+    """The largest number of open connections."""
 
     concurrency: Count | None = None
-    """Calls that run at a time; by default as many as `connections`. Further calls wait while others finish, and fail
-    with `RESOURCE_EXHAUSTED` if none has for five seconds."""
+    """The number of concurrent calls; by default `connections`. Further calls wait for a free slot, and fail with
+    `RESOURCE_EXHAUSTED` if no call finishes for five seconds."""
 
     files_root: str | Path | None = None
-    """A folder below which any caller may name files by relative paths: files to send (`{"path": ...}`), and new files
-    to save a response to (`save_to`). Without it, only code of this process can refer to files."""
+    """A folder in which any caller may name files by relative paths: files to send (`{"path": ...}`), and new files for
+    responses (`save_to`). Without it, only code in this process can refer to files."""
 
     max_file_bytes: Count = 16 << 30
-    """For one body that is sent from a file or saved to one."""
+    """The largest body in bytes that is sent from a file or saved to a file."""
 
     proxy: str | None = field(default=None, repr=False, metadata={WRITTEN: True})
     """The URL of an HTTP proxy, `http://[user:password@]host:port`.
 
-    Hosts that only the document names are called directly: a proxy would resolve their names, and so could reach
-    private addresses. Name such a host in `base_url` or `allowed_hosts` to call it through the proxy.
+    Hosts that only the document names are called directly, because a proxy resolves names itself and could reach
+    private addresses. Add such a host to `base_url` or `allowed_hosts` to call it through the proxy.
     """
 
     trust_env: bool = False
-    """Take proxies from the environment (`HTTP_PROXY`, `HTTPS_PROXY`, `ALL_PROXY`, `NO_PROXY`)."""
+    """Read proxies from the environment (`HTTP_PROXY`, `HTTPS_PROXY`, `ALL_PROXY`, `NO_PROXY`)."""
 
     ca_file: str | Path | None = None
-    """A PEM file of the certificate authorities to trust instead of the system's."""
+    """A PEM file with the trusted certificate authorities, instead of the system's."""
 
     client_certificate: str | Path | None = None
     """A PEM file with the certificate to present to hosts that may receive credentials, and its key."""
 
     client_key: str | Path | None = None
-    """A PEM file with the key of `client_certificate`, if it is in a file of its own."""
+    """A PEM file with the private key, if it is not in the file of `client_certificate`."""
 
     def __post_init__(self) -> None:
         enforce_lists(allowed_hosts=self.allowed_hosts)
@@ -385,7 +389,7 @@ class HTTPServiceConfig:
 
     @classmethod
     def from_entry(cls, entry: Mapping[str, Any]) -> "HTTPServiceConfig":
-        """Return the configuration in a mapping; names may be written as here or in camelCase (`baseUrl`).
+        """Return the configuration in a mapping; names may be in snake_case or camelCase (`baseUrl`).
 
         Raises:
             ValueError: Names the field that is missing or unknown.
@@ -397,10 +401,10 @@ class HTTPServiceConfig:
 
 
 def credential_of(given: Any) -> Any:
-    """Return a credential that may be given as a pair or a mapping.
+    """Return the credential for a pair or a mapping.
 
     Raises:
-        ValueError: If it is none.
+        ValueError: If it is not a credential.
     """
     if isinstance(given, tuple):
         if len(given) != 2:  # pyright: ignore[reportUnknownArgumentType]

@@ -1,6 +1,6 @@
-"""Examine a document before it is called: problems for its callers, and whether its examples arrive unchanged.
+"""Examine a document: problems for callers, and whether its response examples reach callers unchanged.
 
-Rule: an argument is called unsatisfiable only if its schema provably accepts nothing.
+Rule: an argument is reported as unsatisfiable only if its schema provably accepts no value.
 """
 
 from collections import Counter
@@ -35,7 +35,7 @@ _PLAIN = (
     "type", "const", "enum", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "minLength",
     "maxLength", "pattern",
 )  # fmt: skip
-"""Keywords that hold no other schema."""
+"""Keywords without subschemas."""
 
 _MAX_DEPTH = 12
 _BOUNDS = (
@@ -48,7 +48,7 @@ _BOUNDS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """One example of one response."""
+    """An example of a response."""
 
     entry: Entry
     status: int
@@ -87,7 +87,7 @@ def examples_of(description: Description, entries: Iterable[Entry]) -> Iterator[
 def _media(
     description: Description, entry: Entry, response: Any
 ) -> Iterator[tuple[str, Any, dict[str, Any]]]:
-    """Yield media type, schema, and what holds the examples."""
+    """Yield the media type, the schema, and the object with the examples."""
     if not description.is_swagger:
         for media_type, media in description.references.object_at(response.get("content")).items():
             node = description.references.object_at(media)
@@ -119,7 +119,7 @@ def _status(text: str) -> int:
 
 
 def _meant(value: Any) -> Any:
-    """Return an example that is written as text of JSON as the JSON that it is."""
+    """Decode an example that is written as JSON text."""
     if isinstance(value, str) and value.lstrip()[:1] in {"{", "["}:
         try:
             return msgspec.json.decode(value)
@@ -129,7 +129,7 @@ def _meant(value: Any) -> Any:
 
 
 def differences(before: Any, after: Any) -> Iterator[str]:
-    """Yield the kind of everything that differs."""
+    """Yield the kinds of all differences."""
     if is_object(before) and is_object(after):
         for name in before.keys() | after.keys():
             if name not in after:
@@ -153,7 +153,7 @@ class ChangedExample:
     status: int
 
     changes: dict[str, int]
-    """How often each kind of change happens to it; `rejected` if it does not arrive at all."""
+    """The number of changes by kind; `rejected` if the caller receives an error."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -164,16 +164,16 @@ class Diagnosis:
     """Required arguments that no value satisfies."""
 
     hidden_headers: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
-    """Required headers that no argument can set, and that only configuration can."""
+    """Required headers that only configuration can set."""
 
     several_responses: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
-    """The statuses of operations that can succeed in several ways."""
+    """The statuses of operations with several success statuses."""
 
     unresolved: list[Problem] = field(default_factory=list[Problem])
     """Unresolved references."""
 
     problems: list[Problem] = field(default_factory=list[Problem])
-    """Everything else that could not be used, or was read as something else."""
+    """All other parts that could not be used or were reinterpreted."""
 
     examples: int = 0
     """Response examples in the document."""
@@ -182,7 +182,7 @@ class Diagnosis:
 
 
 async def diagnose(service: OpenAPIService) -> Diagnosis:
-    """Examine every operation of a service, and send its document's response examples through it."""
+    """Examine every operation of a service, and process the response examples of its document."""
     found = Diagnosis()
     for problem in service.problems:
         is_reference = "$ref cannot be resolved" in problem.reason
@@ -229,7 +229,7 @@ async def diagnose(service: OpenAPIService) -> Diagnosis:
 async def _changes(
     registry: OperationRegistry, operation: Operation, endpoint: Endpoint, example: Example
 ) -> Counter[str] | None:
-    """Return the changes to an example on its way to the caller; None if it cannot be sent."""
+    """Return the changes that normalisation makes to an example; None if it cannot be processed."""
     try:
         is_text = isinstance(example.value, str) and "json" not in example.media_type
         content = example.value.encode() if is_text else msgspec.json.encode(example.value)
@@ -256,7 +256,7 @@ async def _changes(
     return Counter(differences(example.value, envelope.data))
 
 
-# ------------------------------------------------------------ schemas that accept nothing
+# ------------------------------------------------------------ schemas that accept no value
 
 
 def _unsatisfiable(document: Any) -> list[str]:
@@ -275,8 +275,8 @@ def accepts_nothing(schema: Any, root: JSONObject, depth: int = 0) -> bool:
 
     Args:
         schema: The schema.
-        root: The document that its references are in.
-        depth: How deep inside the first schema this is.
+        root: The document that contains the targets of its references.
+        depth: The nesting depth below the first schema.
     """
     if schema is False:
         return True
@@ -350,7 +350,7 @@ def _has_no_choice(schema: JSONObject) -> bool:
 
 
 def _lacks(schema: JSONObject, name: str, root: JSONObject, depth: int) -> bool:
-    """Return whether a required property cannot be there."""
+    """Return whether a required property cannot be present."""
     properties = object_of(schema.get("properties"))
     if name in properties:
         return accepts_nothing(properties[name], root, depth + 1)

@@ -1,4 +1,4 @@
-"""The handler of one imported operation: arguments to a request, an exchange, a response to an envelope."""
+"""The handler of an imported operation: builds the request, sends it, and wraps the response in an envelope."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -37,10 +37,10 @@ from operations.schema import Schema
 from operations.types import JSONObject, JSONSchema
 
 _LARGE = 256 * 1024
-"""Bytes of a response from which on it is decoded in a thread."""
+"""Responses of at least this many bytes are decoded in a thread."""
 
 MAX_PAGES = 10_000
-"""How many pages a subscription reads before it takes the list to have no end."""
+"""The largest number of pages that a subscription reads, in case the list does not end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,17 +56,17 @@ class Shared:
     """The keys of everything that configuration sets and no argument may."""
 
     base: str | None
-    """The address of the document, which relative server addresses refer to."""
+    """The address of the document, which server addresses may be relative to."""
 
 
 class Endpoint:
-    """One operation of a service; cheap until its first use.
+    """One operation of a service. Its schemas are built on first use.
 
     Args:
-        shared: What all operations of the service share.
+        shared: The state that all operations of the service share.
         entry: The operation in the document.
         is_stream: Whether this is a subscription to a stream.
-        is_split: Whether the document declares a stream and other responses, each as its own operation.
+        is_split: Whether the document declares both a stream and other responses, which are separate operations.
 
     Attributes:
         input: The schema of the arguments.
@@ -93,7 +93,7 @@ class Endpoint:
 
     @property
     def has_own_server(self) -> bool:
-        """Whether it may have another address than the document's other operations."""
+        """Whether the operation may have a different address from the other operations of the document."""
         entry = self._entry
         return self._shared.config.base_url is None and (
             "servers" in entry.operation or "servers" in entry.item
@@ -101,7 +101,7 @@ class Endpoint:
 
     @property
     def has_address(self) -> bool:
-        """Whether it is known where to send a request."""
+        """Whether the address of the operation is known."""
         try:
             origin_of(self._find_server()[0])
         except (CallError, ValueError):
@@ -109,19 +109,19 @@ class Endpoint:
         return True
 
     def input_schema(self) -> JSONSchema:
-        """Return the schema of the arguments, built when first asked for."""
+        """Return the schema of the arguments, built when first needed."""
         return self._ready().input_schema()
 
     def output_schema(self) -> JSONSchema:
-        """Return the schema of the data, built when first asked for."""
+        """Return the schema of the data, built when first needed."""
         self._ready()
         return self._expected.schema()
 
     async def call(self, input: Any, context: OperationContext) -> ResponseEnvelope[Any]:
-        """Make one exchange.
+        """Send the request and return the response.
 
         Raises:
-            CallError: If it fails, or its response is an error.
+            CallError: If the request fails, or the response is an error.
         """
         shared, plan = self._shared, self._plan or self._ready()
         draft = self._draft(input)
@@ -130,7 +130,7 @@ class Endpoint:
         response = await shared.client.exchange(draft, shared.security, context, target)
         if target is not None:
             return _saved(response, given)
-        # Most responses are small: skip a coroutine.
+        # Most responses are small: avoid a coroutine.
         return (
             self._envelope(response)
             if len(response.content) <= _LARGE
@@ -148,14 +148,14 @@ class Endpoint:
         return self._ready().returns_files
 
     def hold(self, value: Any) -> HeldFiles | None:
-        """Take the files out of an input; return None if there are none."""
+        """Replace the files in an input; return None if it has no files."""
         plan = self._plan or self._ready()
         if not plan.takes_files and plan.save_to not in object_of(value):
             return None
         return hold_files(value, plan.save_to, is_deep=plan.takes_files)
 
     def _target(self, given: Any) -> Target:
-        """Return the file to save to: a path or an open file of this process, or a text below `files_root`."""
+        """Return the file to save to: a path or an open file, or a relative path below `files_root`."""
         if isinstance(given, Path):
             return PathTarget(given)
         root = self._shared.description.schemas.files_root
@@ -168,10 +168,10 @@ class Endpoint:
     async def subscribe(
         self, input: Any, context: OperationContext
     ) -> AsyncGenerator[ResponseEnvelope[Any]]:
-        """Yield an event stream: one envelope per event.
+        """Yield one envelope per event of a stream.
 
         Raises:
-            CallError: If it fails, or its response is an error.
+            CallError: If the request fails, or the response is an error.
         """
         shared = self._shared
         config = shared.config
@@ -194,7 +194,7 @@ class Endpoint:
         """Yield one envelope per page of a list.
 
         Raises:
-            CallError: If a page fails, or the next one would be at another origin.
+            CallError: If a page cannot be read, or the next page has another origin.
         """
         shared = self._shared
         arguments: JSONObject = dict(input)
@@ -208,13 +208,13 @@ class Endpoint:
             envelope = await self._read(response)
             this = canonical(envelope.data) if paging.counts else b""
             if this and this == last:
-                # Many servers return the last page again for a page beyond the end.
+                # For a page beyond the end, many servers return the last page again.
                 return
             last = this
             following = paging.following(
                 Page(arguments, response.url, response.headers, envelope.data)
             )
-            # From here on the data belongs to the caller.
+            # The caller may modify the data from here on.
             yield envelope
             if is_object(following):
                 arguments = following
@@ -230,7 +230,7 @@ class Endpoint:
         raise CallError(ErrorCode.RESOURCE_EXHAUSTED, f"There are more than {MAX_PAGES} pages.")
 
     def _at(self, url: str, draft: Draft) -> Draft:
-        """Return the same request at the address a response named, which must be of the same origin."""
+        """Return the request for the address in a response, which must have the same origin."""
         origin = origin_of(draft.base)
         try:
             is_same = origin_of(url) == origin
@@ -269,7 +269,7 @@ class Endpoint:
         )
 
     async def _read(self, response: WholeResponse) -> ResponseEnvelope[Any]:
-        """Return the envelope of a response; a large one is decoded in a thread, where others have their turn."""
+        """Return the envelope of a response; decode a large response in a thread, so that other tasks can run."""
         if len(response.content) <= _LARGE:
             return self._envelope(response)
         return await asyncio.to_thread(self._envelope, response)
@@ -279,7 +279,7 @@ class Endpoint:
         described = self._expected.find(response.status, kind)
         content, schema = response.content, described.schema
         max_values = self._shared.config.max_response_values
-        # A text that its schema describes completely needs no other check, and no cast.
+        # A text that is valid and clean for its schema needs no further check and no cast.
         is_clean = (
             described.is_json
             and schema is not None
@@ -313,7 +313,7 @@ class Endpoint:
         )
 
     def _describe(self, status: int, content_type: str) -> Described:
-        """Return what describes the data of a response."""
+        """Return the description of the data of a response."""
         self._ready()
         return self._expected.find(status, content_type)
 
@@ -359,7 +359,7 @@ class Endpoint:
         return plan
 
     def _find_server(self) -> tuple[str, str]:
-        """Return the address to call and its query: the operator's, or the document's first, made absolute."""
+        """Return the address and its query: the configured one, or the document's first server as an absolute URL."""
         shared = self._shared
         url = shared.config.base_url
         if url is None:
@@ -396,5 +396,5 @@ def _saved(response: WholeResponse, given: Any) -> ResponseEnvelope[Any]:
 
 
 def _question(draft: Draft) -> tuple[str, str, bytes | StreamedBody | None]:
-    """Return what makes one request for a page unlike another."""
+    """Return a key that distinguishes requests for different pages."""
     return draft.base + draft.path, "&".join(draft.query), draft.body

@@ -1,8 +1,8 @@
-"""Files by reference: content that is sent from a file, or saved to one, piece by piece.
+"""Send content from files and save responses to files, in pieces.
 
-Rule 1: code of this process names a file by a `Path` or an open file. A text names one only below `FilesRoot`.
-Rule 2: below `FilesRoot` there are no absolute paths, no `..` and no links, and only plain files are opened.
-Rule 3: a file gets its name when it is complete; until then it has another.
+Rule 1: code in this process passes a `Path` or an open file. A text can only name a file below `FilesRoot`.
+Rule 2: paths below `FilesRoot` must be relative, without `..` and links, and only regular files are opened.
+Rule 3: a response is saved to a temporary file, which is renamed when it is complete.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ Write: TypeAlias = Callable[[bytes], Awaitable[None]]
 
 
 def is_file_value(value: Any) -> bool:
-    """Return whether a value is content, a path or an open file, which only code of this process can pass."""
+    """Return whether a value is content, a path or an open file, which only code in this process can pass."""
     return isinstance(value, (bytes, bytearray, memoryview, Path)) or callable(
         getattr(value, "read", None)
     )
@@ -42,14 +42,14 @@ def is_target_value(value: Any) -> bool:
 
 
 async def _run(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a method of a file in a thread; one of an asynchronous file here."""
+    """Call a method of a file in a thread; await a method of an asynchronous file."""
     if inspect.iscoroutinefunction(function):
         return await function(*arguments)
     return await asyncio.to_thread(function, *arguments)
 
 
 def refused(name: str, reason: str) -> CallError:
-    """Return the error for an argument that names no usable file."""
+    """Return the error for an argument that does not name a usable file."""
     return invalid_argument("/" + name, f"{name!r}: {reason}", "file")
 
 
@@ -60,9 +60,9 @@ class FileContent:
     """The content of one file to send.
 
     Attributes:
-        filename: The file's own name; may be empty.
-        size: In bytes; None if it is not known.
-        is_repeatable: Whether it can be read more than once.
+        filename: The name of the file; may be empty.
+        size: The size in bytes; None if unknown.
+        is_repeatable: Whether the content can be read more than once.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class FileContent:
         )
 
     async def chunks(self) -> AsyncGenerator[bytes]:
-        """Yield the content, exactly `size` bytes if that is known.
+        """Yield the content; exactly `size` bytes if the size is known.
 
         Raises:
             CallError: `EXECUTION_ERROR` if the file cannot be read, or has become shorter.
@@ -137,7 +137,7 @@ class FileContent:
                     if left is not None:
                         left -= len(chunk)
                         if left == 0:
-                            # A reader that knows the size does not ask for more after the last chunk.
+                            # A reader that knows the size does not read past the last chunk, so check the size here.
                             await self._close(file)
                     yield bytes(chunk)
                 if left:
@@ -157,12 +157,12 @@ def _unreadable(reason: str) -> CallError:
 
 
 class StreamedBody:
-    """A request body that holds files, one behind the other with the bytes between them.
+    """A request body that consists of files and the bytes between them.
 
     Attributes:
-        size: In bytes; None if it is not known.
-        is_repeatable: Whether it can be sent more than once.
-        failure: The error that ended its last sending.
+        size: The size in bytes; None if unknown.
+        is_repeatable: Whether the body can be sent more than once.
+        failure: The error that ended the last attempt to send it.
         progress: Receives the number of bytes sent.
     """
 
@@ -212,7 +212,7 @@ class Counter:
             await self.finish()
 
     async def finish(self) -> None:
-        """Report the bytes so far, unless they have been."""
+        """Report the number of bytes so far, unless it was already reported."""
         if self._progress is not None and self.count > self._reported:
             self._reported = self.count
             await self._progress(self.count, self._total, f"{self.count:,} bytes {self._word}")
@@ -230,12 +230,12 @@ class Target(Protocol):
         ...
 
     def open(self) -> Any:
-        """Return an async context manager that gives a `Write`; leaving it without an error completes the file."""
+        """Return an async context manager that yields a `Write`; leaving it without an error completes the file."""
         ...
 
 
 class PathTarget:
-    """Saves to a path that code of this process named; a file that is there is replaced."""
+    """Saves to a path; an existing file is replaced."""
 
     is_repeatable = True
 
@@ -244,10 +244,10 @@ class PathTarget:
 
     @asynccontextmanager
     async def open(self) -> AsyncGenerator[Write]:
-        """Open the file, as `Target.open` promises."""
+        """Open the file; see `Target.open`."""
         path = self._path
         if path.exists() and not path.is_file():
-            # A device or a pipe has no name to take over.
+            # A device or a pipe cannot be replaced by renaming.
             async with _written(await asyncio.to_thread(path.open, "wb")) as write:
                 yield write
             return
@@ -276,7 +276,7 @@ class FileTarget:
 
     @asynccontextmanager
     async def open(self) -> AsyncGenerator[Write]:
-        """Open the file, as `Target.open` promises."""
+        """Open the file; see `Target.open`."""
         file = self._file
         if self._start is not None:
             file.seek(self._start)
@@ -318,14 +318,14 @@ async def save(
 
     Args:
         chunks: The body.
-        write: Takes its bytes.
-        total: The size that was announced.
+        write: Receives the bytes.
+        total: The announced size.
         limit: The largest size to accept.
         seconds: The longest time without a byte.
         progress: Receives the number of bytes saved.
 
     Raises:
-        CallError: `RESOURCE_EXHAUSTED` beyond the limit or if the disk is full, `TIMEOUT` if nothing arrives.
+        CallError: `RESOURCE_EXHAUSTED` if the limit is exceeded or the disk is full, `TIMEOUT` if no data arrives.
     """
     counter = Counter(total, progress, "saved")
     while True:
@@ -356,14 +356,14 @@ async def save(
     return counter.count
 
 
-# ------------------------------------------------------------ below a folder
+# ------------------------------------------------------------ files below a folder
 
 
 class FilesRoot:
-    """The folder below which callers may name files by relative paths.
+    """The folder in which callers may name files by relative paths.
 
     Raises:
-        ValueError: If it is not a folder, or this system cannot open files below it safely.
+        ValueError: If it is not a folder, or the operating system cannot open files in it safely.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -374,10 +374,10 @@ class FilesRoot:
             raise ValueError(f"files_root {str(folder)!r} is not a folder")
 
     def content(self, text: str, name: str) -> FileContent:
-        """Return the content of the file that the argument `name` names.
+        """Return the content of the file in the argument `name`.
 
         Raises:
-            CallError: `VALIDATION_ERROR` if it is not a plain file below the folder.
+            CallError: `VALIDATION_ERROR` if it is not a regular file below the folder.
         """
         file = self._open(text, name)
         try:
@@ -388,10 +388,10 @@ class FilesRoot:
         return FileContent(lambda: self._open(text, name), filename=filename, size=size)
 
     def target(self, text: str, name: str) -> "RootedTarget":
-        """Return the new file that the argument `name` names.
+        """Return the new file for the argument `name`.
 
         Raises:
-            CallError: `VALIDATION_ERROR` if it cannot be one.
+            CallError: `VALIDATION_ERROR` if the file cannot be created.
         """
         parts = _parts(text, name)
         folder = self.open_folder(parts, name)
@@ -407,7 +407,7 @@ class FilesRoot:
         parts = _parts(text, name)
         folder = self.open_folder(parts, name)
         try:
-            # Without O_NONBLOCK a pipe would wait for its other end.
+            # Without O_NONBLOCK, opening a pipe would wait for its other end.
             flags = os.O_RDONLY | os.O_NONBLOCK | _NO_LINKS
             fd = os.open(parts[-1], flags, dir_fd=folder)
         except OSError as error:
@@ -420,7 +420,7 @@ class FilesRoot:
         return os.fdopen(fd, "rb")
 
     def open_folder(self, parts: list[str], name: str) -> int:
-        """Return a descriptor of the folder that holds the last of `parts`; no step follows a link.
+        """Return a descriptor of the folder that contains the last of `parts`, without following links.
 
         Raises:
             CallError: `VALIDATION_ERROR` if there is no such folder.
@@ -438,7 +438,7 @@ class FilesRoot:
 
 
 class RootedTarget:
-    """Saves to a new file below a `FilesRoot`; no file is replaced."""
+    """Saves to a new file below a `FilesRoot`; existing files are never replaced."""
 
     is_repeatable = True
 
@@ -449,7 +449,7 @@ class RootedTarget:
 
     @asynccontextmanager
     async def open(self) -> AsyncGenerator[Write]:
-        """Open the file, as `Target.open` promises."""
+        """Open the file; see `Target.open`."""
         folder = self._root.open_folder(self._parts, self._name)
         part = _part_name(self._parts[-1])
         try:
@@ -458,7 +458,7 @@ class RootedTarget:
             try:
                 async with _written(os.fdopen(fd, "wb")) as write:
                     yield write
-                # Unlike a renaming, a link never replaces a file.
+                # Unlike renaming, linking never replaces a file.
                 os.link(part, self._parts[-1], src_dir_fd=folder, dst_dir_fd=folder)
             except FileExistsError:
                 raise refused(self._name, "there is a file of that name already") from None

@@ -1,6 +1,6 @@
-"""Turn a document into operations: names, rules of the operator, specs and handlers.
+"""Create operations from a document: names, the operator's rules, specs and handlers.
 
-Rule 1: an import reads the document in one pass, and only the parts that specs need.
+Rule 1: an import reads the document in one pass, and reads only the parts that specs need.
 Rule 2: operations of an exported registry are restored with their own input, names and error codes only if the operator
         trusts the export (`HTTPServiceConfig.restore`), because such a document decides which calls may be repeated.
 """
@@ -73,12 +73,12 @@ class ExportedEndpoint(Endpoint):
         self._exported = exported
 
     def input_schema(self) -> JSONSchema:
-        """Return the schema the operation was exported with."""
+        """Return the original schema of the exported operation."""
         body = object_of(self._entry.operation.get("requestBody"))
         return self._original(_schema_in(body, _JSON), self._exported.input_schema)
 
     def output_schema(self) -> JSONSchema:
-        """Return the schema the operation was exported with."""
+        """Return the original schema of the exported operation."""
         good = object_of(object_of(self._entry.operation.get("responses")).get("200"))
         shown = _schema_in(good, EVENT_STREAM if self.is_stream else _JSON)
         if self.is_stream:
@@ -89,7 +89,7 @@ class ExportedEndpoint(Endpoint):
         """Make one exchange.
 
         Raises:
-            CallError: What the operation raised there.
+            CallError: The error of the remote operation.
         """
         try:
             return await super().call(input, context)
@@ -102,7 +102,7 @@ class ExportedEndpoint(Endpoint):
         """Yield the operation's items.
 
         Raises:
-            CallError: What the operation raised there.
+            CallError: The error of the remote operation.
         """
         try:
             async with aclosing(super().subscribe(input, context)) as items:
@@ -114,7 +114,7 @@ class ExportedEndpoint(Endpoint):
     def _draft(self, input: Any) -> Draft:
         draft = super()._draft({BODY: input})
         if not self.is_stream:
-            # Bytes come as bytes where the server may choose.
+            # Request bytes unencoded if the server supports both forms.
             draft.headers["Accept"] = "*/*"
             draft.headers[_META] = "true"
         return draft
@@ -146,7 +146,7 @@ def _schema_in(holder: JSONObject, media_type: str) -> JSONSchema:
 
 
 def original_error(error: CallError) -> CallError:
-    """Return the error that an exported operation raised, which its response reports; any other error unchanged."""
+    """Return the original error of an exported operation from its response; other errors unchanged."""
     body = object_of(object_of(error.details).get("body"))
     if text_of(body.get("code")) and isinstance(body.get("message"), str):
         return CallError.from_wire(body)
@@ -156,7 +156,7 @@ def original_error(error: CallError) -> CallError:
 def restored(
     shared: Shared, entry: Entry, exported: Exported, access: AccessControl, source: str
 ) -> Operation:
-    """Return the operation that was exported.
+    """Return the exported operation.
 
     Raises:
         ValueError: If the extension does not describe a valid operation.
@@ -204,14 +204,14 @@ _LOGGER = logging.getLogger("operations")
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "QUERY"})
 _IDEMPOTENT = frozenset({"PUT", "DELETE"})
 PAGES = ".pages"
-"""Added to an operation's name for the subscription to all its pages."""
+"""Suffix of the name of a subscription to all pages of an operation."""
 
 STREAM = ".stream"
-"""Added to an operation's name for the subscription to its response as a stream."""
+"""Suffix of the name of a subscription to the streamed response of an operation."""
 
 
 class _Draft(msgspec.Struct, gc=False):
-    """An operation before it has its name."""
+    """An operation without its final name."""
 
     entry: Entry
     wanted: str
@@ -223,17 +223,17 @@ class _Draft(msgspec.Struct, gc=False):
 
 
 class Importer:
-    """Makes the operations of one document.
+    """Creates the operations of one document.
 
     Args:
         bundle: The document and the files it refers to.
         config: The operator's settings.
-        address: Where the document was fetched from.
-        source: What the document is called in messages.
+        address: The address that the document was fetched from.
+        source: The name of the document in messages.
 
     Attributes:
         description: The document.
-        client: Makes the exchanges of all operations.
+        client: Sends the requests of all operations.
     """
 
     def __init__(
@@ -284,7 +284,7 @@ class Importer:
     def operations(self) -> list[Operation]:
         """Return the operations; log parts that cannot be imported, and add them to the problems of the description."""
         description = self.description
-        # One pass over the operations; names are assigned afterwards, because they need all of them.
+        # Names are assigned after this pass, because they depend on all operations.
         entries = list(self._exported()) if self._config.restore else description.entries()
         drafts = [self._draft(entry) for entry in entries]
         names = operation_names((d.wanted, d.entry.method, d.entry.path) for d in drafts)
@@ -306,7 +306,7 @@ class Importer:
         return operations
 
     def _exported(self) -> Iterator[Entry]:
-        """Yield the entries that no extension restores; those it does become operations on the way."""
+        """Yield the entries without a usable extension; add the operations that extensions restore."""
         for entry in self.description.entries():
             exported = read_extension(entry.operation)
             if exported is None:
@@ -327,7 +327,7 @@ class Importer:
             self._restored.append(operation)
 
     def _warn_of_names(self, names: set[str]) -> None:
-        """Point out rules for operations that are not there; they are often misspelled."""
+        """Warn about rules for unknown operations, which are often misspelled."""
         rules: dict[str, Any] = {
             "rename": self._config.rename,
             "pagination": self._config.pagination,
@@ -349,7 +349,7 @@ class Importer:
         return any(rule is not None for rule in rules)
 
     def _ruled(self, draft: "_Draft", outline: OperationOutline) -> Iterator[Operation]:
-        """Yield the selected variants of one operation: itself, its stream and its pages, or none."""
+        """Yield the selected variants of one operation: the call, its stream and its pages."""
         if self._is_wanted(outline):
             name, access = self._renamed(outline), self._access(outline)
             first, *streams = self._operations(draft, name, access)
@@ -388,7 +388,7 @@ class Importer:
         )
 
     def _tags_of(self, tags: Any) -> tuple[str, ...]:
-        """Return tags as a tuple, the same one for operations that have the same tags."""
+        """Return tags as a tuple; operations with the same tags share one tuple."""
         try:
             return self._tags[tuple(tags)]
         except (KeyError, TypeError):
@@ -396,7 +396,7 @@ class Importer:
             return self._tags.setdefault(found, found)
 
     def _operations(self, draft: _Draft, name: str, access: AccessControl) -> list[Operation]:
-        """Return an operation, and a subscription beside it if the document offers its response as a stream too."""
+        """Return an operation, and a subscription if the document also declares its response as a stream."""
         declared = draft.declared
         if not declared.has_stream or not declared.has_other:
             return [self._operation(draft, name, access, is_stream=declared.has_stream)]
@@ -463,7 +463,7 @@ class Importer:
     def _pages(
         self, entry: Entry, listed: Operation, outline: OperationOutline
     ) -> Iterator[Operation]:
-        """Yield the subscription to all pages, if they can be requested."""
+        """Yield the subscription to all pages, if the document declares paging arguments."""
         paging = self._paging(entry, outline)
         spec = listed.spec
         if paging is None or spec.type is not OperationType.QUERY:

@@ -1,7 +1,7 @@
-"""How the pages of a list follow one another, if a document or a rule describes it.
+"""Kinds of paging, as declared by a document or a rule.
 
-Each kind returns the changes of the next request, given the last response; None ends the list. One that `counts`
-goes on until a page is empty, so it depends on the server to have an end.
+Each kind returns the changes for the next request, given the last response; None ends the list. A kind that `counts`
+continues until a page is empty, so that its end depends on the server.
 """
 
 import re
@@ -33,7 +33,7 @@ Next: TypeAlias = JSONObject | str | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkPaging:
-    """The `Link` header names the next page (RFC 8288)."""
+    """The `Link` header has the address of the next page (RFC 8288)."""
 
     counts: ClassVar = False
 
@@ -48,7 +48,7 @@ class LinkPaging:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class URLPaging:
-    """A field of the response holds the next page's address."""
+    """A field of the response has the address of the next page."""
 
     next: str
     """A JSON pointer into the response."""
@@ -63,10 +63,10 @@ class URLPaging:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CursorPaging:
-    """A field of the response goes into an argument of the next request."""
+    """A field of the response is the cursor for an argument of the next request."""
 
     argument: str
-    """The argument that takes it."""
+    """The argument for the cursor."""
 
     next: str
     """A JSON pointer into the response."""
@@ -85,7 +85,7 @@ class CursorPaging:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PagePaging:
-    """An argument counts pages; a page without items is the end."""
+    """An argument counts pages; a page without items ends the list."""
 
     argument: str = "page"
     """The argument that counts."""
@@ -108,13 +108,13 @@ class PagePaging:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffsetPaging:
-    """An argument counts items; a page without items is the end, and so is one shorter than the limit."""
+    """An argument counts items; a page without items, or with fewer items than the limit, ends the list."""
 
     argument: str = "offset"
     """The argument that counts."""
 
     limit: str | None = None
-    """The argument that says how many items a page has."""
+    """The argument for the number of items in a page."""
 
     items: str = ""
     """A JSON pointer to the list in the response."""
@@ -135,7 +135,7 @@ Paging: TypeAlias = LinkPaging | URLPaging | CursorPaging | PagePaging | OffsetP
 
 
 def value_at(data: Any, pointer: str) -> Any:
-    """Return the value at a JSON pointer in `data`; None if there is none."""
+    """Return the value at a JSON pointer in `data`; None if it does not exist."""
     for token in pointer.split("/")[1:]:
         key = unescape(token)
         if isinstance(data, list) and key.isascii() and key.lstrip("-").isdigit():

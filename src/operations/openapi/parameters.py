@@ -1,8 +1,9 @@
-"""Name arguments, and write them into a path, a query, a header or a cookie: the style table of OpenAPI.
+"""Name arguments, and serialise them into a path, a query, a header or a cookie: the style table of OpenAPI.
 
-Rule 1: every value is taken apart into items or members first; a style only decides which marks stand between them.
-Rule 2: the path that is sent has the template's segments and literals; an argument fills its own place or is refused.
-Rule 3: no argument's name depends on the order of parameters.
+Rule 1: every value is first split into items or members; a style only determines the separators.
+Rule 2: the request path has the segments and literals of the template. An argument can only fill its own placeholder;
+        otherwise it is rejected.
+Rule 3: names of arguments do not depend on the order of parameters.
 """
 
 import re
@@ -20,7 +21,7 @@ from operations.openapi.reading.media import is_json
 from operations.openapi.reading.model import Parameter
 
 MAX_ENCODINGS = 8
-"""How many layers of percent-encoding are looked through; what has more is refused."""
+"""The largest number of nested percent-encodings that are decoded; values with more are rejected."""
 
 _TEMPLATE = re.compile(r"\{([^{}/]+)\}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -39,12 +40,12 @@ _PLAIN_DELIMITERS = {
 
 
 def template_names(path: str) -> list[str]:
-    """Return the names in braces, in order, each once."""
+    """Return the distinct names in braces, in order."""
     return list(dict.fromkeys(_TEMPLATE.findall(path)))
 
 
 def split_template(path: str) -> list[str]:
-    """Literals and names in turn: literals at even places, percent-encoded if necessary."""
+    """Return literals and names alternately: literals at even positions, percent-encoded if necessary."""
     parts = _TEMPLATE.split(path)
     return [part if index % 2 else literal(part) for index, part in enumerate(parts)]
 
@@ -55,7 +56,7 @@ def literal(text: str) -> str:
 
 
 def enforce_argument(name: str, value: Any) -> None:
-    """Pass a value that is allowed in a path.
+    """Raise an error for a value that is not allowed in a path.
 
     Raises:
         CallError: With code `VALIDATION_ERROR`, for an empty value, control characters, and dot segments under
@@ -74,7 +75,7 @@ def _enforce_text(name: str, text: str) -> None:
     for _ in range(MAX_ENCODINGS):
         if _CONTROL.search(text):
             raise refusal(name, "control characters")
-        # Some servers cut a segment at ";" before they look at its dots.
+        # Some servers truncate a segment at ";" before they resolve dot segments.
         if any(piece.partition(";")[0].strip() in _DOTS for piece in _SEPARATOR.split(text)):
             raise refusal(name, "a dot segment")
         decoded = unquote(text, errors="replace")
@@ -85,10 +86,10 @@ def _enforce_text(name: str, text: str) -> None:
 
 
 def enforce_segments(path: str, template: str) -> None:
-    """Pass a filled template if the whole segment is safe.
+    """Raise an error for a filled template with an unsafe segment.
 
     Raises:
-        CallError: With code `VALIDATION_ERROR`, if the number of segments changed, or one became dots.
+        CallError: With code `VALIDATION_ERROR`, if the number of segments changed, or one became a dot segment.
     """
     segments, originals = path.split("/"), template.split("/")
     if len(segments) != len(originals):
@@ -105,12 +106,12 @@ def refusal(name: str, what: str) -> CallError:
 
 
 def percent(text: str) -> str:
-    """Return `text` with everything but unreserved characters percent-encoded."""
+    """Return `text` with all characters except unreserved ones percent-encoded."""
     return quote(text, safe="-._~")
 
 
 def percent_reserved(text: str) -> str:
-    """Return `text` with reserved characters and percent-encoded triples left alone, as `allowReserved` wants."""
+    """Return `text` with reserved characters and percent-encoded triples unchanged, for `allowReserved`."""
     pieces = text.split("%")
     result = [quote(pieces[0], safe="-._~" + _RESERVED_KEPT)]
     for piece in pieces[1:]:
@@ -171,7 +172,7 @@ def form_pairs(name: str, value: Any, *, style: str, explode: bool, encode: Enco
 
 
 def plain_fields(name: str, value: Any, *, style: str, explode: bool) -> list[tuple[str, str]]:
-    """Names and values by a query style, not encoded: the parts of a multipart form."""
+    """Return names and values by a query style, not encoded, for a multipart form."""
     mark = _PLAIN_DELIMITERS.get(style, ",")
     return _fields(name, value, style, explode, mark, _same, _same)
 
@@ -208,7 +209,7 @@ def content_text(value: Any, media_type: str) -> str:
 
 
 def _whole_query(parameter: Parameter, value: Any) -> str:
-    """3.2's `querystring`: the value is the query."""
+    """Return the value as the whole query (`querystring` of 3.2)."""
     if is_object(value) and (parameter.media_type or "").startswith("application/x-www-form"):
         return "&".join(
             pair
@@ -230,7 +231,7 @@ def _matrix(parameter: Parameter, value: Any) -> str:
 
 
 def _joined(value: Any, explode: bool, mark: str, encode: Encode) -> str:
-    """Items or members with `mark` between them; a member is `k=v` if it explodes, else two items."""
+    """Join items or members with `mark`; an exploded member is `k=v`, otherwise two items."""
     if is_list(value):
         return mark.join([encode(text_of_value(item)) for item in value])
     if is_object(value):
@@ -241,7 +242,7 @@ def _joined(value: Any, explode: bool, mark: str, encode: Encode) -> str:
 
 
 def _deep(key: str, value: Any, rename: Encode) -> list[tuple[str, Any]]:
-    """Bracket form: `a[b][c]=1`; lists of plain values as `a[]=1`, of others as `a[0][b]=1`."""
+    """Return the bracket form: `a[b][c]=1`; lists of scalars as `a[]=1`, other lists as `a[0][b]=1`."""
     if is_object(value) and value:
         members = value.items()
         return [pair for k, v in members for pair in _deep(key + rename(f"[{k}]"), v, rename)]
@@ -258,7 +259,7 @@ def _same(text: str) -> str:
 
 
 def completed_parameters(path: str, parameters: Sequence[Parameter]) -> list[Parameter]:
-    """Return the parameters; of path parameters those in the template, as strings if they are not declared."""
+    """Return the parameters, with exactly the path parameters of the template; undeclared ones are strings."""
     names = template_names(path)
     known = {p.name for p in parameters if p.place == "path"}
     added = [
@@ -272,9 +273,10 @@ def completed_parameters(path: str, parameters: Sequence[Parameter]) -> list[Par
 def argument_names(
     parameters: Sequence[tuple[str, str]], reserved: Iterable[str] = ()
 ) -> list[str]:
-    """Return the argument each parameter `(name, place)` is given by, in the order given.
+    """Return the argument name of each parameter `(name, place)`, in order.
 
-    That is its own name. A name used in two places, or reserved, gets the place added: `id_path`, `id_query`.
+    This is the name of the parameter. If it is used in two places or reserved, the place is added: `id_path`,
+    `id_query`.
     """
     counts = Counter(name for name, _ in parameters)
     counts.update(reserved)
@@ -291,7 +293,7 @@ def argument_names(
 
 
 def unused_name(wanted: str, taken: Container[str]) -> str:
-    """Return `wanted`, with underscores appended until it is not among `taken`."""
+    """Return `wanted`, with underscores appended until it is not in `taken`."""
     while wanted in taken:
         wanted += "_"
     return wanted

@@ -1,7 +1,8 @@
-"""Work out how one operation's arguments become a request, when the operation is first used.
+"""Plan how the arguments of an operation become a request. A plan is created when the operation is first used.
 
-Rule 1: the caller may name the body's media type. By default it is the first, in order of preference, that fits.
-Rule 2: a file is sent in a type that can hold files: multipart, if it is the only one of those offered.
+Rule 1: the caller may choose the media type of the body. By default it is the first matching one in order of
+        preference.
+Rule 2: a file is sent in a media type that supports files, such as multipart.
 """
 
 from collections.abc import Iterator
@@ -54,13 +55,13 @@ from operations.schema import Schema, validate_or_raise
 from operations.types import JSONObject, JSONSchema
 
 BODY = "body"
-"""The argument that holds the body."""
+"""The argument for the body."""
 
 CONTENT_TYPE = "content_type"
-"""The argument that names the body's media type, if the document offers several."""
+"""The argument for the media type of the body, if the document declares several."""
 
 STREAM = "stream"
-"""The property or parameter that asks for a stream, if the document declares it as a boolean."""
+"""The property or parameter that requests a stream, if the document declares it as a boolean."""
 
 _CONTAINERS = frozenset({dict, list})
 _BASE64: JSONObject = {"type": "string", "contentEncoding": "base64"}
@@ -72,18 +73,18 @@ _PATCH: JSONObject = {
 
 
 class BodyPlan:
-    """How one operation's arguments become a body.
+    """Converts the arguments of an operation to a body.
 
     Args:
-        body: What the document offers.
+        body: The declared body.
         schemas: Converts the document's schemas.
-        flatten: Whether the body's properties are arguments of their own.
-        streams: Whether a stream is wanted, if the caller has a choice; None if not.
+        flatten: Whether the properties of the body are separate arguments.
+        streams: Whether to request a stream, if the API supports both; None if there is no choice.
 
     Attributes:
-        flat: The names of those properties; empty if the body is one argument.
+        flat: The names of these properties; empty if the body is one argument.
         arguments: The names of all arguments that belong to the body.
-        takes_files: Whether a media type that can hold files is offered.
+        takes_files: Whether a declared media type supports files.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class BodyPlan:
         self._media = ranked(offered) or [Media(media_type="application/json")]
         self._requires_stream = False
         self._stream_schemas: dict[str, list[Any]] = {}
-        """By media type: the schemas of the property `stream` that allow the wanted value."""
+        """The schemas of the property `stream` that allow the required value, by media type."""
 
         if streams is not None:
             self._media = [self._without_stream(m) for m in self._media]
@@ -107,7 +108,7 @@ class BodyPlan:
             self._content_type = self._reserved(CONTENT_TYPE)
         if any(m.part_headers for m in self._media):
             self._part_headers = self._reserved(PART_HEADERS)
-        # JSON holds no files, so that its values need not be searched for them.
+        # JSON cannot contain files, so its values need not be searched.
         self.takes_files = any(
             not media.is_json(kind := m.media_type)
             and (media.is_multipart(kind) or self._is_bytes(m))
@@ -115,7 +116,7 @@ class BodyPlan:
         )
         self._is_uniform = all(m.schema == self._media[0].schema for m in self._media)
         self._json_type: str | None = None
-        """The media type, if every body is written as JSON and nothing is added to it."""
+        """The media type, if every body is sent as JSON without additions."""
         kind = self._media[0].media_type
         if len(self._media) == 1 and streams is None and media.is_json(kind):
             self._json_type = None if media.is_range(kind) else kind
@@ -153,10 +154,10 @@ class BodyPlan:
                 required.append(self._part_headers)
 
     def payload(self, arguments: JSONObject) -> Payload | None:
-        """Return the body that `arguments` make; None if there is none.
+        """Return the body for `arguments`; None if there is none.
 
         Raises:
-            CallError: `VALIDATION_ERROR` if the body cannot be sent in the media type that the caller names.
+            CallError: `VALIDATION_ERROR` if the body cannot be sent in the media type that the caller chose.
         """
         if self.flat:
             value: Any = {name: arguments[name] for name in self.flat if name in arguments}
@@ -180,7 +181,7 @@ class BodyPlan:
         )
 
     def _without_stream(self, offered: Media) -> Media:
-        """Return a media type that does not require the property `stream`, if it can be set here."""
+        """Return a media type without the requirement of the property `stream`, if this plan sets it."""
         allows = partial(self._schemas.allows_boolean, value=bool(self._streams))
         schema = self._schemas.without_required(offered.schema, STREAM, allows)
         if schema is offered.schema:
@@ -189,7 +190,7 @@ class BodyPlan:
         return msgspec.structs.replace(offered, schema=schema)
 
     def _with_stream(self, value: JSONObject, chosen: Media) -> JSONObject:
-        """Return a body that asks for a stream, or for none, if the document declares how."""
+        """Return a body with the property `stream` set, if the document declares it."""
         wanted = bool(self._streams)
         known = self._stream_schemas.get(chosen.media_type)
         if known is None:
@@ -207,7 +208,7 @@ class BodyPlan:
         return asking if self._check(chosen).check(without_files(asking)) else value
 
     def _chosen(self, value: Any, wanted: Any) -> Media:
-        """Return the media type to send `value` in."""
+        """Return the media type for `value`."""
         if wanted is not None:
             for offered in self._media:
                 if fnmatchcase(wanted.lower(), offered.media_type.lower()):
@@ -232,7 +233,7 @@ class BodyPlan:
         return self._check(offered).check(without_files(value))
 
     def _is_upload(self, form: Media, value: Any) -> bool:
-        """Return whether `value` has a file that only a form can hold."""
+        """Return whether `value` contains a file that only a form supports."""
         if not is_object(value):
             return False
         elsewhere = [
@@ -252,7 +253,7 @@ class BodyPlan:
         return is_file(node) or is_file(self._schemas.resolve(node.get("items")))
 
     def _check(self, offered: Media) -> Schema:
-        """Return the schema of a body of this type alone."""
+        """Return the compiled schema of a body of this media type."""
         known = self._checks.get(offered.media_type)
         if known is None:
             known = Schema(
@@ -281,37 +282,37 @@ class BodyPlan:
                     # Kubernetes: one schema for patches of every kind.
                     yield _PATCH
         elif self._is_bytes(offered):
-            # Of several types the caller may name one.
+            # The caller may choose one of several types.
             is_named = media.is_range(kind) or self._schemas.files_root is not None
             yield self._schemas.file_schema if is_named else _BASE64
         elif media.is_text(kind):
-            # An object schema for XML describes the tree; the argument is its text.
+            # An object schema for XML describes the document tree, but the argument is its text.
             is_string = object_of(converted).get("type") == "string"
             described = {"type": "string", "description": f"Text of type {kind}."}
             yield as_object(converted) if is_string else described
             if len(self._media) > 1 and media.is_yaml(kind) and not is_string:
-                # JSON is YAML.
+                # JSON is valid YAML.
                 yield as_object(converted)
         else:
             yield as_object(converted)
 
     @property
     def _patches(self) -> bool:
-        """Whether a JSON Patch is one: some frameworks list its type for every JSON body."""
+        """Return whether a body is really a JSON Patch; some frameworks declare that type for every JSON body."""
         return not any(media.is_plain_json(m.media_type) for m in self._media)
 
     def _content_type_schema(self) -> JSONObject:
         kinds = [m.media_type for m in self._media]
         schema: JSONObject = {
             "type": "string",
-            "description": "The media type of the body. By default one that fits it.",
+            "description": "The media type of the body; by default one that matches the body.",
         }
         if any(map(media.is_range, kinds)):
             return {**schema, "examples": kinds}
         return {**schema, "enum": kinds}
 
     def _part_headers_schema(self, draft: SchemaDraft) -> tuple[JSONObject, bool]:
-        """Return the schema of all parts' headers, and whether there must be some."""
+        """Return the schema of the headers of all parts, and whether any is required."""
         chosen = next(m for m in self._media if m.part_headers)
         flat = self._schemas.flattened(chosen.schema)
         properties: JSONObject = {}
@@ -328,7 +329,7 @@ class BodyPlan:
             ]
             schema = closed_object(own, required)
             if self._schemas.resolve(flat["properties"].get(part)).get("type") == "array":
-                # One set for every item, or one for each.
+                # One set of headers for all items, or one for each.
                 schema = {"anyOf": [schema, {"type": "array", "items": schema}]}
             properties[part] = schema
             if required and part in flat["required"]:
@@ -347,7 +348,7 @@ class BodyPlan:
         return True
 
     def _flattened(self) -> list[str]:
-        """Return the names of the body's properties, if it is a plain object of them."""
+        """Return the names of the body's properties, if it is a plain object."""
         first = self._media[0]
         if not _takes_objects(first.media_type):
             return []
@@ -359,12 +360,12 @@ class BodyPlan:
 
 
 def _takes_objects(kind: str) -> bool:
-    """Return whether an object can be written as this media type."""
+    """Return whether an object can be sent in this media type."""
     return media.is_json(kind) or media.is_form(kind) or media.is_multipart(kind)
 
 
 def _direction(offered: Media) -> Direction:
-    """Return how the schemas of a media type are read."""
+    """Return the direction of the schemas of a media type."""
     return Direction.REQUEST if media.is_json(offered.media_type) else Direction.UPLOAD
 
 
@@ -400,28 +401,28 @@ _SAVE_TO_SCHEMA: JSONObject = {
 
 
 class Argument(msgspec.Struct, frozen=True, gc=False):
-    """One argument of an operation, and the parameter it fills."""
+    """One argument of an operation, and its parameter."""
 
     name: str
     parameter: Parameter
 
     drops_null: bool = False
-    """Whether null means that the argument is absent: it is optional, and its schema rejects null."""
+    """Whether null means that the argument is absent, because it is optional and its schema rejects null."""
 
     only_value: Any = NO_VALUE
-    """The value of a required argument that allows no other."""
+    """The only allowed value of a required argument."""
 
 
 class RequestPlan:
-    """How to call one operation.
+    """Converts the arguments of one operation to a request.
 
     Args:
         path: The path's template.
-        model: What the document says.
+        model: The model of the operation.
         schemas: Converts the document's schemas.
-        owned: The keys of what configuration sets and no argument may (`name_key`).
-        flatten: Whether the body's properties are arguments of their own.
-        streams: Whether a stream is wanted, if the caller has a choice; None if not.
+        owned: The keys of names that configuration sets and arguments must not set (`name_key`).
+        flatten: Whether the properties of the body are separate arguments.
+        streams: Whether to request a stream, if the API supports both; None if there is no choice.
     """
 
     def __init__(
@@ -440,7 +441,7 @@ class RequestPlan:
         template, _, literal_query = path.partition("#")[0].partition("?")
         self._template = template if template.startswith("/") else "/" + template
         self._pieces = tuple(split_template(self._template))
-        # A template in the query is a query parameter anyway.
+        # A placeholder in the query is a query parameter anyway.
         pieces = literal_query.split("&")
         self.literal_query = tuple(literal(p) for p in pieces if p and "{" not in p)
         self._body = (
@@ -476,7 +477,7 @@ class RequestPlan:
         """The argument that names the file to save the response to."""
 
         self.takes_files = self._body is not None and self._body.takes_files
-        """Whether a body that can hold files is declared."""
+        """Whether a declared body supports files."""
 
         self.returns_files = any(map(_is_file_response, model.responses))
         """Whether a response that is neither JSON nor text is declared."""
@@ -572,7 +573,7 @@ def _is_file_response(response: Response) -> bool:
 
 
 def _is_hidden(parameter: Parameter, owned: frozenset[tuple[str, str]]) -> bool:
-    """Return whether no argument may fill this parameter, because the client or configuration does."""
+    """Return whether the client or configuration sets this parameter, so that it is not an argument."""
     if parameter.place == "header" and is_owned(parameter.name):
         return True
     return name_key(parameter.place, parameter.name) in owned

@@ -1,8 +1,8 @@
 """Read a response: remove its content coding, decode events, read data by media type, or build the error.
 
-Rule 1: memory stays below the limit, also for compressed responses: decompression goes in bounded steps, and an event
+Rule 1: memory stays below the limit, also for compressed responses: decompression runs in bounded steps, and an event
         has at most `max_event_bytes`.
-Rule 2: how the bytes of an event stream were cut into chunks never changes its events (WHATWG HTML).
+Rule 2: the events of a stream do not depend on the chunks in which its bytes arrive (WHATWG HTML).
 """
 
 import asyncio
@@ -52,17 +52,17 @@ class ServerSentEvent(msgspec.Struct, frozen=True, kw_only=True):
     data: str = ""
 
     last_event_id: str = ""
-    """The id a reconnecting client sends as `Last-Event-ID`; it outlives the event that set it."""
+    """The id that a reconnecting client sends as `Last-Event-ID`; it stays valid until another event sets it."""
 
 
 class EventStreamDecoder:
-    """Turns the bytes of one `text/event-stream` response into events.
+    """Decodes the bytes of one `text/event-stream` response to events.
 
-    An event that was not finished by a blank line when the stream ended is dropped, as the standard wants.
+    An event without a final blank line at the end of the stream is dropped, as the standard requires.
 
     Attributes:
-        last_event_id: The id of the last finished block, to send on reconnecting.
-        retry: The reconnection time the server asked for, in milliseconds; None until it did.
+        last_event_id: The id of the last finished block, to send when reconnecting.
+        retry: The reconnection time that the server requested, in milliseconds; None if it has not.
     """
 
     def __init__(self, *, last_event_id: str = "", max_event_bytes: int = 1 << 20) -> None:
@@ -80,7 +80,7 @@ class EventStreamDecoder:
         self._id = last_event_id
 
     def feed(self, chunk: bytes) -> list[ServerSentEvent]:
-        """Take the next bytes; give the events they complete.
+        """Process the next bytes; return the events that they complete.
 
         Raises:
             CallError: With code `RESOURCE_EXHAUSTED`, if one event is larger than allowed.
@@ -91,7 +91,7 @@ class EventStreamDecoder:
         if self._at_start:
             self._at_start = False
             text = text.removeprefix("\ufeff")
-        # A line feed right after a carriage return that ended a chunk belongs to it.
+        # A line feed at the start of a chunk belongs to the carriage return at the end of the previous chunk.
         if self._after_cr and text:
             self._after_cr = False
             text = text.removeprefix("\n")
@@ -115,7 +115,7 @@ class EventStreamDecoder:
         return events
 
     def _take(self, line: str, events: list[ServerSentEvent]) -> None:
-        """Interpret one whole line."""
+        """Process one complete line."""
         if not line:
             self._dispatch(events)
             return
@@ -133,11 +133,11 @@ class EventStreamDecoder:
             if "\0" not in value:
                 self._id = value
         elif name == "retry" and _DIGITS.fullmatch(value):
-            # A number too long to wait for is capped before it is converted.
+            # Limit the digits before the conversion: such a number would be too long to wait for.
             self.retry = int(value) if len(value) < 10 else 10**9
 
     def _dispatch(self, events: list[ServerSentEvent]) -> None:
-        """End a block at a blank line; it is an event if it carried data."""
+        """End a block at a blank line; it is an event if it has data."""
         self.last_event_id = self._id
         if self._data:
             events.append(
@@ -159,7 +159,7 @@ class EventStreamDecoder:
 class JSONLinesDecoder:
     """Splits the bytes of a response into lines of JSON (JSON Lines, NDJSON, `json-seq`).
 
-    Rules 1 and 2 hold here as well. The last line needs no line end.
+    Rules 1 and 2 apply here as well. The last line needs no line end.
     """
 
     def __init__(self, *, max_event_bytes: int = 1 << 20) -> None:
@@ -167,7 +167,7 @@ class JSONLinesDecoder:
         self._rest = bytearray()
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """Take the next bytes; return the lines they complete.
+        """Process the next bytes; return the lines that they complete.
 
         Raises:
             CallError: With code `RESOURCE_EXHAUSTED`, if one line is larger than allowed.
@@ -193,10 +193,10 @@ _TURN = 1 << 20
 _MAX_LAYERS = 3
 
 DONE = "[DONE]"
-"""The data with which many APIs end a stream."""
+"""The data that many APIs send at the end of a stream."""
 
 _WITHHELD = frozenset({"set-cookie", "set-cookie2", "authorization", "proxy-authorization"})
-"""Headers of a response that are credentials; they stay here."""
+"""Response headers that are credentials; they are not returned to callers."""
 
 _EMPTY = frozenset({204, 205, 304})
 _OAUTH_ERRORS = frozenset({
@@ -218,10 +218,10 @@ async def decoded(response: HTTPResponse, *, max_bytes: int | None = None) -> As
 
     Args:
         response: The response.
-        max_bytes: How many decoded bytes to let through in all; None for a stream that has no end.
+        max_bytes: The largest total number of decoded bytes; None for an endless stream.
 
     Raises:
-        CallError: `RESOURCE_EXHAUSTED` beyond `max_bytes`, `EXECUTION_ERROR` for an unknown or broken coding.
+        CallError: `RESOURCE_EXHAUSTED` if `max_bytes` is exceeded, `EXECUTION_ERROR` for an unknown or invalid coding.
     """
     coding, chunks = response.headers.get("content-encoding", ""), response.chunks()
     names = [name for part in coding.split(",") if (name := part.strip().lower())]
@@ -239,7 +239,7 @@ async def decoded(response: HTTPResponse, *, max_bytes: int | None = None) -> As
                     raise too_large("The response", max_bytes)
                 yield piece
                 if layers and total > turn:
-                    # A little that was sent may become much: others have their turn in between.
+                    # Compressed data may expand greatly: let other tasks run in between.
                     turn = total + _TURN
                     await asyncio.sleep(0)
     if max_bytes is not None and not all(layer.is_whole for layer in layers):
@@ -258,14 +258,14 @@ def _through(chunk: bytes, layers: list["_Layer"]) -> Generator[bytes]:
 
 
 class _Layer:
-    """One content coding, taken off step by step."""
+    """Decodes one content coding step by step."""
 
     def __init__(self, name: str) -> None:
         self._is_gzip = name in {"gzip", "x-gzip"}
         if not self._is_gzip and name != "deflate":
             raise CallError(
                 ErrorCode.EXECUTION_ERROR,
-                f"The response has the content coding {name!r}, not asked for.",
+                f"The response has the content coding {name!r}, which was not requested.",
             )
         self._decoder = zlib.decompressobj(31 if self._is_gzip else 15)
         self._raw_fallback = not self._is_gzip
@@ -273,7 +273,7 @@ class _Layer:
 
     @property
     def is_whole(self) -> bool:
-        """Whether what arrived has come to its end, or nothing arrived."""
+        """Whether the compressed data is complete, or no data arrived."""
         return self._is_fresh or self._decoder.eof
 
     def steps(self, chunk: bytes) -> Generator[bytes]:
@@ -283,7 +283,7 @@ class _Layer:
                 if not self._is_gzip or not waiting.strip(b"\0"):
                     # Bytes after the end are padding.
                     return
-                # A gzip file may consist of several, one behind the other.
+                # A gzip file may consist of several concatenated members.
                 self._decoder = zlib.decompressobj(31)
             self._is_fresh = False
             try:
@@ -291,9 +291,9 @@ class _Layer:
             except zlib.error:
                 if not self._raw_fallback:
                     raise CallError(
-                        ErrorCode.EXECUTION_ERROR, "The response's content coding is broken."
+                        ErrorCode.EXECUTION_ERROR, "The content coding of the response is invalid."
                     ) from None
-                # "deflate" means zlib, and some servers send it bare.
+                # "deflate" means zlib, but some servers send raw deflate.
                 self._raw_fallback = False
                 self._decoder = zlib.decompressobj(-15)
                 continue
@@ -301,16 +301,16 @@ class _Layer:
             if piece:
                 yield piece
             waiting = self._decoder.unconsumed_tail or self._decoder.unused_data
-            # A full step may have left output behind even where all input was taken.
+            # After a full step, output may remain even if all input was consumed.
             if not waiting and (self._decoder.eof or len(piece) < _STEP):
                 return
 
 
 def read_buffered(response: HTTPResponse, limit: int) -> bytes | None:
-    """Return the body of a response if it has arrived already and has no content coding.
+    """Return the body of a response if it has already arrived and has no content coding.
 
     Raises:
-        CallError: `RESOURCE_EXHAUSTED` if it has, or declares, more than `limit` bytes.
+        CallError: `RESOURCE_EXHAUSTED` if the body has, or declares, more than `limit` bytes.
     """
     headers = response.headers
     if headers.get("content-encoding"):
@@ -338,7 +338,7 @@ async def read_whole(response: HTTPResponse, limit: int) -> bytes:
 
 
 class WholeResponse(msgspec.Struct, frozen=True, gc=False):
-    """A good response, read to its end."""
+    """A successful response with its whole body."""
 
     url: str
     status: int
@@ -346,14 +346,14 @@ class WholeResponse(msgspec.Struct, frozen=True, gc=False):
     content: bytes
 
     secrets: list[str]
-    """The credentials that were sent; errors must not contain them."""
+    """The credentials of the request, which errors must not contain."""
 
     saved: int | None = None
-    """The size of the body if it was saved to a file; then `content` is empty."""
+    """The size of the body if it was saved to a file; `content` is then empty."""
 
 
 def shown_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return the headers a caller may see."""
+    """Return the headers that a caller may see."""
     if _WITHHELD.isdisjoint(headers):
         return dict(headers)
     return {name: value for name, value in headers.items() if name not in _WITHHELD}
@@ -369,20 +369,20 @@ def read_data(
     expects_text: bool = False,
     max_values: int = MAX_RESPONSE_VALUES,
 ) -> Any:
-    """Return the data of a good response: JSON, text, bytes, or None if it is empty.
+    """Return the data of a successful response: JSON, text, bytes, or None if it is empty.
 
     Args:
         content: The body, without content coding.
-        content_type: Its Content-Type; may be empty.
+        content_type: The Content-Type; may be empty.
         status: The status code.
-        expects_json: Whether the document promises JSON, so that JSON sent as something else is read too.
+        expects_json: Whether the document declares JSON, so that JSON with another content type is decoded too.
         expects_items: Whether the document declares a stream, so that its items become a list.
         expects_text: Whether the document declares text, so that an empty body is empty text.
-        max_values: How many JSON values it may hold.
+        max_values: The largest number of JSON values.
 
     Raises:
-        CallError: `EXECUTION_ERROR` if it says it is JSON, or should be, and is not; `RESOURCE_EXHAUSTED` if it holds
-            too many values.
+        CallError: `EXECUTION_ERROR` if the content type or the document declares JSON and the body is not JSON;
+            `RESOURCE_EXHAUSTED` if it has too many values.
     """
     if not content or status in _EMPTY:
         return "" if expects_text else None
@@ -451,7 +451,7 @@ def _json(content: bytes, content_type: str, max_values: int) -> Any:
         except JSONLimitError:
             raise
         except JSONValueError:
-            # Rarely it is JSON in another charset, or behind a byte order mark.
+            # Rarely, it is JSON in another charset or with a byte order mark.
             text = _text(content, content_type, errors="strict")
             return decode_json(text, max_values=max_values)
     except (JSONValueError, LookupError, UnicodeDecodeError) as error:
@@ -459,7 +459,7 @@ def _json(content: bytes, content_type: str, max_values: int) -> Any:
             raise CallError(ErrorCode.RESOURCE_EXHAUSTED, f"The response {error.reason}.") from None
         kind = media.essence(content_type) or "without a content type"
         raise CallError(
-            ErrorCode.EXECUTION_ERROR, f"The response ({kind}) is not the JSON it should be."
+            ErrorCode.EXECUTION_ERROR, f"The response ({kind}) is not valid JSON."
         ) from None
 
 
@@ -469,19 +469,19 @@ def _text(content: bytes, content_type: str, errors: str = "replace") -> str:
             return content[len(mark) :].decode(encoding, errors)
     charset = media.parameter_of(content_type, "charset")
     if not charset and media.is_json(content_type):
-        # JSON begins with ASCII, so zeros among the first bytes show the width and order.
+        # JSON begins with ASCII, so zeros among the first bytes show the encoding.
         charset = _WIDTHS.get(bytes(byte != 0 for byte in content[:4]), "")
     try:
         return content.decode(charset or "utf-8")
     except (LookupError, ValueError):
-        # No such charset, or not in it.
+        # The charset is unknown, or the text is not valid in it.
         if errors == "strict":
             raise
         return content.decode("utf-8", "replace") if charset else content.decode("latin-1")
 
 
 def oauth_error(content: bytes) -> str:
-    """Return the code that a provider of tokens refuses with, if it is one that the standard names."""
+    """Return the error code of a token provider, if it is a standard code."""
     try:
         code = object_of(decode_json(content, max_values=MAX_REQUEST_VALUES)).get("error")
     except JSONValueError:
@@ -498,7 +498,7 @@ def http_error(
     is_cut: bool,
     secrets: list[str],
 ) -> CallError:
-    """Return the error for a bad response, without the credentials that were sent."""
+    """Return the error for an error response, without the credentials of the request."""
     content_type = headers.get("content-type", "")
     redactor = Redactor(part for secret in secrets for part in parts_of(secret))
     details: JSONObject = {
@@ -520,7 +520,7 @@ def http_error(
 
 
 def with_response(error: CallError, response: WholeResponse, limit: int) -> CallError:
-    """Return `error`, with the response it is about in its details, as `http_error` has it."""
+    """Return `error` with the response in its details, in the form of `http_error`."""
     content, is_cut = response.content[:limit], len(response.content) > limit
     about = http_error(
         response.status, "", response.headers, content, is_cut=is_cut, secrets=response.secrets

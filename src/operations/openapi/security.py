@@ -1,11 +1,11 @@
 """Sign requests: the document's security schemes, the operator's credentials for them, and OAuth2 tokens.
 
 Rule 1: credentials come from configuration or from the context, never from arguments.
-Rule 2: if a credential is not available, the call is refused; it is never sent without it.
-Rule 3: only OAuth2 grants that need no person are made here. For the others the operator gives a token, or a function
-        that finds one. A token is fetched once for many callers and renewed in time.
-Rule 4: a failure at the token provider is never reported as `ACCESS_DENIED`: callers would take it for a refusal of
-        their own credential.
+Rule 2: if a credential is not available, the call fails; the request is never sent without it.
+Rule 3: only OAuth2 grants that need no person are supported. For the others, the operator provides a token or a
+        function that returns one. A token is fetched once for many callers, and renewed before it expires.
+Rule 4: a failure of the token provider is never reported as `ACCESS_DENIED`, because callers would think that their own
+        credential was rejected.
 """
 
 import asyncio
@@ -40,13 +40,13 @@ from operations.openapi.transport import enforce_header, header_key, name_key, w
 from operations.types import JSONObject
 
 MAX_SOURCES = 1000
-"""How many clients and users have their tokens kept at once."""
+"""The largest number of clients and users with cached tokens."""
 
 _FLOWS: dict[type[OAuthClient], str] = {
     ClientCredentials: "clientCredentials",
     PasswordCredentials: "password",
 }
-_INSTEAD = "Give a token in credentials, or a callable that finds the caller's."
+_INSTEAD = "Set a token in credentials, or a function that returns the caller's token."
 
 
 class TokenRefusedError(CallError):
@@ -90,10 +90,10 @@ class TokenSource:
         self._renewal: asyncio.Task[str] | None = None
 
     async def token(self) -> str:
-        """Return a token that is valid for some time.
+        """Return a token that is valid for at least some seconds.
 
         Raises:
-            CallError: If the provider gives none.
+            CallError: If the provider does not issue a token.
         """
         if monotonic() < self._renew_at:
             return self._token
@@ -105,11 +105,11 @@ class TokenSource:
         ):
             renewal = self._renewal = asyncio.create_task(self._renew())
             renewal.add_done_callback(_seen)
-        # Shielded: one caller that leaves must not take the token from the others.
+        # Shielded: if one caller is cancelled, the others still receive the token.
         return await asyncio.shield(renewal)
 
     def refuse(self, token_header: str) -> None:
-        """Forget the token if it is still the one that was just refused."""
+        """Remove the cached token if it is the one that was rejected."""
         if self._token and token_header.endswith(self._token):
             self._renew_at = 0.0
 
@@ -118,7 +118,9 @@ class TokenSource:
         response = await self._ask()
         token = text_of(response.get("access_token"))
         if not token:
-            raise CallError(ErrorCode.EXECUTION_ERROR, "The token endpoint gave no access token.")
+            raise CallError(
+                ErrorCode.EXECUTION_ERROR, "The token endpoint returned no access token."
+            )
         if not isinstance(self._credentials, ClientCredentials):
             self._refresh_token = text_of(response.get("refresh_token")) or self._refresh_token
         self._token = token
@@ -126,7 +128,7 @@ class TokenSource:
         return token
 
     async def _ask(self) -> JSONObject:
-        """Return the provider's response to the best grant there is."""
+        """Return the provider's response to the best available grant."""
         user = self._credentials
         if self._refresh_token:
             try:
@@ -136,7 +138,7 @@ class TokenSource:
             except TokenRefusedError:
                 if isinstance(user, RefreshToken):
                     raise
-                # It has expired; the password has not.
+                # The refresh token has expired, but the password is still valid.
                 self._refresh_token = ""
         if isinstance(user, PasswordCredentials):
             login = {"username": user.username, "password": user.password}
@@ -166,8 +168,8 @@ class TokenSource:
         """Return the token endpoint.
 
         Raises:
-            CallError: `EXECUTION_ERROR` if there is none, or only a document names it, on a host that
-                may not receive credentials.
+            CallError: `EXECUTION_ERROR` if there is none, or if only the document names it and its host may not receive
+                credentials.
         """
         if self._credentials.token_url is not None:
             return self._credentials.token_url
@@ -182,14 +184,14 @@ class TokenSource:
             if not self._sources.is_trusted(url):
                 raise CallError(
                     ErrorCode.EXECUTION_ERROR,
-                    f"The document's token endpoint {url.partition('?')[0]!r} is on a host that"
-                    " credentials may not go to: set token_url, or name the host in allowed_hosts.",
+                    f"The document's token endpoint {url.partition('?')[0]!r} is on a host that may not"
+                    " receive credentials: set token_url, or add the host to allowed_hosts.",
                 )
             self._found = url
         return self._found
 
     def _hint(self) -> str:
-        """Return advice if the document declares no flow that works without a person; else an empty text."""
+        """Return advice if every flow in the document needs a person; else an empty text."""
         flows = object_of(self._scheme.get("flows"))
         wanted = _FLOWS.get(type(self._credentials), "")
         if not flows or not wanted or wanted in flows:
@@ -207,7 +209,7 @@ class TokenSource:
         return await self._discovered()
 
     async def _discovered(self) -> str:
-        """Return the metadata of the provider: OpenID discovery, or from 3.2 on OAuth2 metadata."""
+        """Return the metadata of the provider: OpenID discovery or, from 3.2 on, OAuth2 metadata."""
         address = self._scheme.get("openIdConnectUrl") or self._scheme.get("oauth2MetadataUrl")
         if not isinstance(address, str):
             return ""
@@ -218,18 +220,18 @@ class TokenSource:
 
 
 def _seen(task: "asyncio.Task[str]") -> None:
-    """Reading the exception marks it as seen, also where every caller has left."""
+    """Retrieve the exception, or asyncio logs it if every caller was cancelled."""
     if not task.cancelled():
         task.exception()
 
 
 class TokenSources:
-    """Every token source of one service.
+    """The token sources of one service.
 
     Args:
-        base: What relative token URLs are relative to.
+        base: The base of relative token URLs.
         is_trusted: Whether a URL's host may be sent secrets.
-        fetch: Does the exchange.
+        fetch: Sends a request to the provider.
     """
 
     def __init__(self, base: str, is_trusted: Callable[[str], bool], fetch: Fetch) -> None:
@@ -261,10 +263,10 @@ class Signature:
     cookies: list[str] = field(default_factory=list[str])
 
     secrets: list[str] = field(default_factory=list[str])
-    """To be kept out of errors."""
+    """Secrets that errors must not contain."""
 
     tokens: list[TokenSource | CallerToken] = field(default_factory=list[TokenSource | CallerToken])
-    """The sources of the tokens; they drop a token that is refused."""
+    """The sources of the tokens, which remove a rejected token from their cache."""
 
 
 _COOKIE_NAME = "!#$%&'*+-.^_`|~[]()/:<>?@{}"
@@ -278,10 +280,10 @@ class Security:
     """Signs the requests of one service.
 
     Args:
-        schemes: The document's security schemes, as 3.x spells them.
+        schemes: The document's security schemes, in the form of 3.x.
         default: The document's own security requirement.
         config: The operator's credentials.
-        sources: Where OAuth2 tokens come from.
+        sources: The sources of OAuth2 tokens.
     """
 
     def __init__(
@@ -289,7 +291,7 @@ class Security:
     ) -> None:
         self._schemes = schemes
         self._default = default
-        # A mapping has become one by now.
+        # A mapping has been converted to a credential.
         self._auth = config.auth if isinstance(config.auth, HTTPAuth) else None
         self._credentials = {
             name: credential_of(given) for name, given in config.credentials.items()
@@ -304,7 +306,7 @@ class Security:
         self.is_empty = self._auth is None and not self._credentials and not self._headers
 
     def owned(self) -> frozenset[tuple[str, str]]:
-        """Return the keys (see `name_key`) of everything that configuration sets and no argument may."""
+        """Return the keys (see `name_key`) of all names that configuration sets and arguments must not set."""
         names = {name_key("header", name) for name in self._headers}
         names.update(written_names("query", [self._base_query] if self._base_query else []))
         for name, value in self._headers.items():
@@ -335,15 +337,15 @@ class Security:
         context: OperationContext,
         headers: Mapping[str, str] | None = None,
     ) -> Signature:
-        """Return what to add to a request.
+        """Return the credentials to add to a request.
 
         Args:
             requirement: The operation's own security requirement; None for the document's.
-            context: Of the call.
-            headers: The configured headers of the call, if they are known already.
+            context: The context of the call.
+            headers: The configured headers of the call, if they are already known.
 
         Raises:
-            CallError: `ACCESS_DENIED` if a credential cannot be obtained, and the errors of a provider of tokens.
+            CallError: `ACCESS_DENIED` if a credential cannot be obtained, and the errors of a token provider.
         """
         if headers is None:
             headers = await self.headers_of(context)
@@ -394,7 +396,7 @@ class Security:
                 return
         kind = text_of(scheme.get("type"))
         if isinstance(credential, BasicCredential) and kind in {"oauth2", "openIdConnect"}:
-            # There a login is a way to a token.
+            # For OAuth2, user name and password are used to obtain a token.
             credential = PasswordCredentials(
                 username=credential.username, password=credential.password
             )
@@ -419,16 +421,16 @@ def _apply_http(signature: Signature, word: str, credential: Any) -> None:
     """Add an Authorization header of the HTTP scheme `word`."""
     is_login = isinstance(credential, BasicCredential)
     if is_login and word.lower() not in {"", "basic", "bearer"}:
-        # Basic would show the password that this scheme is there to hide.
+        # Basic would reveal the password, which this scheme protects.
         raise CallError(
             ErrorCode.ACCESS_DENIED,
-            f"HTTP {word} cannot be made of a user name and a password here:"
-            " give the credential itself, or a transport that signs in.",
+            f"HTTP {word} with user name and password is not supported:"
+            " set the credential itself, or a transport that signs in.",
         )
     if is_login or word.lower() == "basic":
         _authorize(signature, "Basic", _basic(credential))
     else:
-        # Scheme names are the same in any case; bearer is the one servers expect capitalised.
+        # Scheme names are case-insensitive, but some servers expect `Bearer` to be capitalised.
         _authorize(signature, "Bearer" if word.lower() in {"", "bearer"} else word, str(credential))
 
 
@@ -481,10 +483,10 @@ def _basic(credential: Any) -> str:
 
 
 async def _secret(source: Any, context: OperationContext) -> Any:
-    """Return a configured secret, or the one that `source` finds for this caller.
+    """Return a configured secret, or the result of its function for this caller.
 
     Raises:
-        CallError: `ACCESS_DENIED` if finding it fails. The reason is in the cause, not in the message.
+        CallError: `ACCESS_DENIED` if the function fails. The reason is in the cause, not in the message.
     """
     if not callable(source):
         return source

@@ -1,4 +1,4 @@
-"""From a document to operations that can be called: the adapter's front.
+"""Import a document: `from_openapi`, `from_openapi_file` and `from_openapi_url`.
 
 service = from_openapi(document, HTTPServiceConfig(namespace="petstore"))
 registry.register_all(service)
@@ -31,15 +31,15 @@ Read: TypeAlias = Callable[[str], "bytes | str | Awaitable[bytes | str]"]
 
 
 class OpenAPIService:
-    """The operations of one HTTP API, and the connections they use.
+    """The operations of one HTTP API, and their connections.
 
-    Iterating gives the operations. It opens with the first call; leaving its `async with` block, or `aclose`,
-    closes its connections, and closing twice is harmless.
+    Iterate it for the operations. Connections open with the first call, and close with `aclose` or at the end of an
+    `async with` block. Closing twice is harmless.
 
     Attributes:
-        operations: Everything imported.
-        title: What the document calls itself.
-        version: The API's version, as the document states it.
+        operations: The imported operations.
+        title: The title of the document.
+        version: The version of the API in the document.
         description: The document.
     """
 
@@ -57,18 +57,18 @@ class OpenAPIService:
 
     @property
     def problems(self) -> list[Problem]:
-        """Every part of the document that could not be used, unresolved references included, with the reason.
+        """All parts of the document that could not be used, including unresolved references, with the reason.
 
-        The first access searches the whole document for those.
+        The first access searches the whole document for unresolved references.
         """
         return self.description.all_problems()
 
     @cached_property
     def unaddressed(self) -> list[str]:
-        """The ids of operations that need `base_url`: the document names no server for them."""
+        """The ids of operations that need `base_url`, because the document declares no server for them."""
         found: list[str] = []
         has_address: bool | None = None
-        """Whether the document's own server is an address, which nearly all operations use."""
+        """Whether the document's own server, which nearly all operations use, has an absolute address."""
         for operation, endpoint in self.endpoints():
             if endpoint.has_own_server:
                 is_known = endpoint.has_address
@@ -87,7 +87,7 @@ class OpenAPIService:
 
     @property
     def calls(self) -> int:
-        """How many calls run or wait."""
+        """The number of running and waiting calls."""
         return self._client.bulkhead.calls
 
     def endpoints(self) -> Iterator[tuple[Operation, Endpoint]]:
@@ -112,18 +112,18 @@ class OpenAPIService:
 
 
 def from_openapi(document: Any, config: HTTPServiceConfig | Mapping[str, Any]) -> OpenAPIService:
-    """Turn every path and method of a decoded document into an operation.
+    """Create an operation for every path and method of a decoded document.
 
-    Reads only the document: references to other files or addresses stay unresolved.
+    Only the given document is read: references to other files or addresses stay unresolved.
 
     Args:
-        document: OpenAPI 3.0 to 3.2, or Swagger 2.0, decoded. It must not be altered afterwards.
+        document: OpenAPI 3.0 to 3.2, or Swagger 2.0, decoded. It must not be modified afterwards.
         config: The address, credentials and selection of operations; or a mapping with the fields of
             `HTTPServiceConfig`.
 
     Raises:
         DocumentError: If it is not an object.
-        ValueError: If the configuration cannot be right.
+        ValueError: If the configuration is not valid.
     """
     if isinstance(document, (str, bytes, PathLike)):
         raise DocumentError(
@@ -139,12 +139,12 @@ async def from_openapi_file(
 
     Args:
         path: The document.
-        config: As for `from_openapi`; `document_root` widens what references may reach.
+        config: As for `from_openapi`; `document_root` sets the folder that references may reach.
         read: Reads a file by its path, instead of the file system; may be a coroutine function.
 
     Raises:
         DocumentError: If a file cannot be read, is too large, or is neither JSON nor YAML.
-        ValueError: If the configuration cannot be right.
+        ValueError: If the configuration is not valid.
     """
     config = _config(config)
     document = await bundle_files(
@@ -156,14 +156,15 @@ async def from_openapi_file(
 async def from_openapi_url(
     url: str, config: HTTPServiceConfig | Mapping[str, Any]
 ) -> OpenAPIService:
-    """Import a document at an address, and those that it refers to, as `from_openapi` does.
+    """Import a document at an address, and the documents that it refers to, as `from_openapi` does.
 
-    The address may be any. Credentials go to its origin afterwards; to fetch it they are sent only if
-    `sign_documents` is set, and then `headers` and `auth` alone: `credentials` need the document.
+    The address may be private. The origin of the document may receive credentials in later requests. The request for
+    the document itself has `headers` and `auth` only if `sign_documents` is set, and never has `credentials`, which
+    depend on the document.
 
     Raises:
         DocumentError: If a document cannot be fetched, is too large, or is neither JSON nor YAML.
-        ValueError: If the configuration cannot be right.
+        ValueError: If the configuration is not valid.
     """
     config = _config(config)
     try:

@@ -1,9 +1,9 @@
-"""A subscription to an event stream: one envelope per event, across reconnections.
+"""Subscriptions to event streams: one envelope per event, across reconnections.
 
-A stream ends when the server closes it. If the server sends event ids, a stream can also be resumed: after a lost
-connection, and after a close, the client sends one more request with `Last-Event-ID`. The stream is over if the server
-then responds with 204, has nothing new, or, after a close, begins again with known events. After a loss, known events
-are skipped.
+A stream ends when the server closes it. If the server sends event ids, the stream can be resumed: after a lost
+connection, and after a close, the client sends one more request with `Last-Event-ID`. The stream has ended if the
+server then responds with 204, sends no new events or, after a close, repeats known events. After a lost connection,
+known events are skipped.
 """
 
 import asyncio
@@ -48,12 +48,13 @@ class EventStream:
 
     Args:
         client: Sends requests.
-        security: Signs them.
+        security: Signs requests.
         draft: The request.
-        context: The call this serves.
-        describe: Returns what describes the data of a response, by its status and content type.
-        is_ours: Whether the server is an exported registry, whose `error` and `complete` events mean just that.
-        config: How often to reconnect in vain, the limits, and how long a response that is not a stream may take.
+        context: The context of the call.
+        describe: Returns the description of the data of a response, given its status and content type.
+        is_ours: Whether the server is an exported registry, which sends `error` and `complete` events.
+        config: The number of reconnections without success, the limits, and the time limit of a response that is not a
+            stream.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class EventStream:
         self._is_over = False
 
     async def envelopes(self) -> AsyncGenerator[ResponseEnvelope[Any]]:
-        """Yield the events, until the stream is over."""
+        """Yield the events until the stream ends."""
         failures, closings = 0, self._client.closings
         lost: CallError | None = None
         while True:
@@ -95,12 +96,12 @@ class EventStream:
                 if error.code != ErrorCode.UNAVAILABLE:
                     has_ended = self._last_id and count == 0 and not was_lost
                     if has_ended and error.code == ErrorCode.EXECUTION_ERROR:
-                        # We came back to a stream that had ended; its end is not a failure.
+                        # The stream had already ended before we reconnected, which is not a failure.
                         return
                     raise
                 lost = error
                 if (count and not self._last_id) or closings != self._client.closings:
-                    # A new request would start the stream again, or open one that was closed.
+                    # A new request would restart the stream, or reopen a closed one.
                     raise
             failures = 0 if count else failures + 1
             if self._is_over:
@@ -113,7 +114,7 @@ class EventStream:
             await asyncio.sleep(self._pause * 2**failures * _RANDOM.uniform(0.5, 1))
 
     async def _connection(self, was_lost: bool) -> AsyncGenerator[ResponseEnvelope[Any]]:
-        """Yield the events of one response; after a loss, those that are new."""
+        """Yield the events of one response; after a lost connection, only new events."""
         draft = self._draft
         if self._last_id:
             draft.headers["Last-Event-ID"] = self._last_id
@@ -151,7 +152,7 @@ class EventStream:
                 )
                 yield item(data, headers=headers)
                 return
-            # A fresh decoder: an id in this response is one the server sent in it.
+            # Use a new decoder, so that it contains only ids from this response.
             decoder = EventStreamDecoder(max_event_bytes=self._config.max_event_bytes)
             is_resumed, is_behind = bool(self._last_id), False
             async for chunk in chunks:
@@ -171,7 +172,7 @@ class EventStream:
                     if self._is_ours and event.event == "error":
                         raise CallError.from_wire(object_of(event_data(event.data)))
                     if not event.data and not described.takes_text(""):
-                        # A heartbeat.
+                        # A heartbeat without data.
                         continue
                     marks = {"sse-event": event.event, "last-event-id": self._last_id}
                     data = event.data if described.has_text_items else event_data(event.data)
@@ -187,7 +188,7 @@ class EventStream:
                 raise CallError(ErrorCode.UNAVAILABLE, "The server did not resume the stream.")
 
     def _is_repeated(self, event: ServerSentEvent, is_behind: bool) -> bool:
-        """Return whether a response that continued the stream repeats known events; our own errors are new."""
+        """Return whether a resumed response repeats a known event; errors of exported registries count as new."""
         if self._is_ours and event.event == "error":
             return False
         is_forgotten = is_behind and len(self._seen) >= _REMEMBERED
@@ -197,7 +198,8 @@ class EventStream:
         self._last_id = event_id
         self._seen[event_id] = None
         if len(self._seen) > _REMEMBERED:
-            # A server that begins again repeats the first ids, one that overlaps the last: forget the middle.
+            # A server that restarts repeats the first ids, a server with overlap the last ids, so the ids in between
+            # can be dropped.
             del self._seen[list(self._seen)[_REMEMBERED // 2]]
 
     async def _whole(self, chunks: AsyncIterator[bytes]) -> bytes:

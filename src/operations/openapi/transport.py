@@ -1,10 +1,10 @@
-"""The interface between operations and HTTP: requests, responses, how to send them, and rules for headers and retries.
+"""The HTTP interface of imported operations: requests, responses, transports, and rules for headers and retries.
 
-Rule 1: a transport sends requests unchanged. It follows no redirect, keeps no cookie, reads no environment variable
-        unless configured, and returns the body as it arrives, with its content coding.
+Rule 1: a transport sends requests unchanged. It does not follow redirects, store cookies, or read environment variables
+        unless configured, and it returns the body with its content coding.
 Rule 2: an argument never sets a header, query parameter or cookie that belongs to the client or to configuration.
-Rule 3: a request that may have been carried out is sent again only if its method is repeatable.
-Rule 4: a request that the server rejected is sent again with any method: after a 401 with a new token, after a 429
+Rule 3: a request that the server may have processed is retried only if its method is repeatable.
+Rule 4: a request that the server rejected is retried with any method: after a 401 with a new token, after a 429
         with `Retry-After`, and after a 503 if the operator allows it (`retry_refused`).
 """
 
@@ -27,10 +27,10 @@ from operations.openapi.files import StreamedBody
 
 
 class TLSFiles(NamedTuple):
-    """PEM files for connections by TLS."""
+    """PEM files for TLS connections."""
 
     ca_file: str | Path | None = None
-    """The certificate authorities to trust instead of the system's."""
+    """The trusted certificate authorities, instead of the system's."""
 
     certificate: str | Path | None = None
     """The certificate to present to servers that may receive credentials."""
@@ -55,7 +55,7 @@ class TLSFiles(NamedTuple):
             ) from error
         if certificate is not None:
             try:
-                # Without a password, a key that needs one must fail, not ask a person.
+                # An encrypted key must raise an error instead of asking for a password at the terminal.
                 context.load_cert_chain(certificate, self.key, password=lambda: "")
             except OSError as error:
                 raise ValueError(
@@ -92,35 +92,35 @@ class Draft(msgspec.Struct, kw_only=True, gc=False):
 
 
 class HTTPRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One request, complete."""
+    """A complete request."""
 
     method: str
 
     url: str
-    """Absolute and already encoded; to be sent unchanged."""
+    """The absolute, encoded URL, which is sent unchanged."""
 
     headers: Mapping[str, str] = {}
     body: bytes | StreamedBody | None = None
 
     timeout: float | None = None
-    """Seconds until the whole response has arrived; for a stream, until its head has; while a streamed body is sent,
-    between two pieces of it."""
+    """The time limit in seconds: for the whole response; for a stream, until its head arrives; for a streamed request
+    body, between two pieces of the body."""
 
     is_stream: bool = False
 
     public_only: bool = False
-    """Whether the address connected to must be a public one."""
+    """Whether the connection must be to a public address."""
 
     def __repr__(self) -> str:
-        # Query, headers and body may hold secrets.
+        # Query, headers and body may contain secrets.
         return f"<HTTPRequest {self.method} {self.url.partition('?')[0]}>"
 
 
 class HTTPResponse(Protocol):
-    """The head of a response, and its body to come.
+    """The head of a response, and its unread body.
 
-    It may also have `def buffered(self) -> bytes | None`, which returns the whole body if it has arrived already, not
-    decoded, and otherwise None. That is quicker than `chunks`.
+    It may also have `def buffered(self) -> bytes | None`, which returns the whole undecoded body if it has already
+    arrived, otherwise None. This is faster than `chunks`.
     """
 
     @property
@@ -135,11 +135,11 @@ class HTTPResponse(Protocol):
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """Lower-case names, several values joined by `, `."""
+        """The headers, with lower-case names; several values are joined by `, `."""
         ...
 
     def chunks(self) -> AsyncGenerator[bytes]:
-        """Return the body, not decoded, piece by piece.
+        """Yield the undecoded body in pieces.
 
         Raises:
             CallError: `UNAVAILABLE` if the connection is lost, `TIMEOUT` if it takes too long.
@@ -151,7 +151,7 @@ class HTTPTransport(Protocol):
     """Sends requests."""
 
     def send(self, request: HTTPRequest) -> AbstractAsyncContextManager[HTTPResponse]:
-        """Send `request`; the response is open until the context manager exits, at any time and without an exception.
+        """Send `request`; the response is open until the context manager exits, which may happen early.
 
         Raises:
             CallError: `UNAVAILABLE` if the server does not respond, `TIMEOUT` if it takes too long, `ACCESS_DENIED` if
@@ -160,7 +160,7 @@ class HTTPTransport(Protocol):
         ...
 
     async def aclose(self) -> None:
-        """Let go of every connection. Harmless when repeated."""
+        """Close every connection. Closing twice is harmless."""
         ...
 
 
@@ -173,7 +173,7 @@ _OWNED = frozenset(
         "x-method-override", "x-original-url", "x-real-ip", "x-rewrite-url",
     }
 )  # fmt: skip
-"""Headers of the client or the configuration, which a document cannot set."""
+"""Headers that only the client or the configuration can set."""
 
 _OWNED_PREFIXES = ("mcp-", "x-forwarded-", "proxy-", "sec-")
 _NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
@@ -186,15 +186,15 @@ _SEPARATOR = re.compile(r"[&;]")
 
 @lru_cache(maxsize=1024)
 def header_key(name: str) -> str:
-    """Return a header's name as gateways compare it: many read `X_Api.Key` as `X-Api-Key`."""
+    """Return a header name as gateways compare it; many treat `X_Api.Key` as `X-Api-Key`."""
     return _MARK.sub("-", name.lower())
 
 
 def name_key(place: str, name: str) -> tuple[str, str]:
-    """Return what two names of one place (`header`, `query`, `cookie`) share if a server may confuse them."""
+    """Return a key that is equal for names of one place (`header`, `query`, `cookie`) that servers may confuse."""
     if place == "header":
         return place, header_key(name)
-    # Some servers ignore case, read `key[a]` as a part of `key`, and `api.key` or `api[key` as `api_key`.
+    # Some servers ignore case, treat `key[a]` as a part of `key`, and `api.key` or `api[key` as `api_key`.
     plain, bracket, rest = name.strip().lower().partition("[")
     if bracket and "]" not in rest:
         plain = f"{plain}_{rest}"
@@ -202,14 +202,14 @@ def name_key(place: str, name: str) -> tuple[str, str]:
 
 
 def is_owned(name: str) -> bool:
-    """Return whether no argument may set the header `name`."""
+    """Return whether arguments must not set the header `name`."""
     key = header_key(name)
     return key in _OWNED or key.startswith(_OWNED_PREFIXES) or _NAME.fullmatch(name) is None
 
 
 def written_names(place: str, pieces: Iterable[str]) -> list[tuple[str, str]]:
     """Return the keys of all names in encoded `name=value` pieces of a query or a Cookie header."""
-    # Some servers also separate the parameters of a query by `;`.
+    # Some servers also accept `;` as a separator of query parameters.
     pairs = (pair for piece in pieces for pair in _SEPARATOR.split(piece))
     return [name_key(place, unquote_plus(pair.partition("=")[0])) for pair in pairs]
 
@@ -237,7 +237,7 @@ def enforce_unowned(
 
 
 def merged_headers(*groups: Mapping[str, str]) -> dict[str, str]:
-    """Return the headers of all groups, each once: names are the same in any case, and the last one wins."""
+    """Merge groups of headers. Names are case-insensitive, and later headers override earlier ones."""
     merged: dict[str, tuple[str, str]] = {}
     for group in groups:
         for name, value in group.items():
@@ -251,15 +251,15 @@ def is_header_value(text: str) -> bool:
 
 
 def is_header(name: str, value: str) -> bool:
-    """Return whether name and value make one header."""
+    """Return whether name and value form exactly one valid header."""
     return _NAME.fullmatch(name) is not None and is_header_value(value)
 
 
 def enforce_header(name: str, value: str) -> None:
-    """Let a header through that is one header.
+    """Raise an error unless name and value form exactly one valid header.
 
     Raises:
-        CallError: With code `VALIDATION_ERROR`, for a name or a value that could end it and start another.
+        CallError: With code `VALIDATION_ERROR`, for a name or value that could inject another header.
     """
     if not is_header(name, value):
         raise CallError(
@@ -279,13 +279,13 @@ _FIRST_PAUSE = 0.2
 def redirected(
     request: HTTPRequest, status: int, location: str, seconds: float
 ) -> HTTPRequest | None:
-    """Return the request that a redirect asks for, or None if it leads to another origin.
+    """Return the request for a redirect, or None if it has another origin.
 
     Args:
         request: The request that was redirected.
-        status: The response's status.
-        location: Its Location header.
-        seconds: The time that is left.
+        status: The status of the response.
+        location: The Location header of the response.
+        seconds: The remaining time.
     """
     try:
         url = normal_url(urljoin(request.url, location))
@@ -293,7 +293,7 @@ def redirected(
             return None
     except ValueError:
         return None
-    # As browsers do: "see other" is a GET, and so is a POST that was moved.
+    # As in browsers, "see other" is followed by a GET, and so is a moved POST.
     changes = {303} if request.method != "POST" else {301, 302, 303}
     keeps = status not in changes or request.method in {"GET", "HEAD"}
     body = request.body if keeps else None
@@ -316,9 +316,9 @@ class Attempts:
     """The attempts of one call.
 
     Args:
-        method: Of the request.
-        retries: How often the request may be repeated, without the repetition for a new token.
-        retry_refused: Whether a 503 means that the request was not carried out.
+        method: The method of the request.
+        retries: The largest number of retries, not counting the retry with a new token.
+        retry_refused: Whether a 503 means that the request was not processed.
     """
 
     __slots__ = ("_backoff", "_has_new_token", "_is_repeatable", "_left", "_retry_refused")
@@ -331,10 +331,10 @@ class Attempts:
         self._backoff: Backoff | None = None
 
     def pause_after(self, error: CallError, *, has_token: bool) -> float | None:
-        """Return the seconds to wait before the request is sent again, or None if it must not be.
+        """Return the seconds to wait before a retry, or None if the request must not be retried.
 
         Args:
-            error: The error that the last attempt ended with.
+            error: The error of the last attempt.
             has_token: Whether that attempt used a token that can be renewed.
         """
         if isinstance(error, CircuitOpenError):

@@ -1,1 +1,1 @@
-"""A registry served over MCP."""
+"""Serve a registry over MCP."""

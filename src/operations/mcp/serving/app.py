@@ -1,12 +1,13 @@
 """The transports of a server: streamable HTTP, and standard input and output within limits.
 
-MCP requests over HTTP take the same steps as all others, and then the path of their client's era.
+MCP requests over HTTP pass the same steps as all other requests, and are then served by protocol revision.
 
-Rule 1: clients before 2026-07-28 are served by `HandshakeTransport`. Of newer clients, plain requests take the lean
-        path and all others go to the SDK.
-Rule 2: every message is decoded by our own rules for JSON first: the SDK's reader accepts NaN and replaces bytes that
-        are not UTF-8. On standard input a malformed or too large message gets an error if it has an id.
-Rule 3: meanwhile descriptor 0 is the null device, so that handlers and children of this process cannot take messages.
+Rule 1: `HandshakeTransport` serves clients before 2026-07-28. For newer clients, the lean path serves plain requests
+        and the SDK serves all others.
+Rule 2: every message is first decoded with our own JSON rules, because the SDK's reader accepts NaN and replaces
+        invalid UTF-8. On standard input, a malformed or too large message is answered with an error if it has an id.
+Rule 3: while standard input is served, descriptor 0 is the null device, so that handlers and child processes cannot
+        read messages.
 """
 
 import asyncio
@@ -66,38 +67,39 @@ _STREAMS: Final = b"subscriptions/listen"
 
 
 class AppOptions(TypedDict, total=False):
-    """How a server is reached over HTTP."""
+    """The options of the HTTP application of a server."""
 
     path: str | None
-    """The path it is served at, `/mcp` by default; None for every path."""
+    """The path of the application, by default `/mcp`; None for every path."""
 
     hosts: Collection[str] | None
-    """The names in `Host` that are ours; None accepts any. Loopback by default."""
+    """Accepted host names; None accepts any. By default the names of this machine."""
 
     origins: Collection[str]
-    """Other origins whose pages may call: `https://example.com`."""
+    """Other origins whose pages may use the server, such as `https://example.com`."""
 
     stateless: bool
-    """No sessions: every request stands alone, and clients of 2025 cannot be asked anything."""
+    """Serve without sessions: every request is independent, and clients of the 2025 protocol cannot be asked
+    questions."""
 
     json_response: bool
-    """Answer clients of 2025 always with JSON; progress, log messages and questions are then lost."""
+    """Always respond with JSON to clients of the 2025 protocol; progress, log messages and questions are then lost."""
 
     lean: bool
-    """Answer plain requests without the SDK. True by default."""
+    """Serve plain requests without the SDK; by default true."""
 
     session_idle_timeout: float
     """Seconds after which an idle session ends; 30 minutes by default."""
 
 
 class MCPApp:
-    """An ASGI application. If its host does not run its lifespan, it starts at the first request.
+    """The ASGI application. If its server does not run its lifespan, it starts with the first request.
 
     Mounted in an application of `create_app`, it uses that application's identity and limits.
     """
 
     shares_pipeline = True
-    """Whether the host leaves identification and limits to this application, with the host's pipeline."""
+    """Whether this application identifies callers and applies limits itself, with the pipeline of its host."""
 
     def __init__(
         self,
@@ -135,7 +137,7 @@ class MCPApp:
             self._server,
             json_response=self._json_response,
             stateless=True,
-            # Limits and guards are ours; the SDK's would only repeat them.
+            # The SDK's own limits and guards are off, because they would only repeat ours.
             security_settings=TransportSecuritySettings(enable_dns_rebinding_protection=False),
             max_request_body_size=1 << 40,
         )
@@ -169,7 +171,7 @@ class MCPApp:
                 await self._guard(scope, receive, send)
 
     async def _start(self) -> None:
-        """Run in the background: frameworks do not run the lifespan of an application that is mounted in another."""
+        """Run in the background, because frameworks do not run the lifespan of a mounted application."""
         if self._background is None or self._background.done():
             self._is_ready = asyncio.Event()
             self._background = asyncio.create_task(self._run(self._is_ready))
@@ -191,7 +193,7 @@ class MCPApp:
         await send({"type": "lifespan.shutdown.complete"})
 
     async def _alone(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request that no host has routed."""
+        """Serve a request without a host application."""
         scope[PIPELINE] = self._pipeline
         is_ours = self._paths is None or route_path(scope) in self._paths
         endpoint = self._serve if is_ours else self._not_found
@@ -231,9 +233,9 @@ class MCPApp:
     def _take_slot(
         self, pipeline: RequestPipeline, state: RequestState, *, is_stream: bool
     ) -> CallError | None:
-        """Take a slot for a request; return the error that a call gets if only those for answers are free.
+        """Take a slot for a request; return the error for a call if only slots for answers are free.
 
-        A call that waits for an answer of its client holds a slot, so the answer must not need one of the same.
+        A call that waits for an answer of its client holds a slot, so answers have separate slots.
 
         Raises:
             CallError: `RESOURCE_EXHAUSTED` if no slot is free.
@@ -254,14 +256,14 @@ class MCPApp:
         state.timeout.pause()
         enforce_size(body, limits)
         if len(body) > _LARGE:
-            # Others have their turn between the check and the decoding.
+            # Let other tasks run between the check and the decoding.
             await asyncio.sleep(0)
         return body
 
     async def _by_sdk(
         self, pipeline: RequestPipeline, state: RequestState, receive: Receive
     ) -> None:
-        """Let the SDK respond; its streams are counted, and end with the caller's credential."""
+        """Let the SDK respond. Its streams are counted, and end when the caller's credential expires."""
         response = _Response(counted_send(pipeline, state))
         try:
             with pipeline.front.credentials.watching(state.credential, response.revoke):
@@ -311,7 +313,7 @@ _decode_kind = msgspec.json.Decoder(_Kind).decode
 
 
 def _is_stripped(state: RequestState) -> bool:
-    """Return whether no value of a header has white space around it. Not every server removes it."""
+    """Return whether no header value has surrounding white space, which not every server removes."""
     headers = state.headers
     if len(headers) != len(state.scope["headers"]):
         return False
@@ -322,7 +324,7 @@ def _is_stripped(state: RequestState) -> bool:
 
 
 def _is_answer(body: bytes) -> bool:
-    """Return whether a message starts no call: an answer to a question, or a notification."""
+    """Return whether a message does not start a call: an answer to a question, or a notification."""
     try:
         kind = _decode_kind(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
@@ -336,7 +338,7 @@ def _replayed(body: bytes, receive: Receive) -> Receive:
     async def replay() -> Message:
         if not waiting:
             return await receive()
-        # The SDK decodes it as soon as it has it.
+        # The SDK decodes the message as soon as it receives it.
         pause_collector()
         return waiting.pop()
 
@@ -347,7 +349,7 @@ def _replayed(body: bytes, receive: Receive) -> Receive:
 
 _STDIN: Final = 0
 
-# Nothing is nested before the id, so that it is the message's own.
+# Matches only if no nested value precedes the id, so that it is the id of the message itself.
 _ID: Final = re.compile(rb'\s*\{[^\[{]{0,1000}?"id"\s*:\s*(?:(-?\d{1,18})|"([^"\\]{1,200})")')
 
 
@@ -363,7 +365,7 @@ async def bounded_stdio(limits: Limits) -> AsyncGenerator[tuple[Any, Any]]:
 
 @contextmanager
 def _claimed_stdin() -> Generator[BinaryIO]:
-    """Yield standard input as a file of its own, in whose place the null device stands."""
+    """Yield standard input as a new file, and replace descriptor 0 by the null device."""
     file = os.fdopen(os.dup(_STDIN), "rb", closefd=False)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, _STDIN)
@@ -394,7 +396,7 @@ class _Lines:
                 return
 
     def _read(self) -> tuple[bytes, CallError | None]:
-        """Return the next line and its fault, if any; of a line that is too long, the beginning."""
+        """Return the next line and its fault, if any; only the beginning of a line that is too long."""
         most = self._limits.body_bytes
         line = self._file.readline(most + 1)
         if len(line) > most and not line.endswith(b"\n"):

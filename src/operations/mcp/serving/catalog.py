@@ -1,6 +1,6 @@
-"""The listings of a registry for MCP clients: tools, prompts, resources and resource templates, each at its address.
+"""The listings of a registry for MCP clients: tools, prompts, resources and resource templates, and their URIs.
 
-An operation is a tool, unless `spec.meta["mcp"]` makes it something else:
+An operation is a tool, unless `spec.meta["mcp"]` has other settings:
 
     {"name": "add"}                                              the name of the tool or prompt
     {"resource": {"uri": "config://app", "mimeType": "text/plain"}}   a resource
@@ -12,16 +12,16 @@ An operation is a tool, unless `spec.meta["mcp"]` makes it something else:
     {"annotations": {"openWorldHint": False}}                    hints that differ from those of the type
 
 Rule 1: a catalog describes one revision of the registry, and builds each listing on first use.
-Rule 2: the name of an operation is a function of its id (`operations._text`), unless its `meta["mcp"]["name"]`
-        asks for another.
-Rule 3: a name is chosen by one operation at most, and is neither the default name of another nor a gateway tool's;
-        otherwise the operations that ask for it keep their default names.
-Rule 4: an operation that is a resource has the address that its author chose.
-Rule 5: a resource or template of another server keeps its address only if no other source can claim it. Otherwise,
-        and always under our own scheme, it is `operations://<namespace>/<address>`. So no server can offer its
-        resources as those of another, and every one of them can be read by that longer address.
-Rule 6: a template claims every address that begins with the text before its first variable. If that text does not
-        name a scheme, the template claims none.
+Rule 2: the name of an operation is a function of its id (`operations._text`), unless `meta["mcp"]["name"]` sets
+        another.
+Rule 3: a custom name must be unique, and must not be the default name of another operation or of a gateway tool;
+        otherwise the operations with this name keep their default names.
+Rule 4: an operation that is a resource has the URI that its author set.
+Rule 5: a resource or template of another server keeps its URI only if no other source can claim it. Otherwise, and
+        always for our own scheme, its URI is `operations://<namespace>/<URI>`. So no server can present its resources
+        as those of another, and every resource can be read by its longer URI.
+Rule 6: a template claims every URI that begins with the text before its first variable. If that text has no scheme, the
+        template claims none.
 """
 
 import logging
@@ -60,7 +60,7 @@ from operations.schema import Schema
 from operations.specs import OperationSpec, OperationType
 from operations.types import JSONObject, JSONSchema
 
-# ------------------------------------------------------------ resources and their addresses
+# ------------------------------------------------------------ resources and their URIs
 
 _SCHEME: Final = "operations:"
 _NAMED: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
@@ -73,7 +73,8 @@ class Resource:
     Args:
         spec: The operation.
         options: `uri`, which may be a template, and `mimeType`.
-        listed: The entry of an imported resource at its server; None if the operation is the resource itself.
+        listed: The entry of an imported resource in the listing of its server; None if the operation is the resource
+            itself.
 
     Raises:
         InvalidUriTemplate: If its URI is not a valid template.
@@ -88,11 +89,11 @@ class Resource:
         self.spec = spec
         self.listed = listed
         self.source = spec.namespace if is_imported(spec) else None
-        """The namespace of the server that it was imported from."""
+        """The namespace of its server, if it was imported."""
 
         self.uri = str(options.get("uri", ""))
         self.public_uri = self.uri
-        """The address that clients use."""
+        """The URI that clients use."""
 
         self.template = None
         if listed is None and "{" in self.uri:
@@ -100,18 +101,18 @@ class Resource:
         self.mime_type: str | None = options.get("mimeType") or mcp_meta(spec).get("mimeType")
 
     def match(self, uri: str) -> JSONObject | None:
-        """Return the variables of a template in an address that clients use; None if it is not one of its own."""
+        """Return the variables of a template in a URI that clients use; None if the URI does not match."""
         prefix = self.public_uri.removesuffix(self.uri)
         if self.template is None or not uri.startswith(prefix):
             return None
         return cast("JSONObject | None", self.template.match(uri.removeprefix(prefix)))
 
     def address(self, value: JSONObject) -> str:
-        """Return the address that an imported resource or template reads at its server with this input."""
+        """Return the URI at the server for an imported resource or template with this input."""
         return self.uri if self.template is None else self.template.expand(value)
 
     def wire(self) -> JSONObject:
-        """The resource, or template, in a listing."""
+        """Return the entry of the resource or template in a listing."""
         spec = self.spec
         uri_key = "uri" if self.template is None else "uriTemplate"
         listed = spec.meta if self.template is not None else self.listed or {}
@@ -127,7 +128,7 @@ class Resource:
 
 
 class Addresses:
-    """The resources and templates of a registry by the addresses that clients use.
+    """The resources and templates of a registry by the URIs that clients use.
 
     Args:
         offered: All resources and templates.
@@ -156,7 +157,7 @@ class Addresses:
     def find(
         self, uri: str, sees: Callable[[OperationSpec], bool]
     ) -> tuple[Resource, JSONObject] | None:
-        """Return the resource at an address, and what its variables are; None if there is none to see."""
+        """Return the resource at a URI and the values of its variables; None if there is no visible resource."""
         resource = self.resources.get(uri)
         if resource is not None and sees(resource.spec):
             return resource, {} if resource.listed is None else {"uri": resource.uri}
@@ -171,7 +172,7 @@ class Addresses:
         return Resource(reader, {"uri": address}, {"uri": address}), {"uri": address}
 
     def public(self, namespace: str, uri: str) -> str | None:
-        """Return the address that clients use for an address of a server; None if no resource claims it."""
+        """Return the URI that clients use for a URI of a server; None if no resource claims it."""
         if uri.lower().startswith(_SCHEME):
             return prefixed(namespace, uri)
         known = self.resources.get(uri)
@@ -183,7 +184,7 @@ class Addresses:
         return prefixed(namespace, uri) if prefixed(namespace, uri) in self.resources else None
 
     def link(self, namespace: str, uri: str) -> str:
-        """Return the address under which a client can read a resource that a server links to."""
+        """Return the URI with which a client can read a resource that a server links to."""
         public = self.public(namespace, uri)
         if public is None and namespace in self._readers and not _FOREIGN.match(uri):
             return prefixed(namespace, uri)
@@ -191,12 +192,12 @@ class Addresses:
 
 
 def prefixed(namespace: str, uri: str) -> str:
-    """Return the address of a server's resource that no other source can claim."""
+    """Return the URI of a server's resource that no other source can claim."""
     return f"{_SCHEME}//{namespace}/{uri}"
 
 
 def _claimed(template: str) -> str:
-    """Return the text with which every address of a template begins; empty if it does not name a scheme."""
+    """Return the prefix of all URIs of a template; empty if it has no scheme."""
     text = template.partition("{")[0]
     is_ours = text.lower().startswith(_SCHEME)
     return text if _NAMED.match(text) and not is_ours else ""
@@ -207,7 +208,7 @@ def _is_free(
     listed: Mapping[str, set[str | None]],
     claims: Iterable[tuple[str, str | None]],
 ) -> bool:
-    """Return whether no other source can claim the address of an imported resource or template."""
+    """Return whether no other source can claim the URI of an imported resource or template."""
     own = _claimed(resource.uri) if resource.template is not None else resource.uri
     if not own or own.lower().startswith(_SCHEME):
         return False
@@ -237,7 +238,7 @@ def names_of(
 
 
 def _named(spec: OperationSpec, name: str) -> JSONObject:
-    """Return the beginning of an entry of a listing."""
+    """Return the common fields of an entry in a listing."""
     wire: JSONObject = {"name": name}
     if spec.title is not None:
         wire["title"] = spec.title
@@ -258,7 +259,7 @@ logger = logging.getLogger("operations.mcp")
 GATEWAY_TOOLS: Final = ("search", "schema", "call", "batch")
 
 _ERROR_BUDGET = 1024
-"""Bytes of JSON for the definitions of one declared error's schema."""
+"""The largest size of the definitions in the schema of a declared error, in bytes of JSON."""
 
 
 class Tool:
@@ -267,8 +268,8 @@ class Tool:
     Args:
         name: The name of the tool.
         spec: The operation.
-        budget: Bytes of JSON for the definitions of a schema.
-        always_fits: Whether every result fits the output schema: the output policy is `strict` or `create`.
+        budget: The largest size of the definitions in a schema, in bytes of JSON.
+        always_fits: Whether every result matches the output schema, because the output policy is `strict` or `create`.
     """
 
     def __init__(
@@ -293,7 +294,7 @@ class Tool:
 
     @cached_property
     def takes_box(self) -> bool:
-        """Whether the input is not an object, and therefore the argument `input`."""
+        """Whether the input is not an object, and is therefore passed as the argument `input`."""
         return bool(self._input) and not is_object(self._input)
 
     @cached_property
@@ -303,13 +304,13 @@ class Tool:
 
     @cached_property
     def mime_type(self) -> str | None:
-        """The media type of bytes, as the operation declares it."""
+        """The declared media type of bytes."""
         mime_type = mcp_meta(self.spec).get("mimeType")
         return mime_type if isinstance(mime_type, str) else None
 
     @cached_property
     def requires(self) -> tuple[str, ...]:
-        """Capabilities that a client needs to call it."""
+        """The capabilities that a client needs to call the tool."""
         return tuple(map(str, list_of(mcp_meta(self.spec).get("requires"))))
 
     @cached_property
@@ -319,28 +320,28 @@ class Tool:
 
     @cached_property
     def size(self) -> int:
-        """Bytes of JSON in a listing, without `_meta`, which models do not read."""
+        """The size in a listing in bytes of JSON, without `_meta`, which models do not read."""
         wire = self.wire(modern=False)
         return len(msgspec.json.encode({key: wire[key] for key in wire if key != "_meta"}))
 
     @cached_property
     def _gives_null(self) -> bool:
-        """Whether a result may be null, which on the wire looks like no structured content."""
+        """Whether a result may be null, which the protocol does not distinguish from missing structured content."""
         return bool(self._output) and not is_never_null(self._output)
 
     def is_boxed(self, *, modern: bool) -> bool:
-        """Return whether results are in the property `result`: clients that accept only objects get no other values."""
+        """Return whether results are boxed in the property `result`, for clients that accept only objects."""
         return not self.gives_object and (not modern or self._gives_null)
 
     def raw(self, *, modern: bool) -> msgspec.Raw:
-        """`wire`, encoded."""
+        """Return `wire`, encoded as JSON."""
         raw = self._raws.get(modern)
         if raw is None:
             raw = self._raws[modern] = msgspec.Raw(msgspec.json.encode(self.wire(modern=modern)))
         return raw
 
     def wire(self, *, modern: bool) -> JSONObject:
-        """The tool in a listing for clients since 2026-07-28 (`modern`), or before."""
+        """Return the tool in a listing for clients since 2026-07-28 (`modern`), or before."""
         wire = self._wires.get(modern)
         if wire is None:
             wire = self._wires[modern] = self._written(modern)
@@ -359,7 +360,8 @@ class Tool:
         if output is not None:
             wire["outputSchema"] = output
             if not self._always_fits:
-                # Clients drop a result that does not fit, so they get a schema that every result fits.
+                # Clients drop a result that does not match the schema, so they receive a schema that every result
+                # matches.
                 wire["outputSchema"] = with_alternative(output)
                 export["outputSchema"] = EXACT_OUTPUT
         wire["annotations"] = _annotations(spec)
@@ -367,7 +369,7 @@ class Tool:
 
     @cached_property
     def input_schema(self) -> JSONObject:
-        """The schema of the arguments."""
+        """Return the schema of the arguments."""
         document = pruned(self._input, self._budget)
         return boxed(document, INPUT) if self.takes_box else as_object(document)
 
@@ -382,9 +384,9 @@ class Tool:
         return boxed_result(document) if self.is_boxed(modern=modern) else document
 
     def _export(self, modern: bool) -> JSONObject:
-        """The contract that an import needs to restore the same operation."""
+        """Return the contract that an import needs to restore the operation."""
         spec = self.spec
-        # Said either way: the annotation calls every query idempotent.
+        # Always included, because the annotation marks every query as idempotent.
         export = {**export_spec(spec), "idempotent": spec.idempotent}
         if spec.error_schemas:
             export["errorSchemas"] = [
@@ -413,12 +415,15 @@ def _document_of(schema: Schema) -> JSONSchema:
 
 
 def items_schema(item: JSONSchema) -> JSONObject:
-    """Return the result schema of a subscription as a tool: the items so far, and whether there were more."""
+    """Return the result schema of a subscription as a tool: its first items, and whether they are complete."""
     return {
         "type": "object",
         "properties": {
             "items": {"type": "array", "items": moved(item, "#/properties/items/items")},
-            "complete": {"type": "boolean", "description": "False if there were more to come."},
+            "complete": {
+                "type": "boolean",
+                "description": "False if the subscription had more items.",
+            },
         },
         "required": ["items", "complete"],
     }
@@ -433,7 +438,7 @@ def _annotations(spec: OperationSpec) -> JSONObject:
         annotations["idempotentHint"] = True
     if is_imported(spec):
         claimed = object_of(spec.meta.get("annotations"))
-        # The operator's word that a tool only reads counts more than the server's.
+        # The operator's configuration that a tool is read-only overrides the server's annotation.
         annotations = {**claimed, **annotations} if reads else {**annotations, **claimed}
     own = mcp_meta(spec).get("annotations")
     return {**annotations, **cast("JSONObject", own)} if isinstance(own, Mapping) else annotations
@@ -447,7 +452,7 @@ class Prompt:
         self.spec = spec
 
     def wire(self) -> JSONObject:
-        """The prompt in a listing."""
+        """Return the prompt in a listing."""
         wire = _named(self.spec, self.name)
         wire["arguments"] = self._arguments()
         return with_passed(wire, self.spec.meta, export_spec(self.spec))
@@ -473,7 +478,7 @@ def properties_of(spec: OperationSpec) -> dict[str, JSONObject]:
 
 
 class Catalog:
-    """Everything a registry offers, at one revision."""
+    """The listings of a registry at one revision."""
 
     def __init__(self, registry: OperationRegistry, style: NameStyle, budget: int) -> None:
         self.revision = registry.revision
@@ -483,7 +488,7 @@ class Catalog:
         tools: list[OperationSpec] = []
         readers: dict[str, OperationSpec] = {}
         self.instructions: dict[tuple[str, str], list[OperationSpec]] = {}
-        """The operations that came with instructions, by their namespace and the instructions."""
+        """The operations of sources with instructions, by namespace and instructions."""
         for operation in registry:
             spec = operation.spec
             if operation.source_instructions:
@@ -507,7 +512,7 @@ class Catalog:
         self.by_id = {tool.spec.id: tool for tool in self.tools.values()}
 
     def _place(self, spec: OperationSpec, meta: Mapping[str, Any], offered: list[Resource]) -> bool:
-        """Add an operation to the resources if `meta` asks for that; return whether it is a tool."""
+        """Add an operation to the resources if `meta` requires it; return whether the operation is a tool."""
         options = meta.get("resource")
         if isinstance(options, Mapping):
             try:
@@ -517,12 +522,12 @@ class Catalog:
         return bool(meta.get("tool", not (options or meta.get("prompt"))))
 
     def changes_from(self, other: "Catalog") -> set[str]:
-        """Which listings differ from another's: `tools`, `resources`, `prompts`."""
+        """Return the listings that differ from another catalog: `tools`, `resources`, `prompts`."""
         mine, theirs = self.listed(), other.listed()
         return {kind for kind, listed in mine.items() if listed != theirs[kind]}
 
     def listed(self) -> dict[str, dict[str, Any]]:
-        """Which specs are listed under which names. Specs are frozen, so that it is enough to know which one it is."""
+        """Return the listed specs by name. Specs are frozen, so that comparing their identities is enough."""
         resources = (*self.resources.values(), *self.templates)
         return {
             "tools": {name: id(tool.spec) for name, tool in self.tools.items()},

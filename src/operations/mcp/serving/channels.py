@@ -1,15 +1,14 @@
-"""Messages to a client while its request is served: reports, log messages and questions.
+"""Messages to a client while its request is served: progress, log messages and questions.
 
-Since 2026-07-28 a server may not send requests of its own. A call that has a question ends with `input_required`: its
-questions, and a token. The client asks again with the answers and the token, and the call goes on where it stopped: the
-handler has been waiting all along, so nothing runs twice. The `$id` of its schema, or a number, names a question.
+Since 2026-07-28 a server cannot send requests. A call with a question ends with `input_required`, its questions and a
+token. The client repeats the request with the answers and the token, and the call continues: its handler has been
+waiting, so that no code runs twice. A question is identified by the `$id` of its schema, or by a number.
 
-Rule 1: a token is 128 random bits, good for one answer, and only for the caller that began the call, with the same
-        request.
-Rule 2: a waiting call has its time limit like any other, which stops while a person answers, up to a maximum. There
-        is a limit to how many calls may wait, and one for each caller.
-Rule 3: features of MCP clients only (roots, addresses to open) are in a context variable, so that the core's contexts
-        need not know MCP.
+Rule 1: a token has 128 random bits. It is valid for one answer, and only for the same request of the same caller.
+Rule 2: a waiting call has a time limit like any other call; the timer stops while a person answers, up to a maximum.
+        The number of waiting calls is limited, in total and per caller.
+Rule 3: features that only MCP clients have (roots, URLs to open) are in a context variable, so that the core does not
+        depend on MCP.
 """
 
 import asyncio
@@ -82,18 +81,18 @@ class Elicitations:
 
         Args:
             run: The call.
-            channel: For reports and log messages.
-            capabilities: Of the client; it gets only questions that it can answer.
-            answers: To questions that the client expects, by their names.
-            key: The caller and its request; the answers must have the same.
-            caller: The key by which limits count the caller.
+            channel: The channel for progress and log messages.
+            capabilities: The capabilities of the client, which receives only questions that it can answer.
+            answers: Answers to expected questions, by question.
+            key: The caller and its request; answers must have the same key.
+            caller: The key of the caller for limits.
 
         Raises:
-            MCPError: If too many calls wait already. Nothing has run then.
+            MCPError: If too many calls are waiting. The call has not started then.
         """
         is_full = len(self._waiting) >= MAX_WAITING
         if is_full or self._per_caller[caller] >= MAX_WAITING_PER_CALLER:
-            # Before the handler begins, because its effects cannot be undone.
+            # Checked before the handler starts, because its effects cannot be undone.
             raise MCPError(INTERNAL_ERROR, "too many calls wait for answers")
         call = _AskingCall(run, channel, capabilities, answers, caller)
         return await self._until_question(call, key)
@@ -101,10 +100,10 @@ class Elicitations:
     async def resume(
         self, token: str, answers: Mapping[str, Any], channel: CallerChannel, key: Key
     ) -> JSONObject:
-        """Go on with a call, which reports through `channel` from now on.
+        """Continue a call, which uses `channel` from now on.
 
         Raises:
-            MCPError: If no call with this `token` and key waits.
+            MCPError: If no waiting call has this `token` and key.
         """
         known = self._waiting.get(token)
         if known is None or known[0] != key:
@@ -126,7 +125,7 @@ class Elicitations:
         return {"resultType": "input_required", "inputRequests": questions, "requestState": token}
 
     def _leave(self, token: str) -> None:
-        """Remove a call from those that wait."""
+        """Remove a call from the waiting calls."""
         known = self._waiting.pop(token, None)
         if known is not None:
             caller = known[1].caller
@@ -174,7 +173,7 @@ class _AskingCall:
         self.task = asyncio.create_task(body())
 
     async def proceed(self) -> JSONObject | None:
-        """Until the call has questions, which are given, or ends."""
+        """Run the call until it ends or has questions, and return the outcome."""
         asked = asyncio.create_task(self._asked.wait())
         try:
             if not self._open:
@@ -187,12 +186,12 @@ class _AskingCall:
             asked.cancel()
         if self.task.done():
             return None
-        # Handlers that ask several things at once do so in one turn of the loop.
+        # A handler that asks several questions at once does so in one iteration of the event loop.
         await asyncio.sleep(0)
         return {name: request for name, (request, _) in self._open.items()}
 
     def answer(self, answers: Mapping[str, Any]) -> None:
-        """Deliver the answers that have arrived; unanswered questions are asked again."""
+        """Deliver the received answers; unanswered questions are asked again."""
         for name, value in answers.items():
             question = self._open.get(name)
             if question is not None and isinstance(value, Mapping):
@@ -276,11 +275,11 @@ def set_level(request: RequestContext, level: str) -> None:
 
 
 def channel_for(request: RequestContext) -> CallerChannel:
-    """A channel with the features that the client supports."""
+    """Return a channel with the features that the client supports."""
     session = request.session
     modern = request.protocol_version in MODERN_PROTOCOL_VERSIONS
     asks = not modern and session.can_send_request
-    # Newer clients get their questions in results (`Elicitations`).
+    # Newer clients receive their questions in results (`Elicitations`).
     can = (session.client_capabilities if asks else None) or _NOTHING
     roots = _roots(request) if can.roots is not None else None
     can_open = can.elicitation is not None and can.elicitation.url is not None
@@ -323,7 +322,7 @@ def _filtered(send: Callable[[JSONObject], Awaitable[None]], connection: Connect
 
 
 def lean_channel(exchange: Exchange, connection: Connection, version: str) -> CallerChannel:
-    """Return the channel of a plain call, which needs the SDK's objects only to ask a client that can answer."""
+    """Return the channel of a plain call, which creates the SDK's objects only for questions."""
     if not exchange.streams:
         return SILENT
     asks = exchange.can_send_request
@@ -351,11 +350,11 @@ def lean_channel(exchange: Exchange, connection: Connection, version: str) -> Ca
 
 
 async def _drop(_level: str, _data: Any, _logger_name: str | None) -> None:
-    """The client cannot get log messages, or has not asked for them."""
+    """Ignore a log message, because the client cannot receive it or has not requested it."""
 
 
 SILENT: Final = CallerChannel(log=_drop)
-"""The channel of a client that gets only the result."""
+"""The channel of a client that receives only the result."""
 
 
 def _session_key(connection: Connection) -> str:
@@ -367,7 +366,7 @@ def _session_key(connection: Connection) -> str:
 
 
 def _wanted_level(request: RequestContext, *, modern: bool) -> str | None:
-    """Return the lowest level of log messages that the client asked for; older clients get all by default."""
+    """Return the lowest level of log messages that the client requested; older clients receive all by default."""
     if modern:
         return cast("str | None", (request.meta or {}).get(LOG_LEVEL_META_KEY))
     return cast("str", connection_of(request).state.get(_LEVEL, "debug"))
@@ -397,7 +396,7 @@ def _sample(request: RequestContext) -> Callable[[JSONObject], Awaitable[JSONObj
         except ValidationError as error:
             raise CallError(
                 ErrorCode.VALIDATION_ERROR,
-                "this is not a request for a completion",
+                "this is not a sampling request",
                 {"errors": error.errors(include_url=False, include_context=False)},
             ) from error
         kind = CreateMessageResult if params.tools is None else CreateMessageResultWithTools
@@ -423,6 +422,8 @@ async def _asked(
         raise refused(error, what) from error
     except ValidationError as error:
         raise CallError(
-            ErrorCode.UNAVAILABLE, "the caller's answer is none the protocol knows", retryable=False
+            ErrorCode.UNAVAILABLE,
+            "the caller's answer does not match the protocol",
+            retryable=False,
         ) from error
     return answer.model_dump(by_alias=True, mode="json", exclude_none=True)

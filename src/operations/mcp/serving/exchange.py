@@ -1,8 +1,9 @@
 """One request of a client before 2026-07-28, and its response.
 
-Rule 1: the response is JSON, unless something else must be sent before the result, or the client prefers event
-        streams: then it becomes an event stream.
-Rule 2: the work ends with its client, until the response is a stream of a session: then the client can resume it.
+Rule 1: the response is JSON, unless other messages must be sent before the result or the client prefers event streams:
+        then it is an event stream.
+Rule 2: the work ends when its client disconnects, unless the response is a stream of a session, which the client can
+        resume.
 """
 
 import asyncio
@@ -39,10 +40,10 @@ EVENT_STREAM: Final[tuple[Header, ...]] = (
 )
 
 _RESUMABLE: Final = "2025-11-25"
-"""Since this version, clients understand an event without a message, and resume by themselves."""
+"""Since this version, clients accept an event without a message, and resume streams."""
 
 _CANCEL_SECONDS: Final = 1
-"""How long to wait for a client to take the notice that a question is void."""
+"""Seconds to wait for a client to receive the cancellation of a question."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -55,10 +56,10 @@ class Exchange:
         state: The HTTP request.
         request_id: The id of the JSON-RPC request.
         version: The version of the protocol.
-        session: The session, if there is one. Without it, the client cannot be asked anything.
+        session: The session, if there is one. Without a session, the client cannot be asked questions.
         streams: Whether the response may become a stream; otherwise messages before the result are dropped.
-        prefers_stream: Whether it is a stream from the beginning.
-        progress_token: The token under which the client wants to know the progress, if it does.
+        prefers_stream: Whether the response is a stream from the beginning.
+        progress_token: The token of progress reports, if the client requested them.
     """
 
     def __init__(
@@ -97,15 +98,15 @@ class Exchange:
         """Run the work and respond; return the response unless it became a stream.
 
         Args:
-            work: The work, which ends with its client.
-            headers: Of the response.
-            limited: The call that the work is, if its time limit is to be enforced here.
+            work: The work, which ends when its client disconnects.
+            headers: The headers of the response.
+            limited: The call, if its time limit is enforced here.
         """
         state, session = self._state, self._session
         if limited is None:
             state.timeout.start(None, state.receive)
         else:
-            # Before the response becomes a stream, which may outlive its client.
+            # Set before the response becomes a stream, which may outlive its client.
             limited.start()
             work = limited.run(work)
             state.answer_late = partial(self._answer_late, limited)
@@ -119,7 +120,7 @@ class Exchange:
             message = await self._outcome(work)
         finally:
             state.timeout.pause()
-            # Tasks that the handler left behind cannot send anything any more.
+            # Tasks that the handler left running cannot send messages any more.
             self._streams = False
             if timer is not None:
                 timer.cancel()
@@ -147,7 +148,7 @@ class Exchange:
             self._session.log.close_stream(stream)
 
     async def _answer_late(self, limited: LimitedCall) -> None:
-        """Respond that the time is over, although the work does not end."""
+        """Respond with a timeout, although the work has not ended."""
         self._streams = False
         if self._keeper is not None:
             self._keeper.cancel()
@@ -175,7 +176,7 @@ class Exchange:
         return _encode({"jsonrpc": "2.0", "id": self.request_id, "error": failed})
 
     def cancel(self) -> None:
-        """End the work, and answer that it was cancelled."""
+        """End the work, and respond that it was cancelled."""
         if not self._is_cancelled:
             self._is_cancelled = True
             self._task.cancel()
@@ -234,7 +235,7 @@ class Exchange:
             await self._state.send({"type": "http.response.body", "body": b""})
 
     async def release(self) -> None:
-        """End the HTTP response while the work goes on: the client resumes the stream with a new request."""
+        """End the HTTP response while the work continues: the client resumes the stream with a new request."""
         async with self._writing():
             if self._stream is None:
                 await self._start()
@@ -242,7 +243,7 @@ class Exchange:
 
     @property
     def streams(self) -> bool:
-        """Whether something can be sent before the result."""
+        """Whether messages can be sent before the result."""
         return self._streams
 
     @property
@@ -269,7 +270,7 @@ class Exchange:
 
     @property
     def transport(self) -> TransportContext:
-        """The abilities of the transport."""
+        """The features of the transport."""
         return TransportContext(kind="streamable-http", can_send_request=self.can_send_request)
 
     @property
@@ -279,7 +280,7 @@ class Exchange:
 
     @property
     def message_metadata(self) -> ServerMessageMetadata:
-        """The HTTP request, and how to release its response."""
+        """The HTTP request, and the function that releases its response."""
         return ServerMessageMetadata(
             request_context=Request(self._state.scope, self._state.receive),
             close_sse_stream=self.release if self.can_release else None,
@@ -301,7 +302,7 @@ class Exchange:
     async def progress(
         self, progress: float, total: float | None = None, message: str | None = None
     ) -> None:
-        """Report progress, if the client wants to know it."""
+        """Report progress, if the client requested it."""
         if self._progress_token is None:
             return
         params: JSONObject = {"progressToken": self._progress_token, "progress": progress}
@@ -317,8 +318,8 @@ class Exchange:
         """Ask the client and return its answer.
 
         Raises:
-            MCPError: If it answers with an error.
-            NoBackChannelError: If it cannot be asked.
+            MCPError: If the client responds with an error.
+            NoBackChannelError: If the client cannot be asked.
         """
         session = self._session
         if session is None or not self._streams:

@@ -1,6 +1,6 @@
-"""Four tools instead of thousands: find an operation, read its contract, call it, call several.
+"""The four gateway tools: find operations, read a contract, call one operation, call several.
 
-The gateway's tools are operations like others, described by a spec each, so that they are listed the way all are.
+The gateway tools are operations with specs, so that they are listed like all other tools.
 """
 
 from collections.abc import Awaitable, Callable
@@ -22,12 +22,12 @@ from operations.specs import OperationSpec, OperationType
 from operations.types import JSONObject
 
 Run = Callable[[str, Any, OperationContext], Awaitable[JSONObject]]
-"""Runs an operation by its id to the result of a tool."""
+"""Runs an operation by id and returns the result of its tool."""
 
 _TEXT: Final = {"type": "string"}
 _TEXTS: Final = {"type": "array", "items": _TEXT}
-_OPERATION: Final = {**_TEXT, "description": "The operation's id, as search gives it."}
-_INPUT: Final = {"description": "What the operation takes, by its inputSchema."}
+_OPERATION: Final = {**_TEXT, "description": "The id of the operation, as search returns it."}
+_INPUT: Final = {"description": "The input of the operation, which must match its inputSchema."}
 
 
 def _object(properties: JSONObject, *required: str) -> JSONObject:
@@ -54,7 +54,10 @@ _SPECS: Final = (
         input_schema=Schema(
             _closed(
                 {
-                    "query": {**_TEXT, "description": "What to look for; empty lists everything."},
+                    "query": {
+                        **_TEXT,
+                        "description": "The search words; empty lists all operations.",
+                    },
                     "limit": {"type": "integer", "minimum": 1, "maximum": 100, "default": 20},
                     "namespace": _TEXT,
                     "tags": _TEXTS,
@@ -110,7 +113,7 @@ _SPECS: Final = (
         name="call",
         type=OperationType.MUTATION,
         title="Call an operation",
-        description="Run one operation and give its result.",
+        description="Run one operation and return its result.",
         input_schema=Schema(_CALL),
     ),
     OperationSpec(
@@ -119,8 +122,8 @@ _SPECS: Final = (
         type=OperationType.MUTATION,
         title="Call several operations",
         description=(
-            f"Run up to {MAX_BATCH} operations side by side. Each gives its envelope or its error, in order; "
-            "one that fails does not stop the others."
+            f"Run up to {MAX_BATCH} operations concurrently. Returns the envelope or the error of each, in order;"
+            " a failure does not stop the others."
         ),
         input_schema=Schema(
             _closed({"calls": {"type": "array", "maxItems": MAX_BATCH, "items": _CALL}}, "calls")
@@ -134,7 +137,7 @@ _SPECS: Final = (
 
 @cache
 def gateway_tools() -> tuple[Tool, ...]:
-    """The four, as tools."""
+    """Return the four tools."""
     return tuple(Tool(spec.name, spec, budget=16 * 1024) for spec in _SPECS)
 
 
@@ -146,14 +149,14 @@ async def run_gateway_tool(
     run: Run,
     caller: str,
 ) -> JSONObject | None:
-    """Run one of the four; None if `name` is none of them."""
+    """Run a gateway tool; return None if `name` is not one."""
     if name not in GATEWAY_TOOLS:
         return None
     tool = gateway_tools()[GATEWAY_TOOLS.index(name)]
     meta: JSONObject = {}
     try:
         schema = tool.spec.input_schema.compile()
-        # Too many calls are a limit, with a code of its own: see `Front.batch`.
+        # Too many calls exceed a limit, which has its own error code: see `Front.batch`.
         errors = [error for error in schema.errors(arguments) if error.keyword != "maxItems"]
         converted = convert_input(schema, arguments) if errors and context.lenient else None
         if converted is not None:
@@ -164,7 +167,7 @@ async def run_gateway_tool(
         elif errors:
             raise CallError(
                 ErrorCode.VALIDATION_ERROR,
-                f"the arguments of {name} do not fit: {format_value_errors(errors)}",
+                f"the arguments of {name} do not match its schema: {format_value_errors(errors)}",
                 {"errors": msgspec.to_builtins(errors)},
             )
         if name == "call":

@@ -1,12 +1,12 @@
-"""Answer MCP requests over HTTP without the SDK's models and streams, as far as possible.
+"""Serve MCP requests over HTTP, if possible without the SDK's models and streams.
 
 `FastPath` serves clients since 2026-07-28. `HandshakeTransport` serves clients before it, which open a session with a
 handshake.
 
-Rule 1: the lean path answers only well-formed `tools/list` and `tools/call` requests. All others, above all every
-        mistake, go to the SDK unchanged; those of a session in the same exchange.
-Rule 2: the answers are the SDK's answers; a test compares them.
-Rule 3: a session belongs to the caller that opened it; for all others it does not exist.
+Rule 1: the lean path serves only well-formed `tools/list` and `tools/call` requests. All others, in particular invalid
+        requests, are passed to the SDK unchanged; requests of a session in the same exchange.
+Rule 2: responses are identical to those of the SDK; a test compares them.
+Rule 3: a session belongs to the caller that opened it; other callers cannot use it.
 """
 
 import asyncio
@@ -89,7 +89,7 @@ class _Params(msgspec.Struct, rename="camel"):
 
 
 class PlainRequest(msgspec.Struct):
-    """A request that the lean path may answer."""
+    """A request that the lean path may serve."""
 
     jsonrpc: Literal["2.0"]
     id: int | str
@@ -102,7 +102,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def decode_plain(body: bytes) -> PlainRequest | None:
-    """Return a request; None if it is not a well-formed call or listing of tools."""
+    """Return the decoded request; None if it is not a well-formed call or listing of tools."""
     try:
         request = build_from(_decode, body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
@@ -124,7 +124,7 @@ _decode_meta = msgspec.json.Decoder(_MetaRequest).decode
 
 
 def decode_meta(body: bytes, request: PlainRequest, service: Service) -> Mapping[str, Any]:
-    """Return the `_meta` of a plain request that the server of its tool gets."""
+    """Return the `_meta` of a plain request to forward to the server of its tool."""
     tool = service.catalog.tools.get(request.params.name or "")
     if request.params.meta is None or tool is None or not tool.is_imported:
         return NOTHING
@@ -132,18 +132,18 @@ def decode_meta(body: bytes, request: PlainRequest, service: Service) -> Mapping
 
 
 def is_handshake_request(request: PlainRequest) -> bool:
-    """Return whether a request is one of a client before 2026-07-28."""
+    """Return whether a request comes from a client before 2026-07-28."""
     meta = request.params.meta
     return meta is None or meta.version is None
 
 
 class FastPath:
-    """Answers plain requests of clients since 2026-07-28.
+    """Serves plain requests of clients since 2026-07-28.
 
     Args:
-        service: What answers.
-        run_interactive: Runs calls of clients that can be asked; see `RegistryServer.run_interactive`.
-        server_info: How the server introduces itself in every answer since 2026-07-28.
+        service: Serves the requests.
+        run_interactive: Runs calls of clients that can answer questions; see `RegistryServer.run_interactive`.
+        server_info: The description of the server, which is part of every response since 2026-07-28.
     """
 
     def __init__(
@@ -173,7 +173,7 @@ class FastPath:
         try:
             return self._reply(request, await self._answer(request, asker, state))
         except MCPError:
-            # The SDK writes the protocol's own errors, which come before anything runs.
+            # The SDK reports errors of the protocol, which are detected before the call starts.
             state.timeout.pause()
             return None
 
@@ -231,7 +231,7 @@ class FastPath:
 
 
 async def _until_disconnect(work: Awaitable[JSONObject], state: RequestState) -> JSONObject:
-    """Return the result of work that ends with its client."""
+    """Return the result of work that is cancelled when its client disconnects."""
     state.timeout.start(None, state.receive)
     result = await work
     state.timeout.pause()
@@ -239,7 +239,7 @@ async def _until_disconnect(work: Awaitable[JSONObject], state: RequestState) ->
 
 
 def _is_routable(state: RequestState) -> bool:
-    """Return whether the headers are those of a plain request, and none is repeated."""
+    """Return whether the headers are those of a plain request, without repetitions."""
     headers = state.headers
     accept = headers.get(b"accept", b"")
     if (
@@ -263,7 +263,7 @@ _NO_SESSION: Final = "Session not found"
 
 
 def is_handshake_version(headers: Mapping[bytes, bytes]) -> bool:
-    """Return whether a request is one of a client before 2026-07-28, by its headers."""
+    """Return whether a request comes from a client before 2026-07-28, by its headers."""
     version = headers.get(_VERSION)
     return version is None or version.decode("latin-1") in HANDSHAKE_PROTOCOL_VERSIONS
 
@@ -274,9 +274,9 @@ class HandshakeTransport:
     Args:
         server: The SDK's server, which handles all other requests.
         service: Serves plain calls.
-        sessions: The open sessions; None if every request stands alone.
+        sessions: The open sessions; None without sessions.
         json_response: Whether responses are always JSON.
-        lean: Whether plain calls take the lean path.
+        lean: Whether plain calls use the lean path.
     """
 
     def __init__(
@@ -513,7 +513,7 @@ class HandshakeTransport:
     async def _read(
         self, pipeline: RequestPipeline, state: RequestState, session: Session
     ) -> Reply | None:
-        """Send the events of a stream, live or from where the client lost it, until it ends."""
+        """Send the events of a stream until it ends, live or after the last event that the client received."""
         log = session.log
         last = state.headers.get(b"last-event-id")
         place: tuple[int, int] | None
@@ -537,7 +537,7 @@ class HandshakeTransport:
         try:
             with pipeline.front.credentials.watching(state.credential, revoke):
                 if place is not None:
-                    # The headers reach the client with the first part of the body.
+                    # Some servers send the headers only with the first part of the body.
                     await pipeline.send_part(state, b": open\n\n")
                     async with aclosing(log.follow(place[1], place[0])) as parts:
                         async for part in parts:
@@ -551,7 +551,7 @@ class HandshakeTransport:
 
 
 def _accepted(headers: Mapping[bytes, bytes]) -> tuple[bool, bool, bool]:
-    """Return whether a client takes JSON, whether it takes event streams, and whether it prefers the latter."""
+    """Return whether a client accepts JSON, whether it accepts event streams, and whether it prefers event streams."""
     accept = headers.get(b"accept", b"")
     if accept == b"application/json, text/event-stream":
         return True, True, False
@@ -573,7 +573,7 @@ def _failure(status: int, message: str, *headers: Header, code: int = INVALID_RE
 
 
 def reject_malformed(body: bytes, max_values: int) -> Reply | None:
-    """Return the response to a body that is not JSON by our rules; None if it is."""
+    """Return the error response to a body that is not valid JSON by our rules; None if it is valid."""
     try:
         decode_json(body, max_values=max_values)
     except JSONValueError as error:

@@ -1,7 +1,7 @@
-"""Turn outcomes of calls into results of tools, prompts and resources.
+"""Convert outcomes of calls to results of tools, prompts and resources.
 
-Rule 1: data goes out twice, as structured content and as text, for clients that read only one of them.
-Rule 2: an error is a result too, so that the model can read it; an undeclared one shows only its code and the id of
+Rule 1: data is sent twice, as structured content and as text, for clients that read only one of them.
+Rule 2: an error is also a result, so that the model can read it. An undeclared error shows only its code and the id of
         the request.
 
 An operation that is a prompt returns:
@@ -95,7 +95,7 @@ def _tool_result(
     if not isinstance(meta, MCPResponseMeta):
         result: JSONObject = {"content": [text_block(text_of(data))]}
         if data is None and not boxed:
-            # The SDK treats a structured null as absent, so `_meta` notes it.
+            # The SDK treats structured null as absent, so `_meta` records it.
             return {**result, "_meta": {DATA_KEY: "null"}}
         result["structuredContent"] = _box(data, boxed)
         return result
@@ -105,7 +105,7 @@ def _tool_result(
         if meta.structured_content is not None:
             result |= _structured_error(meta.structured_content, declared=declared)
     elif meta.structured_content is not None or declared:
-        # The data, not the original structured content: the data fits the schema.
+        # Use the normalised data instead of the original structured content, because it matches the schema.
         result["structuredContent"] = _box(data, boxed)
     passed = passed_meta(meta.meta)
     if passed:
@@ -124,8 +124,8 @@ def error_result(error: CallError, request_id: str, *, expose: bool, declared: b
         error: The error.
         request_id: The id of the call.
         expose: Whether clients may read the text of unexpected errors.
-        declared: Whether the tool was listed with an output schema. Some clients check the structured content of
-            errors against it as well, so the error then is in `_meta`.
+        declared: Whether the tool was listed with an output schema. Some clients validate the structured content of
+            errors with it, so that the error is in `_meta` instead.
     """
     wire = public_error(error, request_id, expose=expose).to_wire()
     text = with_code(wire["code"], wire["message"])
@@ -151,7 +151,7 @@ def binary_block(data: bytes, mime_type: str | None) -> JSONObject:
 
 
 def sniffed(data: bytes) -> str:
-    """Return the media type of bytes by their first bytes."""
+    """Return the media type of bytes, detected from the first bytes."""
     for beginning, mime_type in _MAGIC:
         if data.startswith(beginning):
             return mime_type
@@ -207,9 +207,9 @@ def resource_result(
 
     Args:
         envelope: The outcome of the operation.
-        uri: The address that the client asked for.
+        uri: The requested URI.
         resource: The resource that was read.
-        addresses: The addresses of all resources.
+        addresses: The URIs of all resources.
     """
     data, meta, mime_type = envelope.data, envelope.meta, resource.mime_type
     if resource.source is not None and isinstance(meta, MCPResponseMeta):
@@ -244,7 +244,7 @@ def _imported(
     for each in list_of(envelope.data):
         content: JSONObject = dict(object_of(each))
         given = str(content.get("uri", ""))
-        # The requested resource has the requested address; other contents have their own.
+        # The requested resource has the requested URI; other contents have their own URIs.
         is_read = prefixed(namespace, given) == uri
         content["uri"] = uri if is_read or given == uri else addresses.link(namespace, given)
         if "_meta" in content:
@@ -256,9 +256,9 @@ def _imported(
 
 
 def publish_addresses(blocks: list[JSONObject], namespace: str, addresses: Addresses) -> None:
-    """Rewrite the addresses in the result of an imported tool to those under which clients find them here.
+    """Replace the URIs in the result of an imported tool by the URIs that clients of this server use.
 
-    The address of an embedded resource changes only if another source claims it.
+    The URI of an embedded resource changes only if another source claims it.
     """
     for block in blocks:
         if block.get("type") == "resource_link":
@@ -270,7 +270,7 @@ def publish_addresses(blocks: list[JSONObject], namespace: str, addresses: Addre
 
 
 def arguments_from_text(spec: OperationSpec, values: Mapping[str, Any]) -> JSONObject:
-    """Return an input whose values came as text: values that should not be strings are read as JSON, if possible."""
+    """Convert an input whose values were sent as text: decode values that should not be strings as JSON."""
     properties = properties_of(spec)
     return {name: _read(value, properties.get(name, {})) for name, value in values.items()}
 
@@ -282,5 +282,5 @@ def _read(value: Any, schema: JSONObject) -> Any:
     try:
         return decode_json(value, max_values=MAX_REQUEST_VALUES)
     except JSONValueError:
-        # The operation's own validation reports the error.
+        # The validation of the operation reports the error.
         return value

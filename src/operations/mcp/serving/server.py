@@ -1,6 +1,6 @@
-"""A registry as an MCP server, on the SDK's low-level server: one object for both protocol eras and every transport.
+"""Serve a registry with the SDK's low-level server: one object for all protocol revisions and transports.
 
-Rule 1: a subscription to an imported resource runs as the caller that asked for it, and reports to that caller only.
+Rule 1: a subscription to an imported resource runs as the caller that requested it, and reports only to that caller.
 """
 
 import asyncio
@@ -84,7 +84,8 @@ _EVENTS: dict[str, ServerEvent] = {
 class RegistryServer(Server[None]):
     """A registry as an MCP server.
 
-    It is the SDK's low-level `Server`, so the SDK's in-memory client and other users of that class accept it.
+    A subclass of the SDK's low-level `Server`, so that the SDK's in-memory client and other users of that class accept
+    it.
     """
 
     def __init__(self, registry: OperationRegistry, settings: MCPServerSettings) -> None:
@@ -121,7 +122,8 @@ class RegistryServer(Server[None]):
             on_get_prompt=cast("Any", self._get_prompt),
             on_completion=cast("Any", self._complete),
         )
-        # The constructor would warn that the protocol deprecates it; clients of 2025 still use it.
+        # Set after construction, because the constructor warns about deprecation; clients of the 2025 protocol still
+        # use it.
         self.add_request_handler("logging/setLevel", SetLevelRequestParams, self._set_level)
         self.add_request_handler("server/discover", RequestParams, self._discover)
         self.add_notification_handler(
@@ -131,12 +133,12 @@ class RegistryServer(Server[None]):
     # ------------------------------------------------------------ transports
 
     async def run_stdio(self) -> None:
-        """Serve the process that started this one, until it closes our stdin."""
+        """Serve the process that started this one, until it closes standard input."""
         async with bounded_stdio(self._front.limits) as (incoming, outgoing):
             await self.run(incoming, outgoing, self.create_initialization_options())
 
     def asgi_app(self, **options: Unpack[AppOptions]) -> MCPApp:
-        """An ASGI application that serves streamable HTTP; see `AppOptions`."""
+        """Return an ASGI application that serves streamable HTTP; see `AppOptions`."""
         settings = self._settings
         options = {
             "stateless": settings.stateless,
@@ -152,7 +154,7 @@ class RegistryServer(Server[None]):
     # ------------------------------------------------------------ callers
 
     def _resolve(self, scope: Scope) -> Any:
-        """Return the identity behind a request of an application that stands alone."""
+        """Return the identity of a request to an application without a host application."""
         return self._settings.identify and self._settings.identify(Request(scope))
 
     def _asker(self, request: RequestContext) -> Asker:
@@ -229,7 +231,7 @@ class RegistryServer(Server[None]):
         run: Callable[[CallerChannel], Awaitable[JSONObject]],
         *what: Any,
     ) -> JSONObject:
-        """Run a call; its questions go to the client in the way of the client's era."""
+        """Run a call, and send its questions to the client in the form of the client's protocol revision."""
         try:
             # Over HTTP, the pipeline has admitted it.
             is_admitted = request.request is not None
@@ -252,7 +254,7 @@ class RegistryServer(Server[None]):
         params: Mapping[str, Any],
         *what: Any,
     ) -> JSONObject:
-        """Run a call of a client since 2026-07-28, or go on with one that had questions."""
+        """Run a call of a client since 2026-07-28, or continue a call after its questions."""
         who = None if asker.identity is None else asker.identity.key
         key = (who, method, msgspec.json.encode(what, order="deterministic"))
         token = params.get("requestState")
@@ -371,7 +373,7 @@ class RegistryServer(Server[None]):
         asker: Asker,
         readable: Mapping[str, tuple[Resource, JSONObject]],
     ) -> SubscriptionsListenResult:
-        """Serve a stream of changes that includes those of imported resources."""
+        """Serve a stream of changes that includes changes of imported resources."""
         bus = JoinedBus(self._bus)
         async with AsyncExitStack() as stack:
             for uri, (resource, value) in tuple(readable.items())[:_MAX_WATCHED]:
@@ -379,7 +381,7 @@ class RegistryServer(Server[None]):
                 if watcher is not None:
                     report = partial(bus.publish, ResourceUpdated(uri=uri))
                     address = resource.address(value)
-                    # One that cannot be watched costs itself.
+                    # A resource without support for subscriptions is skipped.
                     with suppress(MCPError):
                         await stack.enter_async_context(
                             following(self.service, watcher, address, asker, report)
@@ -393,7 +395,7 @@ class RegistryServer(Server[None]):
 
     @asynccontextmanager
     async def _running(self, _server: Server[None]) -> AsyncGenerator[None]:
-        """While a transport runs, changes of the registry are announced."""
+        """Announce changes of the registry while a transport runs."""
         changed = asyncio.Event()
 
         def notice(_event: CallEvent) -> None:
@@ -429,7 +431,7 @@ class RegistryServer(Server[None]):
         experimental_capabilities: dict[str, dict[str, Any]] | None = None,
         extensions: dict[str, dict[str, Any]] | None = None,
     ) -> InitializationOptions:
-        """As the SDK's, with the instructions of our sources; changes are announced by default."""
+        """Return the SDK's options with the instructions of our sources; changes are announced by default."""
         options = super().create_initialization_options(
             notification_options
             or NotificationOptions(
@@ -451,7 +453,7 @@ class RegistryServer(Server[None]):
 
 
 def _watched(connection: Connection) -> "dict[str, asyncio.Task[None] | None]":
-    """Return the resources that a client subscribed to, each with the task that follows it elsewhere."""
+    """Return the resources that a client subscribed to, each with the task that watches it at its server."""
     watched: dict[str, asyncio.Task[None] | None] | None = connection.state.get(_WATCHED)
     if watched is None:
         watched = connection.state[_WATCHED] = {}
@@ -469,8 +471,8 @@ def _cancel_all(watched: "dict[str, asyncio.Task[None] | None]") -> None:
 def to_mcp(settings: MCPServerSettings, registry: OperationRegistry) -> RegistryServer:
     """Return an MCP server of a registry; then `await server.run_stdio()`, or serve `server.asgi_app()`.
 
-    Operations that are added or removed later are announced to clients. Call it as
-    `to_mcp(registry, **options)`, with the fields of `MCPServerSettings`.
+    Clients are notified of operations that are added or removed later. Call it as `to_mcp(registry, **options)`, with
+    the fields of `MCPServerSettings`.
     """
     return RegistryServer(registry, settings)
 
@@ -479,7 +481,7 @@ def to_mcp(settings: MCPServerSettings, registry: OperationRegistry) -> Registry
 
 
 class JoinedBus(InMemorySubscriptionBus):
-    """The events of one listener together with those of a shared bus."""
+    """Combines the events of one listener with those of a shared bus."""
 
     def __init__(self, shared: InMemorySubscriptionBus) -> None:
         super().__init__()
@@ -511,10 +513,10 @@ async def follow(
     asker: Asker,
     report: Callable[[], Awaitable[None]],
 ) -> "asyncio.Task[None]":
-    """Watch the resource at `uri` of a server; return the task, which lasts until it is cancelled.
+    """Watch the resource at `uri` of a server; return the task, which runs until it is cancelled.
 
     Raises:
-        MCPError: If the server refuses.
+        MCPError: If the server rejects the subscription.
     """
     is_active: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 

@@ -1,7 +1,7 @@
-"""The methods of the protocol, answered from a registry: parameters in, results on the wire out.
+"""Implement the methods of the protocol for a registry: take parameters, return results in wire form.
 
-Rule 1: nothing here knows a transport. The SDK's server and the lean path of `requests` both end here.
-Rule 2: every result is for one caller. Operations that it may not call are neither listed nor found.
+Rule 1: this module does not depend on transports. The SDK's server and the lean path of `requests` both use it.
+Rule 2: every result is for one caller. Operations that the caller may not call are neither listed nor found.
 """
 
 import asyncio
@@ -55,11 +55,11 @@ ItemT = TypeVar("ItemT")
 
 _BYTES_PER_TOKEN = 4
 _RESOURCE_NOT_FOUND = -32002
-"""Before 2026-07-28, which uses `INVALID_PARAMS`."""
+"""The error code before 2026-07-28; since then it is `INVALID_PARAMS`."""
 
 
 class Asker(msgspec.Struct, frozen=True):
-    """The sender of a request, its front, and its version of the protocol."""
+    """The sender of a request, its front, and its protocol version."""
 
     identity: Identity | None
     protocol_version: str
@@ -69,15 +69,15 @@ class Asker(msgspec.Struct, frozen=True):
     """The capabilities that the client declared."""
 
     caller: str = "at:"
-    """The key by which limits count the caller."""
+    """The key of the caller for limits."""
 
     request_id: str = ""
-    """The id of the HTTP request, which its call has as well."""
+    """The id of the HTTP request, which is also the id of its call."""
 
     metadata: Mapping[str, Any] = NOTHING
 
     meta: Mapping[str, Any] = NOTHING
-    """The `_meta` of the request that the server of an imported operation gets."""
+    """The `_meta` to forward to the server of an imported operation."""
 
     deadline: float | None = None
     """The deadline that the caller itself set, in milliseconds since the epoch."""
@@ -91,7 +91,10 @@ class Asker(msgspec.Struct, frozen=True):
         trace: Mapping[str, Any] = NOTHING,
         meta: Mapping[str, Any] = NOTHING,
     ) -> "Asker":
-        """Return who sent an HTTP request; the trace context of its `_meta` goes before that of its headers."""
+        """Return the sender of an HTTP request.
+
+        The trace context in `_meta` takes precedence over that in the headers.
+        """
         context = state.context
         return cls(
             state.identity,
@@ -112,7 +115,7 @@ class Asker(msgspec.Struct, frozen=True):
 
 
 class Service:
-    """Answers MCP requests from one registry."""
+    """Serves MCP requests for one registry."""
 
     def __init__(self, registry: OperationRegistry, settings: MCPServerSettings) -> None:
         self.settings = settings
@@ -130,9 +133,9 @@ class Service:
         return Catalog(self.registry, self.settings.names, self.settings.schema_budget)
 
     def instructions(self, identity: Identity | None) -> str | None:
-        """Return our own instructions and those of the sources of which a caller may call anything.
+        """Return our own instructions, and those of the sources with operations that the caller may call.
 
-        The instructions of several sources are separated by the prefix of their tools.
+        The instructions of several sources are separated by headings with their namespaces.
         """
         context = OperationContext(identity=identity)
         imported = [
@@ -154,7 +157,7 @@ class Service:
         return _page("tools", [tool.wire(modern=asker.modern) for tool in tools], following, asker)
 
     def list_tools_encoded(self, asker: Asker, cursor: str | None = None) -> JSONObject:
-        """Return the same page with its tools already encoded."""
+        """As `list_tools`, with the tools already encoded."""
         tools, following = self._tool_page(asker, cursor)
         return _page("tools", [tool.raw(modern=asker.modern) for tool in tools], following, asker)
 
@@ -175,7 +178,7 @@ class Service:
         )
 
     def _unknown_tool(self, name: str, asker: Asker) -> MCPError:
-        """Return the error for a tool that does not exist, with the tool that was probably meant."""
+        """Return the error for an unknown tool, with a similar name as suggestion."""
         visible = self._visible(self.catalog.tools.values(), asker)
         near = suggestion(name, (tool.name for tool in visible if tool.name != name))
         return MCPError(INVALID_PARAMS, f"Unknown tool: {name}{near and '.'}{near}")
@@ -194,11 +197,11 @@ class Service:
             asker: The caller.
             name: The name of the tool.
             arguments: Its input.
-            channel: The ways to reach the caller meanwhile.
-            limited: The call with the time limit that its request enforces; without it, the registry does.
+            channel: The channel to the caller.
+            limited: The call, if its request enforces the time limit; otherwise the registry does.
 
         Raises:
-            MCPError: If there is no such tool, or it needs a capability that the client does not have.
+            MCPError: If there is no such tool, or the client lacks a required capability.
         """
         tool = self.catalog.tools.get(name)
         if limited is None:
@@ -231,7 +234,7 @@ class Service:
         if missing:
             raise MCPError(
                 MISSING_REQUIRED_CLIENT_CAPABILITY,
-                f"{name} needs a client that can do: {', '.join(missing)}",
+                f"{name} needs a client with these capabilities: {', '.join(missing)}",
                 {"requiredCapabilities": {name: {} for name in missing}},
             )
         value: Any = arguments
@@ -296,11 +299,10 @@ class Service:
     async def _collect(
         self, spec: OperationSpec, value: Any, context: OperationContext
     ) -> JSONObject:
-        """Return a subscription as one result: each item is reported as progress, and the first ones are the result.
+        """Run a subscription as a tool: report each item as progress, and return the first items.
 
         Raises:
-            CallError: As the subscription raised it. If the time is over, the call ends with the items so far
-                instead.
+            CallError: The error of the subscription. At the time limit, the call returns the items so far instead.
         """
         settings = self.settings
         items: list[Any] = []
@@ -345,7 +347,7 @@ class Service:
         """Return the resource at `uri`, and the input that reads it.
 
         Raises:
-            MCPError: If there is none the caller may read.
+            MCPError: If there is no such resource that the caller may read.
         """
         found = self.catalog.addresses.find(uri, lambda spec: self.sees(spec, asker))
         if found is not None:
@@ -381,7 +383,7 @@ class Service:
         """Return the prompt called `name`.
 
         Raises:
-            MCPError: If there is none the caller may use.
+            MCPError: If there is no such prompt that the caller may use.
         """
         prompt = self.catalog.prompts.get(name)
         if prompt is None or not self.sees(prompt.spec, asker):
@@ -391,10 +393,10 @@ class Service:
     async def get_prompt(
         self, asker: Asker, name: str, arguments: JSONObject, channel: CallerChannel = CLOSED
     ) -> JSONObject:
-        """Fill in a prompt.
+        """Return a prompt with its arguments filled in.
 
         Raises:
-            MCPError: If there is no such prompt, or making it fails.
+            MCPError: If there is no such prompt, or its operation fails.
         """
         spec = self.find_prompt(asker, name).spec
         value = arguments_from_text(spec, arguments)
@@ -414,10 +416,10 @@ class Service:
         params: CompleteRequestParams,
         asker: Asker,
     ) -> JSONObject:
-        """Let the server of an imported prompt or template suggest values.
+        """Return suggestions of the server of an imported prompt or template.
 
         Raises:
-            MCPError: If it cannot.
+            MCPError: If the server does not respond with suggestions.
         """
         given = params.model_dump(
             by_alias=True, mode="json", exclude_none=True, include={"ref", "argument", "context"}
@@ -433,7 +435,7 @@ class Service:
     async def _execute(
         self, spec: OperationSpec, value: Any, asker: Asker, channel: CallerChannel
     ) -> Any:
-        """Run an operation whose errors are the protocol's."""
+        """Run an operation, and raise its errors as errors of the protocol."""
         context = self._context(asker, channel, self._limit(spec, asker))
         try:
             return (await self.registry.execute(spec.id, value, context)).raise_for_error()
@@ -447,7 +449,7 @@ class Service:
     def _context(
         self, asker: Asker, channel: CallerChannel, limit: TimeLimit | None
     ) -> OperationContext:
-        """Return the context of a call; gateway tools and subscriptions have no limit that can be extended."""
+        """Return the context of a call; the time limit of gateway tools and subscriptions cannot be extended."""
         deadline = asker.deadline if limit is None else limit.deadline
         if asker.meta:
             channel = replace(channel, meta=asker.meta)
@@ -463,7 +465,7 @@ class Service:
         )
 
     def _limit(self, spec: OperationSpec, asker: Asker) -> TimeLimit | None:
-        """Return the time limit of a call, which questions and progress extend; a subscription has none."""
+        """Return the time limit of a call, which questions and progress extend; None for a subscription."""
         if spec.type is OperationType.SUBSCRIPTION:
             return None
         front = asker.front
@@ -477,7 +479,7 @@ class Service:
         )
 
     def sees(self, spec: OperationSpec, asker: Asker) -> bool:
-        """Return whether a caller may call, and therefore see, an operation."""
+        """Return whether a caller may call an operation, and may therefore see it."""
         return may_call(spec, OperationContext(identity=asker.identity))
 
     def _visible(self, items: Iterable[ItemT], asker: Asker) -> list[ItemT]:
@@ -487,7 +489,7 @@ class Service:
     def _cut(
         self, items: Sequence[ItemT], cursor: str | None
     ) -> tuple[Sequence[ItemT], str | None]:
-        """Return one page of `items`, and the cursor of the next: the position and the operation where it starts."""
+        """Return one page of `items`, and the cursor of the next page: the position and operation of its first item."""
         start = 0 if cursor is None else _start(cursor, items)
         end = start + self.settings.page_size
         following = None
@@ -498,7 +500,7 @@ class Service:
 
 
 class LimitedCall:
-    """A call of a tool, whose time limit its request enforces: the call runs in the request's own task."""
+    """A call of a tool that runs in the task of its request, which enforces the time limit."""
 
     __slots__ = ("_asker", "_seconds", "_tool", "limit", "state")
 
@@ -513,11 +515,11 @@ class LimitedCall:
         limit.is_kept = True
 
     def start(self) -> None:
-        """Let the time begin; the call ends with its client as well."""
+        """Start the time limit; the call also ends when its client disconnects."""
         self.state.timeout.start(self._seconds, self.state.receive, self.limit)
 
     async def run(self, work: Awaitable[JSONObject]) -> JSONObject:
-        """Return the result of the work; if its time is over, the result for that."""
+        """Return the result of the work; after the time limit, a timeout result."""
         timeout = self.state.timeout
         try:
             return await work
@@ -529,7 +531,7 @@ class LimitedCall:
             timeout.pause()
 
     def late_result(self) -> JSONObject:
-        """Return the result of a call whose time is over."""
+        """Return the result of a call that exceeded its time limit."""
         tool, asker = self._tool, self._asker
         error = timed_out(tool.spec.id, self._seconds, deadline=self.limit.deadline)
         result = error_result(
@@ -542,10 +544,10 @@ class LimitedCall:
 
 
 def _start(cursor: str, items: Sequence[Any]) -> int:
-    """Return where a page starts: after the last item of the page before, which may have moved since.
+    """Return the start of a page: after the last item of the previous page, which may have moved.
 
     Raises:
-        MCPError: If that item was removed, or the cursor is not valid.
+        MCPError: If the item was removed, or the cursor is not valid.
     """
     try:
         start, last = msgspec.json.decode(urlsafe_b64decode(cursor), type=tuple[int, str])
@@ -574,10 +576,10 @@ def _page(key: str, items: list[Any], following: str | None, asker: Asker) -> JS
 
 
 def _settled(result: JSONObject, asker: Asker, *, cacheable: bool = False) -> JSONObject:
-    """Add the fields of a 2026-07-28 result: that it is complete, and whether it may be cached."""
+    """Add the fields of a 2026-07-28 result: completeness and caching."""
     if asker.modern:
         result["resultType"] = "complete"
         if cacheable:
-            # Every listing depends on the caller, so none may be shared.
+            # Every listing depends on the caller, so it must not be cached for others.
             result |= {"ttlMs": 0, "cacheScope": "private"}
     return result

@@ -1,10 +1,11 @@
 """The open sessions of clients before 2026-07-28: declared capabilities, running requests and sent messages.
 
-Rule 1: a caller without identity counts by its address.
-Rule 2: a caller at its limit loses its own oldest idle session. If no session is left, the oldest idle one of a caller
-        without identity ends, so that anonymous clients cannot lock out others.
-Rule 3: a session ends when the last credential that was shown in it expires or is revoked. A renewed one keeps it open.
-Rule 4: the last events of a session are kept, so that a client that lost a stream can resume it.
+Rule 1: limits count a caller without identity by its address.
+Rule 2: if a caller reaches its limit, its own oldest idle session ends. If the total limit is reached, the oldest idle
+        session of a caller without identity ends, so that anonymous clients cannot lock out others.
+Rule 3: a session ends when the last credential that was used in it expires or is revoked. A renewed credential keeps it
+        open.
+Rule 4: the last events of a session are stored, so that a client can resume a lost stream.
 """
 
 import asyncio
@@ -30,17 +31,17 @@ from operations.types import JSONObject
 
 MAX_EVENTS: Final = 256
 MAX_EVENT_BYTES: Final = 4 * 1024 * 1024
-"""Bytes of kept events in one session; the last event is kept even if it is larger."""
+"""The largest size of the stored events of one session in bytes; the last event is stored even if it is larger."""
 
 PING: Final = b": ping\n\n"
 PING_SECONDS: Final = 15
-"""How long a stream may be silent: proxies close connections that are."""
+"""Seconds without an event after which a stream sends a comment, because proxies close idle connections."""
 
 STANDALONE: Final = 0
-"""The stream that belongs to no request: a client reads it with GET."""
+"""The stream that does not belong to a request; a client reads it with GET."""
 
 _RETRY_MILLISECONDS: Final = 500
-"""When a client whose stream ended early should reconnect."""
+"""Milliseconds after which a client should reconnect when its stream ended early."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -60,7 +61,7 @@ def notification(method: str, params: Mapping[str, Any] | None) -> bytes:
 
 
 class EventLog:
-    """The last events of all streams of one session. A stream is read by following the log."""
+    """The last events of all streams of one session. Readers of a stream follow the log."""
 
     def __init__(self) -> None:
         self._events: deque[tuple[int, int, bytes]] = deque()
@@ -78,7 +79,7 @@ class EventLog:
         return stream
 
     def close_stream(self, stream: int) -> None:
-        """End a stream: its readers return when they have read its last event."""
+        """End a stream; its readers return after its last event."""
         self._open.discard(stream)
         self._wake()
 
@@ -88,11 +89,11 @@ class EventLog:
         self._wake()
 
     def add(self, stream: int, message: bytes) -> bytes:
-        """Keep a message, and return it as an event."""
+        """Store a message, and return it as an event."""
         return self._add(stream, event(message, self._latest + 1))
 
     def add_start(self, stream: int) -> bytes:
-        """Return an event without a message, so that a client can resume before the first message comes."""
+        """Return an event without a message, so that a client can resume before the first message."""
         return self._add(
             stream, b"id: %d\nretry: %d\ndata: \n\n" % (self._latest + 1, _RETRY_MILLISECONDS)
         )
@@ -113,7 +114,7 @@ class EventLog:
         self._changed = asyncio.Event()
 
     def find(self, event_id: str) -> tuple[int, int] | None:
-        """Return the number and the stream of an event; None if it is not known."""
+        """Return the number and the stream of an event; None if it is unknown."""
         number = int(event_id) if event_id.isascii() and event_id.isdigit() else 0
         return next(((known, of) for known, of, _ in self._events if known == number), None)
 
@@ -127,7 +128,7 @@ class EventLog:
         return stream in self._readers
 
     async def follow(self, stream: int, after: int) -> AsyncGenerator[bytes]:
-        """Yield the events of a stream after an event, until the stream ends or another reader takes over."""
+        """Yield the events of a stream after an event, until the stream ends or another reader replaces this one."""
         reader = self._readers[stream] = object()
         self._wake()
         try:
@@ -150,17 +151,17 @@ class EventLog:
 
 
 class Session:
-    """One open session. It is also the channel for messages that belong to no request."""
+    """One open session. It is also the channel for messages that do not belong to a request."""
 
     def __init__(self, caller: str, owner: str | None) -> None:
         self.id = token_hex(16)
         self.caller = caller
 
         self.owner = owner
-        """The id of the identity that opened it; None for a caller without identity."""
+        """The id of the identity that opened the session; None for a caller without identity."""
 
         self.connection = Connection.for_loop(self, session_id=self.id)
-        """The SDK's state of the session: version, capabilities, log level, watched resources."""
+        """The SDK's state of the session: version, capabilities, log level, subscribed resources."""
 
         self.capabilities: Mapping[str, Any] = NOTHING
         self.log = EventLog()
@@ -171,10 +172,10 @@ class Session:
         self.in_flight = 0
 
         self.credential: Credential | None = None
-        """The last credential that was shown in it."""
+        """The last credential that was used in the session."""
 
         self.stop_watch: Callable[[], None] | None = None
-        """Ends the watch of that credential."""
+        """Stops checking that credential."""
 
         self._questions: dict[int, asyncio.Future[JSONObject]] = {}
         self._numbers = count(1)
@@ -193,7 +194,7 @@ class Session:
         return number, answer
 
     def answer(self, message: Mapping[str, Any]) -> None:
-        """Take the client's answer to a question; unknown ones are dropped."""
+        """Process the client's answer to a question; ignore unknown answers."""
         text = str(message["id"])
         number = int(text) if text.isascii() and text.isdigit() else 0
         answer = self._questions.get(number)
@@ -211,7 +212,7 @@ class Session:
             self.running[request_id]()
 
     async def close(self) -> None:
-        """End everything that runs in the session."""
+        """End all requests and streams of the session."""
         for cancel in tuple(self.running.values()):
             cancel()
         self.log.close()
@@ -222,18 +223,18 @@ class Session:
     async def notify(
         self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None
     ) -> None:
-        """Send a notification on the stream that belongs to no request."""
+        """Send a notification on the stream that does not belong to a request."""
         self.log.add(STANDALONE, notification(method, params))
 
     async def send_raw_request(
         self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None
     ) -> dict[str, Any]:
-        """Raise an error: questions always belong to a request."""
+        """Raise an error, because questions always belong to a request."""
         raise NoBackChannelError(method)
 
 
 class SessionTable:
-    """Knows the open sessions, least recently used first.
+    """The open sessions, least recently used first.
 
     Args:
         idle_timeout: Seconds after which an idle session ends.
@@ -245,7 +246,7 @@ class SessionTable:
         self._ending: set[asyncio.Future[None]] = set()
 
     def find(self, session_id: str, owner: str | None) -> Session | None:
-        """Return an open session if this caller opened it."""
+        """Return an open session of this caller."""
         session = self._open.get(session_id)
         return session if session is not None and session.owner == owner else None
 
@@ -253,7 +254,7 @@ class SessionTable:
         """End idle sessions so that a caller can open another.
 
         Raises:
-            CallError: `RESOURCE_EXHAUSTED` if there are too many.
+            CallError: `RESOURCE_EXHAUSTED` if there are too many sessions.
         """
         mine = sum(session.caller == caller for session in self._open.values())
         if mine >= limits.sessions_per_caller:
@@ -271,7 +272,7 @@ class SessionTable:
     def add(
         self, session: Session, credential: Credential | None, monitor: CredentialMonitor
     ) -> None:
-        """Keep a new session."""
+        """Add a new session."""
         self._open[session.id] = session
         self._watch_credential(session, credential, monitor)
 
@@ -290,7 +291,7 @@ class SessionTable:
         ending.add_done_callback(self._ending.discard)
 
     async def end(self, session: Session) -> None:
-        """End a session: its id is not known any more."""
+        """End a session and remove its id."""
         self._open.pop(session.id, None)
         if session.stop_watch is not None:
             session.stop_watch()
@@ -299,14 +300,14 @@ class SessionTable:
     def begin(
         self, session: Session, credential: Credential | None, monitor: CredentialMonitor
     ) -> None:
-        """Note a request in a session."""
+        """Record the start of a request in a session."""
         session.in_flight += 1
         known = session.credential
         if credential is not None and known is not None and known.key != credential.key:
             self._watch_credential(session, credential, monitor)
 
     def finish(self, session: Session) -> None:
-        """Note the end of a request in a session."""
+        """Record the end of a request in a session."""
         session.in_flight -= 1
         session.used_at = monotonic()
         if session.id in self._open:

@@ -1,6 +1,6 @@
-"""`to_openapi`: the HTTP API of a registry as an OpenAPI 3.1 document.
+"""`to_openapi` describes the HTTP API of a registry as an OpenAPI 3.1 document.
 
-Rule 1: it describes exactly what `operations.server` serves; both read queries by `QueryArguments`.
+Rule 1: the document describes exactly the API of `operations.server`; both use `QueryArguments` for queries.
 Rule 2: the same operations give the same document, independently of their order of registration.
 """
 
@@ -40,7 +40,7 @@ BINARY: Final = "application/octet-stream"
 BEARER: Final[Mapping[str, JSONObject]] = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "An API key or a token."}
 }
-"""How callers authenticate, by default."""
+"""The default security scheme."""
 
 _ERROR: JSONObject = {
     "type": "object",
@@ -55,13 +55,13 @@ _ERROR: JSONObject = {
     },
 }
 _SHARED: Mapping[int, tuple[str, str]] = {
-    400: ("Malformed", "The request cannot be read."),
+    400: ("Malformed", "The request is malformed."),
     401: ("Unauthenticated", "No credential was sent, or it is not valid."),
-    403: ("Denied", "The caller may not."),
-    422: ("Invalid", "The input does not fit its schema; `details.errors` has every path."),
+    403: ("Denied", "The caller has no access."),
+    422: ("Invalid", "The input does not match its schema; `details.errors` has every path."),
 }
 _MANY = 3
-"""Operations that must share a response for it to become a component."""
+"""A response becomes a component if at least this many operations share it."""
 
 _FAILED = "The call failed: a limit, a time-out, or an error of the operation."
 
@@ -75,17 +75,17 @@ def to_openapi(
     server_url: str = "/",
     security_schemes: Mapping[str, JSONObject] = BEARER,
 ) -> JSONObject:
-    """Describe operations as the HTTP API that `operations.server` makes of them.
+    """Return an OpenAPI document for operations as `operations.server` serves them.
 
-    A `default` that is not of its type is left out, with a warning on the logger `operations`.
+    A `default` that does not match its type is omitted, with a warning on the logger `operations`.
 
     Args:
         registry: A registry, or any operations or specs.
-        title: Of the API.
-        version: Of the API.
-        description: Of the API.
-        server_url: Where it is served; by default beside the document.
-        security_schemes: OpenAPI security schemes by name; any of them lets a caller in.
+        title: The title of the API.
+        version: The version of the API.
+        description: The description of the API.
+        server_url: The address of the API; by default that of the document.
+        security_schemes: OpenAPI security schemes by name, each of which is sufficient.
     """
     specs: list[OperationSpec] = [getattr(item, "spec", item) for item in registry]
     builder = _Builder(security_schemes)
@@ -95,7 +95,7 @@ def to_openapi(
             paths[f"/{spec.namespace}/{spec.name}"] = builder.path_item(spec)
     if builder.components.repaired:
         _LOGGER.warning(
-            "Left out of the exported document: defaults that are not of their type, in %s",
+            "Omitted from the exported document: defaults that do not match their type, in %s",
             ", ".join(builder.components.repaired),
         )
     info: JSONObject = {"title": title, "version": version}
@@ -121,10 +121,10 @@ def to_openapi(
 
 
 def _share_responses(paths: JSONObject, shared: JSONObject) -> None:
-    """Write error responses that many operations share once."""
+    """Move error responses that many operations share to the components."""
     found: dict[bytes, list[tuple[JSONObject, str]]] = {}
     for item in paths.values():
-        # The GET beside it has the same ones.
+        # The GET of the same path has the same responses.
         responses: JSONObject = item["post"]["responses"]
         for status, response in responses.items():
             if status != "200" and "$ref" not in response:
@@ -143,7 +143,7 @@ def _share_responses(paths: JSONObject, shared: JSONObject) -> None:
 
 
 def has_path(spec: OperationSpec) -> bool:
-    """Return whether an operation has a path of its own: a name of dots only would be a relative path segment."""
+    """Return whether an operation has a path; a name of only dots would be a relative path segment."""
     return spec.name.strip(".") != ""
 
 
@@ -152,7 +152,7 @@ class _Builder:
 
     def __init__(self, security_schemes: Mapping[str, JSONObject]) -> None:
         self.components = Components()
-        # The name is ours.
+        # We choose the name.
         self.components.schemas["Error"] = _ERROR
         self.is_secured = False
         self._schemes = security_schemes
@@ -241,7 +241,7 @@ class _Builder:
         if isinstance(schema, dict) and parameter.shape is not Shape.JSON:
             schema = _without_null(schema)
         if parameter.shape is Shape.LIST and isinstance(schema, dict):
-            # An empty list has no items and therefore no parameter: it cannot be written.
+            # A query cannot express an empty list, because it would have no parameter.
             schema = {**schema, "minItems": max(1, schema.get("minItems", 1))}
         placed = self.components.place(
             {**held, **schema} if isinstance(schema, dict) else schema,
@@ -264,14 +264,14 @@ class _Builder:
     def _errors(
         self, spec: OperationSpec, came_from: dict[str, str]
     ) -> tuple[tuple[JSONObject, ...], JSONObject]:
-        """Return the declared errors for the extension; and by status, with what can always happen and the rest."""
+        """Return the declared errors for the extension, and all error responses by status."""
         wires: list[JSONObject] = []
         declared: dict[int, list[tuple[str, JSONObject]]] = {}
         for error in spec.error_schemas:
             placed = self.components.place(error.schema.document, f"{spec.id}.{error.code}")
             wire = error.to_wire()
             if placed is not None and has_definitions(error.schema.document):
-                # Errors often share definitions, which every operation would repeat.
+                # Errors often share definitions, which should not be repeated for every operation.
                 came_from.update(placed[1])
                 wire |= {"schema": placed[0], PLACED: True}
             wires.append(wire)
@@ -292,7 +292,7 @@ class _Builder:
             shared = _SHARED.get(status)
             bodies = [body for _, body in declared.get(status, ())]
             if status in always or status in HTTP_STATUS.values() or status == 500:
-                # The same status can also mean something that was not declared.
+                # The status may also be used for errors that are not declared.
                 bodies.append({"$ref": "#/components/schemas/Error"})
             if len(bodies) == 1 and shared is not None and status not in declared:
                 responses[str(status)] = {"$ref": f"#/components/responses/{shared[0]}"}
@@ -306,7 +306,10 @@ class _Builder:
 
 
 def _code_schema(code: str, status: int) -> JSONObject:
-    """Return the code in an error's body. What an imported API declared comes with the code of every HTTP error."""
+    """Return the schema of the code in an error body.
+
+    Errors of an imported API have the general code of HTTP errors.
+    """
     if code == f"HTTP_{status}":
         return {"enum": [code, str(ErrorCode.EXECUTION_ERROR)]}
     return {"const": code}
@@ -331,7 +334,7 @@ def _error_response(description: str, schema: JSONSchema) -> JSONObject:
 
 
 def _without_null(schema: JSONObject) -> JSONObject:
-    """Return the part of a schema that a query can express: null means that the parameter is absent."""
+    """Return the part of a schema that a query can express, without null, which is an absent parameter."""
     if "default" in schema and schema["default"] is None:
         schema = {key: value for key, value in schema.items() if key != "default"}
     kind: Any = schema.get("type")

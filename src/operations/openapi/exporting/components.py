@@ -1,12 +1,13 @@
-"""Describe many operations in one document: shared definitions under `components/schemas`, the rest in `x-operations`.
+"""Share definitions of an exported document under `components/schemas`, and write the extension `x-operations`.
 
-Rule 1: equal definitions, including everything they refer to, are written once; different ones of the same name get a
-        number. Definitions without a reference are left out.
-Rule 2: a `default` that is not of the type beside it is left out: client generators reject such documents.
-Rule 3: a schema that OpenAPI 3.1 cannot express (another dialect, identifiers, dynamic or foreign references) is not
-        changed: `x-operations` carries it whole.
-Rule 4: `x-operations` carries only what OpenAPI cannot: `summary` is the title, `description` the description. The POST
-        is the operation; the GET beside it names it (`{"id": ..., "sameAs": "post"}`).
+Rule 1: equal definitions, including everything they refer to, are written once; different definitions of the same name
+        get a number. Unreferenced definitions are omitted.
+Rule 2: a `default` that does not match its `type` is omitted, because client generators reject such documents.
+Rule 3: a schema that OpenAPI 3.1 cannot express (another dialect, identifiers, dynamic or external references) is
+        included unchanged in `x-operations`.
+Rule 4: `x-operations` contains only what OpenAPI cannot express: the title is in `summary`, the description in
+        `description`. The POST has the extension; the GET of the same path refers to it (`{"id": ..., "sameAs":
+        "post"}`).
 """
 
 import re
@@ -39,12 +40,12 @@ _DEFINITION = re.compile(r"#/(?:\$defs|definitions)/([^/]+)")
 _BOUND = frozenset({
     "$anchor", "$dynamicAnchor", "$dynamicRef", "$id", "$recursiveAnchor", "$recursiveRef", "$vocabulary",
 })  # fmt: skip
-"""Keywords that mean something only inside the document they stand in."""
+"""Keywords whose meaning depends on the document that contains them."""
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 _LOCAL = re.compile(r"#(/|$)")
 _HOPS = 32
-"""How many references in a row are followed before they count as a circle."""
+"""The longest chain of references; longer chains count as a cycle."""
 
 _PENDING: JSONObject = {}
 _ANYTHING: JSONObject = {}
@@ -53,10 +54,10 @@ _NOTHING: JSONObject = {"not": {}}
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A definition, or a schema without its definitions, looked at once: importers share them among operations."""
+    """A definition, or a schema without its definitions. Each is examined once, because operations share them."""
 
     schema: JSONObject
-    """Kept, so that its id stays its own."""
+    """A reference to the schema, so that its `id()` stays unique."""
 
     digest: bytes
     """The digest of its canonical text, which is the same for equal schemas."""
@@ -67,27 +68,27 @@ class _Piece:
     """The parts of its document that it refers to."""
 
     is_plain: bool
-    """Whether it means the same in any document of OpenAPI 3.1 that has what it refers to."""
+    """Whether it has the same meaning in any OpenAPI 3.1 document that contains the targets of its references."""
 
     contradicts: bool
-    """Whether it has a `default` that is not of its type."""
+    """Whether it has a `default` that does not match its type."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Component:
-    """A schema that has been placed, and where its references went."""
+    """A schema in the components, and the targets of its references."""
 
     name: str
     targets: dict[str, str]
-    """For each part it refers to, the component that part became."""
+    """The component of each part that the schema refers to."""
 
 
 class Components:
-    """The shared schemas of one document, as they are found.
+    """Collects the shared schemas of one document.
 
     Attributes:
         schemas: The schemas by name.
-        repaired: The titles of the schemas that had a `default` which is not of its type.
+        repaired: The titles of the schemas whose `default` did not match its type.
     """
 
     def __init__(self) -> None:
@@ -101,14 +102,14 @@ class Components:
 
         Args:
             schema: A JSON Schema document.
-            title: The name to use where it refers to itself.
+            title: The name to use if the schema refers to itself.
 
         Returns:
-            The schema, and for each component that did not come from `#/$defs/` and its own name, the pointer it
-            came from. None where the document cannot hold it.
+            The schema and, for each component whose origin is not `#/$defs/` and its own name, the pointer of the
+            origin. None if the document cannot express the schema.
         """
         if isinstance(schema, bool):
-            # Some tools know schemas only as objects.
+            # Some tools support schemas only as objects.
             return ({} if schema else {"not": {}}), {}
         source = _Source(schema, self._piece)
         if not source.is_holdable:
@@ -137,14 +138,14 @@ class Components:
         return written
 
     def _names(self, source: "_Source", title: str) -> dict[str, str]:
-        """Return a component for every part that is referred to: one that says the same, or a new one."""
+        """Return a component for every referenced part: an equal existing one, or a new one."""
         keys = {
             part: (part if part != "#" else title, source.piece(part).digest)
             for part in source.used
         }
         alike = {part: list(self._known.get(key, ())) for part, key in keys.items()}
-        # Parts are equal if their texts and the parts they refer to are equal. A different one drops out, and may
-        # take others with it, until nothing changes.
+        # Parts are equal if their texts and the parts that they refer to are equal. Remove different parts, and the
+        # parts that refer to them, until no more change.
         changed = True
         while changed:
             changed = False
@@ -186,13 +187,13 @@ class Components:
         while name in self.schemas:
             number += 1
             name = f"{wanted}_{number}"
-        # Taken from now on; `place` fills it.
+        # Reserve the name; `place` sets the schema.
         self.schemas[name] = _PENDING
         return name
 
 
 class _Source:
-    """One schema document, seen as parts that refer to each other: its definitions, and the rest (`#`)."""
+    """A schema document as parts that refer to each other: its definitions, and the rest (`#`)."""
 
     def __init__(self, root: JSONObject, piece: Callable[[JSONObject], _Piece]) -> None:
         self._root = root
@@ -201,9 +202,9 @@ class _Source:
         }
         self._look = piece
         self.is_holdable = self._is_holdable()
-        """Whether an OpenAPI 3.1 document can hold it unchanged."""
+        """Whether an OpenAPI 3.1 document can contain it unchanged."""
         self.used: list[str] = []
-        """The parts that some reference leads to."""
+        """The referenced parts."""
         if self.is_holdable:
             parts = reachable(self.piece("#").parts, lambda part: self.piece(part).parts)
             self.used = sorted(parts)
@@ -239,12 +240,12 @@ class _Source:
 
 
 def has_definitions(schema: JSONSchema) -> bool:
-    """Return whether a schema holds others beside itself."""
+    """Return whether a schema contains definitions."""
     return not isinstance(schema, bool) and any(key in schema for key in DEFINITIONS)
 
 
 def part_of(reference: str) -> str:
-    """Return the part of its document that a reference leads into."""
+    """Return the part of its document that a reference refers to."""
     match = _DEFINITION.match(reference)
     return match.group() if match else "#"
 
@@ -270,12 +271,12 @@ def _is_plain(schema: JSONObject, references: int) -> bool:
             return False
         if "$ref" in part and not isinstance(part["$ref"], str):
             return False
-    # Many tools follow a `$ref` even if it is data (in a default, or as a property's name).
+    # Many tools resolve a `$ref` even if it is data, such as in a default or as a property name.
     return references == sum("$ref" in value for value in objects_in(schema))
 
 
 def _contradicts(schema: JSONObject) -> bool:
-    """Return whether the `default` of a schema is not of the type beside it."""
+    """Return whether the `default` of a schema does not match its `type`."""
     if "default" not in schema or "type" not in schema:
         return False
     types: Any = schema["type"]
@@ -284,12 +285,12 @@ def _contradicts(schema: JSONObject) -> bool:
 
 
 def _leads_somewhere(reference: Any, root: JSONObject) -> bool:
-    """Return whether a reference ends at a schema of this document, and not in a circle."""
+    """Return whether a reference refers to a schema of this document, and not to a cycle."""
     for _ in range(_HOPS):
         if not isinstance(reference, str) or not _LOCAL.match(reference) or "%" in reference:
             return False
         held: Any = target_of(reference, root)
-        # A path to the container of definitions is not that of a schema.
+        # A path to the container of definitions is not a schema.
         if reference in {"#/$defs", "#/definitions"}:
             return False
         if not is_object(held) or "$ref" not in held:
@@ -308,7 +309,7 @@ def _references(schema: JSONObject) -> Iterable[str]:
 KEY = "x-operations"
 
 PLACED = "placed"
-"""Set in an error whose schema refers to the document's components; another stands whole."""
+"""Set in an error whose schema refers to the document's components; otherwise its schema is complete."""
 
 
 class Exported(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
@@ -317,21 +318,21 @@ class Exported(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_d
     id: str
 
     same_as: str | None = None
-    """The method of the same path that is the operation itself; then the other fields are empty."""
+    """The method of the same path that has the extension; the other fields are then empty."""
 
     type: OperationType | None = None
     version: str = "1.0.0"
     idempotent: bool = False
 
     errors: tuple[JSONObject, ...] = ()
-    """As `ErrorDefinition.to_wire` gives them, their schemas as the document holds them."""
+    """In the form of `ErrorDefinition.to_wire`, with schemas in the form of the document."""
 
     components: dict[str, str] = {}
-    """The origin of components in the operation's own schemas, unless it was `#/$defs/` and their name."""
+    """The origin of components in the operation's own schemas, unless it is `#/$defs/` and their name."""
 
     input_schema: JSONSchema | None = None
     output_schema: JSONSchema | None = None
-    """A schema that the document could not hold unchanged."""
+    """The output schema, if the document cannot contain it unchanged."""
 
     def error_schemas(self, components: JSONObject) -> tuple[ErrorDefinition, ...]:
         """Return the declared errors.
@@ -340,7 +341,7 @@ class Exported(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_d
             components: The document's `components/schemas`.
 
         Raises:
-            ValueError: If they are none.
+            ValueError: If they are malformed.
         """
         return tuple(self._error(error, components) for error in self.errors)
 
@@ -357,7 +358,7 @@ class Exported(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_d
 
 
 def read_extension(operation: JSONObject) -> Exported | None:
-    """Return the `x-operations` of an operation object; None if it has none that can be read."""
+    """Return the `x-operations` of an operation object; None if it is missing or malformed."""
     try:
         return msgspec.convert(operation.get(KEY), Exported)
     except msgspec.ValidationError:
@@ -365,12 +366,12 @@ def read_extension(operation: JSONObject) -> Exported | None:
 
 
 def event_schema(item: JSONSchema) -> JSONObject:
-    """Return one event of a stream whose items fit `item`: an item, the error that ended it, or its end."""
+    """Return the schema of one event of a stream of `item`s: an item, an error, or the end."""
     return {"anyOf": [_event("message", item), _event("error", _ERROR), _event("complete", {})]}
 
 
 def item_schema(event: JSONSchema) -> JSONSchema:
-    """Return the schema of a stream's items, from what `event_schema` wrote; any other schema is returned unchanged."""
+    """Return the item schema in a result of `event_schema`; any other schema unchanged."""
     shape: Any = event
     try:
         return cast("JSONSchema", shape["anyOf"][0]["properties"]["data"]["contentSchema"])
@@ -400,10 +401,10 @@ def _event(name: str, data: JSONSchema) -> JSONObject:
 def restore_schema(
     schema: JSONSchema, components: JSONObject, came_from: dict[str, str]
 ) -> JSONSchema:
-    """Return the schema that `Components.place` was given, but for definitions that nothing refers to.
+    """Return the original schema for a result of `Components.place`, without unreferenced definitions.
 
     Args:
-        schema: As in the document.
+        schema: The schema in the document.
         components: The document's `components/schemas`.
         came_from: The extension's `components`.
     """
@@ -420,7 +421,7 @@ def restore_schema(
 
     restored = with_references(schema, back)
     if restored.get("$ref") == "#" and "$ref" in schema and len(schema) == 1:
-        # The schema refers to itself, and so is a component: use its reference.
+        # The schema refers to itself, and is therefore a component: use its reference.
         name = cast("str", schema["$ref"]).removeprefix(PREFIX)
         restored = with_references(components[name], back)
     done: set[str] = set()

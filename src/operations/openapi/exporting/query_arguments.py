@@ -1,10 +1,9 @@
-"""An operation's input as query parameters: which there are, and how their texts become values.
+"""Convert query parameters to the input of an operation.
 
-The server reads requests by this table and the export documents it, so that both agree.
+The server uses this table to read requests, and the export documents it, so that both agree.
 
-Rule 1: a text becomes a number or a truth value only where the schema allows one and the text is exactly that in
-        JSON; otherwise it stays text, and validation reports the error. Null is expressed by leaving a
-        parameter out.
+Rule 1: a text becomes a number or a boolean only if the schema allows that type and the text is its exact JSON form;
+        otherwise it stays text, and validation reports the error. An absent parameter stands for null.
 Rule 2: an input that is not a plain object of properties is sent in one parameter, `input`, as JSON.
 """
 
@@ -23,7 +22,7 @@ from operations.schema import Schema
 from operations.types import JSONObject, JSONSchema
 
 WHOLE = "input"
-"""The parameter that holds a whole input as JSON."""
+"""The parameter that contains the whole input as JSON."""
 
 MAX_PARAMETERS = 1000
 
@@ -38,20 +37,20 @@ _PLAIN = frozenset({
 """The keywords that an object's schema may have if its properties become parameters."""
 
 _HOPS = 16
-"""How many references are followed from one place before its schema counts as unknown."""
+"""The longest chain of references; a longer chain counts as an unknown schema."""
 
 
 class Shape(Enum):
-    """How a parameter is written."""
+    """The form of a parameter."""
 
     SCALAR = "scalar"
-    """Once, as plain text."""
+    """One parameter, as plain text."""
 
     LIST = "list"
-    """Once for each item, as plain text."""
+    """One parameter for each item, as plain text."""
 
     JSON = "json"
-    """Once, as JSON."""
+    """One parameter, as JSON."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,10 +62,10 @@ class QueryParameter:
     required: bool
 
     schema: JSONSchema
-    """As in the input's schema; its references start at that schema's root."""
+    """The schema of the parameter; references are relative to the root of the input schema."""
 
     convert: Callable[[str], Any]
-    """The value of one text."""
+    """Converts a text to a value."""
 
 
 class QueryArguments:
@@ -83,7 +82,7 @@ class QueryArguments:
         """Return the input for a query string.
 
         Raises:
-            CallError: `VALIDATION_ERROR` where a parameter is repeated that may not be.
+            CallError: `VALIDATION_ERROR` if a parameter is repeated that is not a list.
             ValueError: If the query is not UTF-8, or has too many parameters.
         """
         values: JSONObject = {}
@@ -143,7 +142,7 @@ class QueryArguments:
             return _literal
         if types <= {"string", "null"}:
             return str
-        # Several types: the first that fits. Scalars do not look at what surrounds the reference.
+        # Of several types, the first that matches. Conversions of scalars do not depend on the surrounding schema.
         held: JSONObject = {
             key: self._root[key]
             for key in ("$defs", "definitions", "properties")
@@ -161,11 +160,11 @@ class QueryArguments:
 _PLAIN_OBJECT: Final = frozenset({
     "$defs", "additionalProperties", "description", "properties", "required", "title", "type",
 })  # fmt: skip
-"""Keywords of which only two decide whether an empty object fits."""
+"""Keywords of simple schemas, for which `type` and `required` decide whether an empty object is valid."""
 
 
 def may_be_empty(schema: Schema) -> bool:
-    """Return whether a call without input can work."""
+    """Return whether a call without input can be valid."""
     document = schema.document
     if not isinstance(document, bool) and document.keys() <= _PLAIN_OBJECT:
         # A cheap check first, without compiling the definitions of a large API.
@@ -175,7 +174,7 @@ def may_be_empty(schema: Schema) -> bool:
     try:
         return schema.check(None) or schema.check({})
     except SchemaError:
-        # No call can succeed then, so its description does not matter.
+        # The schema is unusable, so that every call fails and the description does not matter.
         return False
 
 
@@ -193,7 +192,7 @@ def _json(text: str) -> Any:
 
 
 def _is_plain(document: JSONSchema, root: JSONObject) -> bool:
-    """Return whether an input is an object that has properties and says little else about itself."""
+    """Return whether an input schema is a simple object with properties."""
     if isinstance(document, bool):
         return document
     schema, kind = _followed(root, root), _followed(root, root).get("type", "object")
@@ -203,7 +202,7 @@ def _is_plain(document: JSONSchema, root: JSONObject) -> bool:
 
 
 def _followed(schema: JSONSchema, root: JSONObject) -> JSONObject:
-    """Return the schema that a chain of references ends at; empty if it cannot be resolved."""
+    """Return the target of a chain of references; empty if it cannot be resolved."""
     found, _ = followed(schema, root)
     return {} if "$ref" in found else found
 

@@ -1,1 +1,1 @@
-"""From a document of any version to what each of its operations says."""
+"""Read documents of any OpenAPI version, and describe their operations."""

@@ -1,7 +1,8 @@
-"""The schemas of one document as it has them: targets of references, properties, inheritance, names.
+"""The unconverted schemas of one document: targets of references, properties, inheritance, names.
 
-Rule 1: only named schemas are subtypes. An inline `allOf` with a base is a use of the base.
-Rule 2: a union never contains a schema that contains the union: subtypes refer to the base's own part.
+Rule 1: only named schemas are subtypes. An inline `allOf` with a base only uses the base.
+Rule 2: a union never contains a schema that contains the union: subtypes refer to the base without its subtypes (its
+        own part).
 """
 
 import hashlib
@@ -27,11 +28,11 @@ UNIONS = ("oneOf", "anyOf")
 _NOTES = frozenset(
     {"allOf", "title", "description", "nullable", "example", "examples", "deprecated"}
 )
-"""Keywords of a named schema that only gives another one a second name."""
+"""Keywords of a named schema that is only an alias of another schema."""
 
 
 class Subtypes:
-    """The inheritance of one document, read when first needed.
+    """The inheritance between the schemas of one document, read when first needed.
 
     Args:
         references: The references of the document, with its other files bundled.
@@ -67,7 +68,7 @@ class Subtypes:
         return self._subtypes.get(pointer, ())
 
     def bases(self, pointer: str) -> frozenset[str]:
-        """Return the pointers of the bases whose own part the schema at `pointer` refers to."""
+        """Return the pointers of the bases that the schema at `pointer` extends."""
         return frozenset(
             base
             for base in self._bases.get(pointer, ())
@@ -118,7 +119,7 @@ class Subtypes:
         return reachable(self._children.get(base, ()), lambda each: self._children.get(each, ()))
 
     def _contains(self, pointer: str, wanted: str) -> bool:
-        """Return whether a value of the schema at `pointer` is also a value of the one at `wanted`."""
+        """Return whether every value of the schema at `pointer` is also a value of the schema at `wanted`."""
 
         def targets(each: str) -> Iterator[str]:
             return self._targets(_parts(self._schemas.get(each, {})), "allOf", *UNIONS)
@@ -126,7 +127,7 @@ class Subtypes:
         return wanted in reachable(targets(pointer), targets)
 
     def _targets(self, schemas: list[JSONObject], *keywords: str) -> Iterator[str]:
-        """Yield where the references in `keywords` lead."""
+        """Yield the targets of the references in `keywords`."""
         for schema in schemas:
             for keyword in keywords:
                 for item in list_of(schema.get(keyword)):
@@ -179,20 +180,20 @@ def _discriminator(schema: JSONObject) -> Any:
 
 
 def _is_alias(schema: JSONObject) -> bool:
-    """Return whether `schema` only gives another schema a second name."""
+    """Return whether `schema` is only an alias of another schema."""
     parts = schema.get("allOf")
     return is_list(parts) and len(parts) == 1 and schema.keys() <= _NOTES
 
 
 MAX_PARTS = 200
-"""How many `allOf` parts of one schema, nested ones included, are searched for properties."""
+"""The largest number of `allOf` parts of one schema, including nested parts, that are searched for properties."""
 
 _LOGGER = logging.getLogger("operations")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 class Direction(StrEnum):
-    """The direction of the data: it decides the meaning of `readOnly`, `writeOnly` and binary strings."""
+    """The direction of the data, which determines the meaning of `readOnly`, `writeOnly` and binary strings."""
 
     REQUEST = "request"
     UPLOAD = "upload"
@@ -231,11 +232,11 @@ class Definition:
 
 
 class Definitions:
-    """The schemas of one document, not converted.
+    """The unconverted schemas of one document.
 
     Args:
         references: The document's references.
-        ref_siblings: Whether keywords beside a `$ref` count (from 3.1 on), or are ignored as in 3.0 and 2.0.
+        ref_siblings: Whether keywords beside a `$ref` are used (from 3.1 on), or ignored as in 3.0 and 2.0.
 
     Attributes:
         requests: The definitions of inputs, compiled once for all operations.
@@ -246,7 +247,7 @@ class Definitions:
         self._references = references
         self.ref_siblings = ref_siblings
         self.files_root: FilesRoot | None = None
-        """The folder below which a caller may name files to send."""
+        """The folder in which a caller may name files to send."""
 
         self._definitions: dict[tuple[Direction, str, bool], Definition] = {}
         self._broken: set[str] = set()
@@ -265,14 +266,14 @@ class Definitions:
         return Subtypes(self._references)
 
     def resolve(self, schema: Any) -> JSONObject:
-        """Return the object schema behind any `$ref`s of `schema`; empty if there is none."""
+        """Return `schema` with its `$ref`s resolved; empty if the target is not an object."""
         try:
             return self._references.follow(schema)
         except DocumentError:
             return {}
 
     def value(self, node: JSONObject) -> Any:
-        """Return what `node` is or refers to; None if it refers to nothing."""
+        """Return `node`, or its target if it is a reference; None if the target does not exist."""
         try:
             return self._references.value(node)
         except DocumentError:
@@ -286,7 +287,7 @@ class Definitions:
         return result
 
     def flattened(self, schema: Any) -> JSONObject:
-        """Return an object schema with the properties and requirements of its `allOf` parts as its own."""
+        """Return an object schema merged with the properties and requirements of its `allOf` parts."""
         parts = self.parts(self.resolve(schema))
         return {
             "type": "object",
@@ -295,7 +296,7 @@ class Definitions:
         }
 
     def variants(self, schema: Any) -> list[JSONObject]:
-        """Return `schema`, its `allOf` parts, and those of its alternatives: union members and subtypes; each once."""
+        """Return `schema`, its `allOf` parts, and those of its union members and subtypes, without duplicates."""
         found: dict[int, JSONObject] = {}
         waiting = [schema]
         for each in waiting:
@@ -327,9 +328,9 @@ class Definitions:
         Args:
             schema: An object schema, a union of those, or a base with subtypes.
             name: The property.
-            allows: Whether the property need not be given, by its schema. Other alternatives go on requiring it.
-            outer: Schemas of the property beside this schema.
-            depth: How many levels are left.
+            allows: Returns whether the property may be omitted, given its schema. Other alternatives still require it.
+            outer: Schemas of the property outside this schema.
+            depth: The number of remaining levels.
         """
         declared = [*outer, *self.declarations(schema, name)]
         is_required = any(name in list_of(part.get("required")) for part in self.variants(schema))
@@ -349,18 +350,18 @@ class Definitions:
         for union in UNIONS:
             members = self._references.list_at(copy.pop(union, None))
             if members:
-                # Without the requirement, a value may fit several.
+                # Without the requirement, a value may match several alternatives.
                 parts.append({"anyOf": [again(member, outer=beside) for member in members]})
         return {**copy, "allOf": parts} if parts else copy
 
     def _inlined(self, ref: JSONObject) -> JSONObject:
-        """Return a schema that says the same as a base's own part, or a subtype with its bases."""
+        """Return an inline schema that is equivalent to a base's own part, or to a subtype with its bases."""
         skipped = {"allOf", "discriminator"}
         parts = self.parts(self.resolve(ref))
         return {"allOf": [{k: v for k, v in part.items() if k not in skipped} for part in parts]}
 
     def _subtypes_of(self, schema: Any) -> list[JSONObject]:
-        """Return references to the subtypes of a base that `schema` refers to; empty if it does not."""
+        """Return references to the subtypes of the base that `schema` refers to; empty if it is no such reference."""
         ref = object_of(schema).get("$ref")
         try:
             return self._subtype_refs(self._references.locate(ref)[0]) if type(ref) is str else []
@@ -372,7 +373,7 @@ class Definitions:
         return bool(self._subtypes_of(schema))
 
     def parts(self, schema: JSONObject) -> list[JSONObject]:
-        """Return `schema` and its `allOf` parts at any depth, each once."""
+        """Return `schema` and its `allOf` parts at any depth, without duplicates."""
         parts = [schema]
         seen = {id(schema)}
         for part in parts:
@@ -384,7 +385,7 @@ class Definitions:
         return parts
 
     def has_closed_parts(self, schema: JSONObject) -> bool:
-        """Return whether an `allOf` part of `schema` forbids the properties of another, so that nothing fits."""
+        """Return whether an `allOf` part of `schema` forbids properties of another part, so that no value matches."""
         parts = self.parts(schema)
         closed = [part for part in parts if is_closed(part)]
         if not closed or len(parts) == 1:
@@ -396,7 +397,7 @@ class Definitions:
         )
 
     def hidden(self, schema: JSONObject, mark: str) -> frozenset[str]:
-        """Return the properties of `schema` and its `allOf` parts that do not travel in this direction."""
+        """Return the properties of `schema` and its `allOf` parts that are not sent in this direction."""
         return frozenset(
             name
             for part in self.parts(schema)
@@ -410,7 +411,7 @@ class Definitions:
         return item.get(mark) is True or ("$ref" in item and self.resolve(item).get(mark) is True)
 
     def allows_null(self, schema: Any, depth: int = 10) -> bool:
-        """Return whether null is a value of `schema`."""
+        """Return whether `schema` allows null."""
         node = self.resolve(schema)
         if node.get("nullable") is True or object_of(schema).get("nullable") is True or depth == 0:
             return True
@@ -439,7 +440,7 @@ class Definitions:
         return any(self.resolve(member).get("type") == "boolean" for member in members)
 
     def allows_boolean(self, schema: Any, value: bool) -> bool:
-        """Return whether `schema` describes a boolean that may be `value`."""
+        """Return whether `schema` describes a boolean and allows `value`."""
         node = self.resolve(schema)
         choices = list_of(node.get("enum"))
         if not self.is_boolean(node) or (choices and value not in choices):
@@ -449,12 +450,12 @@ class Definitions:
     def definition(
         self, ref: str, direction: Direction, bases: Iterable[str] = ()
     ) -> Definition | None:
-        """Return the definition that `ref` leads to; None if it does not exist.
+        """Return the definition that `ref` refers to; None if it does not exist.
 
         Args:
             ref: The reference.
-            direction: Which way the data goes.
-            bases: Pointers of the bases of which only the own part is wanted.
+            direction: The direction of the data.
+            bases: Pointers of the bases to use without their subtypes.
         """
         try:
             pointer, target = self._references.locate(ref)
@@ -463,7 +464,9 @@ class Definitions:
         except DocumentError as error:
             if ref not in self._broken:
                 self._broken.add(ref)
-                _LOGGER.warning("A schema's reference is taken to allow anything: %s", error)
+                _LOGGER.warning(
+                    "A reference in a schema cannot be resolved and allows any value: %s", error
+                )
             return None
         return self.definition_at(pointer, target, direction, is_own_part=pointer in bases)
 
@@ -478,7 +481,7 @@ class Definitions:
             name = _definition_name(pointer)
             if is_own_part:
                 name = self._unused(f"{name}.base", pointer)
-                # A base that lists its subtypes itself: they refer to everything else in it.
+                # A base that lists its subtypes itself: the subtypes refer to the rest of the base.
                 target = {key: item for key, item in target.items() if key not in UNIONS}
             if direction is Direction.UPLOAD:
                 name = self._unused(f"{name}.upload", pointer)
@@ -487,7 +490,7 @@ class Definitions:
         return known
 
     def _unused(self, name: str, pointer: str) -> str:
-        """Return `name`, with a digest if the document has another schema of this name."""
+        """Return `name`, with a digest appended if the document has another schema of this name."""
         try:
             self._references.locate(f"#{pointer.rpartition('/')[0]}/{name}")
         except DocumentError:
@@ -495,7 +498,7 @@ class Definitions:
         return f"{name}_{_digest(pointer)}"
 
     def _has_files(self, pointer: str, target: Any) -> bool:
-        """Return whether a schema, or one that it refers to, describes a file."""
+        """Return whether a schema, or a schema that it refers to, describes a file."""
         if pointer in self._without_files:
             return False
         seen = {pointer}
@@ -524,7 +527,7 @@ class Definitions:
         return [{"$ref": f"#{subtype}"} for subtype in self.subtypes.of(pointer)]
 
     def is_circle(self, target: Any) -> bool:
-        """Return whether `target` is a reference that leads back to itself."""
+        """Return whether `target` is a reference to itself, directly or indirectly."""
         try:
             self._references.follow(target)
         except DocumentError:
@@ -539,7 +542,7 @@ def is_closed(schema: JSONObject) -> bool:
 
 
 def _definition_name(pointer: str) -> str:
-    """Return a name for the definition at `pointer`: its own if that is safe, and the same in every run."""
+    """Return a stable name for the definition at `pointer`: its own name if that is safe."""
     *_, parent, name = ("", *pointer.split("/"))
     if parent == BUNDLED:
         # A whole file: its name without folders and extension.

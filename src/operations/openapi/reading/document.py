@@ -1,8 +1,8 @@
 """Read an API description: its version, its operations, their declared responses, and its problems.
 
-Rule 1: an import reads only the parts that specs need; schemas and requests are read when they are first used.
-Rule 2: an invalid part costs its operation, never the document. It is skipped, named and reported.
-Rule 3: each response is visited once, and the target of a reference is read once: documents repeat a few responses at
+Rule 1: an import reads only the parts that specs need; schemas and requests are read on first use.
+Rule 2: an invalid part affects only its operation, which is skipped and reported.
+Rule 3: each response, and the target of each reference, is read once, because documents repeat a few responses for
         every operation.
 """
 
@@ -28,12 +28,12 @@ from operations.types import JSONObject, JSONSchema
 
 _METHODS = {method: method.upper() for method in METHODS}
 _CAPITALS = {method: method for method in _METHODS.values()}
-"""By spelling: one text for all operations of a method."""
+"""The method for each spelling; operations share the text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something in a document that could not be used."""
+    """A part of a document that could not be used."""
 
     where: str
     """`GET /path` for an operation, a path, or a part of the document."""
@@ -41,11 +41,11 @@ class Problem:
     reason: str
 
     is_skipped: bool = True
-    """Whether an operation was left out because of it."""
+    """Whether an operation was skipped because of the problem."""
 
 
 class Entry(msgspec.Struct, gc=False):
-    """One operation as the document has it; a struct, as there are tens of thousands."""
+    """One operation of the document, unconverted. A struct, because there may be tens of thousands."""
 
     path: str
     method: str
@@ -58,7 +58,7 @@ class Description:
 
     Args:
         document: The document, decoded.
-        missing: Why files it refers to could not be read, by their paths relative to it.
+        missing: The reasons why referenced files could not be read, by path relative to the document.
 
     Raises:
         DocumentError: If it is not an object.
@@ -82,7 +82,7 @@ class Description:
         self._places = frozenset({"path", "query", "header"})
         self._good: set[str] = set()
         self.authorized: dict[int, JSONObject] = {}
-        """By their ids: the path items and operations with a required `Authorization` header."""
+        """The path items and operations with a required `Authorization` header, by `id()`."""
 
     def _version(self) -> str:
         for key in ("openapi", "swagger"):
@@ -100,9 +100,9 @@ class Description:
         return version
 
     def all_problems(self) -> list[Problem]:
-        """Return everything in the document that could not be used, unresolved references included.
+        """Return all parts of the document that could not be used, including unresolved references.
 
-        Importing does not search for those: most documents have none, and the search takes longer than the rest.
+        Importing does not search for unresolved references, because the search takes longer than the rest.
         """
         if not self._is_searched:
             self._is_searched = True
@@ -113,7 +113,7 @@ class Description:
         return self.problems
 
     def entries(self) -> Iterator[Entry]:
-        """Yield every operation that can be used; the others are in `problems`."""
+        """Yield every valid operation; `problems` has the others."""
         paths = self._paths()
         if not paths:
             self._note_webhooks()
@@ -134,7 +134,7 @@ class Description:
             if shared is not None:
                 item, shared = self._spread(item, shared)
             for method, operation in item.items():
-                # Some documents write GET for get.
+                # Some documents have GET instead of get.
                 name = _METHODS.get(method)
                 if name is None and method.lower() not in item:
                     name = _CAPITALS.get(method)
@@ -144,7 +144,7 @@ class Description:
                         yield entry
             if "additionalOperations" not in item:
                 continue
-            # 3.2: methods that have no field of their own.
+            # 3.2: additional methods without their own field.
             for method, operation in object_of(item["additionalOperations"]).items():
                 problem = shared
                 if not is_header(method, ""):
@@ -164,7 +164,7 @@ class Description:
             return {}
 
     def _note_webhooks(self) -> None:
-        """Report a document that describes only requests which the API sends."""
+        """Report a document that has only webhooks."""
         webhooks = self.references.object_at(
             self.document.get("webhooks", self.document.get("x-webhooks"))
         )
@@ -183,7 +183,7 @@ class Description:
         elif problem is None:
             responses = operation.get("responses")
             try:
-                # Nearly every operation has none of these, and this runs for all of them.
+                # Fast path: nearly every operation has none of these.
                 if (
                     "$ref" in operation
                     or type(operation.get("parameters")) is dict
@@ -212,10 +212,10 @@ class Description:
         return None
 
     def _plain(self, holder: JSONObject) -> JSONObject:
-        """Return a path item or an operation without references in place of itself, its parameters or its responses.
+        """Return a path item or an operation with references to itself, its parameters and its responses resolved.
 
         Raises:
-            DocumentError: If one of these cannot be resolved.
+            DocumentError: If a reference cannot be resolved.
         """
         if "$ref" in holder:
             holder = self.references.merged(holder)
@@ -227,12 +227,12 @@ class Description:
         return holder
 
     def _spread(self, holder: JSONObject, problem: str) -> tuple[JSONObject, str | None]:
-        """Return `holder` with all its parameters in one list, and the problems of that list."""
+        """Return `holder` with all parameters in one list, and the problems of the parameters."""
         parameters = holder.get("parameters")
         if is_list(parameters):
             spread = self.references.list_at(parameters)
             if spread is not parameters:
-                # An item of the list referred to a list.
+                # An item of the list refers to a list.
                 holder = {**holder, "parameters": spread}
                 return holder, self._parameters_problem(holder)
         return holder, problem
@@ -276,16 +276,16 @@ class Description:
         """Return the model of one operation.
 
         Raises:
-            DocumentError: If a part of it cannot be understood.
+            DocumentError: If a part of it is invalid.
         """
         return self.reader.read_model(entry.item, entry.operation)
 
     def security_schemes(self) -> JSONObject:
-        """Return the security schemes by name, as 3.x spells them."""
+        """Return the security schemes by name, in the form of 3.x."""
         return self.reader.security_schemes()
 
     def servers(self, entry: Entry, variables: Mapping[str, str]) -> list[str]:
-        """Return the addresses the operation may be called at; relative ones unchanged."""
+        """Return the server addresses of the operation; relative addresses unchanged."""
         return self.reader.server_urls(entry.item, entry.operation, variables)
 
     @property
@@ -312,7 +312,7 @@ class Declared(msgspec.Struct, gc=False):
     """Whether a successful response can be a stream."""
 
     has_other: bool
-    """Whether a successful response can be something else."""
+    """Whether a successful response can have another type."""
 
 
 class DeclaredResponses:
@@ -321,12 +321,13 @@ class DeclaredResponses:
     def __init__(self, description: Description) -> None:
         self._description = description
         self._errors: dict[str, dict[str | None, ErrorDefinition]] = {}
-        """By status, then by what makes two responses the same."""
+        """Errors by status, then by a key that is equal for equal responses."""
         self._good: dict[str, JSONObject] = {}
         self._produces = description.document.get("produces")
         self._others: set[str] = set()
         self._tuples: dict[tuple[int, ...], tuple[ErrorDefinition, ...]] = {}
-        """By the identities of the errors, all of which are kept here: most operations declare the same."""
+        """Tuples of errors, by the `id()`s of the errors, which are held here. Most operations declare the same
+        errors."""
 
     def read(self, entry: Entry) -> Declared:
         """Return the declared responses of this operation."""
@@ -339,7 +340,7 @@ class DeclaredResponses:
             if type(node) is not dict and not is_object(node):
                 continue
             if type(status) is not str:
-                # YAML reads a bare 200 as a number, and some readers keep it.
+                # YAML parses an unquoted 200 as a number.
                 status = str(status)  # noqa: PLW2901 - the same status, spelled
             ref = node.get("$ref")
             same_status = shared.get(status)
@@ -391,7 +392,7 @@ class DeclaredResponses:
         return known
 
     def _error(self, entry: Entry, status: str, node: JSONObject) -> ErrorDefinition:
-        """Return the error that a response declares; shared if two responses must be the same."""
+        """Return the error that a response declares; equal responses share one error."""
         key = node.get("$ref")
         if key is None:
             key = node.get("description")
@@ -425,7 +426,7 @@ class DeclaredResponses:
         )
 
     def _schema(self, entry: Entry, status: str) -> JSONSchema:
-        """Return the schema of an error's details, whose `body` has the schema of the document."""
+        """Return the schema of the details of an error, whose `body` has the schema in the document."""
         description = self._description
         body: Any = True
         for response in description.reader.read_responses(entry.operation):
@@ -438,7 +439,7 @@ class DeclaredResponses:
 
 
 def _only_ref(node: JSONObject) -> str | None:
-    """Return the media type and schema of a response that consists of only these; otherwise None."""
+    """Return the media type and schema of a response that has only these; otherwise None."""
     content = object_of(node.get("content"))
     if len(content) != 1 or not node.keys() <= {"content", "description"}:
         return None
@@ -450,7 +451,7 @@ def _only_ref(node: JSONObject) -> str | None:
 
 
 class DeclaredRequests:
-    """Collects remarks for callers about the requests of one document.
+    """Collects problems with the requests of one document.
 
     Args:
         description: The document.
@@ -483,7 +484,7 @@ class DeclaredRequests:
                 self._note(entry, kind)
 
     def problems(self) -> list[Problem]:
-        """Return the recorded problems, which remove no operation."""
+        """Return the recorded problems, none of which skips an operation."""
         found = [
             Problem(where, f"the media type of its body is misspelt and read as {kind!r}", False)
             for where, kind in self._corrected.items()

@@ -1,7 +1,7 @@
-"""The successful responses of one operation: worked out once, when the operation is first used.
+"""The successful responses of one operation, computed when the operation is first used.
 
-Rule 1: the response that arrives decides which schema describes its data: by its exact status, then by its range
-        (`2XX`), and by its media type. `default` describes errors only.
+Rule 1: the schema of the data is selected by the status of the response (exact, then a range such as `2XX`), and by its
+        media type. `default` describes errors only.
 Rule 2: a response that the document does not describe has no schema.
 """
 
@@ -32,14 +32,14 @@ class Described:
 
     Args:
         declared: One media type of a declared response; None for a response that the document does not describe.
-        schema: Describes the data of the whole response, or of one item of a stream; None if nothing does.
-        listed: Describes the items of a stream as a list; None if it is not a stream.
+        schema: The schema of the whole response, or of one item of a stream; None if there is none.
+        listed: The schema of all items of a stream as a list; None if it is not a stream.
 
     Attributes:
-        media: What the document declares.
-        is_json: Whether it promises JSON.
+        media: The declared media type.
+        is_json: Whether JSON is declared.
         is_stream: Whether it is a sequence of items.
-        is_text: Whether it promises text other than JSON.
+        is_text: Whether text other than JSON is declared.
     """
 
     __slots__ = ("is_json", "is_stream", "is_text", "listed", "media", "schema")
@@ -57,11 +57,11 @@ class Described:
 
     @property
     def has_text_items(self) -> bool:
-        """Whether the data of an event is text even if it looks like JSON."""
+        """Whether the data of an event stays text even if it looks like JSON."""
         return self.schema is not None and object_of(self.schema.document).get("type") == "string"
 
     def takes_text(self, text: str) -> bool:
-        """Return whether an event may be `text`, rather than JSON."""
+        """Return whether an event may contain `text` instead of JSON."""
         return self.schema is None or self.has_text_items or self.schema.check(text)
 
 
@@ -69,15 +69,15 @@ _UNKNOWN = Described(None, None)
 
 
 class Expected:
-    """The successful responses to expect.
+    """The declared successful responses.
 
     Args:
-        model: What the document declares.
+        model: The model of the operation.
         schemas: Converts the document's schemas.
-        output: The operation's output schema, used for the data itself if there is only one successful response.
+        output: The operation's output schema, used for the data if there is only one successful response.
         method: The method of the request.
         is_stream: Whether the operation is a subscription.
-        is_split: Whether the document declares a stream and other media types, each as its own operation.
+        is_split: Whether the document declares both a stream and other media types, which are separate operations.
 
     Attributes:
         accept: The Accept header.
@@ -109,7 +109,7 @@ class Expected:
         self.has_redirects = any(status[:1] == "3" for status in self._responses)
 
     def find(self, status: int, content_type: str) -> Described:
-        """Return what describes the data of a response."""
+        """Return the description of the data of a response."""
         key = (status, content_type)
         found = self._described.get(key)
         if found is not None:
@@ -125,7 +125,7 @@ class Expected:
         return found
 
     def _share(self, declared: Media) -> Described:
-        """Return one description for media types that describe the same."""
+        """Return one shared description for media types with the same content."""
         for known in self._described.values():
             if known.media == declared:
                 return known
@@ -168,19 +168,19 @@ class Expected:
         return draft.close({**union, "anyOf": members})
 
     def _members(self) -> list[Media | None]:
-        """Return the representation that is asked for of every successful response; None without a body."""
+        """Return the requested representation of every successful response; None for a response without a body."""
         members: list[Media | None] = []
         for status, response in sorted(self._responses.items()):
             if status[:1] == "2":
                 has_body = self._has_body(response) and status not in {"204", "205"}
                 member = best(self._offered(response)) if has_body else None
-                # A stream of no items has no data.
+                # A stream without items has no data.
                 if member is not None or not self._is_stream:
                     members.append(member)
         return members
 
     def _is_always_empty(self) -> bool:
-        """Return whether no response can have a body; one without a declared body may still have one."""
+        """Return whether no response can have a body. A response without a declared body may still have one."""
         successes = [status for status in self._responses if status[:1] == "2"]
         return self._method == "HEAD" or (bool(successes) and set(successes) <= {"204", "205"})
 
@@ -188,7 +188,7 @@ class Expected:
         return bool(response.media) and self._method != "HEAD"
 
     def _offered(self, response: Response) -> Sequence[Media]:
-        """Return the media types of a response that the operation asks for: streams, or the others."""
+        """Return the media types of a response that the operation requests: streams, or the others."""
         wanted = [m for m in response.media if media.is_stream(m.media_type) is self._is_stream]
         return wanted or response.media
 
@@ -208,7 +208,7 @@ class Expected:
 
 
 def is_sequence(declared: Media) -> bool:
-    """Return whether a body is a sequence of JSON values that the document describes one by one."""
+    """Return whether a body is a sequence of JSON values for which the document describes single items."""
     return declared.item_schema is not None and media.is_sequence(declared.media_type)
 
 
@@ -220,7 +220,7 @@ def whole_schema(declared: Media) -> Any:
 
 
 def _matching(offered: Sequence[Media], kind: str) -> Media | None:
-    """Return the declared media type that a response of the type `kind` is of."""
+    """Return the declared media type that matches a response of the type `kind`."""
     for declared in offered:
         if media.essence(declared.media_type) == kind:
             return declared
@@ -244,11 +244,11 @@ def _build(describe: _Describe, declared: Media, schemas: SchemaConverter) -> JS
 
 
 def _data(draft: SchemaDraft, declared: Media, schemas: SchemaConverter) -> JSONObject:
-    """Return the schema of a response's data, or of one item of a stream; empty if nothing is known."""
+    """Return the schema of a response's data, or of one item of a stream; empty if unknown."""
     kind = declared.media_type
     if media.is_json(kind) or media.is_stream(kind) or _is_json_range(declared, schemas):
         return as_object(draft.convert(_raw(declared, schemas)))
-    # Text is a string even if an object schema describes the tree of its XML; bytes are not checked.
+    # Text is a string, even if a schema describes its XML as an object; bytes are not checked.
     return {"type": "string"} if media.is_text(kind) else {}
 
 
@@ -268,7 +268,7 @@ def _is_json_range(declared: Media, schemas: SchemaConverter) -> bool:
 
 
 def _raw(declared: Media, schemas: SchemaConverter) -> Any:
-    """Return the schema, not converted, of a response's data or of one item of a stream."""
+    """Return the unconverted schema of a response's data or of one item of a stream."""
     if not media.is_stream(declared.media_type):
         return whole_schema(declared)
     item = declared.item_schema

@@ -1,8 +1,8 @@
-"""Read a document: decode its text, JSON or YAML 1.2, and add the files, or addresses, that it refers to.
+"""Read a document (JSON or YAML 1.2) and the files or addresses that it refers to.
 
-Rule 1: references resolve inside the document's own folder, or its own origin and folder, and never outside.
+Rule 1: references are resolved only inside the document's own folder or, for an address, its own origin and folder.
 Rule 2: files are named by their paths relative to the document, so that results are the same on every machine.
-Rule 3: a file that cannot be read costs only what refers to it; the reason is kept.
+Rule 3: a file that cannot be read affects only the parts that refer to it; the reason is recorded.
 """
 
 import asyncio
@@ -39,12 +39,12 @@ except MissingExtraError as error:
     _missing = error
 
     def decode_yaml(text: str) -> Any:
-        """Raise the error that says what to install: only a document in YAML needs it."""
+        """Raise an error that names the missing extra, which only YAML documents need."""
         raise _missing
 
 
 PARALLEL = 16
-"""How many files are read, or fetched, at the same time."""
+"""The number of files that are read or fetched concurrently."""
 
 _REFERENCE = re.compile(rb"""\$ref["']?\s*:\s*["']?[^"'#{\[\s]""")
 """A reference that does not begin with `#`, in JSON or YAML."""
@@ -55,7 +55,7 @@ Locate = Callable[[str, str], str | None]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much one document may be, all files together."""
+    """The limits of one document, all files together."""
 
     max_bytes: int
     max_files: int
@@ -63,12 +63,12 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """One document made of several."""
+    """A document combined from several files."""
 
     document: Any
 
     missing: dict[str, str] = field(default_factory=dict[str, str])
-    """Why files could not be read, by their paths relative to the document."""
+    """The reasons why files could not be read, by path relative to the document."""
 
 
 async def bundle_files(
@@ -91,7 +91,7 @@ async def bundle_files(
             reason = f"cannot be read: {error.strerror or error}"
         except _OutsideError as error:
             reason = str(error)
-        # Only the document itself is named by a path of this machine.
+        # Only the document itself is shown with its full path.
         is_root = name == path.as_posix()
         raise DocumentError(f"{name if is_root else _relative(name, path.as_posix())} {reason}")
 
@@ -106,7 +106,7 @@ async def bundle_files(
 
 
 def _read_inside(path: Path, folder: Path, document: Path, max_bytes: int) -> bytes:
-    """Return a file's content, unless a symbolic link leads out of `folder`."""
+    """Return the content of a file, unless it is outside of `folder` after resolving links."""
     if path != document and not path.resolve().is_relative_to(folder.resolve()):
         raise _OutsideError("is outside of the document's folder")
     if path.stat().st_size > max_bytes:
@@ -115,7 +115,7 @@ def _read_inside(path: Path, folder: Path, document: Path, max_bytes: int) -> by
 
 
 class _OutsideError(Exception):
-    """Raised when a file may not be read; the message lacks its name."""
+    """Raised for a file that may not be read; the message does not contain its name."""
 
 
 def _is_inside(target: str, folder: str) -> bool:
@@ -125,7 +125,7 @@ def _is_inside(target: str, folder: str) -> bool:
 
 
 async def bundle_urls(url: str, fetch: Fetch, *, limits: Limits) -> Bundle:
-    """Return the document at `url` with those it refers to, of the same origin and folder.
+    """Return the document at `url`, with the documents of the same origin and folder that it refers to.
 
     Raises:
         DocumentError: If it cannot be fetched, or its files are too many or too large.
@@ -160,13 +160,13 @@ def _relative(name: str, root: str) -> str:
 
 
 class _Bundler:
-    """Reads one document and everything it refers to.
+    """Reads one document and all files that it refers to.
 
     Args:
         root: The path, or address, of the document.
         fetch: Reads a file.
-        locate: Finds the file that a reference in another means; None if it may not be read.
-        limits: How much to read.
+        locate: Returns the file for a reference in another file; None if it may not be read.
+        limits: The limits.
     """
 
     def __init__(self, root: str, fetch: Fetch, locate: Locate, limits: Limits) -> None:
@@ -185,7 +185,7 @@ class _Bundler:
         document = await self._decode(shown(root), content)
         raw = content.encode() if isinstance(content, str) else content
         if _REFERENCE.search(raw) is None:
-            # Nearly every document is one file, and needs no walk.
+            # Nearly every document is a single file without references to other files.
             return Bundle(document)
         self._files[root] = document
         waiting = self._referred([root])
@@ -213,7 +213,7 @@ class _Bundler:
         return Bundle(await asyncio.to_thread(self._joined), missing)
 
     async def _load(self, name: str) -> Any:
-        """Return the content of a file, or the reason why it cannot be read; reading continues with the others."""
+        """Return the content of a file, or the reason why it cannot be read."""
         async with self._slots:
             try:
                 content = await self._fetch(name)
@@ -238,7 +238,7 @@ class _Bundler:
             raise DocumentError(f"{name}: {error}") from None
 
     def _referred(self, names: Iterable[str]) -> list[str]:
-        """Return the files that some files refer to and that were not read yet, each once."""
+        """Return the unread files that the given files refer to, without duplicates."""
         found: dict[str, None] = {}
         for name in names:
             for node in objects_in(self._files[name]):
@@ -253,7 +253,7 @@ class _Bundler:
         return _relative(name, self._root)
 
     def _joined(self) -> JSONObject:
-        """Return the root's document, with the others inside and every reference pointing at its new place."""
+        """Return the root document, with the others inside it and every reference adjusted."""
         result = object_of(self._moved(self._files[self._root], self._root))
         result[BUNDLED] = {
             self._relative(name): self._moved(node, name)
@@ -274,7 +274,7 @@ class _Bundler:
         return node
 
     def _place(self, ref: str, name: str) -> str:
-        """Return the place of a reference's target in the combined document."""
+        """Return the position of a reference's target in the combined document."""
         file, _, fragment = ref.partition("#")
         target = self._locate(name, file) if file else name
         if target is None or (target not in self._files and target not in self._missing):
@@ -285,7 +285,7 @@ class _Bundler:
 
 
 class _TooLargeError(DocumentError):
-    """Raised when all files together exceed the limit, which no single one of them is to blame for."""
+    """Raised when all files together exceed the limit."""
 
 
 MAX_DOCUMENT_BYTES = 64 << 20
@@ -304,7 +304,7 @@ def decode_document(content: bytes | str, *, max_bytes: int = MAX_DOCUMENT_BYTES
     """Return `content`, JSON or YAML, as JSON builtins.
 
     Raises:
-        DocumentError: If it is neither, or larger than `max_bytes`.
+        DocumentError: If it is neither JSON nor YAML, or is larger than `max_bytes`.
     """
     raw = content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content
     if len(raw) > max_bytes:

@@ -1,6 +1,6 @@
-"""Single keywords of older or careless schemas, corrected to what 2020-12 means; pure functions.
+"""Convert single keywords of older or incorrect schemas to JSON Schema 2020-12. All functions are pure.
 
-Rule: unusable values become None, and their keywords are left out.
+Rule: unusable values become None, and their keywords are omitted.
 """
 
 from collections.abc import Callable, Iterable
@@ -28,11 +28,11 @@ def _file_schema(about: str, **others: JSONObject) -> JSONObject:
     return {"description": about, "anyOf": [_BASE64, described]}
 
 
-FILE_SCHEMA = _file_schema("A file: its bytes in base64, or an object that also names it.")
+FILE_SCHEMA = _file_schema("A file: its bytes in base64, or an object that also has its name.")
 """The schema of a file in an operation's input."""
 
 ROOTED_FILE_SCHEMA = _file_schema(
-    "A file: its bytes in base64, or an object that also names it or refers to one here.",
+    "A file: its bytes in base64, or an object that also has its name or a path on the server.",
     path={
         "type": "string",
         "minLength": 1,
@@ -65,14 +65,14 @@ def is_file(schema: JSONObject) -> bool:
 
 
 def as_object(schema: JSONSchema) -> JSONObject:
-    """Return a schema as an object: the trivial ones spelled out."""
+    """Return a schema as an object, also if it is true or false."""
     if isinstance(schema, dict):
         return schema
     return {} if schema else {"not": {}}
 
 
 def put(out: JSONObject, key: str, value: Any) -> None:
-    """Set a keyword, unless it says nothing."""
+    """Set a keyword, unless its value is None or empty."""
     if value is not None:
         out[key] = value
 
@@ -96,7 +96,7 @@ def with_null(schema: JSONObject) -> JSONObject:
 
 
 def type_of(value: Any) -> Any:
-    """Return a `type` keyword of known types; None if it has none."""
+    """Return the known types of a `type` keyword; None if there are none."""
     if type(value) is str:
         if value in _TYPES:
             return value
@@ -108,21 +108,21 @@ def type_of(value: Any) -> Any:
 
 
 def names_of(value: Any, hidden: Iterable[str]) -> list[str] | None:
-    """Return a list of property names, each once, without the hidden ones."""
+    """Return a list of property names without duplicates and hidden names."""
     if not is_list(value):
         return None
     return list(dict.fromkeys(name for name in value if type(name) is str and name not in hidden))
 
 
 def dependent_names(value: Any) -> JSONObject | None:
-    """Lists of property names by property."""
+    """Return lists of property names by property."""
     if not is_object(value):
         return None
     return {key: names for key, item in value.items() if (names := names_of(item, ())) is not None}
 
 
 def data_of(value: Any) -> Any:
-    """Return the value of a keyword as JSON; None if it is not JSON: some YAML readers turn text into dates."""
+    """Return the value of a keyword as JSON; None if it is not JSON, such as a date from a YAML parser."""
     try:
         return to_json(value, MAX_DEPTH)
     except JSONValueError:
@@ -137,7 +137,7 @@ def _convertible(value: Any, to: Callable[[Any], Any]) -> Any:
 
 
 def discriminated(schema: JSONObject, description: str) -> str | None:
-    """Return `description` with a sentence for the `discriminator`: JSON Schema has no such keyword."""
+    """Return `description` with a sentence about the `discriminator`, which JSON Schema does not have."""
     node = schema.get("discriminator")
     names = node.get("mapping") if is_object(node) else None
     if not is_object(node) or not is_object(names) or not names:
@@ -147,7 +147,7 @@ def discriminated(schema: JSONObject, description: str) -> str | None:
 
 
 def number_of(value: Any) -> int | float | None:
-    """Return a number, also if it was written as text."""
+    """Return a number, also from text."""
     if type(value) is str and len(value) < 40:
         value = (
             _convertible(value, int) if value.lstrip("-").isdigit() else _convertible(value, float)
@@ -158,7 +158,7 @@ def number_of(value: Any) -> int | float | None:
 
 
 def count_of(value: Any) -> int | None:
-    """Return a whole number that is not negative."""
+    """Return a non-negative integer."""
     number = number_of(value)
     if number is None or number < 0 or number != int(number):
         return None
@@ -166,17 +166,17 @@ def count_of(value: Any) -> int | None:
 
 
 def apply_exclusive(schema: JSONObject, out: JSONObject) -> None:
-    """Apply a boolean `exclusiveMinimum`, which turns the minimum beside it into the exclusive one."""
+    """Apply a boolean `exclusiveMinimum`, which makes the `minimum` exclusive."""
     for exclusive, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
         if schema.get(exclusive) is True and bound in out:
             out[exclusive] = out.pop(bound)
 
 
 def repair_enum(out: JSONObject) -> None:
-    """Make an `enum` and the `type` beside it agree if no value fits both.
+    """Reconcile an `enum` with its `type` if no value matches both.
 
-    An `enum` beside an array is one of its items. Values of another type are allowed as written and in the
-    declared type; values that have no equivalent in it are only examples.
+    An `enum` of an array applies to its items. Values of another type are allowed both as written and converted to the
+    declared type; values without an equivalent in that type count only as examples.
     """
     kind, values = out.get("type"), out["enum"]
     if kind is None:
@@ -212,7 +212,7 @@ def _is_of(value: Any, kinds: list[str]) -> bool:
 
 
 def _in_type(value: Any, kinds: list[str]) -> Any:
-    """Return the value of one of the types `kinds` that is written like `value`; None if there is none."""
+    """Return `value` converted to one of the types `kinds`; None if there is no equivalent."""
     written = value if type(value) is str else msgspec.json.encode(value).decode()
     for kind in kinds:
         if kind == "string" and not isinstance(value, (dict, list)):
@@ -226,7 +226,7 @@ def _in_type(value: Any, kinds: list[str]) -> Any:
 
 
 def closed_object(properties: JSONObject, required: list[str]) -> JSONObject:
-    """Return the schema of an object that has no other properties."""
+    """Return the schema of an object without additional properties."""
     schema: JSONObject = {
         "type": "object",
         "properties": properties,

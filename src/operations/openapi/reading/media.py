@@ -1,6 +1,6 @@
-"""Media types: what kind each is.
+"""Classify media types.
 
-Every call asks about the same few media types, so the results are kept.
+Every call needs the same few media types, so the results are cached.
 """
 
 import re
@@ -29,13 +29,13 @@ _MISSPELT = {
     "octetstream": "application/octet-stream",
     "applicationoctetstream": "application/octet-stream",
 }
-"""By its letters alone: the media type that is meant."""
+"""The intended media type, by the letters of a misspelled one."""
 
 _SEQUENCE = re.compile(r"application/(jsonl|x-jsonl|x-jsonlines|x-ndjson|ndjson|(.*\+)?json-seq)")
 
 
 def essence(media_type: str) -> str:
-    """Return `type/subtype` in lower case, without parameters; of a header that came twice, the first."""
+    """Return `type/subtype` in lower case, without parameters; the first if a header was sent twice."""
     return media_type.partition(";")[0].partition(",")[0].strip().lower()
 
 
@@ -57,7 +57,7 @@ def is_json(media_type: str) -> bool:
 
 @lru_cache
 def says_nothing(media_type: str) -> bool:
-    """Return whether it does not describe the content: it is absent, malformed, or stands for any bytes."""
+    """Return whether it does not describe the content: absent, malformed, or a type for arbitrary bytes."""
     kind = essence(media_type)
     return "/" not in kind or kind in {"application/octet-stream", "binary/octet-stream"}
 
@@ -70,13 +70,13 @@ def is_sequence(media_type: str) -> bool:
 
 @lru_cache
 def is_stream(media_type: str) -> bool:
-    """Return whether it is a sequence of items: server-sent events, JSON Lines or the like."""
+    """Return whether it is a sequence of items, such as server-sent events or JSON Lines."""
     return essence(media_type) == EVENT_STREAM or is_sequence(media_type)
 
 
 @lru_cache
 def is_text(media_type: str) -> bool:
-    """Return whether its content is text in some charset, other than JSON."""
+    """Return whether its content is text other than JSON."""
     return _TEXTUAL.fullmatch(essence(media_type)) is not None
 
 
@@ -88,13 +88,13 @@ def is_form(media_type: str) -> bool:
 
 @lru_cache
 def is_multipart(media_type: str) -> bool:
-    """Return whether it is made of parts."""
+    """Return whether it is multipart."""
     return essence(media_type).startswith("multipart/")
 
 
 @lru_cache
 def is_range(media_type: str) -> bool:
-    """Return whether it stands for several types (`image/*`)."""
+    """Return whether it is a range of types (`image/*`)."""
     return "*" in essence(media_type)
 
 
@@ -105,13 +105,13 @@ def concrete(media_type: str, default: str) -> str:
 
 @lru_cache
 def is_plain_json(media_type: str) -> bool:
-    """Return whether it is JSON of no particular kind."""
+    """Return whether it is plain JSON, without a more specific subtype."""
     return essence(media_type) in {"application/json", "text/json"}
 
 
 @lru_cache
 def is_json_patch(media_type: str) -> bool:
-    """Return whether it is a list of changes (RFC 6902)."""
+    """Return whether it is a JSON Patch (RFC 6902)."""
     return essence(media_type) == "application/json-patch+json"
 
 
@@ -123,7 +123,7 @@ def is_yaml(media_type: str) -> bool:
 
 @lru_cache
 def intended(media_type: str) -> str:
-    """Return the media type that a misspelt one stands for; any other unchanged."""
+    """Return the intended media type for a misspelled one; others unchanged."""
     kind = essence(media_type)
     letters = "".join(filter(str.isalpha, kind))
     if kind in _EXACT or "+" in kind or "*" in kind:

@@ -1,10 +1,10 @@
-"""Describe one operation in the same way for every version of OpenAPI, and name operations.
+"""A common model of an operation for all versions of OpenAPI, and the naming of operations.
 
-`OpenAPI3Reader` and `Swagger2Reader` fill in the model; all other modules know only `Model`. Its values hold JSON and
-each other, so they are in no cycle and the garbage collector need not visit them.
+`OpenAPI3Reader` and `Swagger2Reader` create the model; all other modules use only `Model`. Its values contain only JSON
+and each other, so they cannot form cycles, and the garbage collector can skip them.
 
 Rule 1: a name consists of `[A-Za-z0-9_.-]`.
-Rule 2: no name depends on the order of paths or methods.
+Rule 2: names do not depend on the order of paths or methods.
 """
 
 import hashlib
@@ -25,11 +25,11 @@ from operations.types import JSONObject
 Place = Literal["path", "query", "header", "cookie"]
 
 METHODS = ("get", "put", "post", "patch", "delete", "head", "options", "trace", "query")
-"""The methods that make an operation, as documents spell them."""
+"""The HTTP methods of operations, as spelled in documents."""
 
 
 class Parameter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One value that goes into the path, the query, a header or a cookie."""
+    """A parameter in the path, the query, a header or a cookie."""
 
     name: str
     place: Place
@@ -38,14 +38,14 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     deprecated: bool = False
 
     schema: Any = True
-    """As the document has it, not converted."""
+    """The unconverted schema."""
 
     style: str = "simple"
     explode: bool = False
     allow_reserved: bool = False
 
     media_type: str | None = None
-    """Set where the parameter has `content`: it is serialised as this, and `style` says nothing."""
+    """Set if the parameter has `content`: it is serialised as this media type, and `style` is ignored."""
 
 
 class Media(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -58,20 +58,20 @@ class Media(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """OpenAPI 3.2: the schema of one item of a stream, a list of parts or a sequence."""
 
     encoding: JSONObject = {}
-    """By property: how it is written into a form."""
+    """The encoding of each property in a form."""
 
     prefix_encoding: tuple[Any, ...] = ()
-    """3.2: how the first parts of a list are written."""
+    """3.2: the encodings of the first parts of a list."""
 
     item_encoding: JSONObject = {}
-    """3.2: how its other parts are."""
+    """3.2: the encoding of the other parts."""
 
     part_headers: dict[str, tuple[Parameter, ...]] = {}
-    """By property: the headers that its part of a multipart body may have."""
+    """The headers of each part of a multipart body, by property."""
 
 
 class Body(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The body of a request, in every representation that the document offers."""
+    """The body of a request, in every declared representation."""
 
     required: bool = False
     description: str = ""
@@ -89,7 +89,7 @@ class Response(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One operation, complete."""
+    """The complete model of one operation."""
 
     parameters: tuple[Parameter, ...] = ()
     body: Body | None = None
@@ -121,7 +121,7 @@ def ranked(offered: Iterable[Media]) -> list[Media]:
 
 
 def best(offered: Iterable[Media]) -> Media | None:
-    """Return the representation to prefer; of equals the first."""
+    """Return the preferred representation; the first of equals."""
     return min(offered, key=_rank, default=None)
 
 
@@ -158,13 +158,13 @@ class OpenAPI3Reader:
             problem = self.check_parameter(found)
             if problem:
                 raise DocumentError(problem)
-            # There is one body, under any name, and header names ignore case.
+            # There is one body, with any name, and header names are case-insensitive.
             name = "" if found["in"] == "body" else found["name"]
             merged[found["in"], name.lower() if found["in"] == "header" else name] = found
         return self._model(list(merged.values()), operation)
 
     def read_responses(self, operation: JSONObject) -> tuple[Response, ...]:
-        """Return the declared responses; those that cannot be read are left out."""
+        """Return the declared responses; skip invalid ones."""
         result: list[Response] = []
         for key, entry in object_of(operation.get("responses")).items():
             status = str(key)
@@ -198,7 +198,7 @@ class OpenAPI3Reader:
         """Return the problem of a parameter; None if it has none."""
         if type(node.get("name")) is not str:
             return "a parameter has no name"
-        # 3.2 adds `querystring`, which stands for the whole query.
+        # 3.2 adds `querystring`, which is the whole query.
         if node.get("in") not in _PLACES and node.get("in") != "querystring":
             return f"the parameter {node['name']!r} is in no known place: {node.get('in')!r}"
         return None
@@ -262,9 +262,9 @@ class OpenAPI3Reader:
         return tuple(result)
 
     def _part_headers(self, encoding: JSONObject) -> Iterator[Parameter]:
-        """Yield the headers of one part; one that cannot be read costs only itself."""
+        """Yield the headers of one part; skip invalid ones."""
         for name, node in self._references.object_at(encoding.get("headers")).items():
-            # The type has a field of its own, and the disposition holds the part's name.
+            # Content-Type has its own field, and Content-Disposition contains the name of the part.
             if name.lower() in {"content-type", "content-disposition"}:
                 continue
             try:
@@ -289,7 +289,7 @@ class OpenAPI3Reader:
     def server_urls(
         self, item: JSONObject, operation: JSONObject, variables: Mapping[str, str]
     ) -> list[str]:
-        """Return the addresses of an operation; variables without a value are left in place."""
+        """Return the server addresses of an operation; variables without a value stay in place."""
         for holder in (operation, item, self._document):
             urls = self._urls(holder.get("servers"), variables)
             if urls:
@@ -324,7 +324,7 @@ _SEPARATORS = {
     "pipes": ("pipeDelimited", False),
     "multi": ("form", True),
 }
-"""Each `collectionFormat` as a style and whether it explodes."""
+"""The style of each `collectionFormat`, and whether it explodes."""
 
 _NOT_SCHEMA = frozenset(
     {"name", "in", "required", "description", "collectionFormat", "allowEmptyValue"}
@@ -360,7 +360,7 @@ class Swagger2Reader(OpenAPI3Reader):
     def server_urls(
         self, item: JSONObject, operation: JSONObject, variables: Mapping[str, str]
     ) -> list[str]:
-        """Return the addresses that `host`, `basePath` and `schemes` make; without a host they are relative."""
+        """Return the addresses from `host`, `basePath` and `schemes`; without a host they are relative."""
         host = text_of(self._document.get("host")).strip("/")
         base = text_of(self._document.get("basePath")) or "/"
         if not base.startswith("/"):
@@ -377,7 +377,7 @@ class Swagger2Reader(OpenAPI3Reader):
         return [f"{scheme}://{host}{base}" for scheme in sorted(usable or ["https"], reverse=True)]
 
     def security_schemes(self) -> JSONObject:
-        """Return `securityDefinitions` as 3.x spells them."""
+        """Return `securityDefinitions` in the form of 3.x."""
         result: JSONObject = {}
         for name, node in object_of(self._document.get("securityDefinitions")).items():
             scheme = object_of(node)
@@ -402,7 +402,7 @@ class Swagger2Reader(OpenAPI3Reader):
 
 
 def _schema(node: JSONObject) -> Any:
-    """Return the schema of a parameter that is itself written as a schema."""
+    """Return the schema of a Swagger 2.0 parameter, whose schema keywords are in the parameter itself."""
     if isinstance(node.get("schema"), dict):
         return node["schema"]
     return {key: value for key, value in node.items() if key not in _NOT_SCHEMA}
@@ -474,17 +474,17 @@ def _encoding(node: JSONObject) -> JSONObject:
 
 
 MAX_NAME = 240
-"""How long an operation's name may be; longer ones end in a digest."""
+"""The longest name of an operation; longer names end in a digest."""
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]+")
 _SAFE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 def operation_names(operations: Iterable[tuple[str, str, str]]) -> list[str]:
-    """Return a unique name for each `(wanted name, method, path)`, in the order given.
+    """Return a unique name for each `(wanted name, method, path)`, in order.
 
-    The wanted name (an `operationId`) is kept, made safe, if no other operation wants the same; otherwise,
-    and without one, the name is made of method and path; if even those are the same, a digest of both is added.
+    This is the wanted name (an `operationId`) with unsafe characters replaced, if it is unique. Otherwise the name is
+    derived from method and path; if that is not unique either, a digest is added.
     """
     entries = list(operations)
     is_safe = _SAFE.fullmatch
@@ -513,7 +513,7 @@ def operation_names(operations: Iterable[tuple[str, str, str]]) -> list[str]:
 
 
 def safe_name(text: str) -> str:
-    """Return `text` with every run of unsafe characters as one underscore; empty if nothing is left."""
+    """Return `text` with every run of unsafe characters replaced by one underscore; empty if nothing is left."""
     if _SAFE.fullmatch(text) and len(text) <= MAX_NAME:
         return text
     name = _UNSAFE.sub("_", text).lstrip(".-").strip("_")

@@ -1,6 +1,7 @@
-"""Follow the `$ref`s of one API description. Reads no files.
+"""Resolve the `$ref`s of one API description, without reading files.
 
-A document that spans files becomes one document first (`files.py`); a reference to anything outside of it is an error.
+A document with several files is combined into one document first (`files.py`); a reference to any other document is an
+error.
 """
 
 import re
@@ -16,7 +17,7 @@ from operations.errors import DocumentError
 from operations.types import JSONObject
 
 BUNDLED = "x-bundled-files"
-"""The root property that holds the other files of a document, by their paths relative to it."""
+"""The root property that contains the other files of a document, by relative path."""
 
 _DATA = frozenset({"example", "default", "const", "enum", "value"})
 """Keys whose values are data, in which a `$ref` is not a reference."""
@@ -36,7 +37,7 @@ class References:
 
     Args:
         document: The document.
-        missing: Why files could not be read, by their paths relative to the document.
+        missing: The reasons why files could not be read, by path relative to the document.
     """
 
     def __init__(self, document: JSONObject, missing: Mapping[str, str] | None = None) -> None:
@@ -54,7 +55,7 @@ class References:
         """Return `node`, or the target if it is a reference.
 
         Raises:
-            DocumentError: If it refers to nothing, or references form a cycle.
+            DocumentError: If the target does not exist, or references form a cycle.
         """
         hops = 0
         while (ref := reference_of(node)) is not None:
@@ -65,10 +66,10 @@ class References:
         return node
 
     def follow(self, node: Any) -> JSONObject:
-        """Return the object that `node` is, or refers to.
+        """Return `node`, or its target, as an object.
 
         Raises:
-            DocumentError: If there is none, or references form a cycle.
+            DocumentError: If there is no object, or references form a cycle.
         """
         found = self.value(node)
         if not is_object(found):
@@ -76,13 +77,13 @@ class References:
         return found
 
     def object_at(self, node: Any) -> JSONObject:
-        """Return the object that `node` is, or refers to; an empty one if there is none."""
+        """Return `node`, or its target, if it is an object; else an empty object."""
         if is_object(node) and "$ref" not in node:
             return node
         return object_of(self._lenient(node))
 
     def list_at(self, node: Any) -> list[Any]:
-        """Return the list that `node` is, or refers to, with those that its items refer to put in; empty if none."""
+        """Return `node`, or its target, as a list, with referenced lists inserted; empty if it is not a list."""
         found = list_of(self._lenient(node))
         for item in found:
             if is_object(item) and "$ref" in item and is_list(self._lenient(item)):
@@ -96,7 +97,7 @@ class References:
         return spread
 
     def text_at(self, node: Any) -> str:
-        """Return the text that `node` is, or refers to; empty if there is none."""
+        """Return `node`, or its target, if it is text; else an empty string."""
         return node if isinstance(node, str) else text_of(self._lenient(node))
 
     def _lenient(self, node: Any) -> Any:
@@ -111,7 +112,7 @@ class References:
         """Return the object that `node` refers to; keywords beside the reference take precedence.
 
         Raises:
-            DocumentError: If there is none, or references form a cycle.
+            DocumentError: If there is no object, or references form a cycle.
         """
         if not is_object(node) or "$ref" not in node:
             return self.follow(node)
@@ -119,10 +120,10 @@ class References:
         return {**self.follow(node), **beside}
 
     def locate(self, ref: str) -> tuple[str, Any]:
-        """Return the JSON pointer of what `ref` refers to, spelled in one way, and its value.
+        """Return the normalised JSON pointer of the target of `ref`, and the target.
 
         Raises:
-            DocumentError: If it refers to nothing.
+            DocumentError: If the target does not exist.
         """
         known = self._targets.get(ref)
         if known is None:
@@ -132,10 +133,10 @@ class References:
         return known
 
     def locate_final(self, ref: str) -> tuple[str, Any]:
-        """Return what `locate` does for the last of the references that follow one another from `ref`.
+        """As `locate`, for the final target of a chain of references that begins with `ref`.
 
         Raises:
-            DocumentError: If one does not exist, or they form a circle.
+            DocumentError: If a target does not exist, or the references form a cycle.
         """
         for _ in range(MAX_HOPS):
             pointer, target = self.locate(ref)
@@ -146,7 +147,7 @@ class References:
         raise DocumentError(f"references form a cycle: {ref}")
 
     def _reason(self, ref: str) -> str:
-        """Return why a reference cannot be resolved."""
+        """Return the reason why a reference cannot be resolved."""
         _, _, rest = ref.partition(f"#/{BUNDLED}/")
         file = unescape(unquote(rest.partition("/")[0]))
         if file in self._missing:
@@ -160,23 +161,23 @@ class References:
     def _locate(self, ref: str) -> tuple[str, Any]:
         own = self._document.get("$self")
         if isinstance(own, str) and ref.startswith(own + "#"):
-            # 3.2: the document by its own name.
+            # 3.2: the document may refer to itself by its own URI.
             ref = ref.removeprefix(own)
         fragment = ref[1:]
         if ref.startswith("#") and (not fragment or fragment.startswith("/")):
-            # Percent-encoding belongs to the URI, so it comes off first; some documents never put it on.
+            # Percent-encoding belongs to the URI, so it is decoded first; some documents do not encode references.
             for pointer in dict.fromkeys((unquote(fragment), fragment)):
                 found = self._at(pointer)
                 if found is not None:
                     return found
-        # Generators that copy a schema into a document often leave its references to its own `$defs` as they were.
+        # Generators that copy a schema into a document often do not adjust its references to its own `$defs`.
         if self._named is None:
             self._named = dict(self._names())
         named = self._named.get(ref)
         return (named and self._at(named)) or (ref, _MISSING)
 
     def _at(self, pointer: str) -> tuple[str, Any] | None:
-        """Return the place and the value a pointer leads to, also through objects that are references themselves."""
+        """Return the position and the value at a pointer, following references on the path."""
         found = steps(self._document, pointer)
         if found is not None:
             return found[-1] if found else ("", self._document)
@@ -196,7 +197,7 @@ class References:
         return (holder[0] + inner[0][0], inner[0][1]) if inner else None
 
     def _names(self) -> Iterator[tuple[str, str]]:
-        """Yield the names of schemas (`$anchor`, `$id`, `$defs`) with their places; the first of equals comes last."""
+        """Yield the names of schemas (`$anchor`, `$id`, `$defs`) with their positions, in reverse order."""
         for place, node in reversed(list(_places(self._document))):
             for key, item in node.items():
                 if key in {"$anchor", "$dynamicAnchor"}:
@@ -208,9 +209,9 @@ class References:
                         yield f"#/{key}/{escape(name)}", f"{place}/{key}/{escape(name)}"
 
     def unresolved(self) -> list[tuple[str, str]]:
-        """Return the first place of each `$ref` that refers to nothing, and the reason with the number of others.
+        """Return the first position of each unresolvable `$ref`, and the reason with the number of other positions.
 
-        The whole document is searched: this takes about a fifth of the time of decoding it.
+        This searches the whole document, which takes about a fifth of the time for decoding it.
         """
         broken = {ref: reason for ref in self._all() if (reason := self._fault(ref)) is not None}
         if not broken:
@@ -233,11 +234,11 @@ class References:
         return None
 
     def _all(self) -> set[str]:
-        """Return every text under a key `$ref`, also in data."""
+        """Return the text of every `$ref`, also in data."""
         try:
             encoded = msgspec.json.encode(self._document, enc_hook=str)
         except (TypeError, ValueError, RecursionError):
-            # Not JSON throughout, as some readers of YAML leave it.
+            # The document is not pure JSON, as with some YAML parsers.
             nodes = (node for _, node in _places(self._document))
             return {ref for node in nodes if (ref := reference_of(node)) is not None}
         # Searching bytes is several times faster than visiting nodes.
@@ -245,7 +246,7 @@ class References:
 
 
 def _is_data(place: str) -> bool:
-    """Return whether a place lies inside an example or another value that a document quotes."""
+    """Return whether a position is inside an example or other data."""
     above = ""
     for token in place.split("/"):
         if token in _DATA and above not in _NAMES:

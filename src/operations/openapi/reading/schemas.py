@@ -1,12 +1,12 @@
 """Convert schemas of any OpenAPI version to self-contained JSON Schema 2020-12 documents.
 
-A converted schema contains only the definitions it reaches, as `$defs`. Definitions are converted once per
-document and direction and shared, so that an import of thousands of operations pays only for those in use.
+A converted schema contains only the definitions that it refers to, as `$defs`. Definitions are converted once per
+document and direction and shared, so that an import of thousands of operations converts only what is used.
 
-Rule 1: nothing is converted before it is used.
-Rule 2: an incorrect keyword (a `minLength` of "3", a `required` of true) is corrected or left out; it never makes the
+Rule 1: a schema is converted when it is first used.
+Rule 2: an incorrect keyword (a `minLength` of "3", a `required` of true) is corrected or omitted; it never makes the
         rest of the schema unusable.
-Rule 3: a schema that no value fits, although its parts do, is read in its intended meaning.
+Rule 3: a schema that accepts no value because its parts contradict each other is converted to its intended meaning.
 """
 
 from collections.abc import Callable
@@ -33,7 +33,7 @@ from operations.openapi.reading.keywords import (
 from operations.types import JSONObject, JSONSchema
 
 MAX_DEPTH = 100
-"""How deep one definition may nest; what is deeper may be anything."""
+"""The largest depth of a definition; deeper parts accept any value."""
 
 _MARK = {
     Direction.REQUEST: "readOnly",
@@ -72,7 +72,7 @@ _SCHEMA = frozenset(
     }
 )  # fmt: skip
 _VALUES = _SCHEMA | _ANY | {"items", "example", "examples"}
-"""Keywords that hold a schema, or data: no `$ref` stands for their whole value."""
+"""Keywords whose value is a schema or data, so that a `$ref` in it does not replace the whole value."""
 
 _CLOSING = frozenset({"additionalProperties", "unevaluatedProperties"})
 _SCHEMA_LISTS = frozenset({"anyOf", "oneOf", "prefixItems"})
@@ -81,7 +81,7 @@ _SCHEMA_MAPS = frozenset({"patternProperties", "dependentSchemas"})
 __all__ = ["Direction", "SchemaConverter", "SchemaDraft"]
 
 MAX_SUBTYPES = 64
-"""How many subtypes a union lists; a base with more allows any other property instead."""
+"""The largest number of subtypes in a union; a base with more subtypes allows additional properties instead."""
 
 
 class Conversion:
@@ -89,7 +89,7 @@ class Conversion:
 
     Args:
         definitions: The schemas of the document.
-        direction: Which way the data goes.
+        direction: The direction of the data.
         refs: Receives the definitions.
         bases: Pointers of the bases that the schema extends.
     """
@@ -126,11 +126,11 @@ class Conversion:
         """Convert a schema.
 
         Args:
-            schema: What the document has.
-            depth: How deep inside its definition this is.
-            hidden: Properties that a schema around this one hides.
+            schema: The unconverted schema.
+            depth: The depth inside its definition.
+            hidden: Properties that an outer schema hides.
             is_part: Whether it is the definition itself or an `allOf` part of it.
-            is_opened: Whether a schema around this one forbids undeclared properties instead of it.
+            is_opened: Whether an outer schema forbids undeclared properties instead of this one.
         """
         if type(schema) is bool:
             return schema
@@ -169,7 +169,7 @@ class Conversion:
     def _part(
         self, item: Any, depth: int, hidden: frozenset[str], *, is_part: bool, is_opened: bool
     ) -> JSONSchema:
-        """Convert an `allOf` part; one that would forbid the properties of the others is opened and inlined."""
+        """Convert an `allOf` part; a part that would forbid the properties of other parts is opened and inlined."""
         ref = object_of(item).get("$ref")
         if is_opened and type(ref) is str:
             found = self._found(ref, is_part=is_part)
@@ -226,7 +226,7 @@ class Conversion:
                     ]
             elif key in _SCHEMA_LISTS:
                 if is_list(value) and value:
-                    # A property identifies the member, so several that match are not an error.
+                    # A discriminator identifies the member, so several matching members are not an error.
                     is_named = (
                         key == "oneOf" and "discriminator" in schema and "anyOf" not in schema
                     )
@@ -271,7 +271,7 @@ class Conversion:
         return out
 
     def _items(self, schema: JSONObject, value: Any, depth: int, out: JSONObject) -> None:
-        """Convert `items`: a schema, or before 2020-12 a list of them with `additionalItems` for the rest."""
+        """Convert `items`: a schema or, before 2020-12, a list of schemas with `additionalItems` for the rest."""
         if is_list(value):
             if value:
                 out["prefixItems"] = [self._convert(item, depth) for item in value]
@@ -281,7 +281,7 @@ class Conversion:
             out["items"] = self._convert(value, depth)
 
     def _dependencies(self, value: Any, depth: int, out: JSONObject) -> None:
-        """Convert `dependencies` of earlier drafts: names and schemas in one keyword."""
+        """Convert `dependencies` of earlier drafts, which combines names and schemas."""
         if not is_object(value):
             return
         names = {key: item for key, item in value.items() if is_list(item)}
@@ -296,11 +296,11 @@ class SchemaConverter(Definitions):
     """Converts the schemas of one document."""
 
     def build(self, schema: Any, direction: Direction) -> JSONSchema:
-        """Return `schema` as a document of its own."""
+        """Return `schema` as a separate document."""
         return self.draft(direction).finish(schema)
 
     def draft(self, direction: Direction) -> "SchemaDraft":
-        """Return an empty document, to be composed of several schemas."""
+        """Return an empty document, to which several schemas can be added."""
         return SchemaDraft(self, direction)
 
     def convert(self, definition: Definition) -> JSONSchema:
@@ -330,7 +330,7 @@ class SchemaConverter(Definitions):
 
 
 class SchemaDraft:
-    """One self-contained schema that is being composed."""
+    """A self-contained schema that is being built."""
 
     def __init__(self, converter: SchemaConverter, direction: Direction) -> None:
         self._converter = converter
@@ -343,11 +343,11 @@ class SchemaDraft:
         return Conversion(self._converter, chosen, self._refs).convert(schema)
 
     def finish(self, schema: Any) -> JSONSchema:
-        """Return `schema`, converted, with every definition that the draft reaches."""
+        """Convert `schema` and return it with every definition that the draft refers to."""
         return self.close(self.convert(schema))
 
     def close(self, root: JSONSchema) -> JSONSchema:
-        """Return `root`, already converted, with every definition that the draft reaches."""
+        """Return `root`, which is already converted, with every definition that the draft refers to."""
         if not self._refs or not isinstance(root, dict):
             return root
         definitions: JSONObject = {}

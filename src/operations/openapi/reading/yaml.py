@@ -1,10 +1,10 @@
-"""YAML 1.2 as JSON: the core schema's scalars and nothing else.
+"""Read YAML 1.2 as JSON, with the scalars of the core schema only.
 
-`ryaml` reads nearly every document and is fast. Values that it cannot represent (integers beyond 64 bit, nesting beyond
-128) is read again from PyYAML's event stream, which is slow and exact.
+`ryaml` reads nearly every document and is fast. A document that it cannot represent (integers beyond 64 bit, nesting
+beyond 128) is read again with PyYAML's event stream, which is slow and exact.
 
-Rule 1: `no`, `12:30` and `2020-01-01` are strings; tags choose no class.
-Rule 2: duplicate keys, and aliases that multiply, are refused.
+Rule 1: `no`, `12:30` and `2020-01-01` are strings; tags never create Python objects.
+Rule 2: duplicate keys, and aliases that expand beyond a limit, are rejected.
 """
 
 import re
@@ -23,7 +23,7 @@ except ModuleNotFoundError as error:
     raise MissingExtraError("Reading YAML", extra="openapi") from error
 
 MAX_ALIASED_NODES = 1_000_000
-"""How many values aliases may repeat, all together."""
+"""The largest number of values that all aliases together may expand to."""
 
 _BREAKS = "\x85\u2028\u2029"
 """Characters that end a line in YAML 1.1 and are ordinary text in YAML 1.2."""
@@ -42,13 +42,13 @@ def decode_yaml(text: str) -> Any:
     """Return `text` as JSON builtins; keys are strings, merge keys (`<<`) are merged.
 
     Raises:
-        DocumentError: If it is not one YAML document, repeats a key, or multiplies itself by aliases.
+        DocumentError: If it is not one YAML document, has a duplicate key, or expands too much by aliases.
     """
     _enforce_count(text)
     breaks = [mark for mark in _BREAKS if mark in text]
     if not breaks:
         return _decode(text)
-    # Both readers know only YAML 1.1, in which these characters end a line.
+    # Both parsers implement YAML 1.1, in which these characters end a line.
     unused = (chr(code) for code in range(0xE000, 0xF900) if chr(code) not in text)
     stand_ins = dict(zip(breaks, unused, strict=False))
     decoded = _decode(text.translate({ord(mark): other for mark, other in stand_ins.items()}))
@@ -84,7 +84,7 @@ def _decode(text: str) -> Any:
     except DocumentError:
         raise
     except (InvalidYamlError, ValueError):
-        # Either not YAML, which the exact reader explains, or beyond the limits of the fast reader.
+        # Either not YAML, which the exact parser explains, or beyond the limits of the fast parser.
         return _Reader().read(text)
 
 
@@ -97,7 +97,10 @@ def _translated(value: Any, table: dict[int, str]) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Return what `ryaml` gave, with string keys, merged and free of NaN. Its own limit bounds the depth."""
+    """Return a result of `ryaml` with string keys, with merge keys applied and without NaN.
+
+    `ryaml` limits the depth.
+    """
     if is_object(value):
         result: dict[str, Any] = {}
         for key, item in value.items():
@@ -111,14 +114,14 @@ def _plain(value: Any) -> Any:
 
 
 def _key(key: Any) -> str:
-    """Return a key that YAML did not read as text, written as in JSON."""
+    """Return a key that YAML did not parse as text, in its JSON form."""
     if type(key) in {int, float, bool, type(None)}:
         return msgspec.json.encode(key).decode()
     raise DocumentError("a key is not a scalar")
 
 
 def _merged(mapping: dict[str, Any]) -> dict[str, Any]:
-    """Return `mapping` with what `<<` names put in; its own keys win, then those named first."""
+    """Return `mapping` with the merge key `<<` applied; its own keys take precedence, then earlier merged mappings."""
     named = mapping["<<"]
     sources = named if is_list(named) else [named]
     result: dict[str, Any] = {}
@@ -131,7 +134,7 @@ def _merged(mapping: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Reader:
-    """Builds JSON from PyYAML's events with a stack of its own, so that depth costs no recursion."""
+    """Builds JSON from PyYAML's events with an explicit stack instead of recursion."""
 
     def __init__(self) -> None:
         self._root: list[Any] = []
@@ -177,12 +180,12 @@ class _Reader:
             self._put(value)
 
     def _anchor(self, name: str | None, value: Any) -> None:
-        # Only finished nodes get their name: an alias to an open one would be a cycle.
+        # Only finished nodes are registered, because an alias to an unfinished node would be a cycle.
         if name:
             self._anchors[name] = value
 
     def _size(self, value: Any) -> int:
-        """Return how many values `value` contains, with aliases counted in full."""
+        """Return the number of values in `value`, with aliases expanded."""
         if not is_object(value) and not is_list(value):
             return 1
         known = self._sizes.get(id(value))
