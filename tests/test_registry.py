@@ -152,6 +152,32 @@ def test_a_handler_needs_a_spec_that_has_none(registry: OperationRegistry) -> No
     assert registry.get_handler("task.get") is other
 
 
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("task.ad", "task.add"),
+        ("taks.add", "task.add"),
+        ("task-add", "task.add"),
+        ("task.nestd", "task.nested"),
+        # A shared namespace alone does not make two ids alike.
+        ("task.nosuch", None),
+        ("task.secret", None),
+        ("task.", None),
+    ],
+)
+async def test_an_unknown_id_is_answered_with_one_that_is_alike(
+    given: str, meant: str | None, registry: OperationRegistry
+) -> None:
+    for name in ("add", "block", "nested"):
+        registry.operation(f"task.{name}")(lambda: 1)
+
+    with pytest.raises(CallError) as caught:
+        await registry.execute(given, {})
+
+    suggested = "" if meant is None else f' Did you mean "{meant}"?'
+    assert caught.value.message.partition(f"{given!r}")[2].removeprefix(".") == suggested
+
+
 async def test_an_unregistered_operation_is_not_found(registry: OperationRegistry) -> None:
     registered = registry.register(Operation(spec(), answer))
     await registry.execute("task.get")

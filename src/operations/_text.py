@@ -23,6 +23,8 @@ _LONGEST, _MOST = 200, 2_000
 _LOGIN = re.compile(r"(?<=://)[^/?#]*@")
 
 
+_NAMESPACE = re.compile(r".*(?:\.|__)", re.DOTALL)
+
 SUGGESTS: Final = "Did you mean"
 """The first words of each `suggestion`."""
 
@@ -37,8 +39,17 @@ def suggestion(given: str, known: Iterable[str]) -> str:
 
     # Comparing pairs of letters is cheap; only the names with the most pairs in common are compared in detail.
     likely = nlargest(10, islice(known, _MOST), key=alike)
-    near = get_close_matches(given[:_LONGEST], likely, n=1, cutoff=0.6)
-    return f' {SUGGESTS} "{near[0]}"?' if near else ""
+    near = get_close_matches(given[:_LONGEST], likely, n=3, cutoff=0.6)
+    found = next((name for name in near if _differ_little(given[:_LONGEST], name)), None)
+    return "" if found is None else f' {SUGGESTS} "{found}"?'
+
+
+def _differ_little(given: str, name: str) -> bool:
+    """Return whether two names are alike without the namespace that they share."""
+    namespace = _NAMESPACE.match(given)
+    if namespace is not None and name.startswith(namespace[0]):
+        given, name = given[namespace.end() :], name[namespace.end() :]
+    return bool(get_close_matches(given, [name], cutoff=0.6))
 
 
 def _pairs(name: str) -> set[tuple[str, str]]:
