@@ -92,6 +92,7 @@ async def test_f9_a_reader_that_the_broker_disconnects_gets_an_error() -> None:
     assert {each for each in outcomes if not isinstance(each, CallError)} <= {40}
 
 
+@pytest.mark.alone
 @pytest.mark.requirement("R40", "F20")
 @pytest.mark.slow
 async def test_f20_ten_thousand_calls_at_once_are_all_answered(

@@ -277,7 +277,7 @@ asyncio.run(main())
         cwd=PROJECT,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=110,
         check=False,
     )
 
