@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from operations._json import MAX_MESSAGE_DEPTH, JSONLimitError, JSONValueError, may_nest_deeper
+from operations._json import MAX_MESSAGE_DEPTH, JSONLimitError, JSONValueError
 
 ValueT = TypeVar("ValueT")
 
@@ -97,7 +97,7 @@ def enforce_bounds(
         return
     # A value takes at least one byte and a separator.
     may_have_many = len(raw) >= 2 * max_values
-    if not may_have_many and (len(raw) < 2 * max_depth or not may_nest_deeper(raw, max_depth)):
+    if not may_have_many and (len(raw) < 2 * max_depth or not _may_nest_deeper(raw, max_depth)):
         return
     # Brackets inside strings are counted too, so these are upper bounds: enough to accept a text, not to reject it.
     containers = raw.count(b"[") + raw.count(b"{")
@@ -109,6 +109,23 @@ def enforce_bounds(
         _enforce_count(raw, max_values)
     if containers > max_depth:
         _enforce_depth(raw, max_depth)
+
+
+_FEW_BRACKETS = 16
+"""How many brackets are searched one by one, which skips long strings quickly. More are counted."""
+
+
+def _may_nest_deeper(text: bytes, max_depth: int) -> bool:
+    """Return whether JSON text may have more than `max_depth` levels: brackets inside strings count, too."""
+    found = 0
+    for bracket in (b"{", b"["):
+        at = text.find(bracket)
+        while at >= 0:
+            found += 1
+            if found > _FEW_BRACKETS:
+                return text.count(b"{") + text.count(b"[") > max_depth
+            at = text.find(bracket, at + 1)
+    return found > max_depth
 
 
 _HUGE = 8 * 1024 * 1024

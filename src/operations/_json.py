@@ -140,21 +140,20 @@ def unescape(token: str) -> str:
     return token.replace("~1", "/").replace("~0", "~")
 
 
-_FEW_BRACKETS = 16
-"""How many brackets are searched one by one, which skips long strings quickly. More are counted."""
-
-
-def may_nest_deeper(text: bytes, max_depth: int) -> bool:
-    """Return whether JSON text may have more than `max_depth` levels: brackets inside strings count, too."""
-    found = 0
-    for bracket in (b"{", b"["):
-        at = text.find(bracket)
-        while at >= 0:
-            found += 1
-            if found > _FEW_BRACKETS:
-                return text.count(b"{") + text.count(b"[") > max_depth
-            at = text.find(bracket, at + 1)
-    return found > max_depth
+def nests_within(value: Any, max_depth: int) -> bool:
+    """Return whether a decoded JSON value has at most `max_depth` levels. Looking at text takes longer."""
+    kind = type(value)  # pyright: ignore[reportUnknownVariableType]
+    if kind is dict:
+        value = value.values()
+    elif kind is not list:
+        return True
+    if max_depth <= 0:
+        return False
+    for item in value:
+        kind = type(item)  # pyright: ignore[reportUnknownVariableType]
+        if (kind is dict or kind is list) and not nests_within(item, max_depth - 1):
+            return False
+    return True
 
 
 def as_json(value: Any, max_depth: int = MAX_DEPTH) -> Any:

@@ -18,16 +18,16 @@ Rule 2: unknown fields and types are skipped; malformed events are returned by `
 """
 
 from collections.abc import Callable
-from typing import Annotated, Any, TypeAlias, cast
+from typing import Annotated, Any, TypeAlias, cast, get_args
 
 import msgspec
 
-from operations._decoding import LARGE, build_from, enforce_bounds
+from operations._decoding import build_from, enforce_bounds
 from operations._json import (
-    MAX_MESSAGE_DEPTH,
+    MAX_DEPTH,
     MAX_REQUEST_VALUES,
     JSONLimitError,
-    may_nest_deeper,
+    nests_within,
 )
 from operations.access import Identity
 from operations.envelopes import (
@@ -363,20 +363,29 @@ class MalformedEvent(msgspec.Struct, frozen=True):
     code: str = ErrorCode.VALIDATION_ERROR
 
 
+_SMALL = 16 * 1024
+"""Bytes of a message that is decoded before its depth is known, because that is quicker: it cannot build much."""
+
+
 def read_event(
     body: bytes, max_values: int = MAX_REQUEST_VALUES
 ) -> CallEvent | UnknownEvent | MalformedEvent:
     """Return the event in a JSON text. Never raises."""
     # A value takes at least one byte and a separator.
-    if len(body) >= 2 * max_values or may_nest_deeper(body, MAX_MESSAGE_DEPTH):
-        try:
-            enforce_bounds(body, max_values=max_values)
-        except JSONLimitError as error:
-            return _over_limit(body, error)
+    is_small = len(body) < min(_SMALL, 2 * max_values)
+    rejected = None if is_small else _over_limit(body, max_values)
+    if rejected is not None:
+        return rejected
+    event: CallEvent | None = None
+    reason = ""
     try:
-        return _decode(body) if len(body) < LARGE else build_from(_decode, body)
+        event = _decode(body) if is_small else build_from(_decode, body)
     except (ValueError, RecursionError) as error:
         reason = str(error)
+    if is_small and (event is None or not _is_shallow(event)):
+        rejected = _over_limit(body, max_values)
+    if rejected is not None or event is not None:
+        return rejected or cast("CallEvent", event)
     try:
         # If it is not an envelope, the caller gets an error.
         unread = _lenient.decode(body)
@@ -386,17 +395,36 @@ def read_event(
     return CallResponded(id=unread.id, payload=payload)
 
 
-def _over_limit(body: bytes, error: JSONLimitError) -> CallEvent | UnknownEvent | MalformedEvent:
-    """A response that is too large to be decoded ends its call."""
-    event = _salvage(body, f"it {error.reason}")
+def _is_shallow(event: CallEvent) -> bool:
+    """Return whether an event is known to be nested within the limit: requests and results without more."""
+    if type(event) is CallRequested:
+        return event.payload.metadata is None and nests_within(event.payload.input, MAX_DEPTH)
+    if type(event) is CallResponded:
+        output = event.payload.output
+        return type(output.meta) is LocalResponseMeta and nests_within(output.data, MAX_DEPTH)
+    return False
+
+
+def _over_limit(body: bytes, max_values: int) -> CallEvent | UnknownEvent | MalformedEvent | None:
+    """Return the event to process instead of one that is too large; None if it is not.
+
+    A response that is too large ends its call.
+    """
+    try:
+        enforce_bounds(body, max_values=max_values)
+    except JSONLimitError as error:
+        reason, limit = error.reason, error.limit
+    else:
+        return None
+    event = _salvage(body, f"it {reason}")
     if isinstance(event, MalformedEvent) and event.type == "call.responded" and event.request_id:
         payload = ErrorPayload(
             request_id=event.request_id,
             code=ErrorCode.RESOURCE_EXHAUSTED,
-            message=f"the result {error.reason}",
+            message=f"the result {reason}",
         )
         return CallFailed(payload=payload)
-    if isinstance(event, MalformedEvent) and error.limit != "depth":
+    if isinstance(event, MalformedEvent) and limit != "depth":
         return msgspec.structs.replace(event, code=ErrorCode.RESOURCE_EXHAUSTED)
     return event
 
@@ -416,20 +444,7 @@ class _Salvaged(msgspec.Struct, frozen=True):
     payload: msgspec.Raw = _NOTHING
 
 
-_KNOWN_TYPES: frozenset[str] = frozenset(
-    {
-        "call.requested",
-        "call.responded",
-        "call.completed",
-        "call.aborted",
-        "call.error",
-        "call.credit",
-        "call.probed",
-        "call.alive",
-        "call.offered",
-        "call.confirmed",
-    }
-)
+_KNOWN_TYPES = frozenset(kind.__struct_config__.tag for kind in get_args(CallEvent))
 
 _salvager = msgspec.json.Decoder(_Salvaged)
 _payload_salvager = msgspec.json.Decoder(_SalvagedPayload)
@@ -492,12 +507,13 @@ def read_output(output: Output | msgspec.Raw) -> ResponseEnvelope[Any]:
 # Written without structs, which take twice as long: these are encoded for every call and item.
 
 
-def encode_response(request_id: str, envelope: ResponseEnvelope[Any]) -> bytes:
-    """Return the `call.responded` that ends a call."""
+def encode_response(request_id: str, envelope: ResponseEnvelope[Any], more: bytes = b"") -> bytes:
+    """Return the `call.responded` that ends a call; `more` are further fields of its payload."""
     is_binary = isinstance(envelope.data, bytes)
-    return b'{"type":"call.responded","id":"","payload":{"requestId":%b,"output":%b}}' % (
+    return b'{"type":"call.responded","id":"","payload":{"requestId":%b,"output":%b%b}}' % (
         encode_event(request_id),
         envelope.encode() if is_binary else encode_event(envelope),
+        more,
     )
 
 
@@ -507,15 +523,7 @@ def encode_item(
     """Return the `call.responded` of one item of a subscription."""
     # Only in the first item: the worker does not change.
     worker = b"" if sequence else b',"replyTo":%b' % encode_event(reply_to)
-    return (
-        b'{"type":"call.responded","id":"","payload":{"requestId":%b,"output":%b,"sequence":%d%b}}'
-        % (
-            encode_event(request_id),
-            envelope.encode(),
-            sequence,
-            worker,
-        )
-    )
+    return encode_response(request_id, envelope, b',"sequence":%d%b' % (sequence, worker))
 
 
 def encode_error(

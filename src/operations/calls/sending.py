@@ -201,7 +201,8 @@ class CallSender(ABC):
         key = request.request_id if call.sends == 1 else f"{request.request_id}-{call.sends}"
         self._waiting += 1
         self._waiting_bytes += size
-        task = call.sender = cast("asyncio.Task[Any]", asyncio.current_task())
+        loop = asyncio.get_running_loop()
+        task = call.sender = cast("asyncio.Task[Any]", asyncio.current_task(loop))
         cancellations = task.cancelling()
         try:
             try:
@@ -227,7 +228,7 @@ class CallSender(ABC):
         if census.restorations != restorations:
             # It may have been sent over the new connection, when other workers were there.
             call.departures = -1
-        call.sent_at = call.seen_at = asyncio.get_running_loop().time()
+        call.sent_at = call.seen_at = loop.time()
 
     def _enforce_room(self, body: bytes, size: int) -> None:
         """Raise an error if a request is too large, or too many wait for the broker."""
