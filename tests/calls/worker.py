@@ -7,29 +7,27 @@ import asyncio
 import json
 import os
 import sys
+from importlib import import_module
 from typing import Any
 
 from tests.calls.operations_under_test import build_registry
 
 from operations.calls import serve_calls
-from operations.pubsub.nats import connect_nats
-from operations.pubsub.redis import connect_redis
-from operations.pubsub.websocket import AcceptedTarget, serve_websocket
 
 
-async def main(settings: dict[str, Any]) -> None:
+async def main(settings: dict[str, Any], transport: Any) -> None:
     registry = build_registry()
     options = settings.get("options", {})
     if settings["world"] == "websocket":
 
-        async def attach(target: AcceptedTarget) -> None:
+        async def attach(target: Any) -> None:
             async with serve_calls(registry, target, **options):
                 await target.wait_closed()
 
-        async with serve_websocket(attach, port=settings["port"]):
+        async with transport.serve_websocket(attach, port=settings["port"]):
             print("ready", flush=True)
             await asyncio.Event().wait()
-    connect: Any = connect_redis if settings["world"] == "redis" else connect_nats
+    connect = getattr(transport, f"connect_{settings['world']}")
     prefix = settings["prefix"] + (":" if settings["world"] == "redis" else "")
     async with (
         connect(settings["url"], prefix=prefix, **settings.get("target", {})) as target,
@@ -42,8 +40,10 @@ async def main(settings: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     given = json.loads(sys.argv[1])
+    # No other transport: importing all of them would take half as long again.
+    used = import_module(f"operations.pubsub.{given['world']}")
     # Forked after the imports, so that many workers start as fast as one.
     for _ in range(given.get("workers", 1) - 1):
         if os.fork() == 0:
             break
-    asyncio.run(main(given))
+    asyncio.run(main(given, used))
