@@ -1,10 +1,16 @@
 """One connection to Redis, and its answers."""
 
+import asyncio
+import signal
+
+import anyio
 import pytest
-from tests.servers import Broker
+from tests.calls.waiting import until
+from tests.servers import Broker, RedisServer, running
 
 from operations.errors import TransportError
 from operations.pubsub.config import RedisConfig
+from operations.pubsub.redis import RedisTarget, connect_redis
 from operations.pubsub.redis.connection import Connector, ask
 
 
@@ -21,3 +27,23 @@ async def test_f6_silence_breaks_a_connection_and_is_no_answer(
         assert not connection.is_connected
     finally:
         await connection.disconnect()
+
+
+@pytest.mark.requirement("R35", "F6")
+async def test_f6_a_server_that_stops_reading_is_noticed_while_many_messages_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("operations.pubsub.redis.connection.KEEPALIVE", 0.1)
+    monkeypatch.setattr("operations.pubsub.redis.connection.SILENCE", 0.5)
+    with running(RedisServer()) as server:
+        async with connect_redis(server.url, connect_timeout=1) as target:
+            box, large = target.mailbox(), bytes(6 * 1024 * 1024)
+            assert isinstance(target, RedisTarget)
+            assert server.process is not None
+            server.process.send_signal(signal.SIGSTOP)
+            # More than the socket takes, and more than may wait for it.
+            sending = [asyncio.create_task(target.send(box, large)) for _ in range(6)]
+            with anyio.fail_after(10):
+                await until(lambda: not target.link.is_up)
+            server.process.send_signal(signal.SIGCONT)
+            await asyncio.gather(*sending, return_exceptions=True)

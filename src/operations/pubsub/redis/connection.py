@@ -300,11 +300,7 @@ class RedisClient(EventTarget):
         self.link = PipelinedConnection(self)
 
     async def open(self) -> None:
-        """Connect.
-
-        Raises:
-            TransportError: If Redis cannot be reached.
-        """
+        """Connect. Errors are raised as by each connection."""
         for connection in tuple(self.connections):
             await connection.open()
 
@@ -525,6 +521,11 @@ class PipelinedConnection(ReconnectingConnection):
         """Send a command and ignore its reply."""
         await self._add(command, command[:2])
 
+    async def _ping(self, command: str) -> None:
+        # While commands wait to be written, it would wait with them, and silence would go unnoticed.
+        if not self._outbox:
+            await self.post(command)
+
     async def _add(self, command: tuple[Any, ...], waiting: _Waiting) -> None:
         if self._outbox_bytes > MAX_BUFFERED:
             await self._drained.wait()
@@ -542,7 +543,7 @@ class PipelinedConnection(ReconnectingConnection):
 
     async def _work(self, connection: Any) -> None:
         await self._run_until_first(
-            self._write(connection), self._read(connection), self._keep_alive(self.post)
+            self._write(connection), self._read(connection), self._keep_alive(self._ping)
         )
 
     async def _write(self, connection: Any) -> None:
