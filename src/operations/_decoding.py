@@ -48,7 +48,7 @@ def decode_json(
     max_bytes: int | None = None,
     max_depth: int = MAX_MESSAGE_DEPTH,
 ) -> Any:
-    """Return the value in a JSON text from outside. Of duplicate keys, the last one wins.
+    """Return the value in a JSON text from outside. The last of duplicate keys is used.
 
     Raises:
         JSONLimitError: If the text exceeds a limit; this is checked before any object is built.
@@ -116,7 +116,7 @@ _FEW_BRACKETS = 16
 
 
 def _may_nest_deeper(text: bytes, max_depth: int) -> bool:
-    """Return whether JSON text may have more than `max_depth` levels: brackets inside strings count, too."""
+    """Return whether JSON text may exceed `max_depth` levels. An upper bound: counts brackets in strings too."""
     found = 0
     for bracket in (b"{", b"["):
         at = text.find(bracket)

@@ -183,7 +183,7 @@ class MCPClientConfig:
     restriction."""
 
     namespace: str | None = None
-    """None: the name of the server."""
+    """The namespace of the operations; None for the name of the server."""
 
     output: OutputPolicy | None = None
     """The output policy of these operations; None for the policy of the registry."""

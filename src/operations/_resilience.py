@@ -446,7 +446,7 @@ _EVERY = 60.0
 
 
 class LogThrottle:
-    """Logs a repeated message as a warning once a minute, and as debug messages in between."""
+    """Logs a repeated message as a warning at most once a minute, otherwise at debug level."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock

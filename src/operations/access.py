@@ -1,7 +1,7 @@
 """Identities, the grants that narrow them for agents, and the access that operations require.
 
-Rule 1: fail closed. An operation with requirements rejects a caller without identity, and so does every error, such as
-        an unreadable schema in a grant or a broken clock.
+Rule 1: fail closed. An operation with requirements rejects a caller without identity. Every error during the check
+        rejects the call, for example an unreadable schema in a grant or a broken clock.
 Rule 2: a rejection never names the missing scope or resource, nor an operation that the caller did not call itself.
 Rule 3: access to one specific resource is checked once the input is final. Earlier checks accept access to any resource
         of the type.

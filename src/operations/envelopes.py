@@ -433,7 +433,7 @@ def _data_of(wire: Mapping[str, Any]) -> Any:
 
 
 def _changes_of(meta: JSONObject) -> tuple[list[Change], int]:
-    """Return the changes that can be read, with texts cut to their limits, and how many there were in all.
+    """Return the valid changes, with texts truncated to their limits, and the total number of changes.
 
     Unknown kinds are skipped, because a newer version may add them.
     """
@@ -455,8 +455,7 @@ def _changes_of(meta: JSONObject) -> tuple[list[Change], int]:
 def content_block(block: Any) -> MCPContentBlock:
     """Return one content block from its wire form.
 
-    Unknown fields are kept. A block of an unknown type, or one that does not fit its type, becomes a text block with
-    its JSON.
+    Unknown fields are kept. A block of an unknown type, or with invalid fields, becomes a text block with its JSON.
     """
     if isinstance(block, (TextContent, ImageContent, AudioContent, ResourceContent, ResourceLink)):
         return block

@@ -267,7 +267,7 @@ class TypedCall:
         """Return the result as the type that the function is annotated with.
 
         Raises:
-            CallError: `EXECUTION_ERROR`, naming the paths of the values that do not fit.
+            CallError: `EXECUTION_ERROR`, with the paths of the values that do not match.
         """
         data, issues = self.signature.typed_result(envelope.data)
         if issues:

@@ -151,7 +151,7 @@ class CallRecord(msgspec.Struct, kw_only=True, rename="camel", omit_defaults=Tru
     identity_id: str | None = None
 
     authority: str | None = None
-    """The operation on whose authority it ran; None: its caller's own."""
+    """The operation on whose authority it ran; None if it ran as the caller."""
 
     started_at: int
     """Milliseconds since the epoch."""

@@ -48,7 +48,7 @@ _PAYLOADS: Mapping[str, tuple[JSONObject, JSONObject]] = {
         {"details": True, "retryable": _FLAG, "sequence": _COUNT, "begun": _FLAG, "worker": _TEXT},
     ),
 }
-"""By type: the required and the optional properties of a payload. The output is an envelope."""
+"""The required and the optional properties of a payload, by event type. The output is an envelope."""
 
 
 def _event(kind: str) -> JSONSchema:

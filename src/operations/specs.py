@@ -45,7 +45,7 @@ OutputPolicy: TypeAlias = Literal["cast", "keep", "create", "warn", "strict", "o
 
 - `cast` (the default): strip undeclared properties, fill declared defaults, convert without loss; never invent
 - `keep`: as `cast`, without stripping
-- `create`: as `cast`, then force the result to fit by creating and replacing values
+- `create`: as `cast`, then force the result to match by creating and replacing values
 - `warn`: change nothing and report mismatches
 - `strict`: change nothing and raise `EXECUTION_ERROR` on a mismatch
 - `off`: change and check nothing

@@ -53,7 +53,7 @@ _LONGEST_PAUSE = 60.0
 """The longest pause before a retry, in seconds. If an API asks for a longer pause, the call fails."""
 
 _RUNNING: Final = ("timeout", "rate", "concurrency", "retry", "cache", "select", "max_bytes")
-"""The settings that need a handler of their own."""
+"""The settings that need their own handler."""
 
 _ABSENT: Final = object()
 

@@ -55,7 +55,7 @@ def test_the_line_is_bounded_in_bytes_too() -> None:
     floor = Floor(calls=1, queue=10, queue_bytes=100)
     assert floor.admission.offer(Work()) is None
     assert floor.admission.offer(Work(size=80)) is None
-    refusal = "1 call under way here, and 1 in line already"
+    refusal = "1 call running and 1 waiting on this worker"
     assert floor.admission.offer(Work(size=30)) == refusal
 
 
@@ -74,7 +74,10 @@ def test_one_principal_has_its_own_bound() -> None:
     floor = Floor(calls=10, calls_per_caller=1)
     first = Work(principal="a")
     assert floor.admission.offer(first) is None
-    assert floor.admission.offer(Work(principal="a")) == "this caller has 1 call here already"
+    assert (
+        floor.admission.offer(Work(principal="a"))
+        == "this caller already has 1 call on this worker"
+    )
     assert floor.admission.offer(Work(principal="b")) is None
     floor.admission.done(first)
     assert floor.admission.offer(Work(principal="a")) is None

@@ -188,8 +188,8 @@ def test_doctor_finds_missing_parts(
         ("nats://alice@127.0.0.1", "", "client="),
         ("nats://alice@127.0.0.1", "client = 'bob'", "client="),
         ("nats://alice@127.0.0.1", "client = 'alice'", "ok"),
-        ("nats://alice@127.0.0.1", "client = 'alice'\ngroup = 'a b'", "no NATS subject"),
-        ("tls://alice@127.0.0.1", "client = 'alice'", "offers no TLS"),
+        ("nats://alice@127.0.0.1", "client = 'alice'\ngroup = 'a b'", "not a NATS subject"),
+        ("tls://alice@127.0.0.1", "client = 'alice'", "does not support TLS"),
     ],
 )
 def test_doctor_knows_a_broker_that_would_not_carry_calls(

@@ -8,6 +8,7 @@ Rule 2: every failure becomes exactly one `CallError`; only `KeyboardInterrupt`,
 Rule 3: every change is reported. Changes and mismatches of a result are logged with their paths.
 Rule 4: this package does not depend on transports, HTTP or MCP.
 
-`plan` holds an operation that is ready for calls, `path` runs it and turns its result into an envelope, `streams` does
-so for subscriptions, `reports` tells observers, counters, ledger and log of it, `lenient` converts input.
+`plan` prepares an operation for calls, `path` runs it and turns its result into an envelope, `streams` does the same
+for
+subscriptions, `reports` notifies observers, counters, ledger and log, and `lenient` converts input.
 """

@@ -1,4 +1,4 @@
-"""Operations for agents: the tools that one may call, run for it within bounds, and a transcript of their use.
+"""Operations as tools for agents, with limits and a transcript of the calls.
 
 `providers` has the form of each model provider.
 

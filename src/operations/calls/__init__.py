@@ -1,4 +1,4 @@
-"""Operations that run somewhere else: callers, workers, and the protocol between them."""
+"""Call operations in other processes: clients, workers, and the protocol between them."""
 
 from operations.calls.client import PendingRequestMap
 from operations.calls.jobs import WorkerConfig

@@ -1,8 +1,8 @@
-"""The calls that this process waits for: `call` and `subscribe` over any event target.
+"""The client of the call protocol: `call` and `subscribe` over any event target.
 
-Rule 1: a call ends exactly once: with a reply, an error, its deadline, or the end of this map. The first one wins.
-Rule 2: a request that certainly was not delivered is sent again for a while. A request that may have been delivered is
-        left to the failure detector.
+Rule 1: a call ends exactly once: by a reply, an error, its deadline, or the closing of this map, whichever is first.
+Rule 2: a request that certainly was not delivered is sent again for some time. The failure detector handles a request
+        that may have been delivered.
 Rule 3: when a caller stops waiting, its worker is asked to stop.
 Rule 4: no message can stop the client: a malformed one is counted, and an event for a call that is not open is ignored.
 """
@@ -73,23 +73,23 @@ from operations.types import JSONObject
 DEFAULT_GROUP = "operations"
 DEFAULT_TIMEOUT = 30.0
 DEFAULT_WINDOW = 256
-"""Items of a subscription that a worker may send before its consumer has read any."""
+"""The number of unread items of a subscription that a worker may send."""
 
 _CLOSING = 1.0
-"""Seconds for the last messages when the map is closed."""
+"""Seconds for sending the last messages when the map is closed."""
 
 
 class PendingRequestMap(CallSender):
-    """Calls operations of a worker group over an event target, and remembers the calls that have not ended.
+    """Calls operations of a worker group over an event target, and tracks the calls that have not ended.
 
-    Use it as an async context manager, or let it open at the first call and `aclose` it. A registry takes it as its
-    `remote`.
+    Use it as an async context manager, or let it open at the first call and close it with `aclose`. It can be the
+    `remote` of a registry.
 
     Args:
-        target: Carries the events; by default a `MemoryTarget` of its own.
-        group: The worker group that is called.
-        timeout: Seconds a call may take unless it sets its own timeout.
-        idle_timeout: Seconds a subscription may go without an item unless it sets its own.
+        target: Transports the events; by default a new `MemoryTarget`.
+        group: The worker group.
+        timeout: The default time limit of a call, in seconds.
+        idle_timeout: The default time limit between two items of a subscription, in seconds.
         credential: A token for the workers' resolver, sent with every call that has none.
         delegate: Returns a token on behalf of the caller of each call, instead of `credential`.
         send_identity: Put the caller's identity into requests; by default on trusted targets only, because other
@@ -155,7 +155,7 @@ class PendingRequestMap(CallSender):
         await self.aclose()
 
     async def open(self) -> None:
-        """Start to listen for replies. The first call does this if it was not done before.
+        """Subscribe to replies. The first call does this if necessary.
 
         Raises:
             TransportError: If the broker cannot be reached.
@@ -185,7 +185,7 @@ class PendingRequestMap(CallSender):
         """End every pending call with `ABORTED` and stop listening. Closing twice is harmless."""
         self._closed = True
         if self._opening is not None:
-            # A slow `open` closes its own subscription.
+            # An `open` that is still running closes its own subscription.
             with suppress(TimeoutError):
                 async with asyncio.timeout(_CLOSING), self._opening:
                     pass
@@ -212,7 +212,7 @@ class PendingRequestMap(CallSender):
         """Await `close` when this map is closed.
 
         Raises:
-            CallError: `ABORTED` if it is closed already; `close` was awaited then.
+            CallError: `ABORTED` if the map is already closed; `close` was then awaited.
         """
         if self._closed:
             await close()
@@ -221,7 +221,7 @@ class PendingRequestMap(CallSender):
 
     @property
     def workers_by_specs(self) -> dict[str, str]:
-        """The mailbox of one worker for each version of the operations that the group serves, by a digest of them."""
+        """One worker mailbox for each version of the group's operations, by the digest of their specs."""
         return self._detector.workers_by_specs
 
     async def has_workers(self) -> bool:
@@ -251,12 +251,12 @@ class PendingRequestMap(CallSender):
         Args:
             operation_id: The `namespace.name` to run.
             input: Its input.
-            context: The call that this one is part of; provides identity, metadata and remaining time.
-            timeout: Seconds until `TIMEOUT`; never more than the context's remaining time.
+            context: The context of the parent call, which provides identity, metadata and remaining time.
+            timeout: The time limit in seconds, at most the remaining time of the context.
             identity: The caller; only trusted targets use it.
             credential: A token that the workers' resolver verifies.
             metadata: Sent with the request, for example trace context.
-            replayable: Whether the operation may run again after a loss; by default the workers are asked.
+            replayable: Whether the operation may run again if its worker is lost; by default the spec decides.
 
         Raises:
             CallError: The operation's own error, or `TIMEOUT`, `UNAVAILABLE`, `ABORTED`, `RESOURCE_EXHAUSTED`;
@@ -302,11 +302,11 @@ class PendingRequestMap(CallSender):
     ) -> CallStream:
         """Open a subscription on one worker of the group: an async iterator of envelopes.
 
-        Nothing is sent before it is iterated. A slow reader slows the producer: the worker sends at most `window`
-        items ahead of the reader. `worker` is the mailbox of the worker to call, instead of any.
+        The request is sent when the iteration starts. A slow reader slows the producer: the worker sends at most
+        `window` unread items. `worker` is the mailbox of a specific worker to call.
 
         Raises:
-            CallError: When iterated; as `call`, and `TIMEOUT` when no item came for `idle_timeout` seconds.
+            CallError: When iterated; as `call`, and `TIMEOUT` if no item arrives for `idle_timeout` seconds.
         """
         idle = self.idle_timeout if idle_timeout is None else idle_timeout
 
@@ -359,7 +359,7 @@ class PendingRequestMap(CallSender):
     # ---------------------------------------------------------------------------------------- sending
 
     def _add(self, call: PendingCall) -> None:
-        """Note a call that waits for its end from now on."""
+        """Add a pending call."""
         self.pending[call.payload.request_id] = call
         if call.expires_at < self._deadlines.next:
             self._deadlines.schedule(call.expires_at)
@@ -368,7 +368,7 @@ class PendingRequestMap(CallSender):
         """Remove a call that failed; if its caller was cancelled, ask the worker to stop."""
         self.pending.pop(call.payload.request_id, None)
         future = call.future
-        # If the deadline came while the request was being sent, the future's exception was not retrieved.
+        # If the deadline passed while the request was being sent, the exception of the future was not retrieved.
         if future is not None and not future.cancel() and not future.cancelled():
             future.exception()
         if isinstance(error, asyncio.CancelledError):
@@ -402,7 +402,7 @@ class PendingRequestMap(CallSender):
         if type(event) is CallResponded:
             call = self.pending.get(event.payload.request_id)
             if call is not None and call.future is not None:
-                # Expects.ONE, so that this is the last event.
+                # The call expects one reply, so this is the last event.
                 self._succeed(call, call.future, event.payload)
             else:
                 self._apply(event, len(delivery.body))
@@ -442,13 +442,13 @@ class PendingRequestMap(CallSender):
                 self._ask_to_stop(call)
 
     def _send_elsewhere(self, call: PendingCall, failure: ErrorPayload) -> bool:
-        """Send a request again that its worker did not begin; return False if no other worker may have it."""
+        """Send a request that its worker did not start to another worker; return False if there is none."""
         if failure.begun is not False or not failure.retryable or self.target.direct:
             return False
         if call.sends >= MAX_SENDS or call.payload.request_id not in self.pending:
             return False
         if failure.code == ErrorCode.OPERATION_NOT_FOUND:
-            # One worker of each version is asked, directly.
+            # Try one worker of each version, by its mailbox.
             call.refused += (self._detector.specs_of(failure.worker),)
             others = self._detector.workers_by_specs
             call.to = next((others[each] for each in others if each not in call.refused), "")
@@ -467,7 +467,7 @@ class PendingRequestMap(CallSender):
         future: "asyncio.Future[ResponseEnvelope[Any]]",
         payload: ResponsePayload,
     ) -> None:
-        """End a call that expects one reply with that reply."""
+        """End a call with its reply."""
         if payload.sequence is not None:
             reason = f"{call.payload.operation_id} is a subscription: subscribe to it, for its many results"
             self._abort(call, CallError(ErrorCode.VALIDATION_ERROR, reason))
@@ -485,7 +485,7 @@ class PendingRequestMap(CallSender):
             call.interrupt()
 
     async def _answer_offer(self, offer: OfferPayload) -> None:
-        """Let a worker begin a request that waited, unless it may have begun elsewhere or its call has ended."""
+        """Allow a worker to start a request that waited, unless it may have started elsewhere or its call has ended."""
         refusal = AbortPayload(request_id=offer.request_id, resends=offer.resends)
         event: CallEvent = CallAborted(payload=refusal)
         if await self._detector.accepts(offer):
@@ -494,7 +494,7 @@ class PendingRequestMap(CallSender):
             await self.target.send(offer.worker, encode_event(event))
 
     def _reject(self, request: RequestPayload, reply_to: str) -> None:
-        """Reply to a request that reached this end of a connection, which serves no operations."""
+        """Reject a request, because this end of the connection serves no operations."""
         error = CallError(ErrorCode.UNAVAILABLE, "this end serves no operations")
         body = encode_error(request.request_id, error)
 
@@ -505,7 +505,7 @@ class PendingRequestMap(CallSender):
         self._spawn(reply())
 
     def undelivered(self, key: str, misdirected: bool = False) -> None:
-        """The broker found no worker for a request."""
+        """Handle a request for which the broker has no worker."""
         call = self.pending.get(key.partition("-")[0])
         if call is None:
             return
@@ -521,17 +521,17 @@ class PendingRequestMap(CallSender):
             self._end(call.payload.request_id, error)
 
     def lost(self, reason: str) -> None:
-        """The connection is lost; if it was the peer itself, so are the calls it has."""
+        """Handle a lost connection. If the connection is the peer itself, its calls are lost as well."""
         self._detector.lost()
         if self.target.direct:
             for request_id, call in tuple(self.pending.items()):
-                # A mutation may have run, so retrying it blindly could run it twice.
+                # A mutation may have run, and a retry could run it twice.
                 is_safe = call.stream is not None or call.replayable is True
                 error = CallError(ErrorCode.UNAVAILABLE, reason, retryable=is_safe)
                 self._end(request_id, error)
 
     def restored(self) -> None:
-        """The connection is back; workers may need a moment longer."""
+        """Handle a restored connection. Workers may need more time to reconnect."""
         self._detector.restored()
 
     # ---------------------------------------------------------------------------------------- ending
@@ -553,7 +553,7 @@ class PendingRequestMap(CallSender):
             call.fail(error)
 
     def _drop(self, request_id: str) -> None:
-        """Forget a subscription whose reader left, and ask its worker to stop."""
+        """Remove a subscription whose reader has stopped, and ask its worker to stop."""
         call = self.pending.pop(request_id, None)
         if call is not None and not self._closed:
             self._ask_to_stop(call)

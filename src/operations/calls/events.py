@@ -2,16 +2,16 @@
 
 Every event is `{"type", "id", "payload"}` in JSON; names on the wire are camelCase.
 
-    call.requested   caller -> one worker    run this
+    call.requested   caller -> one worker    run an operation
     call.responded   worker -> caller        the envelope; many for a subscription
-    call.completed   worker -> caller        a subscription's end
-    call.error       worker -> caller        a call's end, with a code
-    call.aborted     either way              stop, or: it was stopped
-    call.credit      caller -> its worker    how many items may have been sent in all
-    call.probed      caller -> workers       which of these calls do you have?
-    call.alive       worker -> caller        these; to all callers, when it starts or stops
-    call.offered     worker -> caller        this request waited: may it still begin?
-    call.confirmed   caller -> worker        it may
+    call.completed   worker -> caller        the end of a subscription
+    call.error       worker -> caller        the end of a call, with an error code
+    call.aborted     either way              stop the call, or: the call was stopped
+    call.credit      caller -> its worker    the total number of items that may be sent
+    call.probed      caller -> workers       asks which of these calls the worker has
+    call.alive       worker -> caller        the response; also sent to all callers when a worker starts or stops
+    call.offered     worker -> caller        asks whether a request that waited may still start
+    call.confirmed   caller -> worker        the request may start
 
 Rule 1: a peer needs only the first five. The others are optional and may be ignored.
 Rule 2: unknown fields and types are skipped; malformed events are returned by `read_event`, never raised.
@@ -43,7 +43,7 @@ from operations.pubsub.base import EventTarget, WorkerStats
 from operations.types import JSONObject
 
 PROTOCOL_VERSION = 1
-"""The newest version that may be required of us by `requiredVersion` in a request."""
+"""The newest protocol version that we support in `requiredVersion` of a request."""
 
 
 Name: TypeAlias = Annotated[str, msgspec.Meta(max_length=512)]
@@ -70,10 +70,10 @@ class RequestPayload(_Payload, frozen=True, kw_only=True):
     """Milliseconds since the epoch, by the caller's clock."""
 
     timeout_ms: float | None = None
-    """Milliseconds from arrival; preferred to `deadline`, because clocks differ."""
+    """Milliseconds from the arrival of the request; takes precedence over `deadline`, because clocks differ."""
 
     idle_timeout: float | None = None
-    """Milliseconds a subscription may go without an item."""
+    """The longest time between two items of a subscription, in milliseconds."""
 
     identity: Identity | None = None
     """Used on trusted targets only."""
@@ -87,13 +87,13 @@ class RequestPayload(_Payload, frozen=True, kw_only=True):
     """The mailbox for replies."""
 
     credit: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    """Items of a subscription that may be sent before credit is granted; without it there is no limit."""
+    """The number of items of a subscription that may be sent before more credit is granted; None for no limit."""
 
     attempt: int = 1
-    """Counts possible executions: it grows when a call is sent again that may have begun."""
+    """Counts possible executions: increased when a call that may have started is sent again."""
 
     resends: int = 0
-    """Numbers the copies of a request that was sent again, so that a worker can give up one of them."""
+    """Numbers the copies of a request that is sent again, so that a worker can drop a specific copy."""
 
     required_version: int | None = None
     """The worker rejects the request unless it supports this version of the protocol."""
@@ -106,10 +106,10 @@ class UnreadMCPMeta(MCPResponseMeta, frozen=True, kw_only=True, tag_field="sourc
 
 
 class Output(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """An envelope as it was decoded."""
+    """A decoded envelope."""
 
     data: Any = msgspec.field(default_factory=_null)
-    """Other implementations leave it out if there is no value."""
+    """Other implementations omit it if there is no value."""
 
     meta: LocalResponseMeta | HTTPResponseMeta | UnreadMCPMeta
     encoding: str | None = None
@@ -121,10 +121,10 @@ class ResponsePayload(_Payload, frozen=True, kw_only=True):
     request_id: Name
 
     output: Output
-    """The undecoded JSON text if it is not an envelope that we know."""
+    """The undecoded JSON text if it is not a known kind of envelope."""
 
     sequence: int | None = None
-    """Items of a subscription, counted from 0."""
+    """The position of the item in a subscription, counted from 0."""
 
     reply_to: Name | None = None
     """The mailbox of the worker."""
@@ -136,7 +136,7 @@ class CompletePayload(_Payload, frozen=True, kw_only=True):
     request_id: Name
 
     sequence: int | None = None
-    """The number of items, by which the caller notices that the last ones were lost."""
+    """The total number of items, with which the caller detects that the last ones were lost."""
 
 
 class AbortPayload(_Payload, frozen=True, kw_only=True):
@@ -145,7 +145,7 @@ class AbortPayload(_Payload, frozen=True, kw_only=True):
     request_id: Name
 
     resends: int | None = None
-    """If given, only this copy of the request, which was offered, must not begin."""
+    """If set, only this copy of the request, which was offered, must not start."""
 
 
 class ErrorPayload(_Payload, frozen=True, kw_only=True):
@@ -183,34 +183,34 @@ class CreditPayload(_Payload, frozen=True, kw_only=True):
     request_id: Name
 
     credit: int
-    """Items that may have been sent in all, so that the same event twice does no harm."""
+    """The total number of items that may be sent; a total, so that a repeated event is harmless."""
 
 
 class FencePayload(_Payload, frozen=True, kw_only=True):
-    """A copy of a request that a worker gives up, so that another one can be sent: it will not begin."""
+    """A copy of a request that a worker drops without starting it, so that another copy can be sent."""
 
     request_id: Name
     resends: int = 0
 
     age_ms: float = 0
-    """Milliseconds since the caller began to send the request; a worker may have forgotten what is older."""
+    """Milliseconds since the caller first sent the request; a worker may no longer remember older requests."""
 
 
 class ProbePayload(_Payload, frozen=True, kw_only=True):
-    """The calls that a caller looks for."""
+    """The calls that a caller asks about."""
 
     request_ids: Annotated[list[Name], msgspec.Meta(max_length=10_000)]
     reply_to: Name
 
     fences: Annotated[list[FencePayload], msgspec.Meta(max_length=10_000)] = []
-    """Copies that the worker should give up, unless they have begun."""
+    """Copies that the worker should drop, unless they have started."""
 
     stats: bool = False
     """Whether the worker should report its `WorkerStats`."""
 
 
 class AlivePayload(_Payload, frozen=True, kw_only=True):
-    """The calls that a worker has, of those in a probe."""
+    """The calls in a probe that the worker has."""
 
     worker: Name
     """The worker's mailbox."""
@@ -218,10 +218,10 @@ class AlivePayload(_Payload, frozen=True, kw_only=True):
     request_ids: list[Name] = []
 
     fenced: list[FencePayload] = []
-    """The copies that did not begin here, and will not."""
+    """The copies that did not start on this worker, and will not."""
 
     arrived: bool = False
-    """The worker has connected or reconnected: requests that were on their way to it may be lost."""
+    """The worker has connected or reconnected: requests that were being sent to it may be lost."""
 
     leaving: bool = False
     """The worker does not accept further requests."""
@@ -230,11 +230,11 @@ class AlivePayload(_Payload, frozen=True, kw_only=True):
     """A digest of the operations that the worker serves."""
 
     stats: WorkerStats | None = None
-    """If the probe asked for them."""
+    """Set if the probe requested it."""
 
 
 class OfferPayload(_Payload, frozen=True, kw_only=True):
-    """A request that its worker begins only if the caller still waits for it."""
+    """A request that its worker starts only if the caller still waits for it."""
 
     request_id: Name
     worker: Name
@@ -387,7 +387,7 @@ def read_event(
     if rejected is not None or event is not None:
         return rejected or cast("CallEvent", event)
     try:
-        # If it is not an envelope, the caller gets an error.
+        # If it is not an envelope, the caller receives an error.
         unread = _lenient.decode(body)
     except (ValueError, RecursionError):
         return _salvage(body, reason)
@@ -438,7 +438,7 @@ class _SalvagedPayload(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class _Salvaged(msgspec.Struct, frozen=True):
-    """The parts of an event, not decoded: they may be of any size."""
+    """The undecoded parts of an event, which may have any size."""
 
     type: msgspec.Raw = _NOTHING
     payload: msgspec.Raw = _NOTHING
@@ -490,7 +490,7 @@ def read_output(output: Output | msgspec.Raw) -> ResponseEnvelope[Any]:
     """Return the envelope in a `call.responded`.
 
     Raises:
-        ValueError: If there is none.
+        ValueError: If it is not an envelope.
     """
     if type(output) is Output:
         if output.encoding is None:
@@ -504,7 +504,7 @@ def read_output(output: Output | msgspec.Raw) -> ResponseEnvelope[Any]:
     return ResponseEnvelope.decode(bytes(cast("msgspec.Raw", output)))
 
 
-# Written without structs, which take twice as long: these are encoded for every call and item.
+# Built without structs, which take twice as long, because every call and item is encoded here.
 
 
 def encode_response(request_id: str, envelope: ResponseEnvelope[Any], more: bytes = b"") -> bytes:
@@ -521,7 +521,7 @@ def encode_item(
     request_id: str, envelope: ResponseEnvelope[Any], sequence: int, reply_to: str
 ) -> bytes:
     """Return the `call.responded` of one item of a subscription."""
-    # Only in the first item: the worker does not change.
+    # Only in the first item, because the worker does not change.
     worker = b"" if sequence else b',"replyTo":%b' % encode_event(reply_to)
     return encode_response(request_id, envelope, b',"sequence":%d%b' % (sequence, worker))
 
@@ -553,7 +553,7 @@ def encode_error(
 
 
 MAX_METADATA = 16 * 1024
-"""Bytes of JSON. Nested calls inherit metadata, and pass it on to other processes."""
+"""The largest metadata in bytes of JSON. Nested calls inherit metadata, and forward it to other processes."""
 
 
 def check_request(request: RequestPayload) -> str | None:
@@ -585,11 +585,11 @@ def _is_id(text: str) -> bool:
 
 
 def refusal_of(body: bytes, target: EventTarget) -> CallError | None:
-    """Return the error to send instead of an event that its receiver would not decode."""
+    """Return the error to send instead of an event that exceeds the limits of its receiver."""
     if len(body) > target.max_bytes:
         reason = f"the result is {len(body)} bytes, more than the {target.max_bytes} allowed"
         return CallError(ErrorCode.RESOURCE_EXHAUSTED, reason)
-    # A value takes at least one byte and a separator. Results that are nested too deeply were rejected before.
+    # A value takes at least one byte and a separator. Results that are nested too deeply have already been rejected.
     if len(body) >= 2 * target.max_values:
         try:
             enforce_bounds(body, max_values=target.max_values)

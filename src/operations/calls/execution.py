@@ -1,11 +1,11 @@
 """Run the requests of a worker and send their replies.
 
 Rule 1: a request gets exactly one last reply, unless its caller aborted it.
-Rule 2: the last reply of a call is cached while there is room, and sent again only to the client that made the call.
-Rule 3: no request runs twice: an id is remembered until `max_ids` others have come after it, and never longer than
-        twice that.
-Rule 4: a handler stops when its caller aborts, disconnects or has no time left; a handler that does not stop does not
-        keep its caller waiting.
+Rule 2: the last reply of a call is cached up to a size limit, and sent again only to the client that made the call.
+Rule 3: no request runs twice: an id is stored until at least `max_ids` and at most twice as many later requests have
+        arrived.
+Rule 4: a handler is cancelled when its caller aborts, disconnects or reaches its deadline. The caller does not wait for
+        a handler that ignores cancellation.
 """
 
 import asyncio
@@ -64,50 +64,51 @@ MAX_IDS = 20_000
 MAX_BYTES = 8 * 1024 * 1024
 
 WEIGHT = 320
-"""Bytes that a last reply takes besides its own: its id, whom it is for, and their places."""
+"""The memory overhead of a cached reply in bytes: its id, its receiver and the table entries."""
 
 
 class Recent:
-    """Request ids, and the last event of those that ended.
+    """Stores recent request ids, and the last replies of requests that have ended.
 
     Args:
-        max_ids: How many ids are remembered at least.
-        max_bytes: What the last events may take; the elder half of them goes when the younger is full.
+        max_ids: The least number of stored ids.
+        max_bytes: The size limit of the cached replies. They are stored in two halves; when the newer half is full, the
+            older half is dropped.
     """
 
     def __init__(self, max_ids: int = MAX_IDS, max_bytes: int = MAX_BYTES) -> None:
         self._ids = BoundedSet(max_ids)
-        self._younger: dict[str, tuple[bytes, str]] = {}
-        self._elder: dict[str, tuple[bytes, str]] = {}
+        self._newer: dict[str, tuple[bytes, str]] = {}
+        self._older: dict[str, tuple[bytes, str]] = {}
         self._half = max_bytes // 2
         self._left = self._half
         self.add = self._ids.add
-        """Remember that this request has come; False if it had."""
+        """Store the id of a request; return False if it was already stored."""
         self.forget = self._ids.discard
-        """Let the request come again: it was refused, not run."""
+        """Remove the id of a request that was rejected without running, so that it may be sent again."""
 
     def __len__(self) -> int:
         return len(self._ids)
 
     def never_had(self, request_id: str, age: float) -> bool:
-        """Return whether the request certainly has not come in the last `age` seconds."""
+        """Return whether the request has certainly not arrived in the last `age` seconds."""
         return request_id not in self._ids and monotonic() - age > self._ids.complete_since
 
     def finish(self, request_id: str, body: bytes, reply_to: str) -> None:
-        """Keep the last event of a call, unless it alone would take a quarter of the room."""
+        """Cache the last reply of a call, unless it is larger than a quarter of the limit."""
         weight = len(body) + len(reply_to) + WEIGHT
         if weight > self._half // 2:
             return
         if weight > self._left:
-            self._elder, self._younger = self._younger, {}
+            self._older, self._newer = self._newer, {}
             self._left = self._half
         self._left -= weight
-        self._younger[request_id] = (body, reply_to)
+        self._newer[request_id] = (body, reply_to)
 
     def last_reply(self, request_id: str, reply_to: str) -> bytes | None:
-        """The last event of a call that ended, for the one it was sent to, while it is remembered."""
-        word = self._younger.get(request_id) or self._elder.get(request_id)
-        return word[0] if word is not None and word[1] == reply_to else None
+        """Return the cached last reply of an ended call if it was sent to this receiver; None if it is not cached."""
+        cached = self._newer.get(request_id) or self._older.get(request_id)
+        return cached[0] if cached is not None and cached[1] == reply_to else None
 
 
 class AdmissionQueue:
@@ -154,7 +155,7 @@ class AdmissionQueue:
             return None
         if len(self._line) >= limits.queue or self._line_bytes + job.size > limits.queue_bytes:
             self._forget(job)
-            return f"{counted(self.running, 'call')} under way here, and {len(self._line)} in line already"
+            return f"{counted(self.running, 'call')} running and {len(self._line)} waiting on this worker"
         self._line.append(job)
         self._line_bytes += job.size
         return None
@@ -188,7 +189,7 @@ class AdmissionQueue:
         if principal in job.counted_as:
             return None
         if self._principals.get(principal, 0) >= limit:
-            return f"this caller has {counted(limit, 'call')} here already"
+            return f"this caller already has {counted(limit, 'call')} on this worker"
         self._principals[principal] += 1
         job.counted_as += (principal,)
         return None
@@ -202,16 +203,16 @@ class AdmissionQueue:
 
 
 class JobRunner:
-    """Runs the jobs of one worker: the half of `CallServer` from a job to its last reply.
+    """Runs the jobs of one worker: the part of `CallServer` from a job to its last reply.
 
     Attributes:
         registry: The operations that it serves.
-        target: Carries the requests and replies.
+        target: Transports the requests and replies.
         group: The worker group.
         name: The name of this worker at the broker.
         mailbox: The address of this worker.
         jobs: The requests without a last reply, by their keys.
-        counters: What the calls came to.
+        counters: The counters of the calls.
     """
 
     def __init__(
@@ -236,7 +237,7 @@ class JobRunner:
         self._recent = Recent()
         self._is_leaving = False
         self._idle = asyncio.Event()
-        """Set when the last job of a worker that is leaving has its reply."""
+        """Set when the last job of a stopping worker has its reply."""
         self._running: set[asyncio.Task[None]] = set()
         self._background: set[asyncio.Task[Any]] = set()
         self._loop = asyncio.get_running_loop()
@@ -253,7 +254,7 @@ class JobRunner:
     # ---------------------------------------------------------------------------------------- running
 
     def _start(self, job: Job) -> bool:
-        """Run a job in its own task; return False if it has ended already."""
+        """Run a job in its own task; return False if it has already ended."""
         now = self._loop.time()
         if job.expires_at <= now:
             self._expire(job)
@@ -281,7 +282,7 @@ class JobRunner:
                 else:
                     await self._attend(job)
         except GeneratorExit:
-            # The loop is closed: nothing else can start.
+            # The event loop is closed, so no other job can start.
             raise
         except asyncio.CancelledError:
             self._end(job, CallError(ErrorCode.ABORTED, "the call was cancelled"))
@@ -293,11 +294,11 @@ class JobRunner:
             if isinstance(failure, (KeyboardInterrupt, SystemExit)):
                 raise
         else:
-            # In this step: a caller that has its reply finds the slot free.
+            # Released in this step, so that the slot is free when the caller has its reply.
             self._end(job)
 
     def _end(self, job: Job, error: CallError | None = None) -> None:
-        """Give the slot of a job whose task ends to the next one."""
+        """Pass the slot of a job whose task has ended to the next job."""
         if job.task is not None:
             self._running.discard(job.task)
             job.task = None
@@ -306,7 +307,10 @@ class JobRunner:
             self._stop(job, error)
 
     async def _prepare(self, job: Job) -> None:
-        """Remove a request from its queue, and ask its caller if that took long: another worker may have it, too."""
+        """Remove a request from its queue.
+
+        If it waited long, ask its caller, because another worker may have it too.
+        """
         if job.claim is not None:
             is_ours = await job.claim.take(alone=not job.replayable or job.request.attempt > 1)
             job.claim = None
@@ -320,11 +324,11 @@ class JobRunner:
             await job.confirmed
 
     def _is_stale(self, age: float) -> bool:
-        """Return whether a request that waited for `age` seconds may be one that has run already."""
+        """Return whether a request that waited for `age` seconds may already have run."""
         raise NotImplementedError
 
     async def _offer(self, job: Job) -> None:
-        """Ask the caller whether a request that waited may begin."""
+        """Ask the caller whether a request that waited may start."""
         request = job.request
         payload = OfferPayload(
             request_id=request.request_id,
@@ -368,7 +372,9 @@ class JobRunner:
                 front.enforce_visible(job.spec, identity)
                 if job.request.attempt > 1 and not job.replayable:
                     raise may_have_run(job)
-            elif not job.registry.has_remote:  # It gets the same reply as a hidden operation.
+            elif (
+                not job.registry.has_remote
+            ):  # The caller receives the same reply as for a hidden operation.
                 front.find(job.request.operation_id, identity)
             slot = front.admit(caller, is_stream=job.is_stream)
         except CallError as error:
@@ -382,7 +388,7 @@ class JobRunner:
         request, registry = job.request, job.registry
         deadline = None
         if job.ends_at != NEVER:
-            # Counted from the arrival: the caller's clock may differ.
+            # Measured from the arrival, because the caller's clock may differ.
             deadline = (time() + job.ends_at - self._loop.time()) * 1000
         context = OperationContext(
             request_id=request.request_id,
@@ -421,24 +427,24 @@ class JobRunner:
             await self._conclude(job, encode_event(CallCompleted(payload=payload)))
         except CallError as error:
             if not job.begun and error.code == ErrorCode.OPERATION_NOT_FOUND:
-                # Another worker of the group may have it: its code may be newer.
+                # Another worker of the group may have the operation, because its code may be newer.
                 error = CallError(error.code, error.message, error.details, retryable=True)
             await quietly(self._fail(job, error, sequence))
         except TransportError as error:
-            # The caller will ask for the reply.
+            # The caller will request the reply again.
             logger.debug("%s: a reply could not be sent: %s", printable(request.request_id), error)
 
     # ---------------------------------------------------------------------------------------- replying
 
     async def _send_item(self, job: Job, envelope: ResponseEnvelope[Any], sequence: int) -> None:
-        """Send one item of a subscription, as soon as there is room for it.
+        """Send one item of a subscription, when the reader's credit allows it.
 
         Raises:
             CallError: If it cannot be sent.
         """
         pace = job.pace
         if pace is not None and pace.is_full:
-            # The item is ready, so the subscription is not idle while its reader is slow.
+            # An item is ready, so the idle timeout must not run while the reader is slow.
             job.expires_at = job.ends_at
             await pace.room()
         self._expect_item(job)
@@ -481,7 +487,7 @@ class JobRunner:
             return encode_error(request_id, error, sequence)
         return encode_error(request_id, error, sequence, begun=False, worker=self.mailbox)
 
-    # Not a coroutine: the caller awaits its result, which saves one step for every call.
+    # Not a coroutine: the caller awaits the returned awaitable, which saves one step per call.
     def _conclude(self, job: Job, body: bytes) -> Awaitable[None]:
         """Send the event that ends a call, and cache it in case it does not arrive."""
         if job.answered:
@@ -509,7 +515,7 @@ class JobRunner:
 
     def _count(self, job: Job) -> None:
         """Count a call that has its last reply."""
-        # Callers that connect ask for the operations; this does not count as work of the group.
+        # Clients list the operations when they connect, which is not counted as work.
         if job.request.operation_id not in SERVICES:
             counters = self.counters
             ran = self._loop.time() - job.began_at if job.began_at else 0.0
@@ -527,7 +533,9 @@ class JobRunner:
             self._idle.set()
 
     def _count_output(self, job: Job, size: int) -> Slot | None:
-        """Count a message until its caller has read it; small ones, and those behind a broker, are not counted.
+        """Count a message as unread output of its caller.
+
+        Small messages, and messages through a broker, are not counted.
 
         Raises:
             CallError: `RESOURCE_EXHAUSTED` if the caller has too many unread bytes.
@@ -537,12 +545,12 @@ class JobRunner:
         return self._shared.output.enter(job.caller, size)
 
     def _drop(self, job: Job) -> None:
-        """Forget a request that is left to another worker."""
+        """Remove a request that another worker will handle."""
         self._settle(job)
         self._recent.forget(job.key)
 
     def _refuse(self, job: Job, error: CallError) -> None:
-        """Reply to a request that does not run, and forget its id: it may come again."""
+        """Reject a request without running it, and remove its id, so that it may be sent again."""
         if job.answered:
             return
         job.code = error.code
@@ -552,7 +560,7 @@ class JobRunner:
         set_after(self._send_later(self._send_claimed(job, body)), job.replied)
 
     async def _send_claimed(self, job: Job, body: bytes) -> None:
-        """Reply to a request that has not begun, unless another worker has it."""
+        """Reply to a request that has not started, unless another worker has it."""
         claim, job.claim = job.claim, None
         if claim is None or await claim.take(alone=False):
             await self.target.send(job.reply_to, body)
@@ -561,7 +569,10 @@ class JobRunner:
         self._stop(job, job.timeout_error())
 
     def _stop(self, job: Job, error: CallError) -> None:
-        """Reply with `error` unless the job has its reply, and cancel its task. Its slot is free when it has ended."""
+        """Reply with `error` unless the job has its reply, and cancel its task.
+
+        The slot is released when the task has ended.
+        """
         if not job.answered:
             self._send_later(self._conclude(job, self._encode_error(job, error)))
         if job.task is not None and job.is_started:
@@ -570,7 +581,7 @@ class JobRunner:
     def _send_later(self, sending: Awaitable[None]) -> "asyncio.Task[Any]":
         task = self._spawn(quietly(sending))
         if isinstance(sending, Coroutine):
-            # A task that is cancelled before it begins leaves it unawaited.
+            # A task that is cancelled before it starts never awaits the coroutine.
             task.add_done_callback(lambda _: sending.close())
         return task
 

@@ -1,23 +1,24 @@
-"""Detect lost workers long before the deadline of the calls they have.
+"""Detect lost workers long before the deadlines of their calls.
 
-A client probes calls that take longer than a heartbeat: the worker that has a call or, as long as that is unknown, all
-workers of the group. They report which of the calls they have, and send the replies again to those that have ended.
+A client probes calls that take longer than a heartbeat. It probes the worker that has the call or, if that is unknown,
+all workers of the group. The workers report which of the calls they have, and repeat the replies of ended calls.
 
     claimed by a worker                                     -> wait
-    the broker still keeps the request                      -> wait, if workers are there or the queue is durable
-    the broker reports that the worker has left             -> lost, now; a mutation waits two heartbeats for its return
+    the broker still has the request                        -> wait, if there are workers or the queue is durable
+    the broker reports that the worker has left             -> lost; a mutation waits two heartbeats for its return
     the worker is connected but silent                      -> it may be busy: lost only after `silence`
     every worker responded, and none has the call           -> lost, after a second probe
     no worker ever responded, and none is present now       -> lost, after a second probe
 
-Rule 1: a worker that is merely busy loses nothing. "Every worker" means as many as the broker counts (Redis). NATS
-        does not count; there it means all that responded before, and only if one of them, or this client, was
-        disconnected since the call was sent. Otherwise a worker that did not respond yet may have the call.
-Rule 2: a lost call is sent again if every worker that can have received it gives it up: it did not begin there, and
-        will not. On NATS that is the worker that it was sent to, on Redis all that were there when it was sent.
-Rule 3: any other lost call runs again if that is known to be safe (a query, or idempotent), at most `MAX_ATTEMPTS`
-        times, and ends with `UNAVAILABLE` if it is not: it may have run.
-Rule 4: workers of other implementations that never respond to probes are not judged by them.
+Rule 1: a busy worker does not lose its calls. "Every worker" means the number of workers that the broker counts
+        (Redis). NATS does not count workers. There it means all workers that responded before, and only if one of them
+        or this client was disconnected since the call was sent; otherwise a worker that has not responded yet may have
+        the call.
+Rule 2: a lost call is sent again if every worker that can have received it confirms that it did not start and drops it.
+        On NATS this is the worker that it was sent to, on Redis all workers that were connected when it was sent.
+Rule 3: any other lost call may have run. It runs again if that is known to be safe (a query, or idempotent), at most
+        `MAX_ATTEMPTS` times; otherwise it ends with `UNAVAILABLE`.
+Rule 4: probes are not used for workers of other implementations, which never respond to them.
 """
 
 import asyncio
@@ -47,48 +48,48 @@ from operations.pubsub.base import EventTarget
 logger = logging.getLogger("operations")
 
 SETTLING = 2.0
-"""Seconds after a reconnect in which others may still be on their way back."""
+"""Seconds after a reconnect in which other clients may still be reconnecting."""
 
 
 MAX_ATTEMPTS = 3
-"""How often a call is sent to workers that are lost while they have it."""
+"""The largest number of times that a call is sent to workers that are lost."""
 
 MAX_SENDS = 10
-"""How often a request is sent that workers do not begin."""
+"""The largest number of times that a request is sent which workers do not start."""
 
 _RETURN = 1.0
 """Seconds in which a lost worker may reconnect to another server of the broker; two heartbeats if longer."""
 
 _LONGEST_PAUSE = 5.0
-"""Seconds between two attempts of a client to connect, at most."""
+"""The longest pause between two connection attempts of a client, in seconds."""
 
 _ROLL_CALL_PAUSE = 60.0
-"""Seconds between two roll calls, at most, while a worker does not respond to them."""
+"""The longest pause between two probes of all workers, in seconds, while a worker does not respond."""
 
 _ANSWER = 0.4
-"""Part of a heartbeat in which the workers of a group respond to a probe."""
+"""The fraction of a heartbeat within which the workers of a group respond to a probe."""
 
 _LOOKS = 2
-"""How many probes must find no worker with a call before it counts as lost."""
+"""The number of probes without a worker that has the call, after which the call counts as lost."""
 
 _PER_PROBE = 1000
 """Calls in one probe."""
 
 _MAX_WORKERS = 10_000
-"""Workers of one group that are remembered: any client may claim to be one."""
+"""The largest number of tracked workers of a group, because any client may claim to be a worker."""
 
 _STUCK = 2.0
-"""Seconds a subscription may wait for an item that later ones have overtaken."""
+"""Seconds that a subscription may wait for a missing item after later items have arrived."""
 
 
 class _View(NamedTuple):
     """The workers that did not respond to a probe.
 
     Attributes:
-        gone: Not connected for some time.
-        absent: Not connected, but perhaps on their way back.
-        silent: Connected.
-        others: Whether there are workers that this client does not know; None if the broker does not count them.
+        gone: Workers that have been disconnected for some time.
+        absent: Disconnected workers that may be reconnecting.
+        silent: Connected workers.
+        others: Whether there are workers that this client does not know; None if the broker does not count workers.
         are_there: Whether any worker is connected; None if there never was one.
     """
 
@@ -103,7 +104,7 @@ class FailureDetector:
     """Detects lost calls of one client.
 
     Args:
-        target: Carries the probes.
+        target: Transports the probes.
         group: The worker group.
         mailbox: The address for responses to probes.
         pending: The calls of the client.
@@ -148,19 +149,19 @@ class FailureDetector:
         self.restored_at = 0.0
         """The time of the last reconnect, by the loop's clock."""
         self._changed_at = 0.0
-        """When a worker, or this client, was last found to be gone or back."""
+        """The last time that a worker or this client disconnected or reconnected."""
         self._hurry = asyncio.Event()
         self._absent_since: dict[str, float] = {}
         self._lost_at = 0.0
         self._settled_at = 0.0
         self._unserved_since = NEVER
-        # Workers must be known before they can be missed.
+        # Only known workers can be detected as lost.
         self._roll_call_at = 0.0
         self._roll_call_pause = heartbeat
         self.census = Census()
 
     def on_alive(self, alive: AlivePayload) -> None:
-        """Note that a worker has reported its presence."""
+        """Process the report of a worker."""
         self._answers = True
         self._unserved_since = NEVER
         now = asyncio.get_running_loop().time()
@@ -197,15 +198,15 @@ class FailureDetector:
 
     @property
     def workers_by_specs(self) -> dict[str, str]:
-        """One worker for each digest of specs in the group; the one that came last is the last."""
+        """One worker for each digest of specs in the group, ordered by arrival."""
         return {digest: worker for worker, digest in self._specs.items()}
 
     def specs_of(self, worker: str | None) -> str:
-        """Return the digest of the specs of a worker; empty if it is not known."""
+        """Return the digest of the specs of a worker; empty if it is unknown."""
         return self._specs.get(worker or "", "")
 
     async def find_workers(self) -> bool:
-        """Return whether any worker is connected to the broker; forget all if none is.
+        """Return whether any worker is connected to the broker; if none is, remove all known workers.
 
         Raises:
             TransportError: If that cannot be known now.
@@ -218,13 +219,13 @@ class FailureDetector:
 
     @property
     def is_settling(self) -> bool:
-        """Whether a reconnect was so recent that absence means nothing yet."""
+        """Whether a reconnect was so recent that a missing worker may still be reconnecting."""
         return asyncio.get_running_loop().time() < self._settled_at
 
     def expects_workers(self) -> bool:
-        """Return whether a group without workers, as the broker reports it now, may have them again in a moment.
+        """Return whether a group that has no workers at the broker now may soon have workers again.
 
-        Workers that have not said that they leave may be on their way to another server of the broker.
+        Workers that did not announce that they stop may be reconnecting to another server of the broker.
         """
         now = asyncio.get_running_loop().time()
         if self._unserved_since == NEVER:
@@ -236,10 +237,10 @@ class FailureDetector:
         return False
 
     async def accepts(self, offer: OfferPayload) -> bool:
-        """Return whether a worker may begin a request that waited, and note that it has the call then."""
+        """Return whether a worker may start a request that waited; if so, record that it has the call."""
         loop = asyncio.get_running_loop()
         if self._target.durable:
-            # A worker that began it before a reconnect responds to the probe after that, and has the call.
+            # A worker that started it before a reconnect responds to the following probe, and has the call.
             await asyncio.sleep(max(0.0, self._settled_at - loop.time()))
         call = self._pending.get(offer.request_id)
         if (
@@ -256,16 +257,16 @@ class FailureDetector:
         return True
 
     def lost(self) -> None:
-        """Note that the connection is lost: from now on workers may start and stop unnoticed."""
+        """Handle a lost connection: until it is restored, workers may start and stop unnoticed."""
         self.census.is_complete = False
         if self._lost_at <= self.restored_at:
             self._lost_at = asyncio.get_running_loop().time()
 
     def restored(self) -> None:
-        """Note that the connection is restored: probe at once for workers and for replies sent meanwhile."""
+        """Handle a restored connection: probe at once for workers and for missed replies."""
         now = asyncio.get_running_loop().time()
         outage = now - self._lost_at if self._lost_at > self.restored_at else 0.0
-        # The pauses of others between attempts grow with the outage.
+        # The pauses of other clients between attempts grow with the outage.
         self._settled_at = now + SETTLING + min(outage / 2, _LONGEST_PAUSE)
         self._roll_call_at = 0.0
         self._roll_call_pause = self._heartbeat
@@ -274,18 +275,18 @@ class FailureDetector:
         self._hurry.set()
 
     async def run(self) -> None:
-        """Watch until cancelled."""
+        """Probe and check calls until cancelled."""
         while True:
-            # Before the probe: a reconnect meanwhile requires another one.
+            # Cleared before the probe, because a reconnect during the probe requires another one.
             self._hurry.clear()
             try:
                 await self._look()
             except TransportError as error:
-                # The calls still have their deadlines.
+                # The deadlines of the calls still apply.
                 logger.debug("workers cannot be asked: %s", error)
             except Exception:
                 # The next probe may find a lost worker.
-                logger.exception("the workers could not be looked after")
+                logger.exception("the workers could not be checked")
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._heartbeat):
                     await self._hurry.wait()
@@ -309,7 +310,8 @@ class FailureDetector:
         missing = [call for call in quiet if call.seen_at < asked_at and self._is_open(call)]
         if missing and self._target.is_connected:
             if self.is_settling:
-                # Absence means nothing yet, but workers that are back may report that they have not begun a call.
+                # Missing workers are not judged yet, but reconnected workers may report that they have not started a
+                # call.
                 before = [call for call in missing if call.sent_at <= self.restored_at]
                 kept = await asyncio.gather(*map(self._is_waiting, before))
                 pairs = zip(before, kept, strict=True)
@@ -330,7 +332,7 @@ class FailureDetector:
                 await self._probe(address, ids[start : start + _PER_PROBE])
 
     async def _take_census(self, asked_at: float) -> None:
-        """Note whether all workers have responded to a roll call."""
+        """Record whether all workers have responded to a probe."""
         self._roll_call_at = NEVER
         count = await self._target.count_present(self._all_workers)
         heard = sum(seen_at >= asked_at for seen_at in self._workers.values())
@@ -353,7 +355,7 @@ class FailureDetector:
         self, address: str, request_ids: list[str], fences: Sequence[FencePayload] = ()
     ) -> None:
         payload = ProbePayload(request_ids=request_ids, reply_to=self._mailbox, fences=list(fences))
-        # The address of a lost worker no longer exists; presence is checked below.
+        # The address of a lost worker does not exist any more; its presence is checked below.
         with suppress(NotSentError):
             await self._target.send(address, encode_event(CallProbed(payload=payload)))
 
@@ -375,7 +377,7 @@ class FailureDetector:
     async def _view(
         self, missing: list[PendingCall], moment: float, are_there: bool | None
     ) -> "_View":
-        """Return which workers have not responded since a moment, and forget those that have left."""
+        """Return the workers that have not responded since `since`, and remove those that have left."""
         known = {call.worker: 0.0 for call in missing if call.worker is not None}
         known.update(self._workers)
         silent = [worker for worker, seen_at in known.items() if seen_at < moment]
@@ -397,13 +399,13 @@ class FailureDetector:
         if call.worker in view.gone:
             return True
         if view.absent and (call.worker is None or call.worker in view.absent):
-            # A worker may be on its way to another server of the broker; only a mutation waits for it.
+            # A worker may be reconnecting to another server of the broker; only a mutation waits for it.
             if call.stream is None and not self._is_known_to_be_replayable(call):
                 call.misses += 1
                 return False
             if call.worker is not None:
                 return True
-        # If there are no workers, a request is not consumed that the broker keeps, unless it may wait for one.
+        # Without workers, a request in the queue of the broker is lost, unless the queue is durable.
         if (view.are_there or self._target.durable) and await self._is_waiting(call):
             return False
         if view.are_there is False:
@@ -414,12 +416,12 @@ class FailureDetector:
         return self._is_missed(call)
 
     def _is_missed(self, call: PendingCall) -> bool:
-        """Note that every worker responded and none has a call; return whether it is lost."""
+        """Record that every worker responded and none has the call; return whether the call is lost."""
         call.misses += 1
         return call.misses >= _LOOKS
 
     async def _is_waiting(self, call: PendingCall) -> bool:
-        """Return whether the broker still keeps the request, or cannot report it."""
+        """Return whether the broker still has the request, or cannot report it."""
         if call.worker is not None or not call.receipt:
             return False
         try:
@@ -429,9 +431,9 @@ class FailureDetector:
             return True
 
     async def _resend_unbegun(self, calls: Iterable[PendingCall]) -> list[PendingCall]:
-        """Send calls again that no worker has begun; return the others.
+        """Send calls that no worker has started again; return the other calls.
 
-        Each worker that can have a call is asked to give it up. If all of them did, no copy of it can begin any more.
+        Each worker that can have a call is asked to drop it. If all of them confirm, no copy of it can start any more.
         """
         asked: list[PendingCall] = []
         others: list[PendingCall] = []
@@ -466,7 +468,7 @@ class FailureDetector:
             if not is_unbegun:
                 others.append(call)
             elif self._is_open(call):
-                logger.info("%s is sent again: no worker has begun it", call.payload.request_id)
+                logger.info("%s is sent again: no worker has started it", call.payload.request_id)
                 await self._resend(call, may_have_begun=False)
         return others
 
@@ -482,7 +484,7 @@ class FailureDetector:
         error = CallError(
             ErrorCode.UNAVAILABLE,
             f"the worker was lost; {request.operation_id} may have run",
-            # A blind retry could run it twice.
+            # A retry could run it twice.
             retryable=is_safe,
         )
         if call.stream is not None or not is_safe:
@@ -497,7 +499,7 @@ class FailureDetector:
                 request.operation_id,
                 call.attempt,
             )
-            # Operators who inspect it must not be able to act as the caller.
+            # The credential is removed, so that operators who inspect it cannot act as the caller.
             body = encode_event(CallRequested(payload=replace(request, credential=None)))
             await self._target.dead_letter(self._group, body)
             error = CallError(
@@ -535,7 +537,7 @@ class FailureDetector:
         return answer
 
     async def _tend_streams(self, calls: Iterable[PendingCall]) -> None:
-        """End subscriptions that miss an item for too long; repeat the credit of the others."""
+        """End subscriptions that have missed an item for too long; repeat the credit of the others."""
         now = asyncio.get_running_loop().time()
         for call in calls:
             if call.stream is None or not self._is_open(call):
@@ -544,5 +546,5 @@ class FailureDetector:
                 error = CallError(ErrorCode.UNAVAILABLE, "items of the subscription were lost")
                 self._end(call.payload.request_id, error)
             elif call.worker is not None:
-                # The last credit may have been lost. It is a total, so sending it twice does no harm.
+                # The last credit may have been lost. It is a total, so sending it twice is harmless.
                 await self._target.send(call.worker, call.stream.credit())

@@ -1,13 +1,13 @@
-"""A registry that peers connect to, and whose operations they extend while they are connected.
+"""A registry that peers connect to by WebSocket, and that includes the operations of connected peers.
 
     spoke --- WebSocket --- hub --- WebSocket --- spoke
 
-Each connection is used in both directions: the peer calls the hub's operations, and its own are registered at the
-hub for as long as the connection lives.
+Each connection is used in both directions: the peer calls the hub's operations, and its own operations are registered
+at the hub while it is connected.
 
-Rule 1: a peer adds operations with free names, up to a limit, and removes only its own.
-Rule 2: a name that two peers offer passes to the second one when the first one disconnects: it may be the same peer,
-        which has reconnected before its old connection was closed.
+Rule 1: a peer can add operations with unused names, up to a limit, and can remove only its own.
+Rule 2: if two peers have an operation of the same name, the second peer's is registered when the first disconnects.
+        They may be the same peer, which reconnected before its old connection was closed.
 """
 
 import asyncio
@@ -47,11 +47,11 @@ class WebSocketHub:
         access: The access control of a peer's operations, instead of the peer's own.
         send_identity: Send the identity of the caller to peers.
         credential: Returns a token for the peer's resolver, by its connection: for listings and the hub's own calls.
-        delegate: Returns what mints a grant for each call of a peer, by its connection: `Grants.delegate`.
-        max_operations: How many operations of one peer are registered; with 0 none is imported.
-        limits: On sizes, times and rates, for all peers together.
+        delegate: Returns the function that mints a grant for each call of a peer, by its connection: `Grants.delegate`.
+        max_operations: The largest number of operations of one peer; 0 imports none.
+        limits: Limits on sizes, times and rates, for all peers together.
         front: The limits and rules to share with other entry points, instead of `limits`.
-        options: For `serve_calls`: `resolve`, `grace` and the like.
+        options: Options of `serve_calls`, such as `resolve` and `grace`.
 
     Attributes:
         front: The limits and rules for all peers.
@@ -86,9 +86,9 @@ class WebSocketHub:
     async def serve(
         self, host: str = "127.0.0.1", port: int = 0, **options: Any
     ) -> AsyncGenerator[Server]:
-        """Accept peers for the length of an `async with` block; `options` are those of `serve_websocket`.
+        """Accept peers for the duration of an `async with` block; `options` are those of `serve_websocket`.
 
-        Peers that show wrong credentials are slowed down, and messages have the size limits of the front.
+        Peers with wrong credentials are throttled, and messages have the size limits of the front.
         """
 
         async def authenticate(
@@ -140,7 +140,7 @@ class WebSocketHub:
                 service.on_change = partial(self._update, offered)
                 await target.wait_closed()
             finally:
-                # Not by equality: another peer may offer the same operations.
+                # Compared by identity, because another peer may have equal operations.
                 self._peers = [peer for peer in self._peers if peer is not offered]
                 for operation in offered.values():
                     self._pass_on(operation)
@@ -173,7 +173,7 @@ class WebSocketHub:
                 self._register(operation)
 
     def _pass_on(self, operation: Operation) -> None:
-        """Remove an operation of a peer that has left; register that of the next peer with its name."""
+        """Remove an operation of a disconnected peer; register the operation of the next peer with the same name."""
         operation_id = operation.spec.id
         if self.registry.registered(operation_id) is not operation:
             return
@@ -188,12 +188,12 @@ class WebSocketHub:
         try:
             await service.open()
         except CallError as error:
-            # Some peers only call.
-            logger.debug("a peer offers nothing: %s", printable(str(error)))
+            # Some peers serve no operations.
+            logger.debug("a peer serves no operations: %s", printable(str(error)))
             return {}
         if len(service) > self._max_operations:
             logger.warning(
-                "a peer offers %d operations; the first %d are registered",
+                "a peer serves %d operations; the first %d are registered",
                 len(service),
                 self._max_operations,
             )

@@ -1,6 +1,6 @@
-"""The requests in a worker: their times and callers, how far they may run ahead, which lost their callers, and counts.
+"""The requests of a worker: time limits, callers, flow control, lost callers, and counters.
 
-The counts name no operation, caller or input.
+The counters contain no operations, callers or inputs.
 """
 
 import asyncio
@@ -40,42 +40,43 @@ access_log = logging.getLogger("operations.access")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
-    """How `serve_calls` serves a registry."""
+    """Settings of `serve_calls`."""
 
     group: str = "operations"
-    """The workers that share one queue: each request goes to one of them, so all should serve the same operations."""
+    """The worker group, which shares one queue: each request goes to one worker, so all should serve the same
+    operations."""
 
     name: str = ""
-    """The name of this worker in the view of operators."""
+    """The name of this worker in reports."""
 
     version: str = ""
-    """The version of this worker for operators, for example `1.4.0`; also in the service discovery of NATS."""
+    """The version of this worker in reports, for example `1.4.0`; also used for the service discovery of NATS."""
 
     concurrency: Count = 1024
-    """Calls that run at a time."""
+    """The number of concurrent calls."""
 
     queue: Annotated[int, Meta(ge=0)] = Limits().queue
-    """Calls that wait for a slot; further calls are rejected with `RESOURCE_EXHAUSTED`."""
+    """The number of calls that may wait for a slot; further calls are rejected with `RESOURCE_EXHAUSTED`."""
 
     per_principal: Count | None = None
-    """Calls of one caller at a time, running and waiting: of one credential, of one identity, and of one mailbox if
-    there is neither."""
+    """The largest number of running and waiting calls of one caller: of one credential, else of one identity, else of
+    one mailbox."""
 
     front: Front | None = None
     """Limits and rules that are shared with the other entry points of a server."""
 
     address: str = ""
-    """The address of the callers, for these limits."""
+    """The address of the callers, for limits."""
 
     resolve: CredentialResolver | None = None
     """Returns the identity that a `credential` belongs to."""
 
     heartbeat: Seconds = 1
-    """Seconds a request may wait at the broker. An older one of an operation that is not replayable begins only if its
-    caller confirms it."""
+    """Seconds that a request may wait at the broker. A request that waited longer starts only if its caller confirms
+    it, unless its operation is replayable."""
 
     patience: Annotated[float, Meta(ge=0)] = 10
-    """Seconds that a mutation that has begun goes on while its caller is disconnected from the broker. Queries and
+    """Seconds that a started mutation continues while its caller is disconnected from the broker. Queries and
     subscriptions are cancelled at once."""
 
     grace: Annotated[float, Meta(ge=0)] = 10
@@ -86,7 +87,7 @@ class WorkerConfig:
 
     @property
     def limits(self) -> Limits:
-        """The limits of a worker, which lets calls wait instead of rejecting them at once."""
+        """The limits of the worker, with a queue for waiting calls."""
         most = self.concurrency + self.queue
         return Limits(
             calls=self.concurrency,
@@ -96,11 +97,11 @@ class WorkerConfig:
 
 
 MAX_UNREAD_BYTES = 4 * 1024 * 1024
-"""The limit for unread items of one subscription."""
+"""The largest size of the unread items of one subscription, in bytes."""
 
 
 class Pace:
-    """How far a subscription may run ahead of its reader: so many items, and so many bytes."""
+    """Limits the unread items and bytes of a subscription."""
 
     def __init__(self, window: int | None) -> None:
         self._window = window or 0
@@ -111,7 +112,7 @@ class Pace:
         self._more: asyncio.Event = asyncio.Event()
 
     def grant(self, credit: int) -> None:
-        """Accept the total number of items that may be sent, which also confirms those that were read."""
+        """Set the total number of items that may be sent, which also confirms the items that were read."""
         if self._credit is None or credit <= self._credit:
             return
         self._credit = credit
@@ -121,7 +122,7 @@ class Pace:
         self._more.set()
 
     def sent(self, size: int) -> None:
-        """An item went out."""
+        """Record that an item was sent."""
         self._sent += 1
         if self._credit is not None:
             self._unread.append(size)
@@ -129,21 +130,21 @@ class Pace:
 
     @property
     def is_full(self) -> bool:
-        """Whether the reader has to read before one more item may go out."""
+        """Whether no more items may be sent until the reader has read some."""
         return self._credit is not None and (
             self._sent >= self._credit
             or (self._unread_bytes >= MAX_UNREAD_BYTES and bool(self._unread))
         )
 
     async def room(self) -> None:
-        """Wait until one more item may go out."""
+        """Wait until another item may be sent."""
         while self.is_full:
             self._more.clear()
             await self._more.wait()
 
 
 DEFAULT_TIMEOUT = 30.0
-"""Seconds for a request without a time limit; for each item if it is a subscription."""
+"""The time limit in seconds of a request that sets none; for a subscription, of each item."""
 
 
 class Job(msgspec.Struct, eq=False):
@@ -153,22 +154,22 @@ class Job(msgspec.Struct, eq=False):
     reply_to: str
 
     key: str
-    """Its id with its sender: clients cannot refer to the requests of others."""
+    """The request id with its sender, so that clients cannot refer to requests of other clients."""
 
     size: int
-    """Bytes it holds while it waits."""
+    """The size of the request in bytes."""
 
     registry: OperationRegistry
     """The registry that runs it."""
 
     spec: OperationSpec | None
-    """None if the operation is unknown here."""
+    """None if the worker does not know the operation."""
 
     replayable: bool
     """Whether the operation may run again."""
 
     is_stream: bool
-    """Whether it has many replies: by its operation, or because its caller expects them."""
+    """Whether the request has many replies, by its operation or by the caller's expectation."""
 
     arrived_at: float
 
@@ -176,84 +177,85 @@ class Job(msgspec.Struct, eq=False):
     """When the broker received the request, by the loop's clock."""
 
     ends_at: float
-    """Its deadline, by the loop's clock."""
+    """The deadline, by the loop's clock."""
 
     idle: float
-    """Seconds for each item of a subscription."""
+    """The idle timeout of a subscription, in seconds."""
 
     expires_at: float
-    """The earlier one of the deadline and the end of the idle time."""
+    """The earlier of the deadline and the end of the idle timeout."""
 
     identity: Identity | None
-    """The caller, if the request has no credential: that of the connection or, on a trusted target, of the request."""
+    """The caller of a request without a credential: the identity of the connection or, on a trusted target, of the
+    request."""
 
     pace: Pace | None = None
 
     claim: Claim | None = None
-    """Removes the request from its queue; None once that was done."""
+    """Removes the request from its queue; None after that."""
 
     is_stale: bool = False
-    """Whether it waited so long that it begins only if its caller confirms it."""
+    """Whether it waited so long that it starts only if its caller confirms it."""
 
     confirmed: "asyncio.Future[None] | None" = None
-    """Done when the caller has confirmed it; None if it is not asked."""
+    """Done when the caller has confirmed the request; None if the caller was not asked."""
 
     task: "asyncio.Task[None] | None" = None
 
     is_started: bool = False
-    """Whether its task runs. A task that is cancelled before never does."""
+    """Whether its task has started. A task that is cancelled before never starts."""
 
     begun: bool = False
     """Whether the operation was started."""
 
     answered: bool = False
-    """Whether its last reply was sent. The caller does not see what its handler does afterwards."""
+    """Whether its last reply was sent; later actions of the handler are not reported to the caller."""
 
     replied: asyncio.Event | None = None
-    """Set when its last reply was sent, for requests that the program itself received."""
+    """Set when its last reply was sent, for requests that arrived through a call handler."""
 
     absent_since: float = NEVER
-    """When the caller was first found to have left, by the loop's clock."""
+    """When the caller was first found to be disconnected, by the loop's clock."""
 
     caller: str = ""
-    """The key by which the limits of a server count the caller, once it is known."""
+    """The key of the caller for the limits of a server; empty until it is known."""
 
     counted_as: tuple[str, ...] = ()
-    """For admission."""
+    """The keys that the call counts against. Used by `AdmissionQueue`."""
 
     began_at: float = 0.0
-    """When it got a slot, by the loop's clock; 0 if it did not."""
+    """When it received a slot, by the loop's clock; 0 if it did not."""
 
     code: str = ""
     """The code of the error with which it ended."""
 
     identity_id: str | None = None
-    """The caller, once it is known."""
+    """The caller; None until it is known."""
 
     @property
     def principal(self) -> str:
-        """The caller, if it is known when the request arrives."""
+        """The caller, if it is known on arrival."""
         if self.request.credential is not None:
             return f"by:{self.request.credential}"
         return f"at:{self.reply_to}" if self.identity is None else principal_of(self.identity)
 
     @property
     def is_offered(self) -> bool:
-        """Whether it waits for the confirmation of its caller."""
+        """Whether the request waits for the confirmation of its caller."""
         return self.confirmed is not None and not self.confirmed.done()
 
     @property
     def is_mutation(self) -> bool:
-        """Whether the operation changes something, or may do so."""
+        """Whether the operation is, or may be, a mutation."""
         return self.spec is None or self.spec.type is OperationType.MUTATION
 
     @property
     def is_safe_to_retry(self) -> bool:
-        """Whether the call can be sent again if it ends here: retrying a mutation that has begun could run it twice."""
+        """Whether a caller can safely repeat the call; repeating a mutation that has started could run it twice."""
         return not self.begun or not self.is_mutation or self.replayable
 
     def timeout_error(self) -> CallError:
-        """Return the error of a job whose time has run out."""
+        """Return the error of a job that exceeded its time limit."""
         if self.expires_at < self.ends_at:
             return timeout_error(f"no item came for {self.idle:g} seconds")
         seconds = self.expires_at - self.arrived_at
@@ -261,7 +263,7 @@ class Job(msgspec.Struct, eq=False):
 
 
 class Served(msgspec.Struct, frozen=True, eq=False):
-    """How a worker serves an operation."""
+    """The settings with which a worker serves an operation."""
 
     registry: OperationRegistry
     spec: OperationSpec | None
@@ -270,9 +272,9 @@ class Served(msgspec.Struct, frozen=True, eq=False):
 
     @classmethod
     def of(cls, registry: OperationRegistry, spec: OperationSpec | None) -> "Served":
-        """Return how an operation is served; `spec` is None if it is not registered."""
+        """Return the settings of an operation; `spec` is None if it is not registered."""
         if spec is None:
-            # It is unknown here, or a remote has it and knows whether it is replayable.
+            # The operation is unknown, or a remote has it and knows whether it is replayable.
             return cls(registry, None, not registry.has_remote, False)
         return cls(registry, spec, spec.replayable, spec.type is OperationType.SUBSCRIPTION)
 
@@ -280,12 +282,12 @@ class Served(msgspec.Struct, frozen=True, eq=False):
 def time_limits(
     request: RequestPayload, served: Served, front: Front | None
 ) -> tuple[float, float]:
-    """Return the seconds that a request may take, and those for each item of a subscription.
+    """Return the time limit of a request, and of each item of a subscription, in seconds.
 
     Args:
         request: The request.
         served: Its operation.
-        front: Its time limits count if the request is from outside.
+        front: Provides the time limits of external requests.
     """
     limit = None
     if request.timeout_ms is not None:
@@ -300,7 +302,7 @@ def time_limits(
         if request.idle_timeout is not None:
             idle = request.idle_timeout / 1000
         elif request.credit is None:
-            # A caller that grants credit and sets no time limit wants none.
+            # A caller that grants credit and sets no time limit expects no limit.
             idle = DEFAULT_TIMEOUT
         return NEVER if limit is None else limit, idle
     if limit is None:
@@ -311,12 +313,12 @@ def time_limits(
 
 
 def principal_of(identity: Identity) -> str:
-    """Return the key by which calls of a known identity are counted."""
+    """Return the key of a known identity for limits."""
     return f"id:{identity.key}"
 
 
 class RefusedError(Exception):
-    """A call that was not started; its id may come again."""
+    """A call that was rejected without starting; its id may be sent again."""
 
     def __init__(self, error: CallError) -> None:
         super().__init__(str(error))
@@ -324,13 +326,13 @@ class RefusedError(Exception):
 
 
 def may_have_run(job: Job) -> CallError:
-    """Return the error of a repeated request that must not run twice: its caller may have an outdated spec."""
+    """Return the error for a repeated request that must not run twice; its caller may have an outdated spec."""
     reason = f"{job.request.operation_id} may have run, and is not replayable"
     return CallError(ErrorCode.UNAVAILABLE, reason, retryable=False)
 
 
 def aged(request: RequestPayload, age: float) -> RequestPayload:
-    """Return a request without the time that it waited at the broker."""
+    """Return a request with its time limit reduced by the time that it waited at the broker."""
     spent = age * 1000
     left = None
     if request.timeout_ms is not None:
@@ -341,7 +343,7 @@ def aged(request: RequestPayload, age: float) -> RequestPayload:
 
 
 def set_after(sending: "asyncio.Task[Any] | None", replied: asyncio.Event | None) -> None:
-    """Set `replied` when `sending` has ended; at once if there is nothing to send."""
+    """Set `replied` when `sending` has ended; at once if there is no message to send."""
     if replied is None:
         return
     if sending is None:
@@ -351,7 +353,7 @@ def set_after(sending: "asyncio.Task[Any] | None", replied: asyncio.Event | None
 
 
 async def quietly(sending: Awaitable[None]) -> None:
-    """Send a message that its receiver asks for again if it does not arrive."""
+    """Send a message and ignore failures, because its receiver requests it again."""
     try:
         await sending
     except TransportError as error:
@@ -359,7 +361,7 @@ async def quietly(sending: Awaitable[None]) -> None:
 
 
 async def then(sending: Awaitable[None], callback: Callable[[], object]) -> None:
-    """Call `callback` once a message is sent, or cannot be."""
+    """Call `callback` when a message was sent or could not be sent."""
     try:
         await sending
     finally:
@@ -367,11 +369,11 @@ async def then(sending: Awaitable[None], callback: Callable[[], object]) -> None
 
 
 async def nothing() -> None:
-    """Send nothing: the call has its reply already."""
+    """Send no message, because the call already has its reply."""
 
 
 def exhausted(reason: str) -> CallError:
-    """Return the error of a request beyond the limits of a worker."""
+    """Return the error for a request that exceeds the limits of a worker."""
     return CallError(ErrorCode.RESOURCE_EXHAUSTED, reason, retryable=True)
 
 
@@ -379,7 +381,7 @@ class WorkerCounters:
     """Counts the calls of one worker, and logs each to `operations.access` if that logger is enabled.
 
     Attributes:
-        queue_buckets: Calls by the time that they waited before they began; see `BUCKETS`.
+        queue_buckets: Calls by the time that they waited before they started; see `BUCKETS`.
     """
 
     def __init__(self, config: WorkerConfig) -> None:
@@ -411,7 +413,7 @@ class WorkerCounters:
         access_log.info("%s", msgspec.json.encode(record).decode())
 
     def stats(self, running: int, waiting: int, *, leaving: bool) -> WorkerStats:
-        """Return the counters as operators see them."""
+        """Return the counters for reports."""
         return WorkerStats(
             name=self._config.name,
             version=self._config.version,
@@ -443,16 +445,16 @@ async def is_there(target: EventTarget, address: str) -> bool:
 
 
 _CHECK_CALLERS = 0.25
-"""Seconds between two checks of the callers; a caller that misses two has left."""
+"""Seconds between two checks of the callers; a caller that is missing in two checks has disconnected."""
 
 
 async def abandoned_jobs(target: EventTarget, jobs: Mapping[str, Job]) -> AsyncGenerator[Job]:
-    """Return the jobs of a worker whose callers have left, again in each check until they end."""
+    """Return the jobs of a worker whose callers have disconnected; each check returns them until they end."""
     loop = asyncio.get_running_loop()
     while True:
         await asyncio.sleep(_CHECK_CALLERS)
         now = loop.time()
-        # A job that has a claim is still in its queue.
+        # A job with a claim is still in its queue.
         old = [
             job
             for job in jobs.values()
@@ -492,12 +494,12 @@ async def watch_loop_lag(jobs: Mapping[str, Job]) -> None:
             logger.warning(
                 "the event loop was blocked for %.1f s; running then: %s",
                 lag,
-                ", ".join(suspects[:10]) or "nothing that still runs",
+                ", ".join(suspects[:10]) or "no call that is still running",
             )
 
 
 async def spec_changes(registry: OperationRegistry, seconds: float) -> AsyncGenerator[None]:
-    """Yield when operations were registered, replaced or removed; look every `seconds`."""
+    """Yield when operations were registered, replaced or removed; check every `seconds`."""
     known = registry.specs()
     while True:
         await asyncio.sleep(seconds)

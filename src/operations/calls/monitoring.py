@@ -1,7 +1,7 @@
 """Monitor workers: the state of a group, and its dead letters.
 
-Rule 1: workers report counts to every client that probes them. The counts name no operation, caller or input.
-Rule 2: a dead letter is stored without its credential. Replayed, it is a new call of the operator.
+Rule 1: workers report counters to every client that probes them. The counters contain no operations, callers or inputs.
+Rule 2: a dead letter is stored without its credential. Replaying it is a new call of the operator.
 """
 
 import asyncio
@@ -37,23 +37,23 @@ from operations.types import JSONObject
 logger = logging.getLogger("operations")
 
 MAX_LETTERS = 100
-"""Dead letters in one list."""
+"""The largest number of dead letters in a list."""
 
 _ANSWER = 1.0
-"""Seconds that workers have to report, if the broker knows how many there are."""
+"""Seconds that workers have to report, if the broker counts workers."""
 
 _ANSWER_UNCOUNTED = 0.4
-"""The same if it does not: all of them are waited for."""
+"""Seconds to wait for reports, if the broker does not count workers."""
 
 _MAX_WORKERS = 10_000
-"""Workers in one report."""
+"""The largest number of workers in one report."""
 
 
 class WorkerReport(WorkerStats, frozen=True, kw_only=True, omit_defaults=False):
     """A connected worker."""
 
     worker: str
-    """Its mailbox."""
+    """The mailbox of the worker."""
 
 
 class GroupReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -63,23 +63,23 @@ class GroupReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     workers: list[WorkerReport]
 
     silent: int = 0
-    """Workers that are connected and did not answer: their event loop is blocked, or they are of an older version."""
+    """Connected workers that did not respond: their event loop is blocked, or they have an older version."""
 
     running: int = 0
-    """Calls that run on all workers."""
+    """The number of running calls on all workers."""
 
     waiting: int = 0
-    """Calls that wait: at the broker, if it keeps them, and in the workers."""
+    """The number of waiting calls, at the broker (if it stores requests) and in the workers."""
 
     lag: float | None = None
-    """Seconds that the oldest request has waited at the broker; None if the broker keeps no requests."""
+    """Seconds that the oldest request has waited at the broker; None if the broker does not store requests."""
 
     dead_letters: int | None = None
-    """None if the broker keeps none."""
+    """The number of dead letters; None if the broker does not store them."""
 
 
 class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """A request that was given up because it cost every worker that began it."""
+    """A request that was abandoned because every worker that started it was lost."""
 
     id: str
 
@@ -90,7 +90,7 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     request_id: str
 
     deliveries: int
-    """How often it was begun."""
+    """How often it was started."""
 
     input: Any = None
     caller: str | None = None
@@ -100,7 +100,7 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class GroupMonitor:
-    """Shows a group of workers to an operator. It listens from the first look until it is closed."""
+    """Monitors a group of workers. It subscribes with the first `look`, until it is closed."""
 
     def __init__(self, target: EventTarget, group: str) -> None:
         self._target = target
@@ -126,7 +126,7 @@ class GroupMonitor:
     # ------------------------------------------------------------ as a receiver
 
     def receive(self, delivery: Delivery) -> None:
-        """Note the report of a worker."""
+        """Store the report of a worker."""
         event = read_event(delivery.body, self._target.max_values)
         if isinstance(event, CallAlive) and event.payload.stats is not None:
             alive, known = event.payload, len(self._reports)
@@ -136,25 +136,25 @@ class GroupMonitor:
                 self._changed.set()
 
     def undelivered(self, key: str, misdirected: bool = False) -> None:
-        """Nothing is put into queues here."""
+        """Do nothing: a monitor sends no requests to queues."""
 
     def lost(self, reason: str) -> None:
-        """The next look fails, or waits."""
+        """Do nothing: the next `look` fails or waits."""
 
     def restored(self) -> None:
-        """The next look works again."""
+        """Do nothing: the next `look` works again."""
 
-    # ------------------------------------------------------------ looking
+    # ------------------------------------------------------------ reports
 
     async def look(self) -> GroupReport:
-        """Ask the workers and the broker; several that look at the same time share one answer.
+        """Return the state of the group, from its workers and the broker. Concurrent calls share one result.
 
         Raises:
             TransportError: If the broker cannot be reached.
         """
         if self._looking is None or self._looking.done():
             self._looking = asyncio.get_running_loop().create_task(self._look())
-            # Also if all that waited have left.
+            # The task continues even if all waiting callers were cancelled.
             self._looking.add_done_callback(lambda task: task.cancelled() or task.exception())
         return await asyncio.shield(self._looking)
 
@@ -189,7 +189,7 @@ class GroupMonitor:
             return QueueState()
 
     async def _wait_for(self, count: int | None) -> None:
-        """Wait until so many workers have reported, but not for long."""
+        """Wait briefly until this many workers have reported."""
         try:
             async with asyncio.timeout(_ANSWER_UNCOUNTED if count is None else _ANSWER):
                 while count is None or len(self._reports) < count:
@@ -204,7 +204,7 @@ class GroupMonitor:
         """Return the newest dead letters.
 
         Raises:
-            TransportError: If the broker cannot be reached, or keeps none.
+            TransportError: If the broker cannot be reached, or does not store dead letters.
         """
         return [_letter(*found) for found in await self._find("")]
 
@@ -225,11 +225,11 @@ class GroupMonitor:
         Args:
             letter_id: The id of the letter.
             credential: A token for the workers' resolver.
-            timeout: Seconds for the call.
+            timeout: The time limit of the call in seconds.
 
         Raises:
-            CallError: As the call, which may cost one more worker; the letter is kept then. `VALIDATION_ERROR` if there
-                is no such letter.
+            CallError: The error of the call, which may crash another worker; the letter then stays stored.
+                `VALIDATION_ERROR` if there is no such letter.
             TransportError: As `letters`.
         """
         _, _, request = await self._one(letter_id)
@@ -241,7 +241,7 @@ class GroupMonitor:
                 identity=request.identity,
                 credential=credential,
                 metadata=request.metadata,
-                # One attempt: a request that kills workers must not kill several again.
+                # One attempt only, because a request that crashes workers must not crash several again.
                 replayable=False,
             )
         await self.remove(letter_id)
@@ -265,10 +265,10 @@ class GroupMonitor:
 
     async def _find(self, letter_id: str) -> list[tuple[str, int, RequestPayload]]:
         if self._admin is None:
-            raise TransportError("this broker keeps no dead letters")
+            raise TransportError("this broker does not store dead letters")
         stored = await self._admin.letters(self._group, MAX_LETTERS, letter_id)
         events = ((each, read_event(each.body, self._target.max_values)) for each in stored)
-        # Other programs may write there, too: skip entries that are not requests.
+        # Other programs may write to the queue too: skip entries that are not requests.
         return [
             (each.id, each.stored_at, event.payload)
             for each, event in events
@@ -297,7 +297,7 @@ def _no_letter(letter_id: str) -> CallError:
 async def monitor_group(
     target: EventTarget, group: str = "operations"
 ) -> AsyncGenerator[GroupMonitor]:
-    """Watch a group of workers for the length of an `async with` block."""
+    """Monitor a group of workers for the duration of an `async with` block."""
     monitor = GroupMonitor(usable(target), group)
     try:
         yield monitor

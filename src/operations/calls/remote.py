@@ -1,9 +1,9 @@
-"""The operations of a registry elsewhere, as operations here.
+"""Import the operations of a remote registry.
 
-Rule 1: an import consists of the operations that the other side lists for us, which we may call.
+Rule 1: an import consists of the operations that the remote lists for this client.
 Rule 2: one spec that cannot be read does not hide the others.
-Rule 3: the operations that describe a worker are not imported: here they would describe us.
-Rule 4: an import follows its workers: registries that it was registered in get new, changed and removed operations.
+Rule 3: the operations that describe a worker are not imported.
+Rule 4: an import follows its workers: new, changed and removed operations are updated in the registries that have it.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ from operations.types import Count, Seconds, options_of
 logger = logging.getLogger("operations")
 
 _PATIENCE = 10.0
-"""Seconds for an answer, or for the next piece of one."""
+"""Seconds for a response, or for the next piece of it."""
 
 _PATIENCE_IN_ALL = 60.0
 
@@ -53,22 +53,22 @@ AccessRule: TypeAlias = AccessControl | Callable[[OperationSpec], AccessControl]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteConfig:
-    """How `from_calls` imports the operations of workers."""
+    """Settings of `from_calls`."""
 
     group: str = "operations"
-    """The workers that share one queue."""
+    """The worker group."""
 
     namespace: str | None = None
-    """Put the operations into this namespace, under their whole former id."""
+    """Import the operations into this namespace, with their whole id as name."""
 
     access: AccessRule | None = None
-    """The access rule for local callers, instead of that of the specs."""
+    """The access rule for local callers, instead of the access control of the specs."""
 
     output: OutputPolicy | None = None
-    """How results are normalised here; None leaves it to the registry."""
+    """The output policy; None for the policy of the registry."""
 
     exclude: Collection[str] | Container[str] = ()
-    """Ids that are not imported, for example those of a registry that has them already."""
+    """Ids that are not imported, for example those that a registry already has."""
 
     credential: str | None = field(default=None, repr=False)
     """A token for the workers' resolver, sent with every call."""
@@ -80,13 +80,13 @@ class RemoteConfig:
     """Send the identity of the caller; by default on trusted targets only."""
 
     timeout: Seconds = 30
-    """Seconds a call may take unless its caller sets a deadline."""
+    """The time limit of a call in seconds, unless its caller sets a deadline."""
 
     idle_timeout: Seconds | None = 30
-    """Seconds a subscription may go without an item; None for no limit."""
+    """The longest time between two items of a subscription in seconds; None for no limit."""
 
     concurrent_calls: Count | None = None
-    """Calls that run there at a time; others wait. By default there is no limit."""
+    """The number of concurrent calls; further calls wait. By default there is no limit."""
 
     def __post_init__(self) -> None:
         enforce_policy(self.output)
@@ -94,12 +94,12 @@ class RemoteConfig:
 
 
 class RemoteService:
-    """The operations of a worker group or of the peer of a WebSocket. Made by `from_calls`.
+    """The operations of a worker group or of a WebSocket peer. Created by `from_calls`.
 
     Attributes:
-        calls: The calls under way there.
-        operations: The imported operations, once it is open; replaced by another list when they change.
-        problem: Why the operations cannot be called now; None if they can.
+        calls: The running calls.
+        operations: The imported operations; empty until it is open, and replaced by a new list when they change.
+        problem: The reason why the operations are not available; None if they are.
         on_change: Called with the operations before and after a change.
     """
 
@@ -139,10 +139,10 @@ class RemoteService:
         return self.operations
 
     async def open(self) -> None:
-        """Import the operations. If that fails the service is closed; make another one to try again.
+        """Import the operations. If this fails, the service is closed; create another one to try again.
 
         Raises:
-            CallError: `UNAVAILABLE` if no worker is there, `UNKNOWN_ERROR` if the answer cannot be read.
+            CallError: `UNAVAILABLE` if no worker is connected, `UNKNOWN_ERROR` if the response cannot be decoded.
         """
         try:
             self.calls.on_specs_changed = self._changed.set
@@ -151,7 +151,7 @@ class RemoteService:
         except BaseException:
             await self.aclose()
             raise
-        # If all workers serve the same, these are their operations.
+        # If all workers serve the same operations, one listing is enough.
         if len(self.calls.workers_by_specs) == 1:
             self._imported = set(self.calls.workers_by_specs)
         self._is_open = True
@@ -176,7 +176,7 @@ class RemoteService:
     # ---------------------------------------------------------------------------------------- following
 
     def attach(self, registry: OperationRegistry) -> None:
-        """Keep `registry`, which holds these operations, up to date; `register_all` calls this."""
+        """Update `registry`, which has these operations, from now on; `register_all` calls this."""
         if registry not in self._registries:
             self._registries.append(registry)
 
@@ -186,7 +186,7 @@ class RemoteService:
             self._registries.remove(registry)
 
     async def _follow(self) -> None:
-        """Notice that the workers change, leave or come back."""
+        """Detect that workers change, disconnect or reconnect."""
         while self._following is not None:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK):
@@ -207,7 +207,7 @@ class RemoteService:
                 self._changed.set()
 
     async def _refresh(self) -> None:
-        """Import the operations again, of one worker of each version; those of the newest one win."""
+        """Import the operations again, from one worker of each version; those of the newest worker take precedence."""
         versions = self.calls.workers_by_specs
         if not versions or set(versions) == self._imported:
             return
@@ -259,7 +259,7 @@ class RemoteService:
         following, self._following = self._following, None
         try:
             if following is not None:
-                # Closing the calls first would end it with an error of theirs.
+                # Ended first, because closing the calls would end it with an error.
                 following.cancel()
                 await asyncio.wait({following})
         finally:
@@ -294,7 +294,7 @@ class RemoteService:
 
 
 def _update(registry: OperationRegistry, before: list[Operation], after: list[Operation]) -> None:
-    """Replace the operations of an import in a registry; those of others are left alone."""
+    """Replace the operations of an import in a registry; other operations are not changed."""
     old = {operation.spec.id: operation for operation in before}
     new = {operation.spec.id: operation for operation in after}
     for operation_id, operation in old.items():
@@ -317,7 +317,7 @@ def _left_out(reason: str) -> None:
 
 @options_of(RemoteConfig)
 def from_calls(config: RemoteConfig, target: EventTarget) -> RemoteService:
-    """Return the operations served at the other end of `target`, to be registered here.
+    """Return a service with the operations at the other end of `target`.
 
         async with from_calls(target) as service:
             registry.register_all(service)

@@ -1,11 +1,11 @@
-"""Send the messages of a client: requests to a group, aborts and credit to its workers, replies to requests it serves.
+"""Send the messages of a client: requests, aborts and credit, and replies to requests that the program serves.
 
-Rule 1: a request that certainly was not delivered is sent again while the workers may be on their way back, and then
-        fails with `UNAVAILABLE`.
-Rule 2: a request that may have been delivered is never sent again from here.
-Rule 3: a call that ends is no longer sent: its deadline also limits the time for sending.
-Rule 4: a reader that leaves frees everything, whether by `aclose`, `break`, cancellation or by dropping the last
-        reference.
+Rule 1: a request that certainly was not delivered is sent again while workers may be reconnecting; after that it fails
+        with `UNAVAILABLE`.
+Rule 2: this module never sends a request again that may have been delivered.
+Rule 3: the deadline of a call also limits the time for sending it.
+Rule 4: when a reader stops, by `aclose`, `break`, cancellation or by dropping the last reference, all resources are
+        freed.
 """
 
 import asyncio
@@ -55,24 +55,24 @@ from operations.types import JSONObject
 logger = logging.getLogger("operations")
 
 PATIENCE = 10.0
-"""Seconds a new call waits for a broker that cannot be reached."""
+"""Seconds that a new call waits for a broker that cannot be reached."""
 
 MAX_WAITING = 1000
 MAX_WAITING_BYTES = 2 * 1024 * 1024
-"""Calls that may wait for a broker at a time, and their size; further calls fail at once."""
+"""Limits on the number and size of calls that wait for a broker; further calls fail at once."""
 
 MAX_ABORTS = 10_000
-"""Abort messages that wait to be sent. Beyond that, workers stop at the deadline."""
+"""The largest number of unsent abort messages; the workers of further calls stop at the deadline."""
 
 RETRY = 0.1
 """Seconds between attempts while workers may be reconnecting."""
 
 
 class CallSender(ABC):
-    """Sends requests and aborts, and replies to requests that the program itself serves: half of `PendingRequestMap`.
+    """The sending part of `PendingRequestMap`: requests, aborts, and replies to requests that the program serves.
 
     Attributes:
-        target: Carries the events.
+        target: Transports the events.
         group: The worker group.
         mailbox: The address for replies to the calls of this map.
         pending: The calls and subscriptions that have not ended, by request id.
@@ -149,9 +149,9 @@ class CallSender(ABC):
             if context.metadata:
                 metadata = {**context.metadata, **(metadata or {})}
         if credential is None:
-            # An empty credential is sent and rejected, so that no caller becomes anonymous by mistake.
+            # An empty credential is sent and then rejected, so that no caller becomes anonymous by mistake.
             credential = self._credential
-            # Not for listings, and calls on the authority of the operator or of an operation.
+            # Not used for listings, and for calls on the authority of the operator or of an operation.
             if (
                 self._delegate is not None
                 and context is not None
@@ -171,7 +171,7 @@ class CallSender(ABC):
             parent_request_id=parent,
             deadline=(time() + limit) * 1000 if bounded else None,
             timeout_ms=limit * 1000 if bounded else None,
-            # Workers ignore it elsewhere, and others may be able to read the broker.
+            # On other targets workers ignore it, and other clients may be able to read it.
             identity=identity if self._sends_identity else None,
             credential=credential,
             metadata=metadata,
@@ -179,10 +179,10 @@ class CallSender(ABC):
         )
 
     async def _send(self, call: PendingCall) -> None:
-        """Send a request to the group; return at once if the call ends meanwhile.
+        """Send a request to the group; return early if the call ends.
 
         Raises:
-            CallError: `UNAVAILABLE`, `RESOURCE_EXHAUSTED` or `VALIDATION_ERROR`; then it was not delivered.
+            CallError: `UNAVAILABLE`, `RESOURCE_EXHAUSTED` or `VALIDATION_ERROR`; the request was not delivered.
         """
         request, target = call.payload, self.target
         if call.sends:
@@ -197,7 +197,7 @@ class CallSender(ABC):
         census = self._detector.census
         call.departures = census.departures if census.is_complete else -1
         restorations = census.restorations
-        # A broker drops a key that it has seen before.
+        # A broker drops a message whose key it has already received.
         key = request.request_id if call.sends == 1 else f"{request.request_id}-{call.sends}"
         self._waiting += 1
         self._waiting_bytes += size
@@ -210,12 +210,12 @@ class CallSender(ABC):
             except TransportError as error:
                 receipt = await self._deliver_again(error, body, key, call.to)
             if target.names_consumer:
-                # Only this worker can have it.
+                # Only this worker can have the request.
                 call.worker = receipt or call.to or None
             else:
                 call.receipt = receipt or ""
         except asyncio.CancelledError:
-            # Others may have cancelled the task as well.
+            # Other code may have cancelled the task as well.
             if not call.is_interrupted or task.cancelling() > cancellations + 1:
                 raise
         finally:
@@ -226,7 +226,7 @@ class CallSender(ABC):
             self._waiting -= 1
             self._waiting_bytes -= size
         if census.restorations != restorations:
-            # It may have been sent over the new connection, when other workers were there.
+            # The request may have been sent over a new connection, with other workers present.
             call.departures = -1
         call.sent_at = call.seen_at = loop.time()
 
@@ -236,7 +236,7 @@ class CallSender(ABC):
         if size > target.max_bytes:
             reason = f"the request is {size} bytes, more than the {target.max_bytes} allowed"
             raise CallError(ErrorCode.RESOURCE_EXHAUSTED, reason)
-        # A value takes at least one byte and a separator. `as_json` has limited the depth.
+        # A value takes at least one byte and a separator. `as_json` has checked the depth.
         if size >= 2 * target.max_values:
             try:
                 enforce_bounds(body, max_values=target.max_values)
@@ -245,14 +245,14 @@ class CallSender(ABC):
                 raise CallError(ErrorCode.RESOURCE_EXHAUSTED, reason) from None
         is_much = self._waiting > 0 and self._waiting_bytes + size > MAX_WAITING_BYTES
         if (is_much or self._waiting >= MAX_WAITING) and not target.is_connected:
-            reason = "too many calls wait for the broker already"
+            reason = "too many calls are waiting for the broker"
             raise CallError(ErrorCode.UNAVAILABLE, reason, begun=False)
 
-    # Not a coroutine: the caller awaits its result, which saves one step for every call.
+    # Not a coroutine: the caller awaits the returned awaitable, which saves one step per call.
     def _deliver(
         self, body: bytes, key: str, worker: str, wait: float
     ) -> Coroutine[Any, Any, str | None]:
-        """Send a request to one worker, or to any; return its receipt, if there is one."""
+        """Send a request to one worker or to the group; return its receipt, if there is one."""
         if worker:
             return self.target.send(worker, body)
         return self.target.enqueue(self.group, body, key=key, reply_to=self.mailbox, wait=wait)
@@ -260,10 +260,10 @@ class CallSender(ABC):
     async def _deliver_again(
         self, error: TransportError, body: bytes, key: str, worker: str
     ) -> str | None:
-        """Send a request again that found no worker, while they may be on their way back; return its receipt.
+        """Send a request that found no worker again, while workers may be reconnecting; return its receipt.
 
         Raises:
-            CallError: If it was not delivered for any other reason.
+            CallError: If the request was not delivered for another reason.
         """
         while isinstance(error, NoReceiverError) and self._detector.expects_workers():
             await asyncio.sleep(RETRY)
@@ -282,8 +282,8 @@ class CallSender(ABC):
         return None
 
     def _ask_to_stop(self, call: PendingCall) -> None:
-        """Ask the worker to stop, in the background: the one that has the call, or all of them."""
-        # One task sends them all, so that many cancelled calls do not start many tasks.
+        """Ask the worker that has the call, or all workers, to stop it. Runs in the background."""
+        # One task sends all aborts, so that many cancelled calls do not start many tasks.
         self._aborts.append(call)
         if not self._is_aborting:
             self._is_aborting = True
@@ -305,7 +305,7 @@ class CallSender(ABC):
     # ---------------------------------------------------------------------------------------- replies
 
     def serve(self, request: RequestPayload, reply_to: str) -> None:
-        """Remember the address for replies to a request. Needed on targets with queues (Redis, NATS)."""
+        """Store the address for replies to a request. Needed on targets with queues (Redis, NATS)."""
         self._addresses[request.request_id] = reply_to
         if request.credit is not None:
             self._served_streams.add(request.request_id)
@@ -332,7 +332,7 @@ class CallSender(ABC):
         """Publish the reply to a request; with a `sequence`, as one item of a subscription.
 
         Raises:
-            TypeError: If it is anything but an envelope.
+            TypeError: If `output` is not an envelope.
             ValueError: If the target has queues and the request is unknown, so that the reply has no address.
             TransportError: If it cannot be sent.
         """
@@ -381,13 +381,13 @@ class CallSender(ABC):
             self._addresses.pop(request_id, None)
             self._served_streams.discard(request_id)
         if self.target.direct and is_own:
-            # The target reaches only the peer, and the caller is on this side.
+            # The target reaches only the peer, but the caller is in this process.
             self.receive(Delivery(body))
         await self.target.send(address, body)
 
 
 class CallStream:
-    """An async iterator of envelopes. `aclose` works from any task; dropping it closes it."""
+    """An async iterator of envelopes. Close it with `aclose` from any task, or by dropping the last reference."""
 
     def __init__(
         self,
@@ -443,7 +443,7 @@ class CallStream:
             self._closed = True
             raise
         if self._closed:
-            # By another task, while it was being opened.
+            # Closed by another task while it was being opened.
             self._drop(entry.request_id)
             raise StopAsyncIteration
         self._entry = entry
@@ -451,13 +451,13 @@ class CallStream:
 
     async def _send(self, entry: StreamEntry, body: bytes) -> None:
         if entry.worker is None:
-            # A worker without an address does not use credit.
+            # A worker without an address does not support credit.
             return
         try:
             await self._send_to(entry.worker, body)
         except TransportError as error:
-            # Sent again with the next probe.
-            logger.debug("%s: room could not be granted: %s", entry.request_id, error)
+            # The credit is sent again with the next probe.
+            logger.debug("%s: credit could not be granted: %s", entry.request_id, error)
 
     async def aclose(self) -> None:
         """Stop reading and ask the worker to stop. Closing twice, or from another task, is harmless."""
@@ -484,14 +484,14 @@ class CallStream:
 
 
 def not_json(operation_id: str, error: Exception) -> CallError:
-    """Return the error for an input that cannot be written as JSON."""
+    """Return the error for an input that is not JSON."""
     found = error if isinstance(error, JSONValueError) else JSONValueError(f"is not JSON: {error}")
     issue = ValidationIssue(path=found.path, message=found.reason, keyword="json")
     return misfit(ErrorCode.VALIDATION_ERROR, f"Invalid input of {operation_id}", [issue])
 
 
 def remaining(context: OperationContext | None, limit: float) -> float:
-    """Return the seconds that a call may take: `limit`, or the rest of its context's time."""
+    """Return the time limit of a call in seconds: `limit`, or the remaining time of its context."""
     if context is None or context.deadline is None:
         return limit
     return min(limit, context.deadline / 1000 - time())
@@ -500,11 +500,11 @@ def remaining(context: OperationContext | None, limit: float) -> float:
 def enforce_number(name: str, seconds: object) -> None:
     """Raise `VALIDATION_ERROR` if a timeout is not a number."""
     if not isinstance(seconds, (int, float)) or isnan(seconds):
-        # NaN is neither before nor after any time: the call would never end.
+        # With NaN, the call would never end, because comparisons with NaN are false.
         reason = f"{name} is not a number: give seconds, or None for the default"
         raise CallError(ErrorCode.VALIDATION_ERROR, reason)
 
 
 def closed_error() -> CallError:
-    """Return the error of calls on a map that is closed."""
+    """Return the error of calls on a closed map."""
     return CallError(ErrorCode.ABORTED, "the calls were closed", retryable=False)

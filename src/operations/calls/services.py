@@ -1,4 +1,4 @@
-r"""The operations by which every worker describes itself, and the codec for many specs.
+r"""The operations with which a worker describes itself, and the codec for many specs.
 
 `services.list` and `services.schema` return specs. `services.describe` sends all of them in small pieces, in which a
 definition that many specs share is sent once:
@@ -8,13 +8,13 @@ definition that many specs share is sent once:
      "leftOut": {"big.one": "..."}}
 
 The scopes of an operation are those of its input, its output and its errors. A schema with a scope is sent without its
-`$defs`: they are the definitions of that scope that it refers to, directly or through others. Definitions and
-operations are JSON texts, so that the receiver decodes only those that it needs.
+`$defs`, which are the definitions of that scope that it refers to, directly or indirectly. Definitions and operations
+are JSON texts, so that the receiver decodes only those that it needs.
 
-Rule 1: nothing is lost. A schema whose definitions cannot be restored in this way is sent whole.
+Rule 1: the encoding is lossless. A schema whose definitions cannot be restored in this way is sent whole.
 Rule 2: a definition is sent no later than the first operation that needs it.
 Rule 3: a spec that is not JSON, or larger than a message, is listed in `leftOut` with the reason. The others are sent.
-Rule 4: a caller sees the operations that it may call, and no others.
+Rule 4: a caller sees only the operations that it may call.
 """
 
 import asyncio
@@ -48,19 +48,19 @@ from operations.types import JSONObject, JSONSchema
 logger = logging.getLogger("operations")
 
 PIECE = 128 * 1024
-"""Bytes that are collected before they are sent."""
+"""The size of a piece in bytes."""
 
 MAX_SPECS = 64 * 1024 * 1024
-"""Bytes of specs that are accepted from one worker."""
+"""The largest total size of the specs of one worker, in bytes."""
 
 WRAPPING = 4096
-"""Bytes of a message around the piece in it."""
+"""The overhead of a message around a piece, in bytes."""
 
 _NAMED = 16
-"""Bytes around a name in a piece."""
+"""The overhead of a name in a piece, in bytes."""
 
 _HELD = 1024
-"""Bytes of memory for a spec or a definition besides its text."""
+"""The memory overhead of a spec or a definition, in bytes."""
 
 _encode = msgspec.json.encode
 
@@ -79,10 +79,10 @@ class SpecEncoder:
         self._size = 0
 
     def add(self, spec: OperationSpec) -> Iterator[JSONObject]:
-        """Add a spec; return the pieces that are full now."""
+        """Add a spec; return the completed pieces."""
         placed: list[Placed | None] = []
         try:
-            # One after the other: if one fails, those before it are removed again.
+            # Placed one by one: if one fails, the earlier ones are removed again.
             placed.extend(self._scopes.place(schema.document) for schema in _schemas_of(spec))
             parts = list(_parts(spec, placed))
         except (ValueError, TypeError, RecursionError) as error:
@@ -116,13 +116,13 @@ class SpecEncoder:
 
 
 class _Part:
-    """A part of a piece: a definition, an operation, or the reason why one is left out."""
+    """A part of a piece: a definition, an operation, or the reason why an operation is omitted."""
 
     def __init__(self, text: str, scope: str | None = None, name: str = "") -> None:
         self._text = text
         self._scope = scope
         self._name = name
-        # Its size in a message, with escaped quotes.
+        # The size in a message, with escaped quotes.
         self.size = len(_encode(text)) + len(_encode(name)) + _NAMED
 
     def put_into(self, piece: JSONObject) -> None:
@@ -136,7 +136,7 @@ class _Part:
 
 
 def _parts(spec: OperationSpec, placed: list[Placed | None]) -> Iterator[_Part]:
-    """Return the parts of a spec: the definitions that are new, then the spec without them."""
+    """Return the parts of a spec: the new definitions, then the spec without definitions."""
     for place in placed:
         if place is not None:
             for name, definition in place.fresh.items():
@@ -168,7 +168,7 @@ class SpecDecoder:
 
     Attributes:
         specs: The specs, in the order in which they were sent.
-        left_out: The reasons why specs are missing, with their ids if they are known.
+        left_out: The reasons why specs are missing, with their ids if known.
     """
 
     def __init__(self) -> None:
@@ -181,13 +181,13 @@ class SpecDecoder:
         """Decode one piece.
 
         Raises:
-            CallError: `UNKNOWN_ERROR` if it is not one, `RESOURCE_EXHAUSTED` if there are too many.
+            CallError: `UNKNOWN_ERROR` if the piece is malformed, `RESOURCE_EXHAUSTED` if there are too many specs.
         """
         try:
             decoded = msgspec.convert(piece, _Piece)
         except msgspec.ValidationError as error:
             raise CallError(
-                ErrorCode.UNKNOWN_ERROR, f"the description is not one: {error}"
+                ErrorCode.UNKNOWN_ERROR, f"the description is malformed: {error}"
             ) from error
         self._enforce_size(decoded)
         self.left_out += [f"{name}: {reason}" for name, reason in decoded.left_out.items()]
@@ -225,7 +225,7 @@ class SpecDecoder:
 
 
 class _Definitions(Mapping[str, JSONSchema]):
-    """The definitions of one scope, decoded when they are needed."""
+    """The definitions of one scope, decoded when needed."""
 
     def __init__(self) -> None:
         self._texts: dict[str, str] = {}
@@ -233,7 +233,7 @@ class _Definitions(Mapping[str, JSONSchema]):
         self._references = DefinitionReferences()
 
     def add(self, definitions: dict[str, str]) -> None:
-        """Add definitions; those that are known stay."""
+        """Add definitions; known definitions are not replaced."""
         self._texts = {**definitions, **self._texts}
 
     def __getitem__(self, name: str) -> JSONSchema:
@@ -264,7 +264,9 @@ def _definition(name: str, text: str) -> JSONSchema:
         found = _decoded(text)
     except JSONValueError as error:
         found = None
-        logger.warning("The definition %r cannot be read and counts as unknown: %s", name, error)
+        logger.warning(
+            "The definition %r cannot be decoded and is treated as unknown: %s", name, error
+        )
     return found if is_object(found) or isinstance(found, bool) else True
 
 
@@ -291,20 +293,20 @@ SERVICES = frozenset({LIST, DESCRIBE, SCHEMA})
 """The operations that every worker serves."""
 
 MAX_LIST = 4 * 1024 * 1024
-"""Bytes of specs in one response. It is encoded in one step, during which the event loop is blocked."""
+"""The largest size of specs in one response, in bytes, because encoding it blocks the event loop."""
 
 _AT_ONCE = 0.005
-"""Seconds of work on specs before other tasks run."""
+"""Seconds of work on specs after which other tasks may run."""
 
 _MAX_DIGESTED = 500
-"""Operations of a registry whose schemas are part of its digest."""
+"""The largest number of operations whose schemas are part of a registry's digest."""
 
 _LIST_SPEC = OperationSpec(
     name="list",
     namespace="services",
     version="1.0.0",
     type=OperationType.QUERY,
-    description="Every operation the caller may call, as specs.",
+    description="The specs of all operations that the caller may call.",
     input_schema=from_schema(
         {"type": ["object", "null"], "properties": {"namespace": {"type": "string"}}}
     ),
@@ -316,7 +318,7 @@ _DESCRIBE_SPEC = OperationSpec(
     namespace="services",
     version="1.0.0",
     type=OperationType.SUBSCRIPTION,
-    description="Every operation that the caller may call, in pieces: shared definitions are sent once.",
+    description="The specs of all operations that the caller may call, in pieces, with shared definitions sent once.",
     input_schema=_LIST_SPEC.input_schema,
     output_schema=from_schema({"type": "object"}),
 )
@@ -339,16 +341,16 @@ _SCHEMA_SPEC = OperationSpec(
 
 
 def digest_of(registry: OperationRegistry) -> str:
-    """Return a digest of the operations of a registry, by which callers notice changes."""
+    """Return a digest of the operations of a registry, with which callers detect changes."""
     specs = registry.specs()
-    # The schemas of a large API take seconds to encode; its ids and versions change with it often enough.
+    # Encoding the schemas of a large API takes seconds; ids and versions detect most changes.
     small = len(specs) <= _MAX_DIGESTED
     texts = [spec.encode() if small else f"{spec.id} {spec.version}".encode() for spec in specs]
     return sha256(b"\n".join(sorted(texts))).hexdigest()[:32]
 
 
 def serves_itself(registry: OperationRegistry, operation_id: str) -> bool:
-    """Return whether `registry` has this operation itself. A registry with its own list is not described by ours."""
+    """Return whether `registry` itself has this operation, which then replaces ours."""
     return operation_id in registry or (operation_id == DESCRIBE and LIST in registry)
 
 

@@ -1,13 +1,12 @@
-"""The states of calls on the side of their caller, without I/O: events, the order of items, deadlines.
+"""The client-side states of calls, without I/O: events, the order of items, deadlines.
 
-Rule 1: the effect of an event depends on what its caller expects, and on nothing else: see `TRANSITIONS`.
-Rule 2: an event for a call that is not open is normal (it timed out, or was aborted) and changes nothing.
+Rule 1: the effect of an event depends only on the result that its caller expects: see `TRANSITIONS`.
+Rule 2: an event for a call that is not open is normal (it timed out, or was aborted) and is ignored.
 Rule 3: items of a subscription are delivered in order or not at all; a gap ends it with an error. Items received
         before an error are delivered before the error.
-Rule 4: the reader of a subscription sets the pace. Credit is granted as items are read, so a slow reader slows the
-        worker.
-Rule 5: one timer serves all deadlines of a table, because most calls end long before theirs: starting a call costs one
-        comparison.
+Rule 4: credit is granted as items of a subscription are read, so that a slow reader slows the worker.
+Rule 5: one timer serves all deadlines of a table, because most calls end long before their deadline. Starting a call
+        costs one comparison.
 """
 
 import asyncio
@@ -35,7 +34,7 @@ from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, timeout_error
 
 REORDER_WINDOW = 64
-"""Items that may arrive ahead of a missing one before it counts as lost."""
+"""The number of later items that may arrive before a missing item counts as lost."""
 
 
 class Expects(StrEnum):
@@ -55,14 +54,14 @@ class Verdict(Enum):
     """The call is over."""
 
     IGNORE = "ignore"
-    """Nothing."""
+    """The event is ignored."""
 
 
 TRANSITIONS: dict[tuple[Expects, type[Any]], Verdict] = {
     (Expects.ONE, CallResponded): Verdict.LAST,
     (Expects.ONE, CallFailed): Verdict.LAST,
     (Expects.ONE, CallAborted): Verdict.LAST,
-    # A worker that completes a call without answering it has broken the protocol; waiting on would not help.
+    # A worker that completes a call without a reply violates the protocol, so the call fails.
     (Expects.ONE, CallCompleted): Verdict.LAST,
     (Expects.MANY, CallResponded): Verdict.ITEM,
     (Expects.MANY, CallFailed): Verdict.LAST,
@@ -79,15 +78,15 @@ def judge(expects: Expects | None, event: CallEvent) -> Verdict:
 
 
 Arrival: TypeAlias = tuple[CallEvent, int]
-"""An event, and the bytes that its worker counts for it."""
+"""An event, and its size in bytes as its worker counts it."""
 
 
 class SequenceError(Exception):
-    """Items are missing, or too far out of order to wait for the rest."""
+    """Items are missing."""
 
 
 class Sequencer:
-    """Puts the items of one subscription into order, each with the bytes that it takes.
+    """Orders the items of one subscription.
 
     Attributes:
         expected: The number of the next item.
@@ -101,9 +100,10 @@ class Sequencer:
         self._total: tuple[int, Arrival] | None = None
 
     def push(self, event: CallEvent, size: int = 0) -> list[Arrival]:
-        """Return the events that can be delivered now that `event` has arrived, in order.
+        """Add an event; return the events that can now be delivered, in order.
 
-        Items seen before are dropped. An item without a number, of a peer that does not count, is delivered at once.
+        Duplicate items are dropped. An item without a number, of a peer that does not number items, is delivered at
+        once.
 
         Raises:
             SequenceError: If an item is missing after `REORDER_WINDOW` later ones have arrived.
@@ -140,14 +140,14 @@ class Sequencer:
 
 MAX_BUFFERED_ITEMS = 1000
 MAX_BUFFERED_BYTES = 8 * 1024 * 1024
-"""Limits of one subscription, for workers that ignore its credit."""
+"""Limits of one subscription, in case its worker ignores credit."""
 
 GRANT_BYTES = 1024 * 1024
-"""Credit is granted after reading this much, because the worker counts bytes as well as items."""
+"""Credit is granted after reading this many bytes, because the worker counts bytes as well as items."""
 
 
 class StreamEntry:
-    """The items of one subscription that were not read yet.
+    """The unread items of one subscription.
 
     Attributes:
         must_stop: Whether the worker must be asked to stop.
@@ -196,7 +196,7 @@ class StreamEntry:
             ):
                 self._break(
                     ErrorCode.RESOURCE_EXHAUSTED,
-                    "the worker sent more items than there was room for",
+                    "the worker sent more items than its credit allowed",
                 )
             self._wake()
         elif isinstance(event, CallFailed):
@@ -223,7 +223,7 @@ class StreamEntry:
         self._wake()
 
     def stuck_for(self, now: float) -> float:
-        """Return for how many seconds items have waited for a missing one."""
+        """Return the seconds for which items have waited for a missing item."""
         return 0.0 if self._ended or self._stuck_since is None else now - self._stuck_since
 
     def _wake(self) -> None:
@@ -235,7 +235,7 @@ class StreamEntry:
 
         Raises:
             StopAsyncIteration: At the end.
-            CallError: As the worker gave it, or `TIMEOUT` after `idle_timeout` seconds without an item.
+            CallError: The error of the worker, or `TIMEOUT` after `idle_timeout` seconds without an item.
         """
         while not self._items:
             if self._ended:
@@ -264,7 +264,7 @@ class StreamEntry:
                 timer.cancel()
 
     def grant(self) -> bytes | None:
-        """Return the credit to send now that items were read; None while the worker has enough."""
+        """Return the credit to send after items were read; None while the worker has enough."""
         if self._ended or (
             self._granted - self._read > self._window // 2 and self._bytes_since_grant < GRANT_BYTES
         ):
@@ -274,13 +274,13 @@ class StreamEntry:
         return self.credit()
 
     def credit(self) -> bytes:
-        """Return the event with the number of items that may have been sent in all."""
+        """Return the event with the total number of items that may be sent."""
         payload = CreditPayload(request_id=self.request_id, credit=self._granted)
         return encode_event(CallCredited(payload=payload))
 
 
 def _numbered(payload: ResponsePayload) -> ResponseEnvelope[Any]:
-    """Return the envelope of an item with its position, unless its source gave it one."""
+    """Return the envelope of an item with its position, unless its source has set one."""
     envelope = read_output(payload.output)
     if payload.sequence is None or envelope.meta.sequence is not None:
         return envelope
@@ -289,11 +289,11 @@ def _numbered(payload: ResponsePayload) -> ResponseEnvelope[Any]:
 
 
 class Census:
-    """What a client knows about the workers of its group.
+    """The workers of a group that a client knows.
 
     Attributes:
-        is_complete: Whether it knows every worker that can begin its requests without asking.
-        departures: How many workers were found to be gone, or have left.
+        is_complete: Whether every worker that can start its requests without confirmation is known.
+        departures: The number of workers that were lost or have left.
         restorations: How often the connection was restored.
     """
 
@@ -305,52 +305,52 @@ class Census:
 
 
 class PendingCall(msgspec.Struct, eq=False):
-    """One call that waits for its end."""
+    """A pending call."""
 
     payload: RequestPayload
 
     replayable: bool | None
-    """Whether it may run again after a loss; None if the workers have to be asked."""
+    """Whether it may run again if its worker is lost; None if that must be asked."""
 
     expires_at: float
-    """By the loop's clock."""
+    """The deadline, by the loop's clock."""
 
     limit: float
-    """Seconds it has."""
+    """The time limit in seconds."""
 
     made_at: float
-    """When it was made, by the loop's clock."""
+    """When the call was made, by the loop's clock."""
 
     expects: Expects = Expects.ONE
     future: "asyncio.Future[ResponseEnvelope[Any]] | None" = None
     stream: StreamEntry | None = None
 
     attempt: int = 1
-    """Possible executions."""
+    """The number of possible executions."""
 
     sends: int = 0
-    """How often it was sent."""
+    """How often the request was sent."""
 
     to: str = ""
-    """The mailbox of the worker to which it is sent; empty if any worker may take it."""
+    """The mailbox of the worker that the request is sent to; empty for any worker."""
 
     refused: tuple[str, ...] = ()
     """The digests of the specs of workers that do not have the operation."""
 
     misses: int = 0
-    """How many probes in a row found no worker with it."""
+    """The number of consecutive probes that found no worker with the call."""
 
     worker: str | None = None
-    """The mailbox of the worker that has it, once known, or of the only one that can have it."""
+    """The mailbox of the worker that has the call, or of the only worker that can have it; None if unknown."""
 
     is_claimed: bool = False
-    """Whether a worker reported that it has it, or was allowed to begin it."""
+    """Whether a worker reported that it has the call, or was allowed to start it."""
 
     departures: int = -1
-    """How many workers had left when it was sent, if all that were there were known; -1 if they were not."""
+    """The number of departed workers when the request was sent, if all workers were known then; otherwise -1."""
 
     fenced_by: tuple[str, ...] = ()
-    """The workers that did not begin its last copy, and will not."""
+    """The workers that did not start its last copy, and will not."""
 
     sender: "asyncio.Task[Any] | None" = None
     """The task that is sending the request."""
@@ -359,12 +359,12 @@ class PendingCall(msgspec.Struct, eq=False):
     """Whether that task was cancelled because the call ended. The request may or may not have been delivered."""
 
     receipt: str = ""
-    """Identifies the request at a broker that keeps it until a worker begins it."""
+    """Identifies the request at a broker that stores it until a worker starts it."""
 
     sent_at: float = 0.0
 
     seen_at: float = 0.0
-    """When its worker last confirmed that it has it, by the loop's clock."""
+    """When its worker last confirmed that it has the call, by the loop's clock."""
 
     def fail(self, error: CallError) -> None:
         """End the call with an error, unless it has ended."""
@@ -379,7 +379,7 @@ class PendingCall(msgspec.Struct, eq=False):
             self.interrupt()
 
     def interrupt(self) -> None:
-        """Stop sending in the next turn, because the sender itself may be ending the call."""
+        """Stop sending in the next iteration of the loop, because the sender itself may be ending the call."""
         asyncio.get_running_loop().call_soon(self._interrupt)
 
     def _interrupt(self) -> None:
@@ -395,10 +395,10 @@ NEVER = float("inf")
 
 
 class Expirable(Protocol):
-    """Something with a deadline.
+    """An entry with a deadline.
 
     Attributes:
-        expires_at: The deadline, by the loop's clock; `NEVER` if there is none.
+        expires_at: The deadline, by the loop's clock; `NEVER` for no deadline.
     """
 
     expires_at: float
@@ -440,7 +440,7 @@ class Deadlines(Generic[ExpirableT]):
         self._timer = None
         self.next = NEVER
         now = asyncio.get_running_loop().time()
-        # The loop may wake a little early; entries that are nearly due are not worth another timer.
+        # The loop may wake a little early; entries that are nearly due need no further timer.
         for entry in self._due(now + RESOLUTION / 2):
             self._expire(entry)
         nearest = min((entry.expires_at for entry in self._table.values()), default=NEVER)

@@ -1,13 +1,13 @@
 """A worker: consumes the requests of its group from a target and runs them on a registry.
 
-Rule 1: `serve_calls` returns once requests arrive; closing it accepts no new ones and finishes those it has.
-Rule 2: a request runs once, however often it is delivered; a second delivery gets the first one's reply.
-Rule 3: a request that waited longer than a heartbeat, or that was queued before the worker connected, may have run
-        already: unless its operation is replayable, it begins only if its caller confirms it. So does every request
-        on a target with signed messages, where others may repeat it.
+Rule 1: `serve_calls` yields when the worker receives requests. At the end of its block, running requests are finished.
+Rule 2: a request runs once, even if it is delivered several times; a repeated delivery gets the first reply.
+Rule 3: a request that waited longer than a heartbeat, or that was queued before the worker connected, may already have
+        run. Unless its operation is replayable, it starts only if its caller confirms it. The same applies to every
+        request on a target with signed messages, where other clients may repeat messages.
 Rule 4: no message can stop the worker: a malformed one is counted, and rejected if it names a reply address.
-Rule 5: a client refers only to its own requests, and gets replies only at its own mailboxes.
-Rule 6: a call handler, for requests that the program itself received, is a worker that takes none from the target.
+Rule 5: a client can refer only to its own requests, and receives replies only at its own mailboxes.
+Rule 6: a call handler, for requests that the program itself received, is a worker that does not consume a queue.
 """
 
 import asyncio
@@ -74,18 +74,18 @@ from operations.types import options_of
 logger = logging.getLogger("operations")
 
 _CLOSING = 1.0
-"""Seconds for cancelled handlers and last replies when a worker stops."""
+"""Seconds for cancelled handlers to end, and for last replies, when a worker stops."""
 
 
 class CallServer(JobRunner):
-    """A running worker. `serve_calls` makes one.
+    """A running worker, created by `serve_calls`.
 
     Attributes:
         malformed: Messages that are not events.
         ignored: Events of unknown types.
-        duplicates: Requests that had been seen before.
+        duplicates: Requests that had already been received.
         is_serving: Whether it accepts requests.
-        reason_to_stop: The error of calls that end with it, instead of `UNAVAILABLE`.
+        reason_to_stop: The error for calls that end with the worker, instead of `UNAVAILABLE`.
     """
 
     def __init__(
@@ -136,11 +136,11 @@ class CallServer(JobRunner):
             self._advertised = await self.target.admin.advertise(self.group, self.stats)
 
     def capacity(self) -> int:
-        """Return how many more requests can begin now."""
+        """Return the number of requests that can start now."""
         return self._admission.free
 
     async def listen(self) -> None:
-        """Listen for aborts, credit and probes, and announce this worker to the callers.
+        """Subscribe to aborts, credit and probes, and announce this worker to the callers.
 
         Raises:
             TransportError: If the broker cannot be reached.
@@ -148,7 +148,7 @@ class CallServer(JobRunner):
         addresses = (self.mailbox, self.target.control(self.group))
         self._listening = await self.target.listen(addresses, self)
         self._connected_at = self._loop.time()
-        # Callers must know a worker before it can have their calls: otherwise they cannot detect that it is lost.
+        # Callers must know a worker before it can receive their calls, to be able to detect that it is lost.
         self._is_leaving = False
         self._specs_digest = digest_of(self.registry)
         if not self.target.direct:
@@ -159,13 +159,13 @@ class CallServer(JobRunner):
             self._watching.append(self._spawn(self._watch_callers()))
 
     async def run(self) -> None:
-        """Serve until SIGTERM or SIGINT, or until the peer disconnects that this worker is for; then drain.
+        """Serve until SIGTERM or SIGINT, or until the peer of this worker disconnects; then drain.
 
         A second signal ends the process at once.
         """
         with shutdown_event() as shutdown:
             ends = [self._spawn(shutdown.wait())]
-            # Only the serving end of a WebSocket has it: its connection does not come back.
+            # Only the server side of a WebSocket has it, because its connection is not restored.
             wait_closed = getattr(self.target, "wait_closed", None)
             if wait_closed is not None:
                 ends.append(self._spawn(wait_closed()))
@@ -177,9 +177,9 @@ class CallServer(JobRunner):
             await self.aclose()
 
     async def aclose(self) -> None:
-        """Stop accepting requests, give running calls `grace` seconds, end the rest with `UNAVAILABLE`.
+        """Stop accepting requests, wait `grace` seconds for running calls, and end the rest with `UNAVAILABLE`.
 
-        The error is retryable except for mutations that have begun. Behind a broker, requests that wait for a slot are
+        The error is retryable except for mutations that have started. With a broker, requests that wait for a slot are
         rejected at once, because their callers send them to other workers.
         """
         was_serving, self.is_serving = self.is_serving, False
@@ -212,7 +212,7 @@ class CallServer(JobRunner):
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
         self._deadlines.clear()
-        # A closed worker that is still referenced does not keep its replies.
+        # Free the cached replies of a closed worker that is still referenced.
         self._recent = Recent()
         listening, self._listening = self._listening, None
         if listening is not None:
@@ -223,7 +223,7 @@ class CallServer(JobRunner):
     def _give_up(self, job: Job, reason: str) -> None:
         """Cancel a job that will not be finished here."""
         if job.claim is not None:
-            # Another worker takes it from the queue.
+            # Another worker will consume it from the queue.
             self._drop(job)
         error = CallError(ErrorCode.UNAVAILABLE, reason, retryable=job.is_safe_to_retry)
         self._stop(job, self.reason_to_stop or error)
@@ -295,7 +295,7 @@ class CallServer(JobRunner):
         if not self._is_new(key, request.resends):
             self.duplicates += 1
             known = self.jobs.get(key)
-            # A job that has not begun removes the request itself.
+            # A job that has not started removes the request itself.
             if claim is not None and (known is None or known.claim is None):
                 claim.remove()
             reply = self._recent.last_reply(key, reply_to)
@@ -305,7 +305,7 @@ class CallServer(JobRunner):
         job = self._job_of(request, reply_to, key, delivery)
         job.replied = replied
         if self._is_leaving:
-            # The queue is closed already; this request arrived in another way.
+            # The queue is already closed; this request arrived in another way.
             self._refuse(job, CallError(ErrorCode.UNAVAILABLE, "the worker stops", retryable=True))
             return
         self.jobs[key] = job
@@ -325,7 +325,7 @@ class CallServer(JobRunner):
 
     def _is_stale(self, age: float) -> bool:
         """Return whether a request that waited for `age` seconds may be one that has run already."""
-        # Clients that can write to the broker could send it to one worker after the other.
+        # Clients that can write to the broker could send the request to several workers.
         is_signed = isinstance(self.target, SignedTarget)
         return (
             is_signed
@@ -367,13 +367,13 @@ class CallServer(JobRunner):
         )
 
     def _look_up(self, operation_id: str) -> Served:
-        """Return how an operation is served, and remember it until the registry changes."""
+        """Return the settings of an operation, cached until the registry changes."""
         if self.registry.revision != self._served_revision:
             self._served_revision = self.registry.revision
             self._served.clear()
         registry = self.registry
         if operation_id in SERVICES and not serves_itself(registry, operation_id):
-            # Those about the worker itself are in another registry.
+            # The operations that describe the worker are in another registry.
             registry = self._services
         spec = registry.get_spec(operation_id)
         served = Served.of(registry, spec)
@@ -382,22 +382,22 @@ class CallServer(JobRunner):
         return served
 
     def _is_new(self, key: str, resends: int = 0) -> bool:
-        """Remember the key of a request; return False if it was known, or this copy of it was given up."""
+        """Store the key of a request; return False if it was already stored, or this copy was dropped."""
         if self._fenced is not None and f"{key} {resends}" in self._fenced:
             return False
         return self._recent.add(key)
 
     def _find(self, request_id: str, sender: str) -> Job | None:
-        """Return the job of a request, if its own client refers to it."""
+        """Return the job of a request, if the event comes from its own client."""
         job = self.jobs.get(sender + request_id)
         if job is None:
-            # The program itself received it, so that only its reply address identifies the caller.
+            # The request arrived through a call handler, so that only its reply address identifies the caller.
             job = self.jobs.get(request_id)
             job = job if job is not None and job.reply_to.startswith(sender) else None
         return job
 
     def _is_allowed(self, address: str, sender: str) -> bool:
-        """Return whether a client may ask for replies to `address`: only to its own mailboxes, or to none."""
+        """Return whether a client may use `address` for replies: one of its own mailboxes, or none."""
         if not address or address.startswith(sender):
             return True
         level = self._misdirections.level()
@@ -405,18 +405,18 @@ class CallServer(JobRunner):
         return False
 
     def _abort(self, abort: AbortPayload, sender: str) -> None:
-        """Stop a job at the request of its caller, or refuse one that was offered."""
+        """Stop a job at the request of its caller, or drop an offered one."""
         job = self._find(abort.request_id, sender)
         copy = abort.resends
-        # The refusal of an offer that was made twice comes twice.
+        # An offer that was sent twice is also rejected twice.
         if copy is not None and (job is None or not job.is_offered or job.request.resends != copy):
             return
         if job is None:
-            # It may have overtaken the request, which then counts as known.
+            # The abort may have overtaken the request, which then counts as already received.
             self._is_new(sender + abort.request_id)
             return
         if job.is_offered:
-            # Another worker may have the call: its caller waits for the reply of that one.
+            # Another worker may have the call, and its caller waits for that worker's reply.
             self._drop(job)
         self._stop(job, CallError(ErrorCode.ABORTED, "the call was aborted"))
 
@@ -434,18 +434,18 @@ class CallServer(JobRunner):
         return self._spawn(self._send(address, encode_error(event.request_id, error)))
 
     def undelivered(self, key: str, misdirected: bool = False) -> None:
-        """Workers enqueue nothing."""
+        """Do nothing: workers send no requests to queues."""
 
     def lost(self, reason: str) -> None:
-        """The connection is lost; if it was the caller itself, stop its calls."""
-        # Until it is restored, no request counts as new.
+        """Handle a lost connection. If the connection is the caller itself, stop its calls."""
+        # Until the connection is restored, no request counts as new.
         self._connected_at = NEVER
         if self.target.direct:
             for job in tuple(self.jobs.values()):
                 self._stop(job, CallError(ErrorCode.ABORTED, reason))
 
     def restored(self) -> None:
-        """The connection is back: announce this worker again."""
+        """Handle a restored connection: announce this worker again."""
         self._restored_at = self._connected_at = self._loop.time()
         if not self.target.direct:
             self._spawn(self._announce(arrived=True))
@@ -458,12 +458,12 @@ class CallServer(JobRunner):
             job = self._find(request_id, sender)
             reply = self._recent.last_reply(sender + request_id, probe.reply_to)
             reply = reply or self._recent.last_reply(request_id, probe.reply_to)
-            # Only for the client that made the call; for others it does not exist.
+            # Reported only to the client that made the call.
             if job is not None and job.reply_to == probe.reply_to:
                 if job.is_offered:
-                    # Not a claim: another worker may have begun the same request.
+                    # Not reported as a claim, because another worker may have started the same request.
                     await self._offer(job)
-                # Until it is removed from its queue, another worker may take it over.
+                # Until the request is removed from its queue, another worker may consume it.
                 elif job.claim is None:
                     held.append(request_id)
             elif reply is not None:
@@ -480,7 +480,7 @@ class CallServer(JobRunner):
         await self._send(probe.reply_to, encode_event(CallAlive(payload=payload)))
 
     async def _announce(self, *, arrived: bool = False) -> None:
-        """Tell all callers of the group that this worker is here, leaves, or serves other operations."""
+        """Announce to all callers of the group that this worker has started, stops, or serves other operations."""
         payload = AlivePayload(
             worker=self.mailbox, arrived=arrived, leaving=self._is_leaving, specs=self._specs_digest
         )
@@ -488,7 +488,7 @@ class CallServer(JobRunner):
         await self._send(callers, encode_event(CallAlive(payload=payload)))
 
     def _fence(self, fence: FencePayload, sender: str) -> bool:
-        """Give up a copy of a request; return False if it has begun, or may have begun and was forgotten."""
+        """Drop a copy of a request; return False if it has started, or may have started and is no longer stored."""
         request_id, age = fence.request_id, fence.age_ms / 1000
         key = sender + request_id
         job = self._find(request_id, sender)
@@ -498,21 +498,21 @@ class CallServer(JobRunner):
         elif job.is_started and job.claim is None and not job.is_offered:
             return False
         else:
-            # Its caller decides: it will not confirm this copy any more.
+            # The caller decides: it will not confirm this copy any more.
             job.is_stale = True
         self._fenced = self._fenced or BoundedSet(MAX_IDS)
         self._fenced.add(f"{key} {fence.resends}")
         return True
 
     async def _watch_callers(self) -> None:
-        """Cancel the calls of callers that have left."""
+        """Cancel the calls of disconnected callers."""
         async for job in abandoned_jobs(self.target, self.jobs):
-            # A mutation must not be left half done by a short outage.
+            # A short outage must not interrupt a mutation.
             patience = self._config.patience if job.begun and job.is_mutation else 0.0
             now = self._loop.time()
             is_settling = now - self._restored_at < SETTLING
             if now - job.absent_since >= patience and not is_settling:
-                # A caller that was only disconnected receives the error when it is back.
+                # A caller that reconnects receives the error.
                 self._give_up(job, "the caller was gone")
 
     async def _watch_specs(self) -> None:
@@ -527,10 +527,10 @@ class CallServer(JobRunner):
 async def serve_calls(
     config: WorkerConfig, registry: OperationRegistry, target: EventTarget
 ) -> AsyncGenerator[CallServer]:
-    """Serve a registry's operations to callers of a group for the length of an `async with` block.
+    """Serve the operations of a registry to callers of a group for the duration of an `async with` block.
 
-    Requests arrive when the block starts. When it ends, the worker stops accepting requests and finishes those that
-    run. `services.list`, `services.describe` and `services.schema` are served too. Call it as
+    The worker receives requests when the block starts. At its end, it stops accepting requests and finishes running
+    ones. `services.list`, `services.describe` and `services.schema` are served too. Call it as
     `serve_calls(registry, target, **options)`, with the fields of `WorkerConfig`.
 
     Raises:
@@ -565,8 +565,8 @@ def build_call_handler(
 
     Args:
         registry: The operations to serve.
-        call_map: Its target carries the replies; the target also decides whether `identity` in events is trusted.
-        resolve: Return the identity that a `credential` belongs to.
+        call_map: Its target transports the replies, and determines whether `identity` in events is trusted.
+        resolve: Returns the identity for a `credential`.
         expose_errors: Show callers the text of unexpected exceptions; by default only on trusted targets.
     """
     target = call_map.target
@@ -577,7 +577,7 @@ def build_call_handler(
         nonlocal server
         async with opening:
             if server is None:
-                # Replies without an address go to all callers of the group, of which the map is one.
+                # Replies without an address are sent to all callers of the group, including the map.
                 await call_map.open()
                 opened = CallServer(
                     registry,

@@ -134,7 +134,7 @@ async def narrow(token: str, /, limits: Limits, *, common: Common = DEFAULTS) ->
     Args:
         token: The grant to narrow.
         limits: The restrictions; without --operations, the same operations as before.
-        common: What every command takes.
+        common: Options of every command.
     """
     common.screen().write(narrowed(token, new_block(limits.holder, **limits.options())))
 
@@ -146,7 +146,7 @@ async def show(token: str, /, *, common: Common = DEFAULTS) -> None:
 
     Args:
         token: The grant.
-        common: What every command takes.
+        common: Options of every command.
     """
     subject, blocks = read_token(token)
     shown: Any = to_builtins(list(blocks))
@@ -163,7 +163,7 @@ async def key(name: str, /, *, common: Common = DEFAULTS) -> None:
 
     Args:
         name: The group, or the id of the spoke.
-        common: What every command takes.
+        common: Options of every command.
     """
     common.screen().write(_grants(common).for_name(name))
 
@@ -177,7 +177,7 @@ async def revoke(block: str, /, *, common: Common = DEFAULTS) -> None:
 
     Args:
         block: The id of a block, as `show` prints it, or a token: its last block is revoked.
-        common: What every command takes.
+        common: Options of every command.
     """
     until = None
     if block.startswith(PREFIX):
@@ -197,7 +197,7 @@ async def list_pending(*, common: Common = DEFAULTS) -> None:
     """List the calls that wait for approval.
 
     Args:
-        common: What every command takes.
+        common: Options of every command.
     """
     async with _opened(common) as authority:
         _show(await authority.approvals.pending(_OPERATOR), common.screen())
@@ -209,7 +209,7 @@ async def watch(*, common: Common = DEFAULTS) -> None:
     """Show the calls that wait for approval, and update them until Ctrl-C.
 
     Args:
-        common: What every command takes.
+        common: Options of every command.
     """
     async with _opened(common) as authority:
         with suppress(asyncio.CancelledError):
@@ -227,7 +227,7 @@ async def approve(
     Args:
         approval: The id of the request.
         reason: Why, for the record.
-        common: What every command takes.
+        common: Options of every command.
     """
     await _answer(approval, reason, common, approve=True)
 
@@ -240,7 +240,7 @@ async def deny(approval: str, /, *, reason: str | None = None, common: Common = 
     Args:
         approval: The id of the request.
         reason: Why, for the record.
-        common: What every command takes.
+        common: Options of every command.
     """
     await _answer(approval, reason, common, approve=False)
 
@@ -278,7 +278,7 @@ async def verify(*files: Path, common: Common = DEFAULTS) -> int:
     Args:
         files: The files of one chain, from the oldest to the newest; by default each file of the config is checked
             separately.
-        common: What every command takes.
+        common: Options of every command.
     """
     screen, code = common.screen(), ExitCode.DONE
     secret, kept = ledgers_of(common.load())
@@ -307,7 +307,7 @@ async def tail(count: int = 20, /, *, common: Common = DEFAULTS) -> None:
 
     Args:
         count: The number of lines.
-        common: What every command takes.
+        common: Options of every command.
     """
     for path, _ in ledgers_of(common.load())[1]:
         for line in path.read_text(encoding="utf-8").splitlines()[-count:]:

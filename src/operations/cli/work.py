@@ -53,7 +53,7 @@ async def work(
     """Serve all operations to callers on a broker until Ctrl-C; running calls are finished first.
 
     Args:
-        broker: Its name in [brokers]; may be left out where there is one.
+        broker: The name of the broker in [brokers]; optional if there is only one.
         concurrency: The number of concurrent calls, instead of the config's number.
         grace: Seconds that running calls have to finish at the end, instead of the config's number.
         name: The name of this worker in reports, instead of the config's; by default its machine and process.
@@ -190,9 +190,9 @@ async def show(
     """Show the connected workers, the running and waiting calls, and the number of dead letters.
 
     Args:
-        broker: Its name in [brokers]; may be left out where there is one.
+        broker: The name of the broker in [brokers]; optional if there is only one.
         watch: Update the output every two seconds, until Ctrl-C.
-        common: What every command takes.
+        common: Options of every command.
     """
     screen = common.screen()
     async with _monitored(broker, common) as (monitor, _):
@@ -216,8 +216,8 @@ async def letters(*, broker: str | None = None, common: Common = DEFAULTS) -> No
     """List the dead letters: requests that were abandoned because every worker that started one was lost.
 
     Args:
-        broker: Its name in [brokers]; may be left out where there is one.
-        common: What every command takes.
+        broker: The name of the broker in [brokers]; optional if there is only one.
+        common: Options of every command.
     """
     screen = common.screen()
     async with _monitored(broker, common) as (monitor, _):
@@ -237,9 +237,9 @@ async def letter(letter: str, /, *, broker: str | None = None, common: Common = 
     """Show one dead letter. It was stored without the credential of its caller.
 
     Args:
-        letter: Its id.
-        broker: Its name in [brokers]; may be left out where there is one.
-        common: What every command takes.
+        letter: The id of the dead letter.
+        broker: The name of the broker in [brokers]; optional if there is only one.
+        common: Options of every command.
     """
     async with _monitored(broker, common) as (monitor, _):
         common.screen().value(to_builtins(await monitor.letter(letter)))
@@ -260,10 +260,10 @@ async def replay(
     The call has the `credential` of the broker in the config. It may crash another worker.
 
     Args:
-        letter: Its id.
-        broker: Its name in [brokers]; may be left out where there is one.
+        letter: The id of the dead letter.
+        broker: The name of the broker in [brokers]; optional if there is only one.
         timeout: The time limit of the call in seconds.
-        common: What every command takes.
+        common: Options of every command.
     """
     async with _monitored(broker, common) as (monitor, credential):
         envelope = await monitor.replay(letter, credential=credential, timeout=timeout)
@@ -276,9 +276,9 @@ async def drop(letter: str, /, *, broker: str | None = None, common: Common = DE
     """Remove a dead letter.
 
     Args:
-        letter: Its id.
-        broker: Its name in [brokers]; may be left out where there is one.
-        common: What every command takes.
+        letter: The id of the dead letter.
+        broker: The name of the broker in [brokers]; optional if there is only one.
+        common: Options of every command.
     """
     async with _monitored(broker, common) as (monitor, _):
         await monitor.remove(letter)

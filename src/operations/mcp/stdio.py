@@ -1,8 +1,8 @@
 """Run a server as a child process, with one JSON-RPC message per line on its stdin and stdout.
 
 Rule 1: a line that is too long or not a message affects only the call that it responds to; reading continues with the
-        next line. At most one line is in memory; of a longer line only its beginning and end, where the request id may
-        be.
+        next line. At most one line is in memory; for a line that is too long, only its beginning and end, where the
+        request id may be.
 Rule 2: disconnecting stops the child and its own children: stdin is closed, then SIGTERM and SIGKILL follow, each with
         a time limit.
 Rule 3: children end with this process, even if it is killed: one small guard process per application watches a pipe

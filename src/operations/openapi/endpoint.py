@@ -53,7 +53,7 @@ class Shared:
     security: Security
 
     owned: frozenset[tuple[str, str]]
-    """The keys of everything that configuration sets and no argument may."""
+    """The keys of all names that configuration sets and arguments must not set."""
 
     base: str | None
     """The address of the document, which server addresses may be relative to."""

@@ -64,7 +64,7 @@ class TokenSource:
     """Gives one client's token, from the endpoint that the operator, the document or OpenID discovery names.
 
     Args:
-        sources: What all token sources of the service share.
+        sources: The state that all token sources of the service share.
         credentials: Of the client.
         scheme: The security scheme of the document.
         scopes: To ask for.

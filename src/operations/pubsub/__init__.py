@@ -1,4 +1,4 @@
-"""Transports that carry bytes between processes; independent of operations."""
+"""Transports that send messages between processes. They do not depend on operations."""
 
 from operations.pubsub.base import EventTarget, Receiver, Subscription
 

@@ -1,15 +1,15 @@
-"""The interface of event targets, and what all of them share.
+"""The interface of event targets, and code that all of them share.
 
     mailbox   `send` reaches the one client that listens at a private address
     topic     `send` reaches every client that listens at a public address
-    control   the same for the addresses of workers; a broker guarantees which client sent a message
-    queue     `enqueue` reaches exactly one of the consumers of a queue; the broker guarantees the sender, too
+    control   a topic for workers, on which the broker guarantees the sender of a message
+    queue     `enqueue` reaches exactly one consumer of a queue; the broker guarantees the sender as well
     presence  `is_present` checks with the broker whether a receiver listens at an address
 
-Rule 1: a message is the JSON text of one event. Transports do not read it; the one exception is `type`, by which a
-        socket distinguishes requests from other events.
-Rule 2: delivery is at most once. A transport never sends again what may have arrived.
-Rule 3: a transport reconnects by itself and restores its subscriptions and consumers.
+Rule 1: a message is the JSON text of one event. Transports do not decode it, except that a socket reads `type` to
+        distinguish requests from other events.
+Rule 2: delivery is at most once. A transport never repeats a message that may have arrived.
+Rule 3: a transport reconnects automatically and restores its subscriptions and consumers.
 """
 
 import asyncio
@@ -31,8 +31,8 @@ PUT_TYPE = "call.requested"
 
 
 NOT_PRIVATE = (
-    "the broker lets this client into the mailboxes of others: give it permissions as in docs/recipes, "
-    "or connect without private=True"
+    "the broker allows this client to access the mailboxes of others: set permissions as in docs/recipes,"
+    " or connect without private=True"
 )
 
 
@@ -43,7 +43,7 @@ NOT_PERMITTED = (
 
 
 class Claim(Protocol):
-    """A message that the broker keeps until a consumer begins it. Until then another consumer may take it over.
+    """A message that the broker stores until a consumer starts it. Until then another consumer may claim it.
 
     Attributes:
         is_fresh: Whether no other consumer can have it yet.
@@ -56,25 +56,25 @@ class Claim(Protocol):
         ...
 
     async def take(self, *, alone: bool) -> bool:
-        """Remove the message from the queue; return False if another consumer has it, or if that cannot be known.
+        """Remove the message from the queue; return False if another consumer has it, or may have it.
 
         Args:
-            alone: Wait until the messages that were taken before have begun. A process that is killed by one of them
-                then leaves this one to the other consumers.
+            alone: Wait until earlier messages have started. If one of them crashes the process, other consumers can
+                then claim this message.
         """
         ...
 
 
 class Delivery(msgspec.Struct, frozen=True):
-    """A message as it arrives at a receiver.
+    """A received message.
 
     Attributes:
         body: The message.
         reply_to: The mailbox for replies, or empty.
-        age: Seconds it waited at the broker, if the broker keeps messages; 0 if that is a few milliseconds.
-        claim: Removes it from its queue, if the broker keeps it until it begins.
-        sender: The start of every mailbox of the client that sent it, as the broker guarantees. Empty if there is
-            only one client, or if any of them may have sent it.
+        age: Seconds that it waited at the broker, if the broker stores messages; 0 for a few milliseconds.
+        claim: Removes it from its queue, if the broker stores it until it starts.
+        sender: The common prefix of all mailboxes of its sender, guaranteed by the broker. Empty if there is only one
+            client, or if the sender is not known.
     """
 
     body: bytes
@@ -92,7 +92,7 @@ class Receiver(Protocol):
         ...
 
     def undelivered(self, key: str, misdirected: bool = False) -> None:
-        """Note that the message with this key found no consumer.
+        """Handle a message that found no consumer.
 
         Args:
             key: The key of the message.
@@ -101,11 +101,11 @@ class Receiver(Protocol):
         ...
 
     def lost(self, reason: str) -> None:
-        """Note that the connection is lost. The transport reconnects by itself."""
+        """Handle a lost connection. The transport reconnects automatically."""
         ...
 
     def restored(self) -> None:
-        """Note that the connection and all subscriptions are restored."""
+        """Handle the restored connection, with all its subscriptions."""
         ...
 
 
@@ -114,16 +114,19 @@ class Consumer(Receiver, Protocol):
 
     @property
     def name(self) -> str:
-        """The name of this consumer, 32 hex digits; `control(name)` is its address. Empty if it has none."""
+        """The name of this consumer, 32 hex digits; `control(name)` is its address. Empty if it has no name."""
         ...
 
     @property
     def backlog(self) -> int | None:
-        """The number of messages that may wait at the broker for each consumer, if it keeps them; None for no limit."""
+        """The number of messages per consumer that may wait at a broker that stores messages; None for no limit."""
         ...
 
     def capacity(self) -> int:
-        """Return how many more messages this process can work on now. A broker that keeps messages delivers no more."""
+        """Return the number of messages that this process can start now.
+
+        A broker that stores messages delivers no more.
+        """
         ...
 
 
@@ -131,27 +134,27 @@ class Subscription(Protocol):
     """A listener or consumer, until it is closed."""
 
     async def aclose(self) -> None:
-        """Stop. Messages that have reached this process are delivered before this returns."""
+        """Unsubscribe. Messages that have reached this process are delivered before this returns."""
         ...
 
 
 class EventTarget(Protocol):
-    """Carries events: one connection to a broker or to a peer, or the calls within this process.
+    """Transports events over one connection to a broker or to a peer, or within this process.
 
-    The contract suite in `tests/pubsub/test_contract.py` holds for every implementation.
+    The contract suite in `tests/pubsub/test_contract.py` tests every implementation.
 
     Attributes:
         trusted: Whether the `identity` inside events is used.
         identity: The identity of the peer, if a connection has exactly one and it is authenticated.
-        max_bytes: The largest message that can be carried.
-        max_values: How many JSON values a message may hold, in either direction.
+        max_bytes: The largest message in bytes.
+        max_values: The largest number of JSON values in a message, in either direction.
         direct: Whether the connection is the peer itself, so that losing it loses every call made over it.
         broadcasts_replies: Whether a reply without an address may be sent to all callers of a group: within one
             process, to one peer, or if replies are not private anyway. False if replies need the caller's mailbox.
-        durable: Whether requests wait at the broker until a worker comes, and the broker never gives one out again
-            that a worker has begun.
-        admin: The administration of the broker; None if there is no broker that keeps messages.
-        values: The values that the broker keeps for several processes (`authority.store.Values`); None if it does not.
+        durable: Whether requests wait at the broker until there is a worker, and a started request is never delivered
+            again.
+        admin: The administration of the broker; None if there is no broker that stores messages.
+        values: Values at the broker that several processes share (`authority.store.Values`); None if not supported.
         names_consumer: Whether `enqueue` returns the address of the consumer that it sent a message to.
         is_connected: Whether the other end can be reached now.
     """
@@ -188,7 +191,7 @@ class EventTarget(Protocol):
         return self.mailbox()
 
     async def listen(self, addresses: Sequence[str], receiver: Receiver) -> Subscription:
-        """Listen at mailboxes, topics and control addresses; messages sent after this returns arrive.
+        """Subscribe to mailboxes, topics and control addresses. Messages that are sent after this returns arrive.
 
         Raises:
             TransportError: If the broker cannot be reached.
@@ -196,9 +199,9 @@ class EventTarget(Protocol):
         ...
 
     async def send(self, address: str, body: bytes) -> None:
-        """Send to all listeners at `address`; without a listener the message is dropped.
+        """Send a message to all listeners at `address`; without a listener it is dropped.
 
-        Waits for room, not for delivery.
+        Waits for space in the output buffer, not for delivery.
 
         Raises:
             TransportError: If the message was not, or may not have been, sent.
@@ -206,7 +209,7 @@ class EventTarget(Protocol):
         ...
 
     async def consume(self, queue: str, consumer: Consumer) -> Subscription:
-        """Receive messages from `queue`, in turn with all other consumers.
+        """Receive messages from `queue`, which are distributed among all consumers.
 
         Raises:
             TransportError: If the broker cannot be reached.
@@ -219,26 +222,26 @@ class EventTarget(Protocol):
         """Send a message to one of the consumers of `queue`.
 
         Args:
-            queue: Its name.
+            queue: The name of the queue.
             body: The message.
-            key: Names the message: a second one with the same key may be dropped by the broker.
-            reply_to: The mailbox for replies, and for the notice that there is no consumer.
+            key: Identifies the message; the broker may drop another message with the same key.
+            reply_to: The mailbox for replies, and for the notification that there is no consumer.
             wait: Seconds to wait for a connection while there is none.
 
         Returns:
-            A receipt for `is_waiting`, or the address of the only consumer that can have the message if the target
-            `names_consumer`; empty if there is neither.
+            A receipt for `is_waiting`; or, if the target `names_consumer`, the address of the only consumer that can
+            have the message; or an empty string.
 
         Raises:
             NoReceiverError: If the broker reports that it has no consumer.
-            QueueFullError: If too many messages wait in it.
+            QueueFullError: If too many messages wait in the queue.
             NotSentError: If the message certainly was not delivered.
-            TransportError: If it may or may not have been.
+            TransportError: If it is unknown whether the message was delivered.
         """
         ...
 
     async def is_present(self, address: str) -> bool:
-        """Return whether a process listens at `address`, however busy it is.
+        """Return whether a process listens at `address`, even if it is busy.
 
         Raises:
             TransportError: If that cannot be known now.
@@ -246,7 +249,7 @@ class EventTarget(Protocol):
         ...
 
     async def count_present(self, address: str) -> int | None:
-        """Return how many processes listen at `address`; None, the default, if the broker does not count them.
+        """Return the number of processes that listen at `address`; None, the default, if it is not counted.
 
         Raises:
             TransportError: If that cannot be known now.
@@ -254,7 +257,7 @@ class EventTarget(Protocol):
         return None
 
     async def is_waiting(self, queue: str, receipt: str) -> bool:
-        """Return whether the broker still keeps a message that no consumer has begun; by default it keeps none.
+        """Return whether the broker still has a message that no consumer has started; False by default.
 
         Raises:
             TransportError: If that cannot be known now.
@@ -262,7 +265,7 @@ class EventTarget(Protocol):
         return False
 
     async def dead_letter(self, queue: str, body: bytes) -> None:
-        """Store a message that killed every worker that received it, for an operator."""
+        """Store a message that crashed every worker which received it, for an operator."""
         ...
 
 
@@ -270,13 +273,13 @@ ShortText: TypeAlias = Annotated[str, msgspec.Meta(max_length=512)]
 
 
 class QueueState(msgspec.Struct, frozen=True, kw_only=True):
-    """A broker's data about a queue; None for values that it does not keep."""
+    """The state of a queue at a broker; None for unknown values."""
 
     waiting: int | None = None
-    """Messages that no consumer has begun."""
+    """The number of messages that no consumer has started."""
 
     oldest: float | None = None
-    """Seconds that the first of them has waited; 0 if there is none."""
+    """Seconds that the oldest waiting message has waited; 0 if there is none."""
 
     dead_letters: int | None = None
 
@@ -292,7 +295,7 @@ class StoredLetter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerStats(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """Counters of a worker since it started, without names of operations or callers, or inputs."""
+    """Counters of a worker since it started. They contain no operations, callers or inputs."""
 
     name: ShortText = ""
     version: ShortText = ""
@@ -301,7 +304,7 @@ class WorkerStats(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omi
     """Milliseconds since the epoch."""
 
     concurrency: int = 0
-    """Calls that may run at a time."""
+    """The largest number of concurrent calls."""
 
     running: int = 0
 
@@ -315,13 +318,13 @@ class WorkerStats(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omi
     """Calls that ended with an error."""
 
     refused: int = 0
-    """Calls that were rejected before they began."""
+    """Calls that were rejected before they started."""
 
     seconds: float = 0.0
-    """Time that the finished calls ran, in all."""
+    """The total run time of finished calls, in seconds."""
 
     queue_seconds: float = 0.0
-    """Time that calls waited at the broker and in the worker before they began, in all."""
+    """The total time that calls waited at the broker and in the worker before they started, in seconds."""
 
     leaving: bool = False
     """Whether the worker has stopped accepting calls."""
@@ -331,7 +334,7 @@ class QueueAdmin(Protocol):
     """Administration of a broker's queues: the attribute `admin` of targets that support it."""
 
     async def advertise(self, queue: str, stats: Callable[[], WorkerStats]) -> Subscription | None:
-        """Answer the service discovery of the broker for a consumer; None if it has none, or does not allow it.
+        """Register a consumer in the service discovery of the broker; return None if this is not possible.
 
         Raises:
             TransportError: If the broker cannot be reached.
@@ -339,7 +342,7 @@ class QueueAdmin(Protocol):
         ...
 
     async def state(self, queue: str) -> QueueState:
-        """Return how many messages wait.
+        """Return the state of a queue.
 
         Raises:
             TransportError: If that cannot be known now.
@@ -350,15 +353,15 @@ class QueueAdmin(Protocol):
         """Return the newest dead letters, or the one with this id.
 
         Raises:
-            TransportError: If the broker cannot be asked, or keeps none.
+            TransportError: If the broker cannot be reached, or does not store dead letters.
         """
         ...
 
     async def remove(self, queue: str, letter: str) -> bool:
-        """Remove a dead letter; return False if it is not there.
+        """Remove a dead letter; return False if it does not exist.
 
         Raises:
-            TransportError: If the broker cannot be asked.
+            TransportError: If the broker cannot be reached.
         """
         ...
 
@@ -374,14 +377,14 @@ def enforce_size(body: bytes, max_bytes: int) -> None:
 
 
 class LoopAffinity:
-    """The event loop of a connection, until it is closed."""
+    """Binds a connection to its event loop."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self.is_closed = False
 
     def enforce(self) -> None:
-        """Check that the connection can be used here.
+        """Raise an error unless the connection can be used on the running event loop.
 
         Raises:
             NotSentError: If the connection is closed, or belongs to another loop.
@@ -396,7 +399,7 @@ def usable(target: EventTarget) -> EventTarget:
     """Return `target` if it is an event target.
 
     Raises:
-        TypeError: If it is not, or not yet: the connectors are opened with `async with`.
+        TypeError: If it is not an event target, or a connector that was not opened with `async with`.
     """
     if hasattr(target, "mailbox"):
         return target
@@ -418,16 +421,16 @@ def deliver(receiver: Receiver, delivery: Delivery) -> None:
 
 
 _MAX_BATCH = 64
-"""Requests that a worker takes in one read."""
+"""The largest number of requests in one read of a worker."""
 
 _PROMPT = 0.005
-"""Seconds in which a whole batch must begin for the next one to be larger."""
+"""If a whole batch starts within this many seconds, the next batch is larger."""
 
 _BLOCKED = 0.02
-"""Seconds of one loop turn after which the handlers here count as blocking."""
+"""If an iteration of the event loop takes longer than this many seconds, a handler counts as blocking."""
 
 _TAKEN = 0.002
-"""Seconds that taking one message alone may last."""
+"""The longest time in seconds to start a single message."""
 
 _FULL_POLLS = (0.0, 0.0, 0.0, 0.001, 0.002)
 """Pauses between checks for a free slot; the longest is `_FULL_POLL`."""
@@ -439,14 +442,14 @@ IDLE = 0.02
 
 
 class BatchSize:
-    """Decides how many requests a worker takes from the broker in one read.
+    """Decides how many requests a worker reads from the broker at once.
 
-    A request that was taken cannot go to another worker, so a worker takes only those that it begins at once. The size
-    starts at 1, doubles while a whole batch begins promptly, and returns to 1 when the worker was idle or a handler
+    A request that was read cannot go to another worker, so a worker reads only requests that it can start at once. The
+    size starts at 1, doubles while whole batches start promptly, and returns to 1 when the worker was idle or a handler
     blocked the event loop.
 
     Args:
-        capacity: Returns how many more requests can begin now.
+        capacity: Returns the number of requests that can start now.
     """
 
     def __init__(self, capacity: Callable[[], int]) -> None:
@@ -454,13 +457,13 @@ class BatchSize:
         self._size = 1
         self._loop = asyncio.get_running_loop()
         self.is_full = False
-        """Whether the worker has no room now, so that no read is under way."""
+        """Whether the worker has no free slot, so that it is not reading."""
         self.taking = asyncio.Lock()
-        """Held while a message is taken alone. It is fair: messages begin in the order in which they are taken."""
+        """Held while a single message is started. The lock is fair, so messages start in order."""
 
     @property
     def is_hot(self) -> bool:
-        """Whether requests arrived a moment ago."""
+        """Whether requests have arrived recently."""
         return self._size > 1
 
     async def room(self) -> int:
@@ -473,16 +476,16 @@ class BatchSize:
         return min(free, self._size)
 
     def reset(self) -> None:
-        """Note that no request arrived for a while."""
+        """Reset the size, because no request has arrived for some time."""
         self._size = 1
 
     async def begun(self, count: int, since: float) -> None:
-        """Wait until a batch of `count` requests that was delivered after `since` has begun; adapt the size.
+        """Wait until a batch of `count` requests that was delivered after `since` has started; adapt the size.
 
-        The next read must not be sent earlier: a handler that blocks the loop would hold the requests back.
+        The next read must not be sent earlier, because a handler that blocks the loop would delay its requests.
         """
         before = now = since
-        # A request begins in the turn after it was delivered.
+        # A request starts in the iteration of the event loop after its delivery.
         for _ in range(2):
             await asyncio.sleep(0)
             now = self._loop.time()
@@ -501,12 +504,12 @@ class BatchSize:
 
 
 class BoundedSet:
-    """A set of limited size: its older half is dropped when the newer half is full.
+    """A set of limited size with a newer and an older half. When the newer half is full, the older half is dropped.
 
-    Dropping one name at a time would cost more: a dict whose first keys were removed is searched for the next one.
+    Dropping single names would be slower, because a dict whose first keys were removed must be scanned.
 
     Attributes:
-        complete_since: All names that were added after this time are remembered, by `monotonic`.
+        complete_since: The set contains all names that were added after this time, by `monotonic`.
     """
 
     __slots__ = ("_began_at", "_newer", "_older", "_size", "complete_since")
@@ -525,7 +528,7 @@ class BoundedSet:
         return len(self._newer) + len(self._older)
 
     def add(self, name: str) -> bool:
-        """Remember `name`; return False if it was known."""
+        """Add `name`; return False if the set already contains it."""
         newer = self._newer
         if name in newer or name in self._older:
             return False
@@ -536,7 +539,7 @@ class BoundedSet:
         return True
 
     def discard(self, name: str) -> None:
-        """Forget `name`."""
+        """Remove `name`."""
         self._newer.discard(name)
         self._older.discard(name)
 

@@ -1,6 +1,6 @@
-"""The options of connections to brokers, each described once, and the check of their addresses.
+"""The options of connections to brokers, and the validation of addresses.
 
-An address may contain a password. The libraries quote malformed addresses in errors, so they get only valid ones.
+An address may contain a password. The libraries quote malformed addresses in errors, so they receive only valid ones.
 """
 
 import re
@@ -18,16 +18,16 @@ from operations.errors import TransportError
 from operations.types import Count, Seconds
 
 ANY_CLIENT = "any"
-"""The name of clients that are not given one."""
+"""The default name of clients."""
 
 _CLIENT = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 def enforce_client(name: str) -> None:
-    """Make sure that the name of a client is one word in keys, channels and subjects.
+    """Raise an error unless the name of a client is a single word in keys, channels and subjects.
 
     Raises:
-        TransportError: If it is not: it could be mistaken for another client's.
+        TransportError: If it is not, because it could be confused with the name of another client.
     """
     if _CLIENT.fullmatch(name) is None:
         raise TransportError(
@@ -36,7 +36,8 @@ def enforce_client(name: str) -> None:
 
 
 PING_INTERVAL = 5
-"""Seconds between pings to a NATS server, which is replaced if it has not answered two of them: after 15 s."""
+"""Seconds between pings to a NATS server. After two pings without a response (15 s), the client connects to another
+one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,29 +57,31 @@ class BrokerConfig:
     `_` and `-` (see docs/calls.md)."""
 
     trusted: bool = field(default=False, kw_only=True)
-    """Believe the `identity` inside events: only if every client of the broker may act as anyone."""
+    """Trust the `identity` inside events. Set this only if every client of the broker may act as any identity."""
 
     private: bool = field(default=False, kw_only=True)
-    """Refuse to start unless the broker keeps this client from the mailboxes and requests of others."""
+    """Raise an error unless the broker's permissions block this client from the mailboxes and requests of other
+    clients."""
 
     secret: str | bytes | None = field(default=None, repr=False, kw_only=True)
-    """Sign every message with it, and drop those that are not signed. All clients of a prefix must agree."""
+    """The secret that signs every message; unsigned messages are dropped. All clients of a prefix must use the same
+    secret."""
 
     max_values: Count = field(default=MAX_REQUEST_VALUES, kw_only=True)
-    """How many JSON values a message may hold, both ways. All clients should agree."""
+    """The largest number of JSON values in a message, in both directions. All clients should use the same limit."""
 
     connect_timeout: Seconds = field(default=5.0, kw_only=True)
-    """Seconds for a connection to be made, with its handshake. A broker that is not there yet, or elects a leader, is
-    tried again for so long."""
+    """The time limit in seconds for connecting, including the handshake. A broker that is starting or elects a leader
+    is retried until then."""
 
     ca_file: str | Path | None = field(default=None, kw_only=True)
-    """The certificates of the authorities to trust with TLS, instead of the system's."""
+    """A file with the trusted certificate authorities for TLS, instead of the system's."""
 
     cert_file: str | Path | None = field(default=None, kw_only=True)
-    """The certificate of this client, for servers that ask for one."""
+    """A file with the certificate of this client, for servers that require one."""
 
     key_file: str | Path | None = field(default=None, kw_only=True)
-    """The key of `cert_file`, unless it is in that file."""
+    """A file with the private key, if it is not in `cert_file`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +89,8 @@ class RedisConfig(BrokerConfig):
     """A connection to Redis."""
 
     url: str = "redis://127.0.0.1:6379"
-    """`redis://`, or `rediss://` for TLS; `redis+sentinel://host:26379,host:26379/mymaster` for the master that
-    Sentinel names; `redis+cluster://host:6379,host:6379` for a cluster, whose shard the prefix decides."""
+    """`redis://`, or `rediss://` for TLS; `redis+sentinel://host:26379,host:26379/mymaster` for a master that Sentinel
+    manages; `redis+cluster://host:6379,host:6379` for a cluster, where the prefix determines the shard."""
 
     prefix: str = field(default="operations:", kw_only=True)
 
@@ -95,17 +98,17 @@ class RedisConfig(BrokerConfig):
     """The largest message."""
 
     max_backlog: Count = field(default=100_000, kw_only=True)
-    """Requests of one client that may wait in a queue before more are refused."""
+    """The largest number of waiting requests of one client in a queue; further requests are rejected."""
 
     clients: Collection[str] = field(default=(ANY_CLIENT,), kw_only=True)
-    """The clients whose requests a worker takes. Each has a queue of its own."""
+    """The clients whose requests a worker consumes. Each client has its own queue."""
 
     def __post_init__(self) -> None:
         enforce_lists(clients=self.clients)
 
     @property
     def tls_files(self) -> dict[str, str]:
-        """The files of certificates, as redis-py takes them."""
+        """The certificate files, as options of redis-py."""
         files = {
             "ssl_ca_certs": self.ca_file,
             "ssl_certfile": self.cert_file,
@@ -115,7 +118,7 @@ class RedisConfig(BrokerConfig):
 
     @property
     def address(self) -> str:
-        """The address with the password in it."""
+        """The address including the password."""
         if self.password is None:
             return self.url
         parts = urlsplit(self.url)
@@ -133,35 +136,36 @@ class NatsConfig(BrokerConfig):
     prefix: str = field(default="operations", kw_only=True)
 
     durable: bool = field(default=False, kw_only=True)
-    """Let requests wait for a worker in JetStream, also over a restart of the server. Switch workers first."""
+    """Store requests in JetStream until a worker starts them, also across restarts of the server. To enable this,
+    restart the workers first."""
 
     replicas: Count = field(default=1, kw_only=True)
-    """The number of servers that keep the durable requests, if the stream is created here: 3 in a cluster."""
+    """The number of servers that store the durable requests, if this client creates the stream: use 3 in a cluster."""
 
     user: str | None = field(default=None, kw_only=True)
     """The user, unless it is in `url`."""
 
     token: str | None = field(default=None, repr=False, kw_only=True)
-    """The token to sign in with."""
+    """The authentication token."""
 
     user_credentials: str | Path | None = field(default=None, kw_only=True)
-    """The file of credentials (JWT and seed) to sign in with."""
+    """A credentials file (JWT and seed)."""
 
     nkey_file: str | Path | None = field(default=None, kw_only=True)
-    """The file of an nkey's seed to sign in with."""
+    """A file with the seed of an nkey."""
 
     tls: SSLContext | None = field(default=None, kw_only=True)
-    """The certificates to use and to trust."""
+    """The TLS context."""
 
     options: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False, kw_only=True)
     """Further options for `nats.connect`, for example `ping_interval` in seconds."""
 
     @property
     def login(self) -> dict[str, Any]:
-        """The options of `nats.connect` that are set."""
+        """The configured options of `nats.connect`."""
         user = self.user
         if self.password and not user:
-            # A malformed address is rejected when it is opened, without quoting it.
+            # A malformed address is rejected when the connection is opened, without quoting it.
             with suppress(ValueError):
                 user = urlsplit(self.url.partition(",")[0]).username
         named: dict[str, Any] = {
@@ -190,13 +194,13 @@ class NatsConfig(BrokerConfig):
 
 
 def enforce_address(url: str, schemes: Collection[str], *, needs_host: bool = True) -> None:
-    """Make sure that a library can read `url`.
+    """Raise an error unless the library accepts `url`.
 
     Raises:
         TransportError: If it is not valid; the message names the fault without quoting the address.
     """
     flaw = _flaw(url, schemes, needs_host)
-    # Not while an exception is handled that quotes the address: it would hang on to this one.
+    # Raised outside the `except` block, because the original exception quotes the address.
     if flaw:
         raise TransportError(f"the address cannot be read: {flaw}")
 
@@ -229,14 +233,14 @@ _DEFAULT_PORTS = {"sentinel": 26379, "cluster": 6379}
 
 
 class RedisAddress(NamedTuple):
-    """An address in its parts.
+    """A parsed address.
 
     Attributes:
         kind: `sentinel`, `cluster`, or empty for one server.
         url: The address of one server, for redis-py: the first one, with login and options.
         servers: Host and port of each Sentinel, or of each known node of the cluster.
         service: The name of the master, for Sentinel.
-        sentinel_login: The user and password of the Sentinels, if they have one.
+        sentinel_login: The user and password of the Sentinels, if they require a login.
     """
 
     kind: str
@@ -247,17 +251,17 @@ class RedisAddress(NamedTuple):
 
 
 def read_redis_address(url: str) -> RedisAddress:
-    """Return the parts of an address of Redis.
+    """Parse an address of Redis.
 
     Raises:
-        TransportError: If it cannot be read.
+        TransportError: If it is malformed.
     """
     scheme, _, kind = url.partition("://")[0].partition("+")
     if kind not in _DEFAULT_PORTS:
         enforce_address(url, ("redis", "rediss", "unix"), needs_host=False)
         return RedisAddress("", url, [], "", {})
     rest = url.partition("://")[2]
-    # Only the hosts are a list: a login may contain a comma, in its encoded form.
+    # Only the hosts are a list; a login may contain an encoded comma.
     netloc, slash, path = rest.partition("/")
     login, at, hosts = netloc.rpartition("@")
     servers: list[tuple[str, int]] = []

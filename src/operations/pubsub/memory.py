@@ -1,4 +1,4 @@
-"""Events within one process and one event loop, as JSON texts like on every other target."""
+"""An event target within one process and one event loop. Messages are JSON texts, as on every other target."""
 
 import asyncio
 from collections.abc import Sequence
@@ -11,11 +11,11 @@ from operations.errors import NoReceiverError, NotSentError
 from operations.pubsub.base import BoundedSet, Consumer, Delivery, EventTarget, Receiver
 
 _MAX_SEEN = 40_000
-"""Keys that are remembered, so that a request is not delivered twice."""
+"""The number of stored keys, which prevent that a request is delivered twice."""
 
 
 class MemoryTarget(EventTarget):
-    """Connects callers and workers of one process. By default it is trusted, because only its own code can send.
+    """Connects callers and workers of one process. Trusted by default, because only code in this process can send.
 
     Args:
         trusted: Use the `identity` inside events.
@@ -64,13 +64,13 @@ class MemoryTarget(EventTarget):
         return self._register(self._listeners, addresses, receiver)
 
     async def consume(self, queue: str, consumer: Consumer) -> AsyncExitStack:
-        """Receive requests in turn with the other consumers, one by one: `capacity` is not used."""
+        """Receive requests, which are distributed among the consumers one by one; `capacity` is not used."""
         return self._register(self._consumers, (queue,), consumer)
 
     def _register(
         self, table: dict[str, list[Receiver]], names: Sequence[str], receiver: Receiver
     ) -> AsyncExitStack:
-        """Add a receiver. The lists are replaced and never changed, because one may be in use."""
+        """Add a receiver. Lists are replaced instead of modified, because a list may be in use."""
         self._enter_loop()
 
         def remove(name: str) -> None:
@@ -85,14 +85,14 @@ class MemoryTarget(EventTarget):
         return undo
 
     async def send(self, address: str, body: bytes) -> None:
-        """Deliver `body` to the listeners before this returns."""
+        """Deliver `body` to the listeners."""
         for receiver in self._listeners.get(address, ()):
             receiver.receive(Delivery(body))
 
     async def enqueue(
         self, queue: str, body: bytes, *, key: str, reply_to: str, wait: float
     ) -> str:
-        """Deliver `body` to one consumer before this returns; a key that was seen before is dropped.
+        """Deliver `body` to one consumer; drop it if its key was already used.
 
         Raises:
             NoReceiverError: If `queue` has no consumer.
@@ -113,11 +113,11 @@ class MemoryTarget(EventTarget):
         return address in self._listeners
 
     async def count_present(self, address: str) -> int | None:
-        """Return how many listen at `address`."""
+        """Return the number of listeners at `address`."""
         return len(self._listeners.get(address, ()))
 
     async def dead_letter(self, queue: str, body: bytes) -> None:
-        """Keep the message in `aside`, the last hundred of them."""
+        """Store the message in `aside`, which has the last hundred."""
         self.aside.append(body)
         del self.aside[:-100]
 

@@ -1,11 +1,11 @@
-"""Messages that only clients with a shared secret can write, for brokers on which others can write, too.
+"""Sign messages with a shared secret, for brokers on which other clients can write.
 
-Rule 1: a message counts once, at one address and for a limited time. A message that is not signed with the secret, is
-        for another address, too old, or older than what its sender has sent since, is dropped and counted.
-Rule 2: a signed message is still the JSON of its event, with one member more. The signature covers the exact text,
-        so no canonical form of JSON is needed.
+Rule 1: a message is valid once, at one address and for a limited time. A message is dropped and counted if it is not
+        signed with the secret, is for another address, is too old, or repeats or precedes later messages of its sender.
+Rule 2: a signed message is the JSON of its event with one additional member. The signature covers the exact text, so no
+        canonical form of JSON is needed.
 Rule 3: the address for replies is the one in the signed event. An address that the transport adds is ignored.
-Rule 4: signing protects against forged messages. Use permissions and TLS against readers.
+Rule 4: signing protects against forged messages. To protect against readers, use permissions and TLS.
 """
 
 import hmac
@@ -25,15 +25,15 @@ from operations.pubsub.base import Consumer, Delivery, EventTarget, Receiver, Su
 logger = logging.getLogger("operations")
 
 MAX_AGE = 900.0
-"""Seconds after which a message is too old, or too far ahead. Clocks may differ by minutes."""
+"""The largest difference in seconds between the time of a message and the local clock. Clocks may differ by minutes."""
 
 _MIN_SECRET = 16
 
 WINDOW = 4096
-"""Numbers of one sender that are remembered at least. Messages may overtake as many others."""
+"""The least number of stored message numbers of one sender. A message may be overtaken by as many others."""
 
 _MAX_SENDERS = 1024
-"""Senders that are remembered before those are looked for whose messages are too old anyway."""
+"""The number of stored senders after which senders with only expired messages are removed."""
 
 _START = b',"signed":"'
 _END = b'"}'
@@ -45,7 +45,7 @@ _LENGTH = len(_START) + _HEAD + 1 + 64 + len(_END)
 class Signer:
     """Signs and verifies texts with one secret.
 
-    Every signer numbers its messages, under an epoch of its own: a process that starts again begins a new one.
+    Every signer numbers its messages within its own epoch; a restarted process begins a new epoch.
 
     Raises:
         ValueError: If the secret is too short to be one.
@@ -62,14 +62,14 @@ class Signer:
         self._numbers = count(1)
 
     def sign(self, body: bytes, address: str) -> bytes:
-        """Return `body`, an object in JSON, with its signature for one address inside."""
+        """Return `body`, a JSON object, with its signature for one address."""
         number, stamp = next(self._numbers), int(time() * 1000)
         head = b"%b.%0*d.%0*d" % (self._epoch, _NUMBER, number, _STAMP, stamp)
         signature = self._sign(head, address, body).encode()
         return b"".join((body[:-1], _START, head, b".", signature, _END))
 
     def verify(self, text: bytes, address: str, senders: "Senders") -> bytes | None:
-        """Return the body that was signed for `address`; None if it was not, or does not count here and now."""
+        """Return the body of a message that is signed for `address` and valid now; otherwise None."""
         trailer = text[-_LENGTH:]
         if not trailer.startswith(_START) or not trailer.endswith(_END):
             return None
@@ -89,7 +89,7 @@ class Signer:
 
 
 class _Sender:
-    """The numbers of one sender that arrived: exactly down to a floor, below which none is accepted."""
+    """The received message numbers of one sender. Numbers below a floor are not accepted."""
 
     __slots__ = ("floor", "last_sent_at", "seen")
 
@@ -110,7 +110,7 @@ class _Sender:
 
 
 class Senders:
-    """The messages that arrived at one address, by the epochs of their senders."""
+    """The messages received at one address, by the epochs of their senders."""
 
     def __init__(self) -> None:
         self._by_epoch: dict[bytes, _Sender] = {}
@@ -120,7 +120,7 @@ class Senders:
         return len(self._by_epoch)
 
     def add(self, epoch: bytes, number: int, sent_at: float) -> bool:
-        """Record a message; return False if it arrived before, or may have."""
+        """Record a message; return False if it has, or may have, arrived before."""
         sender = self._by_epoch.get(epoch)
         if sender is None:
             if len(self._by_epoch) >= self._limit:
@@ -129,7 +129,7 @@ class Senders:
         return sender.add(number, sent_at)
 
     def _forget(self) -> None:
-        """Forget senders all of whose messages are too old by now."""
+        """Remove senders whose messages have all expired."""
         oldest = time() - MAX_AGE
         kept = {name: each for name, each in self._by_epoch.items() if each.last_sent_at >= oldest}
         self._by_epoch = kept
@@ -137,7 +137,7 @@ class Senders:
 
 
 class SignedTarget(EventTarget):
-    """A target all of whose messages are signed. Made by `signed`, or by the `secret` of a connection.
+    """A target that signs all messages. Created by `signed`, or by the `secret` of a connection.
 
     Attributes:
         forged: Messages that were dropped.
@@ -160,7 +160,7 @@ class SignedTarget(EventTarget):
 
     @property
     def max_bytes(self) -> int:
-        """The largest message that can be carried, without its signature."""
+        """The largest message in bytes, without its signature."""
         return self._target.max_bytes - _LENGTH
 
     @max_bytes.setter
@@ -173,15 +173,15 @@ class SignedTarget(EventTarget):
         return self._target.is_connected
 
     def mailbox(self) -> str:
-        """A new private address."""
+        """Return a new private address."""
         return self._target.mailbox()
 
     def topic(self, name: str) -> str:
-        """The public address called `name`."""
+        """Return the public address called `name`."""
         return self._target.topic(name)
 
     def control(self, name: str) -> str:
-        """The address of the workers called `name`."""
+        """Return the address of the workers called `name`."""
         return self._target.control(name)
 
     async def listen(self, addresses: Sequence[str], receiver: Receiver) -> Subscription:
@@ -217,15 +217,15 @@ class SignedTarget(EventTarget):
         return await self._target.count_present(address)
 
     async def is_waiting(self, queue: str, receipt: str) -> bool:
-        """Return whether the broker still keeps a message."""
+        """Return whether the broker still has a message."""
         return await self._target.is_waiting(queue, receipt)
 
     async def dead_letter(self, queue: str, body: bytes) -> None:
-        """Keep a message without its signature: operators inspect it, workers do not read it again."""
+        """Store a message without its signature, because operators inspect it and workers do not read it again."""
         await self._target.dead_letter(queue, body)
 
     def refuse(self) -> None:
-        """Count and log a dropped message; its sender gets no reply."""
+        """Count and log a dropped message; its sender receives no reply."""
         self.forged += 1
         logger.log(
             self._refusals.level(),
@@ -239,10 +239,10 @@ class _Verifying:
     """Passes signed messages to a receiver.
 
     Args:
-        target: Verifies them, and counts the others.
-        receiver: Gets them.
-        address: The address that they must be signed for.
-        is_first: Whether this one reports the connection to the receiver, which listens at several addresses.
+        target: Verifies messages, and counts the rejected ones.
+        receiver: Receives the verified messages.
+        address: The address that messages must be signed for.
+        is_first: Whether this object reports connection changes to a receiver that listens at several addresses.
     """
 
     def __init__(
@@ -257,7 +257,7 @@ class _Verifying:
         self.restored = receiver.restored if is_first else _ignore
 
     def receive(self, delivery: Delivery) -> None:
-        """Pass on a message that is signed; remove any other from its queue."""
+        """Pass a signed message to the receiver; remove any other message from its queue."""
         opened = self._target.signer.verify(delivery.body, self._address, self._senders)
         if opened is not None:
             self._receiver.receive(msgspec.structs.replace(delivery, body=opened, reply_to=""))
@@ -272,7 +272,7 @@ def _ignore(reason: str = "") -> None:
 
 
 class _VerifyingConsumer(_Verifying):
-    """Passes signed requests to a consumer."""
+    """Verifies requests and passes them to a consumer."""
 
     def __init__(self, target: SignedTarget, consumer: Consumer, address: str) -> None:
         super().__init__(target, consumer, address)

@@ -101,7 +101,7 @@ def has_type(value: Any, name: Any) -> bool:
 
 
 def type_of(value: Any) -> str:
-    """Return the JSON type of a JSON value, by the name JSON Schema gives it."""
+    """Return the JSON Schema name of the type of a JSON value."""
     return next(name for name in _ORDER if has_type(value, name))
 
 

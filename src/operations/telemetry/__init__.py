@@ -159,7 +159,7 @@ class AuditFile:
         self._failures = LogThrottle()
 
     def __call__(self, record: AuditRecord) -> None:
-        """Append a record; if that fails, for example because the disk is full, log why and go on."""
+        """Append a record; if that fails, for example because the disk is full, log the reason and continue."""
         line = msgspec.json.encode(record).decode()
         try:
             self._handler.handle(logging.makeLogRecord({"msg": line}))
@@ -345,7 +345,7 @@ _OF_CALLS = (
     ("operations_abandoned_total", "Handlers that outlived their caller.", "abandoned", "counter"),
     ("operations_retries_total", "Attempts of a call after the first.", "retries", "counter"),
 )
-"""By metric: its description, the counter and the kind."""
+"""The description, counter and kind of each metric."""
 
 
 def _histogram(name: str, labels: str, buckets: Sequence[int], seconds: float) -> list[str]:

@@ -217,7 +217,7 @@ class Definition:
     direction: Direction
 
     is_own_part: bool
-    """Whether this is a base without its subtypes, which is what they refer to."""
+    """Whether this is a base without its subtypes, which the subtypes refer to."""
 
     schema: JSONSchema | None = None
     """The conversion; None until it is needed."""

@@ -1,15 +1,15 @@
-"""Events over NATS.
+"""An event target on NATS.
 
-queue     a subject of each client. Workers subscribe to those of all clients and share a queue group; the server
-          answers at once when there are none. Each consumer has subjects of its own, too: a caller that knows them
-          takes turns
-mailbox   a subject of its own; the token after it names the request a message is about
+queue     a subject for each client. Workers subscribe to the subjects of all clients in one queue group; without
+workers, the server responds at once. Each consumer also has its own subjects, among which a caller that knows them
+distributes its requests
+mailbox   its own subject; the token after it is the id of the request
 topic     a subject
-control   a subject of each client
-presence  a ping to the subject: the server answers if there is no listener
+control   a subject for each client
+presence  a ping to the subject: the server responds if there is no listener
 
-Durable queues are in `jetstream`. They have subjects of their own, and their workers consume the plain ones, too:
-workers can be switched to durable queues first, and callers then, without a request that is lost or runs twice.
+`jetstream` has the durable queues. They have separate subjects, and their workers also consume the plain ones. To
+switch to durable queues without lost or repeated requests, switch the workers first, then the callers.
 """
 
 import asyncio
@@ -61,39 +61,39 @@ __all__ = ["NatsConfig", "NatsTarget", "connect_nats"]
 logger = logging.getLogger("operations")
 
 _NAME = re.compile(rb"[0-9a-f]{32}")
-"""The name of a consumer."""
+"""Matches the name of a consumer."""
 
 _PING_SECONDS = 0.3
-"""How long a present but busy listener may take before it counts as present anyway."""
+"""Seconds to wait for the response to a ping; without a response the listener counts as present, but busy."""
 
 _HEADER_BYTES = 256
-"""The room for the headers of a request that JetStream stores."""
+"""Bytes reserved for the headers of a request in JetStream."""
 
 _SEND_WAIT = 3.0
-"""Seconds an answer waits for a connection that is being restored."""
+"""Seconds that a reply waits for a connection that is being restored."""
 
 _MAX_KNOWN = 4096
-"""Addresses whose subjects are remembered: a worker answers the same callers again and again."""
+"""The number of addresses whose subjects are cached, because a worker replies to the same callers repeatedly."""
 
 _MAX_CONSUMERS = 1000
-"""Consumers of one plain queue that are remembered."""
+"""The largest number of known consumers of one plain queue."""
 
 _ASK_EVERY, _ASK_SOON = 5.0, 1.0
-"""Seconds between two questions for the consumers of a plain queue, while requests are sent to it: the second one while
-fewer than two are known, because one that has just come gets no requests before it is known."""
+"""Seconds between two queries for the consumers of a plain queue while requests are sent to it. The second value is
+used while fewer than two consumers are known, because a new consumer receives no requests until it is known."""
 
 
 _random = SystemRandom()
 
 
 class _Consumers:
-    """The consumers of a plain queue, among which a caller spreads its requests evenly.
+    """The known consumers of a plain queue, among which a caller distributes its requests evenly.
 
-    The server would pick one at random for every request: of 64 requests for 8 workers, some worker gets about 14. The
-    caller would also not know which one to ask for a request that may be lost.
+    The server would select a random consumer for every request: with 64 requests for 8 workers, some worker gets about
+    14. The caller would also not know which consumer to ask about a request that may be lost.
 
     Attributes:
-        subject: The subject on which the server picks one.
+        subject: The subject for which the server selects a consumer.
         inbox: The subject to which they send their names; empty before the first question.
     """
 
@@ -106,11 +106,11 @@ class _Consumers:
         self._loop = asyncio.get_running_loop()
 
     def is_due(self) -> bool:
-        """Return whether the consumers should be asked for now; then note that they are."""
+        """Return whether to query the consumers now, and record the query."""
         now = self._loop.time()
         if now - self._asked_at < (_ASK_EVERY if len(self._seen_at) > 1 else _ASK_SOON):
             return False
-        # Consumers that did not answer the last question are blocked or gone.
+        # Consumers that did not respond to the last query are blocked or disconnected.
         for name, seen_at in tuple(self._seen_at.items()):
             if seen_at < self._asked_at:
                 del self._seen_at[name]
@@ -118,21 +118,21 @@ class _Consumers:
         return True
 
     def on_reply(self, name: str) -> None:
-        """Note that a consumer is there."""
+        """Add a consumer that responded."""
         if len(self._seen_at) < _MAX_CONSUMERS:
             self._seen_at[name] = self._loop.time()
 
     def forget(self) -> None:
-        """Ask again before the next request: the connection is a new one."""
+        """Query again before the next request, because the connection is new."""
         self._seen_at.clear()
         self._asked_at = float("-inf")
 
     def gone(self, name: str) -> None:
-        """Forget a consumer that has left."""
+        """Remove a disconnected consumer."""
         self._seen_at.pop(name, None)
 
     def next(self) -> str:
-        """Return the consumer of the next request; empty if the server is to pick one."""
+        """Return the consumer for the next request; empty if the server should select one."""
         while self._round:
             name = self._round.pop()
             if name in self._seen_at:
@@ -141,13 +141,13 @@ class _Consumers:
             return ""
         self._round = list(self._seen_at)
         if len(self._round) > 1:
-            # In another order each time, so that no pattern of requests meets the same consumer.
+            # Shuffled each time, so that regular patterns of requests do not always reach the same consumer.
             _random.shuffle(self._round)
         return self._round.pop()
 
 
 class NatsTarget(EventTarget):
-    """One client of a NATS server. Made by `connect_nats`."""
+    """A client of a NATS server. Created by `connect_nats`."""
 
     def __init__(self, config: NatsConfig) -> None:
         self._affinity = LoopAffinity()
@@ -174,7 +174,7 @@ class NatsTarget(EventTarget):
         """Connect.
 
         Raises:
-            TransportError: If the address cannot be read, NATS cannot be reached, or refuses us.
+            TransportError: If the address is malformed, or NATS cannot be reached or rejects the client.
         """
         servers = [_with_scheme(server.strip()) for server in config.url.split(",")]
         for server in servers:
@@ -190,12 +190,12 @@ class NatsTarget(EventTarget):
                     max_reconnect_attempts=-1,
                     connect_timeout=2,
                     inbox_prefix=self._boxes,
-                    # Ours are looked at where they come from.
+                    # Our own errors are already handled.
                     skip_subject_validation=True,
                     **config.login,
                 )
         except (TransportError, *NATS_ERRORS, TimeoutError) as error:
-            # A timeout has no text; the failure of the last attempt has.
+            # A timeout has no text, but the failure of the last attempt has.
             reason = str(error) or str(self._nats.last_error or "") or "no answer"
             hosts = ", ".join(f"{each.hostname}:{each.port}" for each in self._nats.servers)
             # If the address could not be parsed, nats-py cannot close the client either.
@@ -247,7 +247,7 @@ class NatsTarget(EventTarget):
             receiver.restored()
 
     def _note_limit(self) -> None:
-        """Note the largest message that the server accepts: it counts headers, too."""
+        """Store the largest message that the server accepts, which includes headers."""
         self.max_bytes = self._nats.max_payload - (_HEADER_BYTES if self.durable else 0)
 
     async def _ready(self, wait: float) -> None:
@@ -260,7 +260,7 @@ class NatsTarget(EventTarget):
             raise NotSentError("NATS cannot be reached") from None
 
     async def check_privacy(self) -> None:
-        """Make sure that the server keeps this client from the mailboxes and requests of others.
+        """Raise an error unless the server blocks this client from the mailboxes and requests of other clients.
 
         Raises:
             TransportError: If it does not.
@@ -279,11 +279,11 @@ class NatsTarget(EventTarget):
     # ---------------------------------------------------------------------------------------- addresses
 
     def mailbox(self) -> str:
-        """A new private address, under this client's name."""
+        """Return a new private address under this client's name."""
         return f"{self._boxes}.{token_hex(16)}"
 
     def topic(self, name: str) -> str:
-        """The public address called `name`.
+        """Return the public address called `name`.
 
         Raises:
             TransportError: If it cannot be part of a subject.
@@ -291,7 +291,7 @@ class NatsTarget(EventTarget):
         return subject_of(f"{self._prefix}.topic", name)
 
     def control(self, name: str) -> str:
-        """The address of the workers called `name`. Each client sends to a subject of its own.
+        """Return the address of the workers called `name`. Each client sends to its own subject.
 
         Raises:
             TransportError: If it cannot be part of a subject.
@@ -312,11 +312,11 @@ class NatsTarget(EventTarget):
         return address.startswith(f"{self._prefix}.box.")
 
     def _look_up(self, address: str) -> str:
-        """Return the subject for messages to `address`. The address may come from an attacker.
+        """Return the subject for messages to `address`, which may come from an attacker.
 
         Raises:
-            NotSentError: If it is neither ours nor an inbox of a plain NATS client, or no subject at all: the
-                server closes the connection of a client that publishes to an invalid subject.
+            NotSentError: If it is neither an address of this prefix nor an inbox of a plain NATS client, or not a valid
+                subject. The server closes the connection of a client that publishes to an invalid subject.
         """
         if SUBJECT.fullmatch(address) is not None:
             if self._is_mailbox(address):
@@ -346,7 +346,7 @@ class NatsTarget(EventTarget):
             return undo.pop_all()
 
     def _heard_at(self, address: str) -> str:
-        """Return the subjects at which messages to an address arrive."""
+        """Return the subjects for messages to an address."""
         if self._is_mailbox(address):
             return f"{address}.>"
         return f"{address}.*" if address.startswith(self._control_space) else address
@@ -363,7 +363,7 @@ class NatsTarget(EventTarget):
 
         async def heed(message: Any) -> None:
             if message.reply:
-                # A ping; clients may send it only on their own behalf.
+                # A ping, which a client may send only with its own reply address.
                 if not is_control or message.reply.startswith(self._sender_of(message.subject)):
                     await self._nats.publish(message.reply)
             elif message.headers and message.headers.get("Status") == "503":
@@ -391,7 +391,10 @@ class NatsTarget(EventTarget):
             raise TransportError(f"NATS: {error}") from error
 
     async def is_present(self, address: str) -> bool:
-        """Return whether a process listens at `address`. If none does, the server answers; a busy one may not."""
+        """Return whether a process listens at `address`.
+
+        If there is none, the server responds; a busy one may not respond.
+        """
         await self._ready(0)
         try:
             await self._nats.request(self._subject(address), b"", timeout=_PING_SECONDS)
@@ -406,16 +409,19 @@ class NatsTarget(EventTarget):
     # ---------------------------------------------------------------------------------------- queues
 
     async def consume(self, queue: str, consumer: Consumer) -> Subscription:
-        """Take from `queue`. The server distributes plain requests one by one; `capacity` is for durable ones."""
+        """Consume from `queue`.
+
+        The server distributes plain requests one by one; `capacity` applies to durable requests.
+        """
         self._affinity.enforce()
 
         def pick(body: bytes, reply: str, subject: str) -> None:
             sender = self._sender_of(subject)
             if self._is_mailbox(reply):
-                # The last token names the request.
+                # The last token is the id of the request.
                 reply = reply.rpartition(".")[0]
             elif sender == f"{self._prefix}.box.{ANY_CLIENT}." and reply.startswith("_INBOX."):
-                # A plain client, which has no mailboxes.
+                # A plain NATS client, which has no mailboxes.
                 sender = "_INBOX."
             consumer.receive(Delivery(body, reply, sender=sender))
 
@@ -453,7 +459,7 @@ class NatsTarget(EventTarget):
             await self._ready(wait)
         if self._jetstream is not None:
             subject = f"{self._queue(queue, 'durable')}.{self._client}"
-            # With the secret part of the mailbox: ids of messages are shared by all clients of a stream.
+            # Includes the secret part of the mailbox, because all clients of a stream share message ids.
             key = f"{key}.{reply_to.rpartition('.')[2]}"
             return await self._jetstream.enqueue(subject, body, key)
         consumers = self._consumers.get(queue)
@@ -468,7 +474,7 @@ class NatsTarget(EventTarget):
         return f"{self._control_space}{consumer}" if consumer else ""
 
     async def _ask_for(self, queue: str, consumers: _Consumers) -> None:
-        """Ask the consumers of a queue for their names, which arrive later."""
+        """Query the consumers of a queue; their names arrive later."""
         try:
             if not consumers.inbox:
                 consumers.inbox = self.mailbox()
@@ -488,21 +494,21 @@ class NatsTarget(EventTarget):
         return self._jetstream is not None and await self._jetstream.is_waiting(queue, receipt)
 
     async def dead_letter(self, queue: str, body: bytes) -> None:
-        """Publish a poisonous request to the subject `aside` of its group and client."""
+        """Publish a request that crashed its workers to the subject `aside` of its group and client."""
         await self._publish(f"{self._queue(queue, 'aside')}.{self._client}", body, "")
 
     # ---------------------------------------------------------------------------------------- administration
 
     async def advertise(self, queue: str, stats: Callable[[], WorkerStats]) -> Subscription | None:
-        """Answer the service discovery of NATS, if the server allows it."""
+        """Register in the service discovery of NATS, if the server allows it."""
         return await self._nats.advertise(queue, self._all_of(queue), stats, self._prefix)
 
     async def state(self, queue: str) -> QueueState:
-        """Return the state of a durable queue; nothing is known of others."""
+        """Return the state of a durable queue; the state of other queues is unknown."""
         return QueueState() if self._jetstream is None else await self._jetstream.state(queue)
 
     async def letters(self, queue: str, limit: int, letter: str = "") -> list[StoredLetter]:
-        """Return the newest dead letters, or one. They are kept if queues are durable."""
+        """Return the newest dead letters, or one. They are stored only if queues are durable."""
         if self._jetstream is None:
             raise TransportError(
                 "NATS keeps dead letters with durable=True only; "
@@ -516,21 +522,21 @@ class NatsTarget(EventTarget):
 
 
 def _with_scheme(server: str) -> str:
-    """A host alone, as the library takes it too."""
+    """Add the default scheme to an address that is only a host."""
     return server if "://" in server else f"nats://{server}"
 
 
 @options_of(NatsConfig)
 @asynccontextmanager
 async def connect_nats(config: NatsConfig) -> AsyncGenerator[EventTarget]:
-    """Connect to NATS for the length of an `async with` block; lost connections are restored.
+    """Connect to NATS for the duration of an `async with` block; lost connections are restored.
 
     Call it as `connect_nats(url, **options)`, with the fields of `NatsConfig`.
 
     Raises:
-        TransportError: If the address cannot be read, NATS cannot be reached now, is not private although it should
-            be, or cannot have subjects with this prefix or client.
-        ValueError: If the secret is too short to be one.
+        TransportError: If the address, prefix or client is not valid, NATS cannot be reached, or the check of `private`
+            fails.
+        ValueError: If the secret is too short.
     """
     target = NatsTarget(config)
     signing = signed(target, config.secret)

@@ -1,11 +1,11 @@
-"""A NATS client that extends the library's own.
+"""A NATS client that extends the client of nats-py.
 
-Rule 1: an address with TLS means TLS or no connection: without it, not even the login is sent.
-Rule 2: it reconnects after every error; the library's client closes permanently at most errors.
-Rule 3: messages are processed in the turn in which they are read. The library would queue each for a task of its own,
-        which costs more than everything else; and unread messages wait in the socket, not in our memory. Its parser
-        copies every message twice, and its `publish` takes three coroutines, so both have a short cut here.
-Rule 4: the first attempt to connect ends at errors that a retry cannot fix: a rejected login or certificate.
+Rule 1: an address with TLS requires TLS: without it, nothing is sent, not even the login.
+Rule 2: it reconnects after every error; the library's client closes permanently after most errors.
+Rule 3: messages are processed as soon as they are read, and unread messages stay in the socket. The library would pass
+        each message through a queue to a task, which is slow. Its parser copies every message twice, and its `publish`
+        takes three coroutines, so both have faster versions here.
+Rule 4: the first attempt to connect fails at once for errors that a retry cannot fix: a rejected login or certificate.
 Rule 5: service discovery (`$SRV.PING`, `INFO` and `STATS`) reports the group, its version and counts, but no
         operation names.
 """
@@ -40,50 +40,50 @@ _CLOSE_TIMEOUT = 2.0
 NATS_ERRORS = (Error, OSError, EOFError)
 
 SUBJECT = re.compile(r"[\w\-$=]{1,128}(\.[\w\-$=]{1,128}){0,15}", re.ASCII)
-"""An address without wild cards, much shorter than the longest line that a server reads."""
+"""Matches a subject without wildcards, much shorter than the longest line that a server accepts."""
 
 _REFUSED = re.compile(r'permissions violation for \w+ to "([^"]+)"')
-"""The server's error about a subject that this client may not use; the library lowers its case."""
+"""The server's error for a subject that this client may not use, in lower case as in the library."""
 
 _VERSION = re.compile(r"\d+\.\d+\.\d+([-+][0-9A-Za-z.+-]+)?", re.ASCII)
 
 Take: TypeAlias = Callable[[bytes, str, str], None]
-"""Takes a message, the subject that an answer goes to, and its own subject. Must return at once."""
+"""Takes a message, the subject for replies, and its own subject. Must return at once."""
 
 
 def subject_of(space: str, name: str) -> str:
     """Return the subject of a name.
 
     Raises:
-        TransportError: If there can be none: the server would close the connection, or take it for a pattern.
+        TransportError: If it is not valid: the server would close the connection or treat it as a pattern.
     """
     subject = f"{space}.{name}"
     if SUBJECT.fullmatch(subject) is None:
         raise TransportError(
-            f"{subject!r} is no NATS subject: prefix, group and client are words of A-Z, a-z, 0-9, '_', '-', '$' "
+            f"{subject!r} is not a NATS subject: prefix, group and client are words of A-Z, a-z, 0-9, '_', '-', '$' "
             "and '=', with dots between them"
         )
     return subject
 
 
 def sender_of(prefix: str, subject: str) -> str:
-    """Return the start of every mailbox of the client that a subject belongs to, which is its last token."""
+    """Return the common prefix of all mailboxes of the client in the last token of a subject."""
     return f"{prefix}.box.{subject.rpartition('.')[2]}."
 
 
 class _NoTLSError(Error):
-    """The server does not offer the TLS that the address requires."""
+    """The server does not support TLS, which the address requires."""
 
 
 class _MessageParser(Parser):
-    """Delivers whole messages without headers, and leaves everything else to the library."""
+    """Delivers complete messages without headers; the library parses everything else."""
 
     def __init__(self, client: "ReconnectingClient") -> None:
         super().__init__(client)  # pyright: ignore[reportUnknownMemberType]
         self._client = client
 
     async def parse(self, data: bytes = b"") -> None:
-        """Process what was read from the connection."""
+        """Process data from the connection."""
         if self.state == AWAITING_MSG_PAYLOAD:
             missing = self.needed + 2 - len(self.buf)
             await super().parse(data[:missing])
@@ -125,7 +125,7 @@ class ReconnectingClient(Client):
         self.backoff = Backoff()
 
     def start(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-        """Run something in the background until the client is closed."""
+        """Run a coroutine in the background until the client is closed."""
         return _kept(self._background, work)
 
     # ---------------------------------------------------------------------------------------- subscribing
@@ -139,10 +139,10 @@ class ReconnectingClient(Client):
         queue: str = "",
         heed: Callable[[Any], Awaitable[None]] | None = None,
     ) -> None:
-        """Subscribe. `take` gets the messages; `heed`, if given, those without a body.
+        """Subscribe. `take` receives messages; `heed`, if set, receives messages without a body.
 
         Raises:
-            TransportError: If that fails.
+            TransportError: If subscribing fails.
         """
 
         async def deliver(message: Any) -> None:
@@ -166,30 +166,30 @@ class ReconnectingClient(Client):
                 await subscription.drain()
             ended()
 
-        # Never cancelled: when the answer to a cancelled flush comes, the client gives up its connection.
+        # Never cancelled, because the client closes its connection when the response to a cancelled flush arrives.
         await asyncio.wait({self.start(drain())}, timeout=_CLOSE_TIMEOUT)
 
     async def arrive(self, subjects: Iterable[str], act: Callable[[], Awaitable[Any]]) -> None:
-        """Do something to `subjects` and wait until the server has seen it.
+        """Subscribe or publish to `subjects` and wait until the server has processed it.
 
         Raises:
-            TransportError: If it does not answer, or does not allow it.
+            TransportError: If the server does not respond, or does not allow it.
         """
         refusal = await self.refusal(subjects, act)
         if refusal:
             raise TransportError(f"NATS reported a {refusal}: {NOT_PERMITTED}")
 
     async def refusal(self, subjects: Iterable[str], act: Callable[[], Awaitable[Any]]) -> str:
-        """Return the server's error about doing something to `subjects`; empty once it is done.
+        """Return the server's error for an action on `subjects`; empty if it succeeded.
 
-        A flush is not enough: its PING overtakes earlier messages. A message does not.
+        A flush is not enough, because its PING overtakes earlier messages; a probe message does not.
 
         Raises:
-            TransportError: If it does not answer.
+            TransportError: If the server does not respond.
         """
         mark = self.new_inbox()
         outcome: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        # In the words of the server, and as the library reads them.
+        # The text of the server, in the form of the library.
         awaited = [subject.lower() for subject in (mark, *subjects)]
         self._arriving.update(dict.fromkeys(awaited, outcome))
 
@@ -215,7 +215,7 @@ class ReconnectingClient(Client):
                 self._arriving.pop(subject, None)
 
     async def on_error(self, error: Exception) -> None:
-        """Note an error that the server reports."""
+        """Record an error that the server reports."""
         refused = _REFUSED.search(str(error))
         if refused is None:
             logger.debug("NATS: %s", error)
@@ -228,8 +228,8 @@ class ReconnectingClient(Client):
     async def advertise(
         self, group: str, subject: str, stats: Callable[[], WorkerStats], prefix: str
     ) -> Subscription | None:
-        """Answer `$SRV` requests for a worker of a group; return None if the server does not allow it."""
-        # Names in the discovery have no dots.
+        """Respond to `$SRV` requests for a worker of a group; return None if the server does not allow it."""
+        # Names in the service discovery must not contain dots.
         name = group.replace(".", "_").replace("$", "_").replace("=", "_")
         service = {"name": name, "id": token_hex(11)}
         names = ("", f".{name}", f".{name}.{service['id']}")
@@ -237,7 +237,7 @@ class ReconnectingClient(Client):
         async with AsyncExitStack() as undo:
 
             async def answer(message: Any) -> None:
-                # An answer to one of our own addresses would disturb its owner.
+                # A response to one of our own addresses would confuse its owner.
                 if message.reply and not message.reply.startswith(f"{prefix}."):
                     verb = message.subject.split(".")[1]
                     description = _description(verb, service, subject, stats())
@@ -257,17 +257,17 @@ class ReconnectingClient(Client):
     # ---------------------------------------------------------------------------------------- messages
 
     def take_at_once(self, subscription: Any, take: Take) -> Callable[[], object]:
-        """Give the messages of `subscription` to `take`, except those with headers or without a body.
+        """Pass the messages of `subscription` to `take`, except those with headers or without a body.
 
         Returns:
-            Call it when the subscription has ended.
+            A function to call when the subscription has ended.
         """
         sid = next(b"%d" % sid for sid, known in self._subs.items() if known is subscription)
         self._takers[sid] = take
         return partial(self._takers.pop, sid, None)
 
     def take(self, sid: bytes, subject: bytes, reply: bytes, body: bytes) -> bool:
-        """Deliver a message; return False if the library has to."""
+        """Deliver a message; return False if the library must deliver it."""
         take = self._takers.get(sid)
         if take is None or not body:
             return False
@@ -292,7 +292,7 @@ class ReconnectingClient(Client):
         logger.log(level, "a message from NATS could not be taken", exc_info=True)
 
     async def publish_now(self, subject: str, body: bytes, reply: str = "") -> None:
-        """Publish a message to a subject that was checked; wait only while too much is unwritten.
+        """Publish a message to a checked subject; wait only while the output buffer is full.
 
         Raises:
             nats.errors.Error: If it cannot be sent.
@@ -306,7 +306,7 @@ class ReconnectingClient(Client):
             await self._flush_pending()
 
     def next_server(self, servers: list[Any], info: dict[str, Any]) -> tuple[Any, float]:
-        """Return the server to connect to next: the one after the last one, whose host may be gone."""
+        """Return the next server to connect to: not the last one, whose host may be down."""
         last = self._current_server.uri.netloc if self._current_server else ""
         names = [server.uri.netloc for server in servers]
         start = names.index(last) + 1 if last in names else 0
@@ -341,20 +341,20 @@ class ReconnectingClient(Client):
         self._refusals.clear()
 
     def _hang_up(self) -> None:
-        """Leave a server that did not take us. The library would keep the socket, and may write to it later."""
+        """Disconnect from a server that rejected us. The library would keep the socket, and might write to it later."""
         transport: Any = self._transport
         self._transport = None
         if transport is not None:
             transport.close()
         if isinstance(transport, WebSocketTransport):
-            # Its session is closed only by this.
+            # Only this closes its session.
             _kept(self._closing, _closed(transport))
 
     def _refused(self, reason: str, is_first: bool) -> None:
-        """Note why a server does not take us.
+        """Record why a server rejected us.
 
         Raises:
-            TransportError: If there never was a connection, and no server is left to try.
+            TransportError: If there was never a connection, and there is no other server to try.
         """
         address = self._current_server.uri.netloc if self._current_server else ""
         if not is_first and self._refusals.get(address) != reason:
@@ -364,11 +364,11 @@ class ReconnectingClient(Client):
             raise TransportError(reason)
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
-        # Before anything is sent; the library itself asks for TLS only where the server insists.
+        # Checked before anything is sent; the library uses TLS only if the server requires it.
         if initial_connection and self._wants_tls():
             if not (info.get("tls_required") or info.get("tls_available")):
                 raise _NoTLSError(
-                    "the server offers no TLS; nothing was sent to it. Without TLS the address is nats://"
+                    "the server does not support TLS; nothing was sent to it. Use nats:// to connect without TLS"
                 )
             info["tls_required"] = True
         await super()._process_info(info, initial_connection)
@@ -376,7 +376,7 @@ class ReconnectingClient(Client):
     def _wants_tls(self) -> bool:
         scheme = self._current_server.uri.scheme if self._current_server else ""
         if self.options["tls_handshake_first"] or scheme in ("ws", "wss"):
-            # Then it is there already, or underneath.
+            # TLS is already active, or in a lower layer.
             return False
         return scheme == "tls" or "tls" in self.options
 
@@ -401,7 +401,7 @@ class ReconnectingClient(Client):
 
 
 def _kept(tasks: set[asyncio.Task[None]], work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-    """Run something in the background, and keep its task until it ends."""
+    """Run a coroutine in the background, with a reference to its task until it ends."""
     task = asyncio.get_running_loop().create_task(work)
     tasks.add(task)
     task.add_done_callback(tasks.discard)
@@ -416,7 +416,7 @@ async def _closed(transport: Any) -> None:
 
 
 def _refusal(error: Exception) -> str:
-    """Why it is of no use to try again; empty where it may be."""
+    """Return why a retry cannot succeed; empty if it may."""
     text = str(error)
     if "authorization" in text.lower() or "authentication" in text.lower():
         reason = text.removeprefix("nats: ").strip("'")

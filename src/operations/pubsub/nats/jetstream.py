@@ -1,12 +1,12 @@
-"""What NATS keeps in JetStream: durable queues, dead letters, and the values that several hubs share.
+"""JetStream: durable queues, dead letters, and the values that several hubs share.
 
-A durable queue lets requests wait for a worker: a work queue with subjects of its own.
+A durable queue stores requests until a worker starts them: a work queue with its own subjects.
 
-Rule 1: a request is acknowledged when it begins, and runs only once that is confirmed; a worker that dies before
-        leaves it to the next one.
-Rule 2: the stream drops a key it has seen before, so a request is published again until the stream confirms it.
-Rule 3: the server's clock decides on the age of a request; expired requests do not run.
-Rule 4: a stream that exists is used unchanged; a stream or a consumer that was deleted is created again.
+Rule 1: a worker acknowledges a request when it starts it, and runs it after the confirmation. If the worker dies before
+        that, the next worker gets the request.
+Rule 2: the stream drops duplicate keys, so a request can be published again until the stream confirms it.
+Rule 3: the server's clock determines the age of a request; expired requests do not run.
+Rule 4: an existing stream is used unchanged; a deleted stream or consumer is created again.
 """
 
 import asyncio
@@ -48,28 +48,28 @@ from operations.pubsub.nats.client import NATS_ERRORS, ReconnectingClient, sende
 logger = logging.getLogger("operations")
 
 _WAIT = 2.0
-"""Seconds a fetch waits for requests, which is also how long stopping takes at most."""
+"""Seconds that a fetch waits for requests, and therefore the longest time that stopping takes."""
 
 _ACKNOWLEDGE = 10.0
-"""Seconds until a request that was not acknowledged goes to the next worker."""
+"""Seconds after which an unacknowledged request is delivered to another worker."""
 
 _CONFIRM = 2.0
 """Seconds for the stream to confirm a request or an acknowledgement, before it is sent again."""
 
 _ANSWER = 5.0
-"""Seconds for JetStream to answer anything else."""
+"""Seconds for JetStream to respond to any other request."""
 
 _PATIENCE = 30.0
-"""Seconds for which requests and acknowledgements are sent again: electing a leader takes up to ten."""
+"""Seconds for which requests and acknowledgements are retried; electing a leader takes up to ten."""
 
 _REMEMBER = 120.0
-"""Seconds for which a new stream remembers a key."""
+"""Seconds for which a new stream stores a key."""
 
 _KEEP = 3600.0
-"""Seconds a request waits for a worker."""
+"""Seconds that a request is stored."""
 
 _COUNTED = 0.5
-"""Seconds for which the counters of a consumer are used."""
+"""Seconds for which the counters of a consumer are cached."""
 
 _COMPARE = 60.0
 """Seconds between two comparisons with the server's clock."""
@@ -79,10 +79,10 @@ _RETRY = 0.2
 
 _NO_CONSUMER, _NAME_IN_USE = 10014, 10058
 _TEMPORARY = {10008, 10009}
-"""Codes of JetStream; the temporary ones are those of a cluster without a leader."""
+"""Error codes of JetStream; the temporary ones are those of a cluster without a leader."""
 
 _MAX_LETTERS = 1000
-"""Dead letters that are kept of each queue."""
+"""The number of stored dead letters of each queue."""
 
 _NO_JETSTREAM = (
     "durable=True needs JetStream, and the server runs without it, or not for this account: start it with "
@@ -100,7 +100,7 @@ class _NoJetStreamError(TransportError):
 
 @contextmanager
 def _transport_errors() -> Generator[None]:
-    """Raise errors of JetStream as those of a transport, except that something is not found."""
+    """Convert errors of JetStream to transport errors, except `NotFoundError`."""
     try:
         yield
     except NotFoundError:
@@ -117,7 +117,7 @@ class JetStream:
         self._config = config
         self.prefix = config.prefix
         self._js: Any = client.jetstream(timeout=_ANSWER)  # pyright: ignore[reportUnknownMemberType]
-        # For dead letters: without permission there is no answer, and a worker does not wait for long.
+        # With a short timeout for dead letters: without permission there is no response.
         self._quick_js: Any = client.jetstream(timeout=_CONFIRM)  # pyright: ignore[reportUnknownMemberType]
         self._stream = _name(f"{config.prefix}_durable")
         self._letters_stream = _name(f"{config.prefix}_aside")
@@ -127,7 +127,7 @@ class JetStream:
         self._keeping: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Find the stream of the prefix, or create it; again and again while a cluster elects a leader.
+        """Find the stream of the prefix or create it, with retries while a cluster elects a leader.
 
         Raises:
             TransportError: If the server has no JetStream, or the stream cannot be created.
@@ -143,7 +143,7 @@ class JetStream:
                     raise TransportError(_SILENT) from error
             except Error as error:
                 code = getattr(error, "err_code", None)
-                # Without a code, no server of the account has answered.
+                # Without a code, no server of the account has responded.
                 if isinstance(error, ServiceUnavailableError) and code is None:
                     raise _NoJetStreamError(_NO_JETSTREAM) from error
                 if loop.time() >= end or code not in _TEMPORARY:
@@ -155,7 +155,7 @@ class JetStream:
         self._repeat_for = max(0.0, min(_PATIENCE, window - 2 * _CONFIRM))
 
     async def _find(self) -> Any:
-        """Return the description of the stream, which the operator may call otherwise; None if there is none."""
+        """Return the description of the stream, which may have another name; None if there is none."""
         try:
             return await self._js.stream_info(self._stream)
         except NotFoundError:
@@ -182,43 +182,43 @@ class JetStream:
             return await self._js.add_stream(config)
         except BadRequestError as error:
             if error.err_code == _NAME_IN_USE and (stream := await self._find()) is not None:
-                # Another client was faster.
+                # Another client has created it.
                 return stream
             raise
 
     async def is_waiting(self, queue: str, receipt: str) -> bool:
-        """Return whether no worker has acknowledged a request, which it does when it begins.
+        """Return whether no worker has acknowledged a request, which happens when it starts.
 
         The counters of the consumer show this without access to the requests of others.
 
         Raises:
-            TransportError: If JetStream does not answer.
+            TransportError: If JetStream does not respond.
         """
         now = asyncio.get_running_loop().time()
         asked_at, info = self._counters.get(queue, (float("-inf"), None))
         if now - asked_at > _COUNTED:
-            # One question for all calls that wait: old counters only report a request as waiting for longer.
+            # One query for all waiting calls: cached counters only report a request as waiting for longer.
             try:
                 with _transport_errors():
                     info = await self._js.consumer_info(self._stream, _consumer_name(queue))
             except NotFoundError as error:
                 if error.err_code != _NO_CONSUMER:
-                    # The stream was deleted, and the request with it.
+                    # The stream was deleted, including the request.
                     return False
                 info = None
             self._counters[queue] = now, info
         number = int(receipt)
-        # Without a consumer, no worker has taken anything.
+        # Without a consumer, no worker has received the request.
         return info is None or bool(
             number > info.delivered.stream_seq
             or (info.num_ack_pending and number > info.ack_floor.stream_seq)
         )
 
     async def state(self, queue: str) -> QueueState:
-        """Return how many requests wait, how long the first of them has, and the number of dead letters.
+        """Return the number of waiting requests, the age of the oldest, and the number of dead letters.
 
         Raises:
-            TransportError: If JetStream does not answer.
+            TransportError: If JetStream does not respond.
         """
         oldest, count = 0.0, 0
         with _transport_errors():
@@ -239,7 +239,7 @@ class JetStream:
         return QueueState(waiting=waiting, oldest=oldest, dead_letters=count)
 
     async def describe(self, queue: str) -> "_ConsumerInfo":
-        """Return the description of a consumer with the time at the server, which the library drops."""
+        """Return the description of a consumer with the server time, which the library drops."""
         address = f"$JS.API.CONSUMER.INFO.{self._stream}.{_consumer_name(queue)}"
         answer = await self._nats.request(address, b"", timeout=_WAIT)
         return msgspec.json.decode(answer.data, type=_ConsumerInfo)
@@ -249,13 +249,14 @@ class JetStream:
         return subject_of(f"{self.prefix}.durable", queue) + ".*"
 
     async def enqueue(self, subject: str, body: bytes, key: str) -> str:
-        """Store a request; return its sequence number when the stream has it.
+        """Store a request; return its sequence number when the stream has confirmed it.
 
-        While a server is being replaced, the request is published again under its key: the stream stores a key once.
+        While a server is being replaced, the request is published again with the same key, which the stream stores
+        once.
 
         Raises:
             NotSentError: If it was not stored.
-            TransportError: If it may or may not have been stored.
+            TransportError: If it is unknown whether the request was stored.
         """
         loop = asyncio.get_running_loop()
         end = loop.time() + self._repeat_for
@@ -283,9 +284,9 @@ class JetStream:
             await asyncio.sleep(_RETRY)
 
     async def _open_again(self, failed: type[TransportError]) -> None:
-        """Find or create the stream in the background, once for all requests that miss it.
+        """Find or create the stream in the background, once for all requests that need it.
 
-        It was deleted, or it has no leader now: then the next attempt to publish may be faster.
+        The stream was deleted, or has no leader; in the latter case the next attempt to publish may be faster.
         """
         if self._opening is None:
             self._opening = asyncio.get_running_loop().create_task(self.open())
@@ -311,7 +312,7 @@ class JetStream:
             await asyncio.wait(tasks)
 
     async def consume(self, queue: str, consumer: Consumer) -> "DurableReader":
-        """Consume requests in turn with all other consumers, and let JetStream keep dead letters from now on."""
+        """Consume requests, which are distributed among all consumers, and create the stream of dead letters."""
         await self._keep_letters()
         with _transport_errors():
             await self.prepare(queue)
@@ -320,7 +321,7 @@ class JetStream:
         return DurableReader(self, queue, pull, consumer)
 
     async def prepare(self, queue: str) -> None:
-        """Create the consumer of a queue, and the stream, if they are not there."""
+        """Create the consumer of a queue, and the stream, if they do not exist."""
         name = _consumer_name(queue)
         try:
             await self._js.consumer_info(self._stream, name)
@@ -341,10 +342,10 @@ class JetStream:
         return f"{self.prefix}.aside.{queue}.*"
 
     async def _keep_letters(self) -> None:
-        """Create the stream of dead letters, if this client may."""
+        """Create the stream of dead letters, if this client has the permission."""
         if self._keeping is None:
             self._keeping = asyncio.get_running_loop().create_task(self._create_letters())
-        # Not for long: without permission there is no answer.
+        # With a short timeout, because without permission there is no response.
         await asyncio.wait({self._keeping}, timeout=_CONFIRM / 2)
 
     async def _create_letters(self) -> None:
@@ -361,7 +362,7 @@ class JetStream:
                 await self._quick_js.add_stream(config)
         except (*NATS_ERRORS, TimeoutError) as error:
             prefix = self.prefix
-            logger.warning("JetStream does not keep dead letters of %s: %s", prefix, error)
+            logger.warning("JetStream does not store dead letters of %s: %s", prefix, error)
 
     async def letters(self, queue: str, limit: int, letter: str = "") -> list[StoredLetter]:
         """Return the newest dead letters, or one."""
@@ -381,7 +382,7 @@ class JetStream:
         return list(found)
 
     async def remove(self, queue: str, letter: str) -> bool:
-        """Remove a dead letter; return False if it is not there."""
+        """Remove a dead letter; return False if it does not exist."""
         if not _number(letter) or not await self.letters(queue, 1, letter):
             return False
         with suppress(NotFoundError), _transport_errors():
@@ -390,7 +391,7 @@ class JetStream:
 
 
 def _name(text: str) -> str:
-    """Return the name of a stream, consumer or bucket, which has no dots."""
+    """Return the name of a stream, consumer or bucket, which must not contain dots."""
     return text.replace(".", "_")
 
 
@@ -412,7 +413,7 @@ class _ConsumerInfo(msgspec.Struct):
 
 
 class DurableReader:
-    """A consumer of a durable queue, until closed."""
+    """Reads a durable queue until it is closed."""
 
     def __init__(self, jetstream: JetStream, queue: str, pull: Any, consumer: Consumer) -> None:
         self._jetstream = jetstream
@@ -441,7 +442,7 @@ class DurableReader:
         while not self._closing:
             count = await self._batch.room()
             try:
-                # A fetch that waits for long is for one request, so that a burst goes to all idle workers.
+                # A fetch that waits requests only one message, so that a burst is distributed among all idle workers.
                 wait = IDLE if self._batch.is_hot else _WAIT
                 messages = await self._pull.fetch(count, timeout=wait)
             except TimeoutError:
@@ -466,7 +467,7 @@ class DurableReader:
             await self._jetstream.prepare(self._queue)
         except (Error, TimeoutError, TransportError) as failure:
             level = self._failures.level()
-            logger.log(level, "requests cannot be taken from JetStream: %s", failure)
+            logger.log(level, "requests cannot be fetched from JetStream: %s", failure)
         await asyncio.sleep(_RETRY)
 
     async def _compare_clocks(self) -> None:
@@ -485,7 +486,7 @@ class DurableReader:
 
 
 class _MessageClaim:
-    """A request that was fetched and is not acknowledged yet."""
+    """A fetched request that is not acknowledged yet."""
 
     is_fresh = False
 
@@ -500,15 +501,16 @@ class _MessageClaim:
         self._removing = asyncio.get_running_loop().create_task(self.take(alone=False))
 
     async def take(self, *, alone: bool) -> bool:
-        """Acknowledge the request; return False if it goes to the next worker.
+        """Acknowledge the request; return False if it will be delivered to another worker.
 
-        A consumer that loses its leader may have the acknowledgement, or give the request to another worker meanwhile.
-        It is repeated until it is confirmed; then the request is so old that its caller decides which worker begins it.
+        A consumer that loses its leader may have the acknowledgement, or may deliver the request to another worker. The
+        acknowledgement is repeated until it is confirmed. By then the request is so old that its caller must confirm
+        which worker starts it.
         """
         loop = asyncio.get_running_loop()
         async with self._taking if alone else nullcontext():
             if loop.time() - self._fetched_at > _ACKNOWLEDGE / 2:
-                # The server may be about to give it to another worker.
+                # The server may be about to deliver it to another worker.
                 return False
             end = loop.time() + _PATIENCE
             while True:
@@ -524,7 +526,7 @@ class _MessageClaim:
 
 
 _IDLE_SECONDS = 5.0
-"""Seconds after which the server forgets a reader of values that has stopped."""
+"""Seconds after which the server removes a reader of values that has stopped."""
 
 
 class NatsValues:
@@ -533,7 +535,7 @@ class NatsValues:
     Args:
         client: The connection.
         prefix: The prefix of all subjects.
-        replicas: How many servers keep the bucket.
+        replicas: The number of servers that store the bucket.
     """
 
     poll_seconds = 5.0
@@ -546,7 +548,7 @@ class NatsValues:
 
     async def _open(self) -> Any:
         if not self._client.is_connected:
-            # The library would wait for its time limit.
+            # The library would wait until its timeout.
             raise NotSentError("NATS cannot be reached")
         if self._bucket is None:
             stream = self._client.jetstream()
@@ -579,7 +581,7 @@ class NatsValues:
             else:
                 await bucket.update(key, new, last=held.revision)
         except (KeyNotFoundError, BadRequestError):
-            # It was removed, or changed meanwhile.
+            # The value was removed or changed by another client.
             return False
         return True
 
@@ -588,7 +590,7 @@ class NatsValues:
         bucket, found = await self._open(), dict[str, bytes]()
         options = {"ignore_deletes": True, "inactive_threshold": _IDLE_SECONDS}
         watcher = await bucket.watch(f"{table}.*", **options)
-        # The watcher goes on with later changes: None comes after the present values.
+        # The watcher continues with later changes; None marks the end of the current values.
         while (entry := await watcher.updates()) is not None:
             found[entry.key] = entry.value
         await watcher.stop()

@@ -1,17 +1,18 @@
 """Event targets on Redis: ours, and that of the original protocol.
 
-queue     a stream of each client, with one consumer group: one entry, one worker. The script that adds an entry first
-          checks that a worker reads the queue and how many requests wait in it, and drops a key it has seen before.
-          Workers load it, so that clients need no permission to run scripts of their own.
-mailbox   a stream that its owner creates and reads. Unlike Pub/Sub it keeps messages while the reader
-          reconnects; messages to an owner that has left are dropped, because its stream is deleted.
+queue     a stream for each client, with one consumer group: each entry goes to one worker. A script adds entries. It
+checks that a worker reads the queue and that the queue is not full, and drops duplicate keys. Workers load the
+script, so that clients need no permission to load scripts.
+mailbox   a stream that its owner creates and reads. Unlike Pub/Sub it stores messages while the reader
+reconnects; messages to an owner that has left are dropped, because its stream is deleted.
 topic     a Pub/Sub channel
-control   a Pub/Sub channel of each client
+control   a Pub/Sub channel for each client
 presence  every reader also subscribes to a channel of the same name; the server counts the subscribers, and
           notices a killed process at once.
 
 In the original protocol the channel of an event is `prefix + type + ":" + id`; we send an empty id and accept any. All
-subscribers get all replies, so nothing is private, and every worker gets every request, so run only one. A client
+subscribers receive all replies, so replies are not private. Every worker receives every request, so run only one
+worker. A client
 subscribes only to channels it needs: Redis counts them, so a caller learns at once that there is no worker.
 """
 
@@ -73,19 +74,19 @@ __all__ = [
 _NO_WORKER, _FULL = -1, -2
 
 _MAILBOX_LENGTH = 250_000
-"""Messages that a mailbox keeps, for about a thousand subscriptions whose readers pause."""
+"""The largest number of messages in a mailbox, enough for about a thousand subscriptions with slow readers."""
 
 _MARK_SECONDS = 30
-"""How long a key is remembered across the group: the default time of a call."""
+"""Seconds for which a key is stored, the default time limit of a call."""
 
 _BATCH_BYTES = 256 * 1024
-"""Requests that are added by one script. Redis does nothing else meanwhile."""
+"""Limits of the requests that one script call adds, because Redis is blocked while it runs."""
 
 _WRONG_SERVER_PAUSE = 0.1
-"""Seconds until a request is sent again that a replica has rejected."""
+"""Seconds until a request that a replica rejected is sent again."""
 
 _ENTRY = re.compile(r"\d{1,20}-\d{1,20}", re.ASCII)
-"""The id of an entry of a stream."""
+"""Matches the id of an entry of a stream."""
 
 
 class RedisTarget(RedisClient):
@@ -105,7 +106,7 @@ class RedisTarget(RedisClient):
         self.values = RedisValues(self.link, f"{self._prefix}authority:")
 
     async def check_privacy(self) -> None:
-        """Make sure that Redis keeps this client from the mailboxes and requests of others.
+        """Raise an error unless Redis blocks this client from the mailboxes and requests of other clients.
 
         Raises:
             TransportError: If it does not.
@@ -142,15 +143,15 @@ class RedisTarget(RedisClient):
     # ---------------------------------------------------------------------------------------- addresses
 
     def mailbox(self) -> str:
-        """A new private address, under this client's name."""
+        """Return a new private address under this client's name."""
         return f"{self._prefix}box:{self._client}:{token_hex(16)}"
 
     def topic(self, name: str) -> str:
-        """The public address called `name`."""
+        """Return the public address called `name`."""
         return f"{self._prefix}topic:{name}"
 
     def control(self, name: str) -> str:
-        """The address of the workers called `name`. Each client sends to a channel of its own."""
+        """Return the address of the workers called `name`. Each client sends to its own channel."""
         return f"{self._prefix}control:{name}"
 
     def _queue(self, group: str, client: str) -> str:
@@ -160,11 +161,11 @@ class RedisTarget(RedisClient):
         return f"{self._prefix}aside:{group}:{client}"
 
     def _backlog(self, group: str, client: str) -> str:
-        """The key of the number of requests that may wait for each worker."""
+        """Return the key of the number of requests that may wait for each worker."""
         return f"{self._prefix}limit:{client}:{group}"
 
     def _space(self, client: str) -> str:
-        """The start of every mailbox of a client."""
+        """Return the common prefix of all mailboxes of a client."""
         return f"{self._prefix}box:{client}:"
 
     def _sender_of(self, channel: str) -> str:
@@ -179,7 +180,7 @@ class RedisTarget(RedisClient):
         boxes = [address for address in addresses if self._is_mailbox(address)]
         controls = [address for address in addresses if self._is_control(address)]
         heard = [address for address in addresses if address.startswith(f"{self._prefix}topic:")]
-        # Operators may use the name of the workers.
+        # Operators may have the same name as the workers.
         senders = dict.fromkeys((*self._clients, self._client))
         heard += [f"{address}:{client}" for address in controls for client in senders]
         async with AsyncExitStack() as undo:
@@ -200,11 +201,11 @@ class RedisTarget(RedisClient):
         return address.startswith(f"{self._prefix}control:")
 
     async def send(self, address: str, body: bytes) -> None:
-        """Send to a mailbox, topic or control address of this prefix, and to nothing else."""
+        """Send to a mailbox, topic or control address of this prefix."""
         enforce_size(body, self.max_bytes)
         await self.link.ready()
         if self._is_mailbox(address):
-            # Without MKSTREAM: a message to an owner that has left must not create its stream again.
+            # With NOMKSTREAM, because a message to an owner that has left must not create its stream again.
             words = ("NOMKSTREAM", "MAXLEN", "~", _MAILBOX_LENGTH, "*", "e")
             await self.link.post("XADD", address, *words, body)
         elif address.startswith(f"{self._prefix}topic:"):
@@ -226,7 +227,7 @@ class RedisTarget(RedisClient):
     # ---------------------------------------------------------------------------------------- queues
 
     async def consume(self, queue: str, consumer: Consumer) -> AsyncExitStack:
-        """Take from the queues of the given clients, in turn with the rest of the group."""
+        """Consume from the queues of the given clients, which the workers of the group share."""
         self.affinity.enforce()
         queues = {self._queue(queue, client): self._space(client) for client in self._clients}
         reader = QueueReader(self, queues, consumer)
@@ -242,7 +243,7 @@ class RedisTarget(RedisClient):
     async def enqueue(
         self, queue: str, body: bytes, *, key: str, reply_to: str, wait: float
     ) -> str:
-        """Add `body` to the queue's stream, together with all requests of this turn of the loop."""
+        """Add `body` to the stream of the queue, together with all requests of this iteration of the event loop."""
         enforce_size(body, self.max_bytes)
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + wait
@@ -252,7 +253,7 @@ class RedisTarget(RedisClient):
             try:
                 answer = await self._add(queue, key, body)
             except WrongServerError:
-                # The link connects again, perhaps to the server that has taken over.
+                # The link reconnects, possibly to the new master.
                 if loop.time() + _WRONG_SERVER_PAUSE > ends_at:
                     raise
                 await asyncio.sleep(_WRONG_SERVER_PAUSE)
@@ -263,7 +264,7 @@ class RedisTarget(RedisClient):
             hint = "" if self._client == ANY_CLIENT else named
             raise NoReceiverError(f"no worker serves the group {queue!r}{hint}")
         if answer == _FULL:
-            raise QueueFullError(f"too many requests wait for {queue!r} already")
+            raise QueueFullError(f"too many requests are waiting for {queue!r}")
         return str(answer, "ascii")
 
     async def _add(self, queue: str, key: str, body: bytes) -> Any:
@@ -279,7 +280,7 @@ class RedisTarget(RedisClient):
         return await future
 
     async def _submit(self, queue: str, batch: "_Batch") -> None:
-        """Add the requests of one turn of the loop, which have come before this task runs."""
+        """Add the requests of one iteration of the event loop, which were collected before this task runs."""
         if self._batches.get(queue) is batch:
             del self._batches[queue]
         client = self._client
@@ -312,18 +313,18 @@ class RedisTarget(RedisClient):
         try:
             return await self.link.request("EVAL", PUT, *arguments)
         except NoPermissionError:
-            # Workers load the script before they take anything.
+            # Workers load the script before they read requests.
             return _NO_WORKER
 
     async def is_waiting(self, queue: str, receipt: str) -> bool:
-        """Return whether an entry is in the queue: it is removed when a worker begins it."""
+        """Return whether an entry is in the queue, from which a worker removes it when it starts."""
         if not receipt:
             return False
         name = self._queue(queue, self._client)
         return bool(await self._ask("XRANGE", name, receipt, receipt))
 
     async def dead_letter(self, queue: str, body: bytes) -> None:
-        """Keep a poisonous request in the stream `aside:` of its group and client, the last thousand of them."""
+        """Store a request that crashed its workers in the stream `aside:`, which has the last thousand."""
         name = self._letters(queue, self._client)
         await self.link.post("XADD", name, "MAXLEN", "~", 1000, "*", "e", body)
 
@@ -352,7 +353,7 @@ class RedisTarget(RedisClient):
         )
 
     async def letters(self, queue: str, limit: int, letter: str = "") -> list[StoredLetter]:
-        """Return the newest entries of the streams of dead letters, or one. The id of a letter names its client."""
+        """Return the newest entries of the streams of dead letters, or one. The id of a letter contains its client."""
         await self.link.ready()
         wanted = [(client, "+", "-") for client in self._clients]
         if letter:
@@ -385,13 +386,13 @@ class RedisTarget(RedisClient):
 
 
 class _Batch:
-    """Requests that are added to one queue in one turn of the event loop."""
+    """Requests that are added to one queue in one iteration of the event loop."""
 
     def __init__(self) -> None:
         self.arguments: list[Any] = []
         self.size = 0
         self.task: asyncio.Task[None] | None = None
-        # One for each request, because a task that is cancelled cancels the future that it awaits.
+        # One future for each request, because a cancelled task cancels the future that it awaits.
         self.waiting: list[asyncio.Future[Any]] = []
 
 
@@ -406,7 +407,7 @@ if ARGV[3] == '' then redis.call('HDEL', KEYS[1], ARGV[1])
 else redis.call('HSET', KEYS[1], ARGV[1], ARGV[3]) end
 return 1
 """
-"""No value is empty: an empty text stands for none."""
+"""Values are never empty, so that an empty text stands for no value."""
 
 
 class RedisValues:
@@ -445,14 +446,13 @@ class RedisValues:
 @options_of(RedisConfig)
 @asynccontextmanager
 async def connect_redis(config: RedisConfig) -> AsyncGenerator[EventTarget]:
-    """Connect to Redis for the length of an `async with` block; lost connections are restored.
+    """Connect to Redis for the duration of an `async with` block; lost connections are restored.
 
     Call it as `connect_redis(url, **options)`, with the fields of `RedisConfig`.
 
     Raises:
-        TransportError: If the address cannot be read, Redis cannot be reached now, or is not private although it
-            should be.
-        ValueError: If the secret is too short to be one.
+        TransportError: If the address is malformed, Redis cannot be reached, or the check of `private` fails.
+        ValueError: If the secret is too short.
     """
     target = RedisTarget(config)
     signing = signed(target, config.secret)
@@ -469,7 +469,7 @@ _REPLIES = (
     *("call.responded", "call.completed", "call.error", "call.aborted"),
     *("call.credit", "call.probed", "call.alive"),
 )
-"""The types of all events but requests."""
+"""The types of all events except requests."""
 
 
 class _Frame(msgspec.Struct):
@@ -489,7 +489,7 @@ class RedisInteropTarget(RedisClient):
         self._channels = Channels(self, "P")
 
     def mailbox(self) -> str:
-        """Return an empty address: the type of an event is its channel."""
+        """Return an empty address, because the type of an event is its channel."""
         return ""
 
     async def listen(self, addresses: Sequence[str], receiver: Receiver) -> AsyncExitStack:
@@ -532,11 +532,11 @@ class RedisInteropTarget(RedisClient):
             raise NotSentError(f"not an event: {error}") from error
 
     async def is_present(self, address: str) -> bool:
-        """Return True, because the presence of a listener is not known."""
+        """Return True, because the presence of a listener is unknown."""
         return True
 
     async def dead_letter(self, queue: str, body: bytes) -> None:
-        """Keep a poisonous request in a stream, the last thousand of them."""
+        """Store a request that crashed its workers in a stream, which has the last thousand."""
         name = f"{self._prefix}aside:{queue}"
         await self.link.post("XADD", name, "MAXLEN", "~", 1000, "*", "e", body)
 
@@ -561,15 +561,16 @@ async def connect_redis_interop(
     """Use the original protocol on Redis Pub/Sub during an `async with` block.
 
     Args:
-        url: As redis-py takes it.
-        prefix: Of every channel.
+        url: An address for redis-py.
+        prefix: The prefix of every channel.
         trusted: Trust the `identity` inside events.
         max_bytes: The largest message.
-        max_values: How many JSON values a message may hold, both ways. All clients should agree.
-        connect_timeout: Seconds for a connection to be made, with its handshake.
+        max_values: The largest number of JSON values in a message, in both directions. All clients should use the same
+            limit.
+        connect_timeout: The time limit in seconds for connecting, including the handshake.
 
     Raises:
-        TransportError: If the address cannot be read, or Redis cannot be reached now.
+        TransportError: If the address is malformed, or Redis cannot be reached.
     """
     config = RedisConfig(
         url,

@@ -1,8 +1,8 @@
-"""Connections to Redis: to one server, the master that Sentinel names, or a shard of a cluster.
+"""Connections to Redis: to one server, to a master that Sentinel manages, or to a shard of a cluster.
 
 Rule 1: every connect, with its handshake and the lookup of the server, has a time limit.
-Rule 2: in a cluster, all keys of a prefix carry one hash tag. They are on one shard, and so is the presence of clients.
-Rule 3: the commands of many tasks are written together, once per turn of the event loop; replies arrive in order.
+Rule 2: in a cluster, all keys and presence channels of a prefix have the same hash tag, so that they are on one shard.
+Rule 3: the commands of many tasks are written together, once per iteration of the event loop; replies arrive in order.
 Rule 4: when a connection breaks, its pending commands fail, and it reconnects with jitter. A connection without a reply
         to a pending command is broken (half-open connections).
 """
@@ -44,26 +44,26 @@ SILENCE = 12.0
 """Seconds without a reply after which a connection is closed."""
 
 _READ_TIMEOUT = SILENCE
-"""The same for one command on a connection that is not shared; blocking reads are shorter."""
+"""Seconds to wait for the reply to one command on an unshared connection; blocking reads are shorter."""
 
 CONNECTION_ERRORS = (RedisError, OSError, EOFError, asyncio.IncompleteReadError)
 
 pack_command: Callable[[tuple[Any, ...]], bytes] = cast("Any", hiredis).pack_command
-"""Return the bytes of a command. redis-py packs it in Python, which takes ten times as long."""
+"""Encodes a command. redis-py encodes it in Python, which takes ten times as long."""
 
-_MAX_HOPS = 3  # nodes of a cluster that are asked for the owner of a slot
+_MAX_HOPS = 3  # nodes of a cluster that are queried for the owner of a slot
 
 
 class Connector:
     """Opens connections to the current address of a Redis server.
 
     Attributes:
-        timeout: Seconds for a connection, with its handshake.
-        prefix: The prefix of every key; in a cluster with a hash tag, which decides on the shard.
+        timeout: The time limit in seconds for connecting, including the handshake.
+        prefix: The prefix of every key; in a cluster with a hash tag, which determines the shard.
         moved: Set, and replaced by another event, when a connection leads to another server than the last one.
 
     Raises:
-        TransportError: If the address cannot be read.
+        TransportError: If the address is malformed.
     """
 
     def __init__(self, config: RedisConfig) -> None:
@@ -74,8 +74,7 @@ class Connector:
         self.prefix = config.prefix
         if self._address.kind == "cluster" and "{" not in self.prefix:
             self.prefix = f"{{{self.prefix.rstrip(':')}}}:"
-        # RESP2, because replies are not converted to maps. No retries, because only
-        # we know which commands may be sent twice.
+        # RESP2: no conversion to maps. No retries: only this package knows which commands may be repeated.
         with suppress(TypeError, ValueError, RedisError):
             pool: Any = ConnectionPool.from_url(  # pyright: ignore[reportUnknownMemberType]
                 self._address.url,
@@ -85,7 +84,7 @@ class Connector:
                 socket_connect_timeout=self.timeout,
                 **config.tls_files,
             )
-            # Only now are its options read.
+            # The options are validated only now.
             pool.make_connection()
             self._pool = pool
             return
@@ -97,7 +96,7 @@ class Connector:
         """Open a connection.
 
         Raises:
-            TransportError: If Redis cannot be reached, rejects us, or does not answer in time.
+            TransportError: If Redis cannot be reached, rejects the client, or does not respond in time.
         """
         try:
             # The library limits the connect, but not the handshake.
@@ -142,7 +141,7 @@ class Connector:
         return await self._open(server, _enforce_master)
 
     async def _open_shard(self, host: str, port: int) -> Any:
-        """Open a connection to the node that itself claims the slot of the prefix: others may not know it yet."""
+        """Open a connection to the node that claims the slot of the prefix; other nodes may have outdated data."""
         slot = key_slot(self.prefix.encode())
         for _ in range(_MAX_HOPS):
             node = await self._open({"host": host, "port": port}, _enforce_version)
@@ -152,7 +151,7 @@ class Connector:
                 masters = [master for first, last, master, *_ in shards if first <= slot <= last]
                 if not masters:
                     raise TransportError("no node of the cluster has the slot of the prefix")
-                # A node that does not know its own address leaves it out.
+                # A node that does not know its own address omits it.
                 owner = (masters[0][0].decode() or host, masters[0][1])
                 if owner == (host, port):
                     return node
@@ -198,7 +197,7 @@ async def _enforce_version(node: Any) -> None:
 
 
 async def _ask_if_permitted(connection: Any, *command: Any) -> Any:
-    """Return the reply to a command; None if this client may not send it, and finds out when it writes."""
+    """Return the reply to a command; None if this client may not send it."""
     try:
         return await ask(connection, *command)
     except TransportError as error:
@@ -208,11 +207,11 @@ async def _ask_if_permitted(connection: Any, *command: Any) -> Any:
 
 
 class _UnsupportedServerError(TransportError):
-    """The server cannot be used at all."""
+    """The server is not supported."""
 
 
 def _is_final(error: BaseException | None) -> bool:
-    """Return whether an attempt to connect failed for a reason that the next one cannot change."""
+    """Return whether an attempt to connect failed for a reason that a retry cannot fix."""
     final = (_UnsupportedServerError, AuthenticationError, NoPermissionError, SSLError)
     while error is not None:
         if isinstance(error, (*final, ResponseError)) and not is_wrong_server(error):
@@ -222,11 +221,11 @@ def _is_final(error: BaseException | None) -> bool:
 
 
 class WrongServerError(NotSentError):
-    """No server carried out a command: it is a replica, loads its data, or has lost the shard or the connection."""
+    """A command was not executed: the server is a replica, is loading, or has lost the shard or the connection."""
 
 
 def is_wrong_server(error: BaseException) -> bool:
-    """Return whether a server rejects commands that another server, or the same one later, carries out."""
+    """Return whether an error means that another server, or the same server later, can execute the command."""
     return isinstance(error, (BusyLoadingError, ReadOnlyError, AskError, ClusterError)) or any(
         word in str(error) for word in ("READONLY", "LOADING", "MASTERDOWN")
     )
@@ -236,8 +235,8 @@ async def ask(connection: Any, *command: Any) -> Any:
     """Send one command on an unshared connection, and read its reply.
 
     Raises:
-        TransportError: If the connection breaks or stays silent, or Redis does not permit it. redis.ResponseError: As
-            Redis gave it.
+        TransportError: If the connection breaks, there is no reply, or Redis does not permit the command.
+        ResponseError: If Redis rejects the command.
     """
     try:
         await connection.send_command(*command)
@@ -247,9 +246,9 @@ async def ask(connection: Any, *command: Any) -> Any:
 
 
 async def read_answer(connection: Any, command: tuple[Any, ...]) -> Any:
-    """Read the reply to a command. Errors are raised as by `ask`."""
+    """Read the reply to a command. Raises the errors of `ask`."""
     try:
-        # The library's own timeout returns None, and the late reply would be taken for that of the next command.
+        # The library's own timeout returns None, and a late reply would be used for the next command.
         async with asyncio.timeout(_READ_TIMEOUT):
             return await connection.read_response()
     except NoPermissionError as error:
@@ -264,7 +263,7 @@ async def read_answer(connection: Any, command: tuple[Any, ...]) -> Any:
 
 
 def shown(command: tuple[Any, ...]) -> str:
-    """The command and its key, or the first two words of it: never a message."""
+    """Return the first two words of a command for messages, which never include its payload."""
     return " ".join(str(word) for word in command[:2])
 
 
@@ -272,18 +271,18 @@ _PIECE = 256 * 1024
 """The largest single write in bytes."""
 
 _SEND_WAIT = 3.0
-"""Seconds that commands wait for a connection that is being restored, by default."""
+"""The default time in seconds that commands wait for a connection that is being restored."""
 
 MAX_BUFFERED = 8 * 1024 * 1024
-"""Unwritten bytes above which senders wait."""
+"""Senders wait while more bytes than this are unwritten."""
 
 
 class RedisClient(EventTarget):
-    """The connections of one client. It is connected when all are: a reply to a reader that is not back would be lost.
+    """The connections of one client, which counts as connected only if all of them are open.
 
     Attributes:
         connections: The connection for commands, which is `link`, one for channels, and one for each reader.
-        receivers: Receive the news that a connection is lost, or that all are restored.
+        receivers: Notified when a connection is lost, and when all are restored.
         mended: Set when a connection was restored or removed.
     """
 
@@ -336,7 +335,7 @@ class RedisClient(EventTarget):
             receiver.lost(reason)
 
     def restored(self) -> None:
-        """Note that a connection is restored; the client is restored when all are."""
+        """Handle a restored connection; the client is restored when all connections are."""
         if self.is_connected:
             self.mended.set()
             for receiver in tuple(self.receivers):
@@ -344,9 +343,9 @@ class RedisClient(EventTarget):
 
 
 class ReconnectingConnection(ABC):
-    """Works on a connection, and on the next one when that breaks.
+    """Runs on a connection, and reconnects when the connection breaks.
 
-    Of the connections of a client that lost them all, `link` connects first, and the others follow.
+    If a client has lost all connections, `link` connects first, then the others.
     """
 
     def __init__(self, client: RedisClient) -> None:
@@ -362,14 +361,14 @@ class ReconnectingConnection(ABC):
 
     @property
     def is_up(self) -> bool:
-        """Whether it is connected now."""
+        """Whether the connection is open."""
         return self._up.is_set()
 
     async def open(self) -> None:
-        """Connect, and stay connected until it is closed. A server that is not there yet gets the whole time.
+        """Connect, with retries until the time limit, and stay connected until it is closed.
 
         Raises:
-            TransportError: If that fails; then nothing goes on in the background.
+            TransportError: If connecting fails; no background task is left running.
         """
         self._task = self._loop.create_task(self._run())
         seconds = self._client.connector.timeout
@@ -382,14 +381,14 @@ class ReconnectingConnection(ABC):
                 raise
             reason = f"Redis cannot be reached: no answer for {seconds:g} seconds"
             if self._failure is not None:
-                reason = f"{self._failure} (tried again and again for {seconds:g} seconds)"
+                reason = f"{self._failure} (retried for {seconds:g} seconds)"
             raise TransportError(reason) from None
 
     async def aclose(self) -> None:
         """Disconnect."""
         if self in self._client.connections:
             self._client.connections.remove(self)
-            # It may be the one that was waited for.
+            # It may be the connection that other tasks waited for.
             self._client.mended.set()
         task, self._task = self._task, None
         if task is not None:
@@ -431,23 +430,23 @@ class ReconnectingConnection(ABC):
             await self._work(connection)
         finally:
             self._up.clear()
-            # Before the first await, because closing may cancel this.
+            # Called before the first await, because closing may cancel this task.
             self._broken()
             await connection.disconnect(nowait=True)
 
     @abstractmethod
     async def _prepare(self, connection: Any) -> None:
-        """Do what a new connection needs before it counts as one."""
+        """Prepare a new connection before it is used."""
 
     @abstractmethod
     async def _work(self, connection: Any) -> None:
-        """Use the connection until it breaks, or until there is no more to do."""
+        """Use the connection until it breaks or is no longer needed."""
 
     def _broken(self) -> None:  # noqa: B027 - few have anything to clean up
         """Clean up after a connection."""
 
     async def _keep_alive(self, send: Callable[..., Awaitable[None]]) -> None:
-        """Ping until there is no answer."""
+        """Ping until there is no reply."""
         while True:
             await asyncio.sleep(KEEPALIVE)
             if self._loop.time() - self._heard_at > SILENCE:
@@ -463,7 +462,7 @@ class ReconnectingConnection(ABC):
         finally:
             for task in tasks:
                 task.cancel()
-            # Before the first await: a command would connect a connection again that the library has disconnected.
+            # Called before the first await, because a command would reopen a connection that the library has closed.
             self._up.clear()
             self._broken()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -474,7 +473,7 @@ _Waiting: TypeAlias = "asyncio.Future[Any] | tuple[Any, ...]"
 
 
 class PipelinedConnection(ReconnectingConnection):
-    """Commands of many tasks over one connection."""
+    """Sends the commands of many tasks over one connection."""
 
     def __init__(self, client: RedisClient) -> None:
         super().__init__(client)
@@ -511,7 +510,7 @@ class PipelinedConnection(ReconnectingConnection):
         """Send a command and return its reply.
 
         Raises:
-            TransportError: If it is unknown whether Redis executed it. redis.ResponseError: As Redis gave it.
+            TransportError: If it is unknown whether Redis executed the command; `ResponseError` if Redis rejects it.
         """
         future: asyncio.Future[Any] = self._loop.create_future()
         await self._add(command, future)
@@ -538,7 +537,7 @@ class PipelinedConnection(ReconnectingConnection):
         self._wake.set()
 
     async def _prepare(self, connection: Any) -> None:
-        # A server that loads its data accepts connections, but no commands.
+        # A server that is loading its data accepts connections, but no commands.
         await ask(connection, "PING")
 
     async def _work(self, connection: Any) -> None:
@@ -550,7 +549,7 @@ class PipelinedConnection(ReconnectingConnection):
         while True:
             await self._wake.wait()
             self._wake.clear()
-            # Wait one turn, so that all commands of this turn are written together.
+            # Wait one iteration of the event loop, so that all its commands are written together.
             await asyncio.sleep(0)
             batch, self._outbox = self._outbox, []
             self._outbox_bytes = 0

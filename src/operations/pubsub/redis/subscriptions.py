@@ -1,6 +1,6 @@
 """The subscriptions of a Redis client: its channels, mailboxes and queues.
 
-Each has its own connection, because a blocking read delays every later command.
+Each reader has its own connection, because a blocking read delays every later command.
 """
 
 import asyncio
@@ -29,44 +29,44 @@ from operations.pubsub.redis.connection import (
 logger = logging.getLogger("operations")
 
 _BLOCK = 500
-"""Milliseconds that a read blocks, and the interval at which an idle worker looks for abandoned entries."""
+"""Milliseconds that a read blocks, and the interval at which an idle worker checks for abandoned entries."""
 
 _HOT_BLOCK = int(IDLE * 1000)
-"""The same while requests keep coming."""
+"""Milliseconds that a read blocks while requests keep arriving."""
 
 _CLAIM_EVERY = 0.5
-"""Seconds between two looks for entries that a worker has taken but not begun."""
+"""Seconds between two checks for entries that a worker has read but not started."""
 
 _CLAIM_AFTER = 200
-"""Milliseconds after which such an entry goes to another worker."""
+"""Milliseconds after which another worker may claim such an entry."""
 
 _FRESH = 0.1
-"""Seconds after a read in which no entry of its answer can have gone to another worker."""
+"""Seconds after a read in which no other worker can have claimed its entries."""
 
 _TIDY_EVERY = 30.0
 """Seconds between two clean-ups."""
 
 _TIDY_AFTER = 30_000
-"""Milliseconds after which a consumer that does not read counts as gone."""
+"""Milliseconds after which a consumer that does not read counts as lost."""
 
 _SHORT_AGE = 0.01
-"""Seconds in a queue that do not count."""
+"""Waiting times in a queue up to this many seconds are reported as 0."""
 
 _MAILBOX_BATCH = 64
 """Messages per read."""
 
 _MAILBOX_BLOCK = 2000
-"""The same for mailboxes, and the time after which a removed one is created again."""
+"""Milliseconds that a read of a mailbox blocks, and after which a removed mailbox is created again."""
 
 _MAILBOX_SECONDS = 120
 """Lifetime of a mailbox after the last heartbeat of its owner."""
 
 _TRIM_EVERY = 256
-"""Messages read between clean-ups of a mailbox."""
+"""Messages that are read between two clean-ups of a mailbox."""
 
 
 class Channels(ReconnectingConnection):
-    """The channels of a client: topics, and the presence of everything that listens here.
+    """The channels of a client: its topics, and the channels that show the presence of its listeners.
 
     Args:
         client: The client.
@@ -88,7 +88,7 @@ class Channels(ReconnectingConnection):
     async def subscribe(
         self, channels: Sequence[str], receiver: Receiver | None, undo: AsyncExitStack
     ) -> None:
-        """Subscribe, and return when the server has confirmed it; without a receiver, only to be counted there.
+        """Subscribe, and return when the server has confirmed it; without a receiver, only for presence.
 
         Raises:
             TransportError: If it does not.
@@ -119,9 +119,9 @@ class Channels(ReconnectingConnection):
     async def _post(self, command: str, channels: Iterable[str]) -> None:
         """Send a command; do nothing while disconnected, because the next connection subscribes to all channels."""
         words, connection = tuple(channels), self._connection
-        # The library would connect it again.
+        # The library would reconnect.
         if words and connection is not None and connection.is_connected:
-            # If it breaks now, the reader notices and reconnects.
+            # If the connection breaks now, the reader notices it and reconnects.
             with suppress(*CONNECTION_ERRORS):
                 await connection.send_command(self._kind + command, *words)
 
@@ -132,7 +132,7 @@ class Channels(ReconnectingConnection):
             await connection.send_command(f"{self._kind}SUBSCRIBE", *self._receivers)
 
     async def _work(self, connection: Any) -> None:
-        # A server that another one has replaced keeps the connections of subscribers.
+        # A server that was replaced by another master keeps the connections of subscribers.
         await self._run_until_first(
             self._read(connection), self._keep_alive(connection.send_command), self._moved.wait()
         )
@@ -191,7 +191,8 @@ class MailboxReader(ReconnectingConnection):
             for box, entries in answer or ():
                 self._deliver(box.decode(), entries)
             now = self._loop.time()
-            # A flushed or evicted mailbox receives nothing, so check that it exists after a silent period.
+            # A flushed or evicted mailbox receives no messages, so check that it exists after a period without
+            # messages.
             if not answer or now - renewed_at > _MAILBOX_SECONDS / 4:
                 renewed_at = now
                 await self._prepare(connection)
@@ -250,7 +251,7 @@ for pass = 1, 2 do
 end
 return found
 """
-"""Takes up to so many entries from several queues: from each its share, and then from the rest."""
+"""Reads a number of entries from several queues: first an equal share from each, then from any queue."""
 
 _READ_SHA = sha1(_READ.encode(), usedforsecurity=False).hexdigest()
 
@@ -266,7 +267,7 @@ for i = 1, #KEYS do
 end
 return {}
 """
-"""Takes over an entry that its worker has taken but not begun; skips one that has left the queue."""
+"""Claims an entry that its worker has read but not started; skips entries that were removed from the queue."""
 
 _TIDY = """
 for i = 1, #KEYS do
@@ -277,7 +278,7 @@ for i = 1, #KEYS do
   end
 end
 """
-"""Removes the consumers of workers that were killed, once their entries have gone to others."""
+"""Removes the consumers of killed workers after other workers have claimed their entries."""
 
 
 _LEAVE = """
@@ -286,11 +287,11 @@ for i = 1, #KEYS do
   if #pending == 0 then redis.call('XGROUP', 'DELCONSUMER', KEYS[i], 'workers', ARGV[1]) end
 end
 """
-"""Removes a consumer, unless it leaves entries to others: they are lost with it."""
+"""Removes a consumer, unless it has pending entries, which would be lost with it."""
 
 
 class _EntryClaim:
-    """An entry that was read from a queue and is not removed yet."""
+    """An entry that was read from a queue, but not removed yet."""
 
     __slots__ = ("_entry_id", "_queue", "_reader", "is_fresh")
 
@@ -303,11 +304,11 @@ class _EntryClaim:
         self.is_fresh = is_fresh
 
     def remove(self) -> None:
-        """Remove the entry without waiting; at the latest with the next ones."""
+        """Remove the entry without waiting, at the latest together with the next entries."""
         self._reader.removed.setdefault(self._queue, []).append(self._entry_id)
 
     async def take(self, *, alone: bool) -> bool:
-        """Remove the entry; return False if another worker has removed it, or if that cannot be known."""
+        """Remove the entry; return False if another worker has, or may have, removed it."""
         delete, acknowledge = _removal(self._queue, self._entry_id)
         link, batch = self._reader.link, self._reader.batch
         try:
@@ -316,20 +317,20 @@ class _EntryClaim:
                 await link.post(*acknowledge)
                 return is_ours
         except (TransportError, ResponseError) as error:
-            logger.debug("a request could not be taken: %s", error)
+            logger.debug("a request could not be claimed: %s", error)
             return False
 
 
 class QueueReader(ReconnectingConnection):
-    """Takes from the queues of one or more clients, in rotation.
+    """Reads the queues of one or more clients, in rotation.
 
-    An entry stays in the queue until the worker begins it. Until then another worker may take it over, for example if
-    this one was killed or its event loop is blocked; removing it decides who runs it.
+    An entry stays in the queue until the worker starts it. Until then another worker may claim it, for example if this
+    worker was killed or its event loop is blocked. The worker that removes the entry runs it.
 
     Attributes:
-        link: Carries the commands that remove one entry.
-        batch: The number of entries to take.
-        removed: The entries to remove with the next ones, by queue.
+        link: The connection for commands that remove one entry.
+        batch: The number of entries to read.
+        removed: The entries to remove together with the next entries, by queue.
     """
 
     def __init__(self, client: RedisClient, queues: Mapping[str, str], consumer: Consumer) -> None:
@@ -347,7 +348,7 @@ class QueueReader(ReconnectingConnection):
         self._clock_ahead = 0.0
 
     async def aclose(self) -> None:
-        """Stop between two reads, so that no entry is taken and then dropped."""
+        """Stop between two reads, so that no entry is read and then dropped."""
         self._closing = True
         if self.link.is_up and self._client_id is not None and not self.batch.is_full:
             with suppress(TransportError, TimeoutError):
@@ -356,7 +357,7 @@ class QueueReader(ReconnectingConnection):
                     await asyncio.wait({self._task}, timeout=_BLOCK / 1000 + 1)
         await super().aclose()
         if self.link.is_up:
-            # Entries that have not begun go to other workers first.
+            # Entries that have not started are left to other workers first.
             await self.link.post("EVAL", _LEAVE, *self._keys(), self._consumer)
 
     async def _prepare(self, connection: Any) -> None:
@@ -369,23 +370,23 @@ class QueueReader(ReconnectingConnection):
                     raise TransportError(f"Redis: {error}") from error
 
     async def _load_scripts(self, connection: Any) -> None:
-        # Clients may run the script by which they put requests, but not load it.
+        # Clients may run the script that adds requests, but not load it.
         for script in (PUT, _READ):
             await ask(connection, "SCRIPT", "LOAD", script)
 
     def _keys(self) -> tuple[Any, ...]:
-        """The names of the queues, as arguments of a script."""
+        """Return the names of the queues as arguments of a script."""
         return (len(self._names), *self._names)
 
     async def _work(self, connection: Any) -> None:
         self._client_id = await ask(connection, "CLIENT", "ID")
-        # Before the first request: this worker's clock may be wrong, and another server has another clock.
+        # Done before the first request, because the clocks of this worker and of a new server may differ.
         await self._compare_clocks(connection)
         tidied_at = claimed_at = float("-inf")
         while not self._closing:
             count = await self.batch.room()
             try:
-                # An entry that was taken with an earlier read may have gone to another worker.
+                # Another worker may have claimed an entry of an earlier read.
                 sent_at = float("-inf") if self._held else self._loop.time()
                 entries = await self._next(connection, count)
                 now = self._loop.time()
@@ -405,13 +406,13 @@ class QueueReader(ReconnectingConnection):
                 await self._prepare(connection)
 
     async def _next(self, connection: Any, count: int) -> "list[_Entry]":
-        """Take up to `count` entries; wait for the first one, but only a moment while requests keep coming.
+        """Read up to `count` entries; wait for the first one, but only briefly while requests keep arriving.
 
-        A read that waits for long is answered with one entry, so that a burst goes to all idle workers.
+        A read that waits returns only one entry, so that a burst is distributed among all idle workers.
         """
         names = self._names
         if not self._held and len(names) > 1:
-            # The count of one read is for each stream; the script counts across them.
+            # The count of a read applies to each stream; the script limits the total.
             names.rotate(-1)
             command = (_READ_SHA, *self._keys(), self._consumer, count)
             self._held = _entries(await ask(connection, "EVALSHA", *command))
@@ -429,9 +430,9 @@ class QueueReader(ReconnectingConnection):
         return taken
 
     async def _take_over(self, connection: Any) -> None:
-        """Take over entries that their worker did not begin: it was killed, or its event loop is blocked.
+        """Claim entries that their worker did not start, because it was killed or its event loop is blocked.
 
-        One after the other: one of them may have killed the worker.
+        Entries are claimed one by one, because one of them may have killed the worker.
         """
         command = ("EVAL", _TAKE_OVER, *self._keys(), self._consumer, _CLAIM_AFTER)
         while not self._closing and await self.batch.room():
@@ -454,21 +455,21 @@ class QueueReader(ReconnectingConnection):
         removed, self.removed = self.removed, {}
         commands = [each for queue, ids in removed.items() for each in _removal(queue, *ids)]
         if commands:
-            # Sent before the first of them begins, in the next turn of the loop.
+            # Sent before the first entry starts, in the next iteration of the event loop.
             await connection.send_packed_command(b"".join(map(pack_command, commands)))
         await self.batch.begun(len(entries), began)
         for command in commands:
             await read_answer(connection, command)
 
     async def _compare_clocks(self, connection: Any) -> None:
-        """Measure how far the server's clock is ahead of the loop's, which is never set."""
+        """Measure the difference between the server's clock and the monotonic clock of the loop."""
         before = self._loop.time()
         seconds, microseconds = await ask(connection, "TIME")
         middle = (before + self._loop.time()) / 2
         self._clock_ahead = int(seconds) + int(microseconds) / 1e6 - middle
 
     async def _tidy(self, connection: Any) -> None:
-        """Compare the clocks, load the scripts, and remove the consumers of workers that were killed."""
+        """Compare the clocks, load the scripts, and remove the consumers of killed workers."""
         await self._compare_clocks(connection)
         await self._load_scripts(connection)
         await ask(connection, "EVAL", _TIDY, *self._keys(), _TIDY_AFTER)
@@ -479,12 +480,12 @@ _Entry: TypeAlias = tuple[bytes, bytes, Any]
 
 
 def _entries(answer: Any) -> list[_Entry]:
-    """Return the entries in the answer to a read."""
+    """Return the entries in the reply to a read."""
     return [
         (queue, entry_id, fields) for queue, entries in answer or () for entry_id, fields in entries
     ]
 
 
 def _removal(queue: bytes, *ids: bytes) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    # In this order: an entry that is acknowledged but still in the stream would never be read again.
+    # Deleted before it is acknowledged: an acknowledged entry that is still in the stream would never be read again.
     return ("XDEL", queue, *ids), ("XACK", queue, "workers", *ids)

@@ -1,9 +1,9 @@
-"""Events over one WebSocket: both ends may call, and both may serve.
+"""Event targets on WebSockets, on which both ends may call and serve.
 
-Connect to a WebSocket, accept one from any framework, and serve them with the `websockets` library.
+Connect to a WebSocket, accept a WebSocket of any framework, or serve WebSockets with the `websockets` library.
 
-Rule 1: a client reconnects by itself. The serving end of a connection is over when the connection breaks.
-Rule 2: a peer is rejected in the handshake, so that it does not believe that it is connected.
+Rule 1: a client reconnects automatically. The server side of a connection ends when the connection breaks.
+Rule 2: a peer is rejected in the handshake, so that it does not count as connected.
 """
 
 import asyncio
@@ -58,7 +58,7 @@ logger = logging.getLogger("operations")
 _REFUSALS = frozenset({401, 403, 404})
 
 _STABLE = 2.0
-"""Seconds after which a connection is stable and the backoff starts again."""
+"""Seconds after which a connection counts as stable and the backoff is reset."""
 
 
 @asynccontextmanager
@@ -73,20 +73,20 @@ async def connect_websocket(
     interop: bool = False,
     **options: Any,
 ) -> AsyncGenerator[WebSocketTarget]:
-    """Connect to a WebSocket for the length of an `async with` block; a lost connection is restored.
+    """Connect to a WebSocket for the duration of an `async with` block; a lost connection is restored.
 
     Args:
         url: `ws://` or `wss://`.
-        headers: To send with the handshake, for example a bearer token.
-        identity: The identity of the server, for operations that it calls here.
+        headers: Headers of the handshake, for example with a bearer token.
+        identity: The identity of the server, for operations that it calls on this client.
         trusted: Use the `identity` inside events.
-        max_bytes: The largest message, both ways; the server may announce a lower limit for those it receives.
+        max_bytes: The largest message in both directions; the server may announce a lower limit for received messages.
         max_values: How many JSON values a message may hold, both ways.
         interop: Use the original protocol: subscribe to topics by control messages.
-        options: For `websockets.connect`, for example `ssl`.
+        options: Options of `websockets.connect`, for example `ssl`.
 
     Raises:
-        TransportError: If the address cannot be read, the server cannot be reached now, or refuses the handshake.
+        TransportError: If the address is malformed, or the server cannot be reached or rejects the handshake.
     """
     enforce_address(url, ("ws", "wss"))
 
@@ -99,7 +99,7 @@ async def connect_websocket(
                 **{**SETTINGS, **options},
             )
         except (WebSocketException, OSError, TimeoutError) as error:
-            # The library quotes the whole address, with its password.
+            # The library quotes the whole address, including its password.
             if not isinstance(error, InvalidURI):
                 shown = without_secrets(url)
                 raise TransportError(f"{shown} cannot be reached: {error}{_hint(error)}") from error
@@ -121,7 +121,7 @@ async def connect_websocket(
 
 
 def _hint(error: BaseException) -> str:
-    """Return what to check if the server rejected the handshake."""
+    """Return advice if the server rejected the handshake."""
     if not isinstance(error, InvalidStatus):
         return ""
     status = error.response.status_code
@@ -133,7 +133,7 @@ def _hint(error: BaseException) -> str:
 
 
 class _DialedTarget(WebSocketTarget):
-    """The calling end, which reconnects."""
+    """The client side of a connection, which reconnects."""
 
     def __init__(self, dial: Callable[[], Awaitable[Any]], **options: Any) -> None:
         super().__init__(**options)
@@ -189,7 +189,7 @@ class _DialedTarget(WebSocketTarget):
 Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
 
 Identify: TypeAlias = Callable[[Any], Identity | Awaitable[Identity | None] | None]
-"""Returns the identity of a peer, from the request of its handshake."""
+"""Returns the identity of a peer, given its handshake request."""
 
 Authenticate: TypeAlias = Callable[[str, Headers, Callable[[], Any]], Awaitable[Identity | None]]
 """Calls the last argument to identify a peer; the others are its address and the headers of its handshake."""
@@ -207,7 +207,7 @@ async def accept_websocket(
     address: str = "",
     check: Callable[[], Any] | None = None,
 ) -> AsyncGenerator["AcceptedTarget"]:
-    """The serving end of a WebSocket that any framework has accepted, for the length of an `async with` block.
+    """Use a WebSocket that any framework has accepted for the duration of an `async with` block.
 
     `await target.wait_closed()` inside the block returns when the peer has disconnected.
 
@@ -215,11 +215,11 @@ async def accept_websocket(
         socket: The accepted socket.
         identity: The authenticated identity of the peer.
         trusted: Use the `identity` inside events.
-        max_bytes: The largest message to send; limit received messages where you accept the socket.
+        max_bytes: The largest message to send; limit received messages in the framework.
         max_values: How many JSON values a message may hold, both ways.
-        interop: Use the original protocol: send only the topics the peer subscribed to.
-        address: The address of the peer, by which limits count a peer without identity.
-        check: Returns the identity behind the peer's credential now, or an awaitable of it; raises if there is none.
+        interop: Use the original protocol: send only topics that the peer has subscribed to.
+        address: The address of the peer, for limits on peers without identity.
+        check: Returns the current identity for the peer's credential, or an awaitable of it; raises if there is none.
     """
     target = AcceptedTarget(
         socket,
@@ -239,11 +239,11 @@ async def accept_websocket(
 
 
 class AcceptedTarget(WebSocketTarget):
-    """The serving end of one connection.
+    """The server side of one connection.
 
     Attributes:
         address: The address of the peer.
-        check: Returns the identity behind the peer's credential now.
+        check: Returns the current identity for the peer's credential.
     """
 
     def __init__(
@@ -256,7 +256,7 @@ class AcceptedTarget(WebSocketTarget):
         self._task: asyncio.Task[str] | None = None
 
     def start(self) -> None:
-        """Carry events in the background."""
+        """Start to transport events in the background."""
         self.connected(self._accepted)
         self._task = asyncio.get_running_loop().create_task(self.run(self._accepted))
 
@@ -291,38 +291,38 @@ async def serve_websocket(
     interop: bool = False,
     **options: Any,
 ) -> AsyncGenerator[Server]:
-    """Accept WebSockets with the `websockets` library for the length of an `async with` block.
+    """Accept WebSockets with the `websockets` library for the duration of an `async with` block.
 
-    A handshake for an unknown Host is rejected with 421, one of a web page elsewhere with 403, and one at another path
-    with 404.
+    A handshake is rejected with 421 for an unknown Host, with 403 for a web page of another site, and with 404 at
+    another path.
 
     Args:
-        on_connection: Runs for as long as a connection lives, for example `hub.attach`.
+        on_connection: Runs for the duration of a connection, for example `hub.attach`.
         host: The address to listen on.
-        port: The port to listen on; 0 picks a free one.
-        path: The path at which clients connect, for example `/ws`.
+        port: The port to listen on; 0 selects a free port.
+        path: The path for clients, for example `/ws`.
         identify: Returns the identity of a peer, from its handshake; an exception rejects the connection.
-        authenticate: Calls `identify`, for example to slow down peers that guess credentials.
-        allowed_hosts: Names this server answers to; `*` for any. Default: the names of this machine, and `host`.
-        allowed_origins: `scheme://host[:port]` of web pages elsewhere that may connect.
+        authenticate: Calls `identify`, for example with throttling of peers that guess credentials.
+        allowed_hosts: Accepted host names; `*` for any. Default: the names of this machine, and `host`.
+        allowed_origins: `scheme://host[:port]` of pages of other sites that may connect.
         max_bytes: The largest message to send.
         max_received: The largest message to accept, at most `max_bytes`; announced to clients of this library.
         max_values: How many JSON values a message may hold, both ways.
         interop: Use the original protocol.
-        options: For `websockets.serve`, for example `ssl`.
+        options: Options of `websockets.serve`, for example `ssl`.
     """
     enforce_lists(allowed_hosts=allowed_hosts, allowed_origins=allowed_origins)
     rules = HostRules(
         (*LOOPBACK, host) if allowed_hosts is None else allowed_hosts, allowed_origins
     )
-    # By connection, from its handshake until it is served.
+    # The identities by connection, from the handshake until it is served.
     known: WeakKeyDictionary[ServerConnection, tuple[Identity, Request]] = WeakKeyDictionary()
     process_request = options.pop("process_request", None)
     process_response = options.pop("process_response", None)
     max_received = min(max_received, max_bytes)
 
     async def greet(connection: ServerConnection, request: Request) -> Response | None:
-        """Reject in the handshake: a client that is rejected later believes it is connected, and reconnects at once."""
+        """Reject in the handshake: a client that is rejected later counts as connected, and reconnects at once."""
         rejected, _ = rules.check(_raw_headers(request))
         if rejected is not None:
             return connection.respond(HTTPStatus(rejected.status), rejected.message + "\n")
@@ -346,7 +346,7 @@ async def serve_websocket(
             status = HTTPStatus.TOO_MANY_REQUESTS if is_too_many else HTTPStatus.UNAUTHORIZED
             return connection.respond(status, f"{error}\n")
         except Exception as error:  # noqa: BLE001 - any exception rejects
-            # Not its text, which may contain the credential.
+            # Omit its text, which may contain the credential.
             logger.warning("a WebSocket was rejected: identify raised %s", type(error).__name__)
             return connection.respond(HTTPStatus.UNAUTHORIZED, "The credential is not valid\n")
         if identity is not None:

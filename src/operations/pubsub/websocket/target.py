@@ -1,9 +1,9 @@
-"""One end of a WebSocket: an event target, and the socket below it.
+"""One end of a WebSocket: the event target and its socket.
 
-Every message is a text frame with the JSON of one event. The peer is the only address: requests go to its consumer,
-all other events to its listeners.
+Every message is a text frame with the JSON of one event. The peer is the only address: requests are delivered to its
+consumer, all other events to its listeners.
 
-Rule 1: the connection is the peer. When it breaks, the calls over it are lost, and their callers get an error.
+Rule 1: the connection is the peer. When it breaks, its calls are lost, and their callers receive an error.
 """
 
 import asyncio
@@ -35,32 +35,32 @@ from operations.types import JSONObject
 MAX_BYTES = 16 * 1024 * 1024
 
 MAX_RECEIVED = 4 * 1024 * 1024
-"""Bytes of a message that a server accepts by default: a larger one would block the event loop noticeably."""
+"""The default size limit of messages at a server, in bytes; larger messages would block the event loop noticeably."""
 
 ANNOUNCED = "Operations-Max-Bytes"
-"""The header of a handshake's response with the largest message that the server accepts."""
+"""The response header of a handshake with the largest message that the server accepts."""
 
 BATCHES = "Operations-Batches"
-"""The header of a handshake, in both directions, of a peer that reads several events from one frame, one per line."""
+"""The handshake header, in both directions, of a peer that accepts several events in one frame, one per line."""
 
 PING_INTERVAL = 8.0
 PING_TIMEOUT = 8.0
-"""Seconds. Their sum limits how long a lost peer goes unnoticed."""
+"""Seconds; their sum is the longest time until a lost peer is detected."""
 
 CLOSE_TIMEOUT = 1.0
 """Seconds for the closing handshake."""
 
 _GATHERED = 16
 _GATHERED_BYTES = 32 * 1024
-"""Messages, and bytes, that are written together. If all of a turn were written at its end, the two peers would work in
-turns instead of in parallel."""
+"""Limits of messages and bytes that are written together. If all messages of an iteration were written at its end, the
+two peers would work alternately instead of in parallel."""
 
 _MAX_IN_TURN = 256 * 1024
-"""Bytes that may be sent before others have their turn of the loop."""
+"""Bytes that may be sent before other tasks run."""
 
 _logger = logging.getLogger("operations.websocket")
 _logger.setLevel(logging.INFO)
-"""For the library: at the debug level it would log headers and messages, with their credentials."""
+"""The log level of the library: at debug level it would log headers and messages with credentials."""
 
 SETTINGS: dict[str, Any] = {
     "logger": _logger,
@@ -84,7 +84,7 @@ class Socket(Protocol):
         ...
 
     async def receive(self) -> bytes:
-        """The next text frame.
+        """Return the next text frame.
 
         Raises:
             EOFError: If the socket is closed.
@@ -99,12 +99,12 @@ class Socket(Protocol):
 class LibrarySocket:
     """A connection of the `websockets` library.
 
-    Messages of one turn of the event loop are written in pieces of `_GATHERED`, and the rest at its end.
-    The library would write every message for itself: for a small message, the frame and the system call cost more than
-    the message. If the peer reads batches, each piece is one frame.
+    Messages of one iteration of the event loop are written in pieces of `_GATHERED`, and the rest at its end.
+    The library would write every message separately: for a small message, the frame and the system call cost more than
+    the message itself. If the peer accepts batches, each piece is one frame.
 
-    The library's keepalive waits for room before it pings, so it never misses a peer that stopped reading while much
-    was on its way: that is watched here.
+    The library's keepalive waits for buffer space before it pings, so it does not detect a peer that has stopped
+    reading; this class does.
 
     Attributes:
         batches: Whether a frame may contain several events, one per line.
@@ -122,7 +122,7 @@ class LibrarySocket:
         self._reason = ""
 
     async def send(self, text: bytes) -> None:
-        """Send a text frame, together with others that are sent in this turn of the loop."""
+        """Send a text frame, together with other frames of this iteration of the event loop."""
         connection = self._connection
         if _CAN_GATHER:
             await self._room()
@@ -179,14 +179,14 @@ class LibrarySocket:
             self._watch(0.0, self._gone(), 0)
 
     def _watch(self, idle: float, gone: int, pings: int) -> None:
-        """Abort the connection if the peer reads nothing for as long as a ping and its answer may take."""
+        """Abort the connection if the peer reads no data for the time of a ping and its response."""
         connection = self._connection
         self._watching = None
         interval, timeout = connection.ping_interval, connection.ping_timeout
         if not connection.paused or interval is None or timeout is None:
             return
         before, gone = gone, self._gone()
-        # The library itself adds one ping, and then the answers to pings of the peer.
+        # The library itself writes one ping, and responses to pings of the peer.
         pings += gone < before
         is_moving = gone > before or (gone < before and pings > 1)
         step = timeout / 8
@@ -198,12 +198,12 @@ class LibrarySocket:
             self._watching = connection.loop.call_later(step, self._watch, idle, gone, pings)
 
     def _gone(self) -> int:
-        """Return the bytes that have left this process, less those that the library wrote by itself."""
+        """Return the number of sent bytes, without those that the library wrote itself."""
         size: int = self._connection.transport.get_write_buffer_size()
         return self._written - size
 
     async def receive(self) -> bytes:
-        """The next frame."""
+        """Return the next frame."""
         try:
             body: bytes = await self._connection.recv(decode=False)
         except ConnectionClosed as error:
@@ -220,7 +220,7 @@ class LibrarySocket:
             await self._connection.wait_closed()
 
 
-# Not documented by the library; if they are missing, messages are sent one by one.
+# These are not documented by the library; without them, messages are sent one by one.
 _CAN_GATHER = hasattr(Connection, "send_data") and hasattr(Connection, "drain")
 
 
@@ -228,7 +228,7 @@ logger = logging.getLogger("operations")
 
 _MAX_EARLY = 100
 _MAX_EARLY_BYTES = 1024 * 1024
-"""Messages, and bytes, that are kept for the first one to listen."""
+"""Limits of messages and bytes that are buffered for the first listener."""
 
 _PEER = "peer"
 _CALL_START = b'{"type":"call.'
@@ -239,7 +239,7 @@ class WebSocketTarget(EventTarget):
     """One end of a WebSocket.
 
     Attributes:
-        malformed: Frames that were no events.
+        malformed: Frames that were not events.
     """
 
     def __init__(
@@ -270,20 +270,20 @@ class WebSocketTarget(EventTarget):
 
     @property
     def is_connected(self) -> bool:
-        """Whether the peer is there now."""
+        """Whether the peer is connected."""
         return self._socket is not None
 
     def mailbox(self) -> str:
-        """The peer."""
+        """Return the address of the peer."""
         return _PEER
 
     async def listen(self, addresses: Sequence[str], receiver: Receiver) -> AsyncExitStack:
-        """Get everything but requests that the peer sends."""
+        """Receive all events of the peer except requests."""
         enforce_lists(addresses=addresses)
         return await self._register(self._listeners, receiver)
 
     async def consume(self, queue: str, consumer: Consumer) -> AsyncExitStack:
-        """Get the requests that the peer sends, for any queue: a peer is a group of one."""
+        """Receive the requests of the peer, for any queue: a peer is a group with one worker."""
         return await self._register(self._takers, consumer)
 
     async def _register(self, receivers: list[Receiver], receiver: Receiver) -> AsyncExitStack:
@@ -291,7 +291,7 @@ class WebSocketTarget(EventTarget):
         undo.push_async_callback(self._update_topics)
         undo.callback(receivers.remove, receiver)
         receivers.append(receiver)
-        # Deliver the messages that were kept for the first listener.
+        # Deliver the messages that were buffered for the first listener.
         self._attached.set()
         early, self._early = self._early, []
         for body in early:
@@ -326,11 +326,11 @@ class WebSocketTarget(EventTarget):
         return ""
 
     async def is_present(self, address: str) -> bool:
-        """Whether the peer is there."""
+        """Return whether the peer is connected."""
         return self._socket is not None
 
     async def dead_letter(self, queue: str, body: bytes) -> None:
-        """Log the loss: there is no place to keep the request."""
+        """Log the lost request, because it cannot be stored."""
         logger.error("a request that broke its peer was dropped")
 
     # ---------------------------------------------------------------------------------------- the socket
@@ -344,7 +344,7 @@ class WebSocketTarget(EventTarget):
         self._connected.set()
 
     async def run(self, socket: Socket) -> str:
-        """Carry events until the socket closes; return the reason."""
+        """Transport events until the socket closes; return the reason."""
         reason = "the WebSocket was closed"
         batches = isinstance(socket, LibrarySocket) and socket.batches
         try:
@@ -366,13 +366,13 @@ class WebSocketTarget(EventTarget):
         return reason
 
     async def _keep(self, body: bytes) -> None:
-        """Keep messages that arrive before the first listener, up to a limit."""
+        """Buffer messages that arrive before the first listener, up to a limit."""
         self._early.append(body)
         if len(self._early) >= _MAX_EARLY or sum(map(len, self._early)) > _MAX_EARLY_BYTES:
             await self._attached.wait()
 
     def restored(self) -> None:
-        """The peer is back."""
+        """Handle a reconnected peer."""
         for receiver in (*self._listeners, *self._takers):
             receiver.restored()
 
@@ -382,13 +382,13 @@ class WebSocketTarget(EventTarget):
         except Exception:
             # The next message must be read even if this one is not valid.
             self.malformed += 1
-            logger.log(self._broken.level(), "a message could not be taken", exc_info=True)
+            logger.log(self._broken.level(), "a message could not be processed", exc_info=True)
 
     def _deliver(self, body: bytes) -> None:
         if body.startswith(_REQUEST_START):
             is_request = True
         elif body.startswith(_CALL_START):
-            # Written by this library, so the type is known without decoding.
+            # Encoded by this library, so the type is known without decoding.
             is_request = False
         else:
             try:
@@ -408,7 +408,7 @@ class WebSocketTarget(EventTarget):
     # ---------------------------------------------------------------------------------------- interop
 
     def _control(self, kind: str, payload: Any) -> None:
-        """Process a control message, by which the original protocol subscribes to events."""
+        """Process a control message, with which the original protocol subscribes to events."""
         if self._topics is None or not self._topics.control(kind, payload):
             self.malformed += 1
 
@@ -418,7 +418,7 @@ class WebSocketTarget(EventTarget):
             await self._topics.wait_for(topic)
 
     async def _update_topics(self) -> None:
-        """Subscribe once to each topic with a listener here, and release topics without one."""
+        """Subscribe once to each topic with a local listener, and unsubscribe from topics without one."""
         socket = self._socket
         if self._topics is None or socket is None:
             return
@@ -461,14 +461,14 @@ def _read_frame(body: bytes, max_values: int) -> _Frame:
     """Return the frame in a JSON text.
 
     Raises:
-        ValueError: If it is not one, or too large to be decoded.
+        ValueError: If it is malformed or too large.
     """
     enforce_bounds(body, max_values=max_values)
     return _decode(body)
 
 
 def _control_message(kind: str, topic: str) -> bytes:
-    """Return the control message that subscribes to a topic (`__subscribe`) or releases it (`__unsubscribe`)."""
+    """Return the control message that subscribes to a topic (`__subscribe`) or unsubscribes (`__unsubscribe`)."""
     return msgspec.json.encode({"type": kind, "id": "", "payload": {"topic": topic}})
 
 
@@ -476,7 +476,7 @@ class _Topics:
     """The topics that the peer has subscribed to.
 
     Args:
-        max_values: How many JSON values a message may hold.
+        max_values: The largest number of JSON values in a message.
     """
 
     def __init__(self, max_values: int) -> None:
@@ -485,7 +485,7 @@ class _Topics:
         self._changed = asyncio.Event()
 
     def clear(self) -> None:
-        """Forget all topics: the peer is a new one."""
+        """Remove all topics, because the peer is new."""
         self._topics.clear()
 
     def control(self, kind: str, payload: Any) -> bool:
@@ -509,7 +509,7 @@ class _Topics:
             await self._changed.wait()
 
     def has(self, body: bytes) -> bool:
-        """Return whether the peer subscribed to this event, by its type alone or by type and request id."""
+        """Return whether the peer has subscribed to this event, by its type or by its type and request id."""
         frame = _read_frame(body, self._max_values)
         if f"{frame.type}:" in self._topics:
             return True

@@ -79,7 +79,7 @@ def certain_types(root: Plan) -> frozenset[type]:
 
 
 def open_containers(root: Plan) -> frozenset[type]:
-    """Return the types of containers that are valid whatever they hold."""
+    """Return the types of containers that are valid with any content."""
     if not root.is_bare:
         return frozenset()
     return frozenset(kind for kind, name in _CONTAINERS.items() if root.allows(name))
