@@ -195,7 +195,7 @@ def _access_of(options: OperationOptions) -> AccessControl:
 
 
 def operation_of(value: object) -> Operation | None:
-    """Return the operation that `value` is, or was marked as; None if it is neither.
+    """Return `value` if it is an operation, the operation of a marked function, or None.
 
     Raises:
         RegistrationError: If `value` is a marked method of a class instead of an object.

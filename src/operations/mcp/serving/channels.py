@@ -310,7 +310,7 @@ def _logger(request: RequestContext) -> Log:
 
 
 def _filtered(send: Callable[[JSONObject], Awaitable[None]], connection: Connection) -> Log:
-    """Return the function that sends the log messages that the client wants; all unless it has set a level."""
+    """Return a log function that drops messages below the level that the client has set, if it has set one."""
 
     async def log(level: str, data: Any, logger_name: str | None) -> None:
         level = level if level in LEVELS else "info"
