@@ -514,9 +514,12 @@ class Supervisor:
         """
         loop = asyncio.get_running_loop()
         since = loop.time()
-        while not self._closing.is_set() and loop.time() - since < QUIET_SECONDS:
+        while not self._closing.is_set():
+            # Asked before the time is compared: a blocked event loop is not a pause between calls.
             if opened.calls():
                 since = loop.time()
+            elif loop.time() - since >= QUIET_SECONDS:
+                return
             with suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK_SECONDS):
                     await self._closing.wait()

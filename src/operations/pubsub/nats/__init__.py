@@ -227,8 +227,9 @@ class NatsTarget(EventTarget):
 
     @property
     def is_connected(self) -> bool:
-        """Whether the server can be reached now."""
-        return self._nats.is_connected
+        """Whether the server can be reached now, and the receivers know it."""
+        # The library is connected a moment before it calls `_on_restored`.
+        return self._nats.is_connected and self._connected.is_set()
 
     async def _on_lost(self) -> None:
         if self._connected.is_set() and not self._affinity.is_closed:
@@ -251,7 +252,7 @@ class NatsTarget(EventTarget):
         self.max_bytes = self._nats.max_payload - (_HEADER_BYTES if self.durable else 0)
 
     async def _ready(self, wait: float) -> None:
-        if self._nats.is_connected:
+        if self.is_connected:
             return
         try:
             async with asyncio.timeout(wait):
@@ -378,7 +379,7 @@ class NatsTarget(EventTarget):
     async def send(self, address: str, body: bytes) -> None:
         """Publish to a mailbox, topic or control address of this prefix, or to the inbox of a plain NATS client."""
         subject = self._subject(address)
-        if not self._nats.is_connected:
+        if not self.is_connected:
             await self._ready(_SEND_WAIT)
         await self._publish(subject, body, "")
 
@@ -455,7 +456,7 @@ class NatsTarget(EventTarget):
         self, queue: str, body: bytes, *, key: str, reply_to: str, wait: float
     ) -> str:
         """Publish to the queue's subject. If it has no subscriber, the server sends an empty message to `reply_to`."""
-        if not self._nats.is_connected:
+        if not self.is_connected:
             await self._ready(wait)
         if self._jetstream is not None:
             subject = f"{self._queue(queue, 'durable')}.{self._client}"
