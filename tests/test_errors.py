@@ -61,6 +61,7 @@ DECLARED = [ErrorDefinition("GONE"), ErrorDefinition("GONE_FOR_EVER")]
         (ValueError("GONE"), "GONE", "GONE"),
         (ValueError("GONE: since monday"), "GONE", "since monday"),
         (ValueError("GONE:"), "GONE", "GONE"),
+        (ValueError("GONE://x refused"), "GONE", "GONE://x refused"),
         (ValueError("GONE_FOR_EVER: x"), "GONE_FOR_EVER", "x"),
         (ValueError("GONE fishing"), ErrorCode.EXECUTION_ERROR, "ValueError: GONE fishing"),
         (ValueError("OTHER: x"), ErrorCode.EXECUTION_ERROR, "ValueError: OTHER: x"),

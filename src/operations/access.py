@@ -480,24 +480,20 @@ def enforce_access(
         raise access_denied(operation_id)
 
 
+def access_denied(operation_id: str) -> CallError:
+    """Return the error for a rejected caller, without a reason."""
+    return CallError(ErrorCode.ACCESS_DENIED, f"Access denied: {operation_id}")
+
+
 class AccessDeniedError(CallError):
     """The access check of an operation rejected its caller.
-
-    Attributes:
-        operation_id: The operation.
-    """
-
-    def __init__(self, operation_id: str, message: str) -> None:
-        super().__init__(ErrorCode.ACCESS_DENIED, message)
-        self.operation_id = operation_id
-
-
-def access_denied(operation_id: str, *, nested: bool = False) -> AccessDeniedError:
-    """Return the error for a rejected caller, without a reason.
 
     Args:
         operation_id: The operation that the caller called.
         nested: Whether that operation called another one, which the caller may not call and need not know.
     """
-    reason = " calls an operation that its caller may not call" if nested else ""
-    return AccessDeniedError(operation_id, f"Access denied: {operation_id}{reason}")
+
+    def __init__(self, operation_id: str, *, nested: bool = False) -> None:
+        reason = " calls an operation that its caller may not call" if nested else ""
+        super().__init__(ErrorCode.ACCESS_DENIED, f"Access denied: {operation_id}{reason}")
+        self.operation_id = operation_id

@@ -211,8 +211,9 @@ def map_error(exception: BaseException, error_schemas: Iterable[DeclaredError] =
         text = ""
     for declared in error_schemas:
         if text == declared.code or text.startswith(declared.code + ":"):
-            rest = text.removeprefix(declared.code + ":").strip()
-            return CallError(declared.code, rest or declared.code)
+            rest = text.removeprefix(declared.code + ":")
+            is_message = rest == "" or rest.startswith(" ")
+            return CallError(declared.code, (rest.strip() or declared.code) if is_message else text)
     kind = type(exception).__name__
     error = CallError(ErrorCode.EXECUTION_ERROR, f"{kind}: {text}" if text else kind)
     error.unexpected = True

@@ -11,6 +11,7 @@ import logging
 import re
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from time import time_ns
 from typing import IO, Any, Final, Literal, Protocol, Self, TypeAlias
@@ -185,6 +186,9 @@ class CallGraph:
         self._limit = limit
         self._failures = LogThrottle()
         self._file: IO[bytes] | None = None
+        self._is_cut = False
+        """Whether the last line was not written completely, because the disk is full."""
+
         if path is not None:
             # Closed by `close`: the graph outlives every block it could be opened in.
             self._file = Path(path).open("ab", buffering=0)  # noqa: SIM115
@@ -218,8 +222,9 @@ class CallGraph:
             record.outcome = event.code or _SUCCESS
             add_counts(record.changes, event.changes or {})
             if self._file is not None:
+                line = b"\n" * self._is_cut + msgspec.json.encode(record) + b"\n"
                 try:
-                    self._file.write(msgspec.json.encode(record) + b"\n")
+                    self._is_cut = self._file.write(line) < len(line)
                 except OSError as error:
                     # Calls go on if the disk is full.
                     logger.log(self._failures.level(), "calls cannot be recorded: %s", error)
@@ -255,13 +260,12 @@ class CallGraph:
 
 
 def read_graph(paths: Iterable[str | Path]) -> list[CallRecord]:
-    """Return the calls in files that `CallGraph` wrote, by the time they started."""
-    records = [
-        msgspec.json.decode(line, type=CallRecord)
-        for path in paths
-        for line in Path(path).read_bytes().splitlines()
-        if line
-    ]
+    """Return the calls in files that `CallGraph` wrote, by the time they started; a line that is cut off is skipped."""
+    records: list[CallRecord] = []
+    for path in paths:
+        for line in Path(path).read_bytes().splitlines():
+            with suppress(msgspec.DecodeError):
+                records.append(msgspec.json.decode(line, type=CallRecord))
     return sorted(records, key=lambda record: record.started_at)
 
 

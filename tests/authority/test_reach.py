@@ -12,6 +12,7 @@ from operations import (
     Identity,
     OperationContext,
     OperationRegistry,
+    enforce_access,
 )
 from operations.calls import CallGraph
 from operations.cli.doctor import undeclared_calls
@@ -95,6 +96,19 @@ async def test_a_rejected_nested_call_is_not_named_to_the_outer_caller() -> None
     named = ("agent.run", "agent.run", "agent.follow")
     assert [error.message for error in errors] == [text.format(each) for each in named]
     assert {error.code for error in errors} == {DENIED}
+
+
+async def test_a_check_inside_an_operation_is_reported_as_it_was_made() -> None:
+    registry = OperationRegistry()
+
+    @registry.operation("bill.read", type="query")
+    async def read(context: OperationContext) -> None:
+        enforce_access(AccessControl(["boss"]), context.identity, operation_id="bill 7")
+
+    with pytest.raises(CallError) as caught:
+        await registry.execute("bill.read", {}, OperationContext(identity=Identity("anyone")))
+
+    assert (caught.value.code, caught.value.message) == (DENIED, "Access denied: bill 7")
 
 
 async def test_a_declared_nested_call_runs_on_the_authority_of_the_operation() -> None:

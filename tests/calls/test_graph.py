@@ -1,5 +1,6 @@
 """The call graph."""
 
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,24 @@ async def test_the_lines_of_two_processes_form_one_graph(tmp_path: Path) -> None
     assert {record.operation_id for record in records} >= {"top.go", "root.run", "leaf.ok"}
     # top.go, its call at the caller, the same call at the worker, and the nested call.
     assert render_tree(records).splitlines()[-1].startswith("      └─ leaf.many")
+
+
+async def test_a_record_that_was_cut_off_costs_only_that_call(tmp_path: Path) -> None:
+    path, registry = tmp_path / "calls", build()
+    with CallGraph(path) as graph:
+        registry.observe(graph)
+        await registry.execute("leaf.ok", {})
+        size = path.stat().st_size
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, before[1]))
+        try:
+            await registry.execute("leaf.ok", {})
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        await registry.execute("leaf.ok", {})
+
+    assert path.read_bytes().count(b"\n") == 3
+    assert [record.operation_id for record in read_graph([path])] == ["leaf.ok"] * 2
 
 
 async def test_only_so_many_calls_are_kept() -> None:

@@ -14,7 +14,7 @@ from tests.servers import RedisServer, running
 
 from operations.calls import PendingRequestMap, RemoteService, from_calls, serve_calls
 from operations.errors import CallError, ErrorCode, TransportError
-from operations.pubsub.base import Consumer, EventTarget, Receiver
+from operations.pubsub.base import Consumer, Delivery, EventTarget, Receiver
 from operations.pubsub.memory import MemoryTarget
 from operations.registry import OperationRegistry
 
@@ -176,3 +176,34 @@ async def test_calls_that_could_not_open_can_be_used_once_the_broker_is_there(
             await calls.aclose()
 
     assert caught.value.code == ErrorCode.UNAVAILABLE
+
+
+async def test_a_cancelled_caller_is_cancelled_while_the_request_is_sent_again(
+    registry: OperationRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gates: list[asyncio.Future[None]] = []
+    replies: list[Delivery] = []
+
+    class Gated(MemoryTarget):
+        direct = False
+
+        async def enqueue(self, *arguments: Any, **options: Any) -> str:
+            receipt = await super().enqueue(*arguments, **options)
+            gates.append(asyncio.get_running_loop().create_future())
+            await gates[-1]
+            return receipt
+
+    target = Gated()
+    async with serve_calls(registry, target), PendingRequestMap(target) as calls:
+        receive = calls.receive
+        monkeypatch.setattr(calls, "receive", replies.append)
+        caller = asyncio.create_task(calls.call("math.add", {"a": 1, "b": 1}))
+        await until(lambda: any(b"call.responded" in reply.body for reply in replies))
+        [request_id] = calls.pending
+        calls.undelivered(request_id, True)
+        await until(lambda: len(gates) == 2)
+        # The reply interrupts the second sender; the caller is the first one.
+        receive(next(reply for reply in replies if b"call.responded" in reply.body))
+        caller.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await caller

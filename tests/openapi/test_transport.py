@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import errno
 import ssl
 import subprocess
 from collections.abc import AsyncGenerator
@@ -9,6 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 from aiohttp import web
 from tests.openapi.echo import Echo
@@ -16,6 +18,8 @@ from tests.openapi.serving import document, imported, serving
 
 from operations import CallError, ErrorCode, Identity, OperationContext
 from operations.openapi import HTTPServiceConfig, from_openapi
+from operations.openapi.aiohttp_transport import _call_error as failure
+from operations.openapi.transport import HTTPRequest
 
 
 class Proxy:
@@ -308,3 +312,16 @@ async def test_a_header_function_that_fails_or_breaks_out_stops_the_call(
 
     assert "CANARY" not in str(caught.value.to_wire())
     assert echo.seen == []
+
+
+def test_a_lost_connection_is_reported_with_its_own_reason() -> None:
+    request = HTTPRequest(method="GET", url="https://api.test/x", headers={}, body=None, timeout=5)
+    reasons = {
+        "[SSL: TLSV13_ALERT_CERTIFICATE_REQUIRED] certificate required": 1,
+        "Connection reset by peer": errno.ECONNRESET,
+    }
+    for reason, number in reasons.items():
+        error = failure(aiohttp.ClientOSError(number, reason), request)
+        assert reason in error.message
+    refused = failure(OSError(errno.ECONNREFUSED, "Connect call failed ('127.0.0.1', 1)"), request)
+    assert "(Connection refused)" in refused.message

@@ -171,5 +171,8 @@ async def test_a_console_answers_all_other_paths() -> None:
     client, _ = serving(console=console)
 
     assert (await client.get("/")).body == b"/"
+    # It may have credentials of its own.
+    own = await client.get("/page", headers={"authorization": "Bearer of-another-application"})
+    assert own.body == b"/page"
     assert (await client.get("/style.css")).body == b"/style.css"
     assert (await client.get("/open/get?id=1")).json == 1

@@ -38,7 +38,7 @@ from operations._pipeline.plan import (
     Plan,
 )
 from operations._pipeline.reports import ChangeLog, code_of, count_end, recorded, report_start
-from operations.access import AccessDeniedError, access_denied
+from operations.access import AccessDeniedError
 from operations.context import CLOSED, OperationContext
 from operations.envelopes import (
     MAX_CHANGES,
@@ -71,7 +71,7 @@ def enter(plan: Plan, context: OperationContext) -> None:
     grant = None if identity is None else identity.grant
     is_covered = grant is None or not plan.operation.needs_grant or grant.covers(plan.id)
     if not is_covered or (permits is not None and not permits(identity)):
-        raise access_denied(plan.id)
+        raise AccessDeniedError(plan.id)
 
 
 def has_authority(plan: Plan, context: OperationContext) -> bool:
@@ -96,9 +96,9 @@ async def guard(plan: Plan, value: Any, context: OperationContext) -> tuple[Any,
     try:
         if not has_authority(plan, context):
             if permits_input is not None and not permits_input(identity, value):
-                raise access_denied(plan.id)
+                raise AccessDeniedError(plan.id)
             if grant is not None and not grant.accepts(plan.id, value):
-                raise access_denied(plan.id)
+                raise AccessDeniedError(plan.id)
         if plan.admits or (grant is not None and grant.is_limited):
             value = await plan.host.authority.admit(plan.operation, plan.digest, value, context)
     except BaseException as error:
@@ -246,7 +246,7 @@ def fail(plan: Plan, context: OperationContext, error: BaseException) -> NoRetur
             # Also if the handler's cleanup raised another exception.
             raise cancellation
     if isinstance(error, AccessDeniedError) and error.operation_id != plan.id:
-        raise access_denied(plan.id, nested=True) from error
+        raise AccessDeniedError(plan.id, nested=True) from error
     if isinstance(error, CallError):
         raise error
     if isinstance(error, asyncio.CancelledError):

@@ -398,7 +398,9 @@ def read_event(
 def _is_shallow(event: CallEvent) -> bool:
     """Return whether an event is known to be nested within the limit: requests and results without more."""
     if type(event) is CallRequested:
-        return event.payload.metadata is None and nests_within(event.payload.input, MAX_DEPTH)
+        request = event.payload
+        has_more = request.metadata is not None or request.identity is not None
+        return not has_more and nests_within(request.input, MAX_DEPTH)
     if type(event) is CallResponded:
         output = event.payload.output
         return type(output.meta) is LocalResponseMeta and nests_within(output.data, MAX_DEPTH)

@@ -216,12 +216,13 @@ class CallSender(ABC):
                 call.receipt = receipt or ""
         except asyncio.CancelledError:
             # Other code may have cancelled the task as well.
-            if not call.is_interrupted or task.cancelling() > cancellations + 1:
+            if call.interrupted is not task or task.cancelling() > cancellations + 1:
                 raise
         finally:
-            call.sender = None
-            if call.is_interrupted:
-                call.is_interrupted = False
+            if call.sender is task:
+                call.sender = None
+            if call.interrupted is task:
+                call.interrupted = None
                 task.uncancel()
             self._waiting -= 1
             self._waiting_bytes -= size

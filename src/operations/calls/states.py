@@ -355,8 +355,8 @@ class PendingCall(msgspec.Struct, eq=False):
     sender: "asyncio.Task[Any] | None" = None
     """The task that is sending the request."""
 
-    is_interrupted: bool = False
-    """Whether that task was cancelled because the call ended. The request may or may not have been delivered."""
+    interrupted: "asyncio.Task[Any] | None" = None
+    """The task that was cancelled because the call ended. The request may or may not have been delivered."""
 
     receipt: str = ""
     """Identifies the request at a broker that stores it until a worker starts it."""
@@ -383,8 +383,8 @@ class PendingCall(msgspec.Struct, eq=False):
         asyncio.get_running_loop().call_soon(self._interrupt)
 
     def _interrupt(self) -> None:
-        if self.sender is not None and not self.is_interrupted:
-            self.is_interrupted = True
+        if self.sender is not None and self.interrupted is not self.sender:
+            self.interrupted = self.sender
             self.sender.cancel()
 
 

@@ -12,6 +12,7 @@ import keyword
 import re
 from collections.abc import Collection, Iterable, Sequence
 from fnmatch import fnmatchcase
+from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -141,7 +142,7 @@ It requires only aiohttp.
 """
 '''
 _TYPING = ("Literal", "NotRequired", "TypedDict")
-_RUNTIME = Path(__file__).with_name("client_runtime.py").read_text(encoding="utf-8")
+_RUNTIME = files("operations.cli").joinpath("client_runtime.py").read_text(encoding="utf-8")
 """The part that all clients share. It is not imported, because it needs aiohttp."""
 
 _TAKEN = frozenset(

@@ -41,7 +41,7 @@ from rich.text import Text
 from operations._json import is_object, list_of, object_of, to_json
 from operations._text import counted
 from operations.config import ConfigError, ConfigFile, enforce_trusted, find_config, load_config
-from operations.errors import CallError, ErrorCode, OperationsError, TransportError
+from operations.errors import CallError, ErrorCode, OperationsError, TransportError, with_code
 from operations.front import Front
 from operations.front.config import ServerConfig
 from operations.hub import ALL, Hub, SourceFilter, open_hub
@@ -241,7 +241,11 @@ class Screen:
             self._complain({"error": error.to_wire()})
             return
         line = Text(plain(error.code), style="bold red")
-        line.append(plain(str(error).removeprefix(error.code)), style="red")
+        # The text of a server that does not start is a report without the code.
+        text = (
+            str(error) if str(error).startswith(error.code) else with_code(error.code, str(error))
+        )
+        line.append(plain(text.removeprefix(error.code)), style="red")
         self.err.print(line, soft_wrap=True)
         details: Any = error.to_wire().get("details")
         if error.code == ErrorCode.VALIDATION_ERROR:

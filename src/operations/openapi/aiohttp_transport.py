@@ -410,8 +410,12 @@ def _call_error(error: Exception, request: HTTPRequest) -> CallError:
             begun=False,
         )
     if isinstance(error, (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, OSError)):
-        number = error.errno if isinstance(error, OSError) else None
-        reason = type(error).__name__ if number is None else os.strerror(number)
+        reason = type(error).__name__
+        if isinstance(error, OSError) and error.errno is not None:
+            # The text of asyncio only repeats the address. Errors of TLS have numbers of their own.
+            text = error.strerror or ""
+            is_clear = text and "Connect call failed" not in text
+            reason = text if is_clear else os.strerror(error.errno)
         # After a connection was made, the request may have arrived.
         is_connected = not isinstance(error, aiohttp.ClientConnectorError)
         return CallError(

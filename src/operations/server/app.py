@@ -11,7 +11,7 @@ from typing import Any, cast
 from weakref import finalize
 
 from starlette.applications import Starlette
-from starlette.routing import BaseRoute, Match
+from starlette.routing import BaseRoute, Match, Mount
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
@@ -83,7 +83,13 @@ def create_app(config: ServerConfig, registry: OperationRegistry) -> Starlette:
     if mcp is not None:
         routes.append(HTTPMount("/mcp", mcp, pipeline))
     routes.append(SocketMount("/ws", websocket, pipeline))
-    routes.append(NotFound(pipeline) if console is None else _ConsoleMount(console, pipeline))
+    if console is None:
+        routes.append(NotFound(pipeline))
+    elif config.console is True:
+        routes.append(_ConsoleMount(console, pipeline))
+    else:
+        # An application of its own, with its own credentials.
+        routes.append(Mount("/", console))
 
     def wrap(inside: ASGIApp) -> ASGIApp:
         app: ASGIApp = HostGuard(

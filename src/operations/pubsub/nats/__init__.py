@@ -198,30 +198,26 @@ class NatsTarget(EventTarget):
             # A timeout has no text, but the failure of the last attempt has.
             reason = str(error) or str(self._nats.last_error or "") or "no answer"
             hosts = ", ".join(f"{each.hostname}:{each.port}" for each in self._nats.servers)
-            # If the address could not be parsed, nats-py cannot close the client either.
-            with suppress(*NATS_ERRORS, AssertionError):
-                await self._nats.close()
             where = f" at {hosts}" if hosts else ""
             raise TransportError(f"NATS cannot be reached{where}: {reason}") from error
         self._note_limit()
         self._connected.set()
         if self._jetstream is not None:
-            try:
-                await self._jetstream.open()
-            except TransportError:
-                await self.aclose()
-                raise
+            await self._jetstream.open()
 
     async def aclose(self) -> None:
         """Flush and disconnect."""
         self._affinity.is_closed = True
-        if self._jetstream is not None:
-            await self._jetstream.aclose()
-        with suppress(*NATS_ERRORS):
-            if self._nats.is_connected:
-                await self._nats.flush(timeout=2)
-        with suppress(*NATS_ERRORS):
-            await self._nats.close()
+        try:
+            if self._jetstream is not None:
+                await self._jetstream.aclose()
+            with suppress(*NATS_ERRORS):
+                if self._nats.is_connected:
+                    await self._nats.flush(timeout=2)
+        finally:
+            # If the address could not be parsed, nats-py cannot close the client either.
+            with suppress(*NATS_ERRORS, AssertionError):
+                await self._nats.close()
 
     # ---------------------------------------------------------------------------------------- connection
 
@@ -541,8 +537,8 @@ async def connect_nats(config: NatsConfig) -> AsyncGenerator[EventTarget]:
     """
     target = NatsTarget(config)
     signing = signed(target, config.secret)
-    await target.open(config)
     try:
+        await target.open(config)
         if config.private:
             await target.check_privacy()
         yield signing

@@ -314,10 +314,13 @@ class JetStream:
     async def consume(self, queue: str, consumer: Consumer) -> "DurableReader":
         """Consume requests, which are distributed among all consumers, and create the stream of dead letters."""
         await self._keep_letters()
-        with _transport_errors():
-            await self.prepare(queue)
-            name = _consumer_name(queue)
-            pull = await self._js.pull_subscribe_bind(durable=name, stream=self._stream)
+        try:
+            with _transport_errors():
+                await self.prepare(queue)
+                name = _consumer_name(queue)
+                pull = await self._js.pull_subscribe_bind(durable=name, stream=self._stream)
+        except NotFoundError as error:
+            raise TransportError(f"JetStream: {error}") from error
         return DurableReader(self, queue, pull, consumer)
 
     async def prepare(self, queue: str) -> None:

@@ -3,8 +3,7 @@
 Rule 1: every connect, with its handshake and the lookup of the server, has a time limit.
 Rule 2: in a cluster, all keys and presence channels of a prefix have the same hash tag, so that they are on one shard.
 Rule 3: the commands of many tasks are written together, once per iteration of the event loop; replies arrive in order.
-Rule 4: when a connection breaks, its pending commands fail, and it reconnects with jitter. A connection without a reply
-        to a pending command is broken (half-open connections).
+Rule 4: a connection that breaks, or leaves a command without a reply, fails its commands and reconnects with jitter.
 """
 
 import asyncio
@@ -12,7 +11,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from ssl import SSLError
 from typing import Any, TypeAlias, cast
 
@@ -42,9 +41,7 @@ KEEPALIVE = 5.0
 
 SILENCE = 12.0
 """Seconds without a reply after which a connection is closed."""
-
-_READ_TIMEOUT = SILENCE
-"""Seconds to wait for the reply to one command on an unshared connection; blocking reads are shorter."""
+_READ_TIMEOUT = SILENCE  # for one command on an unshared connection; blocking reads are shorter
 
 CONNECTION_ERRORS = (RedisError, OSError, EOFError, asyncio.IncompleteReadError)
 
@@ -289,12 +286,12 @@ class RedisClient(EventTarget):
     def __init__(self, config: RedisConfig) -> None:
         self.affinity = LoopAffinity()
         self.trusted = config.trusted
-        self.max_bytes = config.max_bytes
-        self.max_values = config.max_values
+        self.max_bytes, self.max_values = config.max_bytes, config.max_values
         self.connector = Connector(config)
         self.receivers: list[Receiver] = []
         self.mended = asyncio.Event()
         self._losses = LogThrottle()
+        self._is_lost = False
         self.connections: list[ReconnectingConnection] = []
         self.link = PipelinedConnection(self)
 
@@ -306,8 +303,9 @@ class RedisClient(EventTarget):
     async def aclose(self) -> None:
         """Close every subscription and disconnect."""
         self.affinity.is_closed = True
-        for connection in reversed(tuple(self.connections)):
-            await connection.aclose()
+        async with AsyncExitStack() as stack:
+            for connection in self.connections:
+                stack.push_async_callback(connection.aclose)
 
     @property
     def is_connected(self) -> bool:
@@ -331,6 +329,7 @@ class RedisClient(EventTarget):
     def lost(self, reason: str) -> None:
         """Note that a connection is lost, usually together with the others."""
         logger.log(self._losses.level(), reason)
+        self._is_lost = True
         for receiver in tuple(self.receivers):
             receiver.lost(reason)
 
@@ -338,7 +337,8 @@ class RedisClient(EventTarget):
         """Handle a restored connection; the client is restored when all connections are."""
         if self.is_connected:
             self.mended.set()
-            for receiver in tuple(self.receivers):
+            was_lost, self._is_lost = self._is_lost, False
+            for receiver in tuple(self.receivers) if was_lost else ():
                 receiver.restored()
 
 
@@ -423,10 +423,9 @@ class ReconnectingConnection(ABC):
             self._heard_at = self._loop.time()
             self._up.set()
             self._backoff.reset()
-            if self._opened.done():
-                self._client.restored()
-            else:
+            if not self._opened.done():
                 self._opened.set_result(None)
+            self._client.restored()
             await self._work(connection)
         finally:
             self._up.clear()
@@ -487,10 +486,12 @@ class PipelinedConnection(ReconnectingConnection):
 
     async def aclose(self) -> None:
         """Write pending commands, and disconnect."""
-        if self._up.is_set() and self._outbox:
-            self._wake.set()
-            await asyncio.wait({asyncio.ensure_future(self._drained.wait())}, timeout=1)
-        await super().aclose()
+        try:
+            if self._up.is_set() and self._outbox:
+                self._wake.set()
+                await asyncio.wait({asyncio.ensure_future(self._drained.wait())}, timeout=1)
+        finally:
+            await super().aclose()
 
     async def ready(self, wait: float | None = _SEND_WAIT) -> None:
         """Wait until commands can be sent.

@@ -91,7 +91,7 @@ class Channels(ReconnectingConnection):
         """Subscribe, and return when the server has confirmed it; without a receiver, only for presence.
 
         Raises:
-            TransportError: If it does not.
+            TransportError: If the server does not confirm it.
         """
         undo.push_async_callback(self._unsubscribe, channels, receiver)
         added = [channel for channel in channels if channel not in self._receivers]
@@ -104,8 +104,10 @@ class Channels(ReconnectingConnection):
                 async with asyncio.timeout(SILENCE):
                     await self._confirmed[channel].wait()
             except TimeoutError:
+                # The server rejects a command as a whole, without a reason.
+                missing = [each for each in channels if not self._confirmed[each].is_set()]
                 raise TransportError(
-                    f"Redis does not confirm a subscription to {channel!r}: may this user subscribe to it?"
+                    f"Redis does not confirm subscriptions: may this user subscribe to {', '.join(missing)}?"
                 ) from None
 
     async def _unsubscribe(self, channels: Sequence[str], receiver: Receiver | None) -> None:
