@@ -5,8 +5,8 @@ import datetime
 import gc
 import threading
 import warnings
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import anyio
@@ -493,10 +493,12 @@ def test_a_service_can_be_used_in_another_event_loop(echo: Echo) -> None:
     assert [asyncio.run(call()), asyncio.run(call())] == ["GET", "GET"]
 
 
-def collect_left_open() -> None:
-    """Collect the sockets that a loop left open, each of which causes a ResourceWarning."""
+@contextmanager
+def leaving_open() -> Iterator[None]:
+    """Leave sockets open in loops that are over; each causes a ResourceWarning whenever it is collected."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
+        yield
         gc.collect()
 
 
@@ -509,9 +511,9 @@ def test_a_service_left_open_in_a_loop_that_is_over_is_quiet(
     async def call() -> Any:
         return (await registry.execute("api.call", {})).data["method"]
 
-    assert [asyncio.run(call()) for _ in range(3)] == ["GET"] * 3
-    asyncio.run(service.aclose())
-    collect_left_open()
+    with leaving_open():
+        assert [asyncio.run(call()) for _ in range(3)] == ["GET"] * 3
+        asyncio.run(service.aclose())
     assert caplog.text == ""
 
 
@@ -523,9 +525,9 @@ async def test_a_service_can_be_used_in_two_event_loops_at_once(echo: Echo) -> N
         for _ in range(10):
             await asyncio.gather(*(registry.execute("api.call", {}) for _ in range(3)))
 
-    async with service:
-        await asyncio.gather(call(), asyncio.to_thread(asyncio.run, call()))
-    collect_left_open()
+    with leaving_open():
+        async with service:
+            await asyncio.gather(call(), asyncio.to_thread(asyncio.run, call()))
 
 
 async def test_closing_closes_connections_of_another_loop(echo: Echo) -> None:
