@@ -163,7 +163,7 @@ async def test_only_the_worker_that_has_a_call_is_probed(
 
         calls.receive = count  # type: ignore[method-assign]
         assert len(workers) == 4
-        await calls.call("slow.pay", {"number": 1, "seconds": 1.5}, replayable=False)
+        await calls.call("slow.pay", {"number": 1, "seconds": 3}, replayable=False)
 
     # The roll call and the first probe go to all workers; the other dozen to the one that has the call.
     assert probes[True] <= 3
