@@ -10,6 +10,7 @@ Rule 4: a handler is cancelled when its caller aborts, disconnects or reaches it
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine
@@ -202,7 +203,7 @@ class AdmissionQueue:
                 del self._principals[name]
 
 
-class JobRunner:
+class JobRunner(ABC):
     """Runs the jobs of one worker: the part of `CallServer` from a job to its last reply.
 
     Attributes:
@@ -323,9 +324,9 @@ class JobRunner:
             await self._offer(job)
             await job.confirmed
 
+    @abstractmethod
     def _is_stale(self, age: float) -> bool:
         """Return whether a request that waited for `age` seconds may already have run."""
-        raise NotImplementedError
 
     async def _offer(self, job: Job) -> None:
         """Ask the caller whether a request that waited may start."""
