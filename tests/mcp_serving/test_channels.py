@@ -1,6 +1,7 @@
 """Messages and questions of a running handler to its client, in both eras."""
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
 import anyio
@@ -242,6 +243,47 @@ async def test_only_the_caller_can_answer_its_questions() -> None:
         await elicitations.resume(token, {}, CallerChannel(), ("ann", "x"))
 
 
+async def test_the_result_of_a_call_that_ends_while_it_asks_is_kept_for_the_client() -> None:
+    may_end = asyncio.Event()
+
+    async def run(channel: CallerChannel) -> dict[str, Any]:
+        assert channel.elicit is not None
+        question = asyncio.ensure_future(channel.elicit("name?", FORM))
+        await may_end.wait()
+        question.cancel()
+        return {"content": [], "said": "not needed"}
+
+    elicitations = Elicitations()
+    asked = await elicitations.begin(run, CallerChannel(), CAN, {}, ("ann", "x"))
+    may_end.set()
+    (_, call) = elicitations._waiting[asked["requestState"]]
+    await asyncio.wait({call.task})
+
+    late = {"elicitation-1": {"action": "accept"}}
+    done = await elicitations.resume(asked["requestState"], late, CallerChannel(), ("ann", "x"))
+
+    assert done["said"] == "not needed"
+
+
+async def test_a_result_that_no_client_requests_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("operations.mcp.serving.channels.RESULT_SECONDS", 0.01)
+
+    async def run(channel: CallerChannel) -> dict[str, Any]:
+        assert channel.elicit is not None
+        with suppress(TimeoutError):
+            await asyncio.wait_for(channel.elicit("name?", FORM), 0.01)
+        return {"content": []}
+
+    elicitations = Elicitations()
+    asked = await elicitations.begin(run, CallerChannel(), CAN, {}, ("ann", "x"))
+    async with asyncio.timeout(2):
+        while elicitations._waiting:
+            await asyncio.sleep(0.005)
+
+    with pytest.raises(MCPError):
+        await elicitations.resume(asked["requestState"], {}, CallerChannel(), ("ann", "x"))
+
+
 async def test_a_question_without_an_answer_is_asked_again() -> None:
     elicitations = Elicitations()
     asked = await elicitations.begin(interview, CallerChannel(), CAN, {}, ("ann",))
@@ -343,12 +385,13 @@ async def test_a_waiting_call_ends_with_its_deadline() -> None:
     await asyncio.wait({task}, timeout=2)
 
     assert task.done()
-    with pytest.raises(MCPError):
-        await server.run_interactive(
-            asker,
-            run,
-            CallerChannel(),
-            "tools/call",
-            {"requestState": asked["requestState"]},
-            "ask__name",
-        )
+    result = await server.run_interactive(
+        asker,
+        run,
+        CallerChannel(),
+        "tools/call",
+        {"requestState": asked["requestState"]},
+        "ask__name",
+    )
+    assert result["isError"]
+    assert "TIMEOUT" in str(result)

@@ -6,7 +6,8 @@ waiting, so that no code runs twice. A question is identified by the `$id` of it
 
 Rule 1: a token has 128 random bits. It is valid for one answer, and only for the same request of the same caller.
 Rule 2: a waiting call has a time limit like any other call; the timer stops while a person answers, up to a maximum.
-        The number of waiting calls is limited, in total and per caller.
+        The number of waiting calls is limited, in total and per caller. If a call ends while it waits, the client
+        receives its result instead of more questions.
 Rule 3: features that only MCP clients have (roots, URLs to open) are in a context variable, so that the core does not
         depend on MCP.
 """
@@ -56,6 +57,7 @@ from operations.types import JSONObject
 
 MAX_WAITING: Final = 1_000
 MAX_WAITING_PER_CALLER: Final = 100
+RESULT_SECONDS: Final = 60.0
 
 Key: TypeAlias = tuple[Any, ...]
 """The caller and its request."""
@@ -121,8 +123,15 @@ class Elicitations:
         token = token_urlsafe(16)
         self._waiting[token] = (key, call)
         self._per_caller[call.caller] += 1
-        call.task.add_done_callback(lambda _: self._leave(token))
+        call.task.add_done_callback(partial(self._ended, token))
         return {"resultType": "input_required", "inputRequests": questions, "requestState": token}
+
+    def _ended(self, token: str, task: asyncio.Task[JSONObject]) -> None:
+        """Keep the result of a call that ended before the client answered, for example at its deadline."""
+        if task.cancelled():
+            self._leave(token)
+        elif token in self._waiting:
+            task.get_loop().call_later(RESULT_SECONDS, self._leave, token)
 
     def _leave(self, token: str) -> None:
         """Remove a call from the waiting calls."""
