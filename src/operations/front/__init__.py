@@ -313,6 +313,23 @@ class CredentialMonitor:
         finally:
             stop()
 
+    @contextmanager
+    def ending(self, credential: Credential | None) -> Generator[asyncio.Event]:
+        """End the block by cancellation if the credential becomes invalid; the yielded event is set then."""
+        task: asyncio.Task[Any] = asyncio.current_task()  # type: ignore[assignment]
+        revoked = asyncio.Event()
+
+        def revoke() -> None:
+            revoked.set()
+            task.cancel()
+
+        try:
+            with self.watching(credential, revoke):
+                yield revoked
+        except asyncio.CancelledError:
+            if not revoked.is_set() or task.uncancel():
+                raise
+
     def watch(self, credential: Credential | None, end: Callable[[], None]) -> Callable[[], None]:
         """Call `end` when the credential becomes invalid; return a function that stops the checks."""
         if credential is None:

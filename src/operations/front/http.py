@@ -10,10 +10,9 @@ Rule 3: a slot is released when the response has been sent. Unread response byte
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from time import time
-from typing import Any, Final, TypeAlias, cast
-
-from msgspec.structs import replace
+from typing import Any, Final, TypeAlias
 
 from operations._text import in_seconds
 from operations.access import Identity
@@ -41,7 +40,7 @@ from operations.front.public_errors import (
     malformed,
     slow_body,
 )
-from operations.front.timing import Message, PeekableReceive, Receive, RequestTimeout, Scope, Send
+from operations.front.timing import PeekableReceive, Receive, RequestTimeout, Scope, Send
 from operations.specs import Operation, OperationSpec
 
 logger = logging.getLogger("operations.server")
@@ -67,26 +66,24 @@ _AUTH_ERROR: Final = "operations.auth_error"
 
 
 class RequestState:
-    """One request in the pipeline."""
+    """One request in the pipeline, and the steps that its endpoint takes."""
 
     __slots__ = (
-        "_context", "answer_late", "caller", "credential", "headers", "identity", "is_answered", "receive", "scope",
-        "seconds", "send", "slot", "spec", "started", "timeout",
+        "_context", "answer_late", "caller", "credential", "front", "headers", "identity", "is_answered", "pipeline",
+        "receive", "scope", "seconds", "send", "slot", "spec", "started", "timeout",
     )  # fmt: skip
 
     def __init__(
-        self,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-        on_overdue: Callable[["RequestState"], None],
+        self, pipeline: "RequestPipeline", scope: Scope, receive: Receive, send: Send
     ) -> None:
+        self.pipeline = pipeline
+        self.front = pipeline.front
         self.scope = scope
         self.receive = receive
         self.send = send
         self.started = time()
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
-        self.timeout = RequestTimeout(lambda: on_overdue(self))
+        self.timeout = RequestTimeout(self._answer_overdue)
         self.identity: Identity | None = None
         self._context: OperationContext | None = None
 
@@ -122,10 +119,238 @@ class RequestState:
     def context(self, context: OperationContext) -> None:
         self._context = context
 
+    # ------------------------------------------------------------ identify
+
     def identified(self, identity: Identity | None) -> None:
         """Store the identity of the request."""
         self.identity = identity
         self.caller = caller_key(identity, client_address(self.scope))
+
+    def is_anonymous(self) -> bool:
+        """Return whether clients cannot authenticate; if so, mark the request as identified without an identity.
+
+        This replaces `identify` for such servers and avoids the cost of a coroutine.
+        """
+        scope = self.scope
+        is_open = self.pipeline.resolve is None and self.front.anonymous
+        if not is_open or IDENTITY in scope or _AUTH_ERROR in scope:
+            return False
+        scope[IDENTITY] = None
+        self.identified(None)
+        return True
+
+    async def identify(self) -> Identity | None:
+        """Identify the caller, also for mounted applications, within the time limit of the request.
+
+        Raises:
+            CallError: If the check takes too long or a limit is exceeded.
+            RequestError: 401 if a credential is wrong or could not be checked.
+        """
+        scope = self.scope
+        if self.is_anonymous():
+            return None
+        if _AUTH_ERROR in scope:
+            raise scope[_AUTH_ERROR]
+        if IDENTITY in scope:
+            # An outer application has identified the caller.
+            self.credential = scope.get(CREDENTIAL)
+            self.identified(scope[IDENTITY])
+            return self.identity
+        timeout, ahead = self.timeout, PeekableReceive(self.receive)
+        self.seconds = self._seconds(self.front.timeout)
+        timeout.start(self.seconds, ahead.peek)
+        try:
+            identity = await self.pipeline.authenticate(scope)
+        except CallError as error:
+            # Check this at every path, because an outer application may forward the request.
+            scope[_AUTH_ERROR] = error
+            timeout.pause()
+            self.receive = ahead.receive
+            raise
+        if timeout.disconnected:
+            raise ClientDisconnectedError
+        if timeout.timed_out:
+            raise self._too_late()
+        timeout.pause()
+        self.receive = ahead.receive
+        self.credential = scope.get(CREDENTIAL)
+        scope[IDENTITY] = identity
+        self.identified(identity)
+        return identity
+
+    # ------------------------------------------------------------ admit
+
+    async def enter(self, *, is_stream: bool = False) -> None:
+        """Identify and admit the request.
+
+        Raises:
+            CallError: If it is rejected.
+        """
+        await self.identify()
+        self.admit(is_stream=is_stream)
+
+    def admit(
+        self,
+        *,
+        is_stream: bool = False,
+        keeps_time: bool = False,
+        operation: Operation | None = None,
+    ) -> None:
+        """Admit the identified request, and set the context of its call.
+
+        A stream has no deadline unless the request sets one.
+
+        Args:
+            is_stream: Whether it stays open.
+            keeps_time: Whether `start_work` will enforce the deadline, so that the registry need not.
+            operation: The called operation, if it is already known; see also `call_operation`.
+
+        Raises:
+            CallError: If it is rejected.
+        """
+        front = self.front
+        front.rate.spend(self.caller)
+        headers = self.headers
+        trace = headers.get(b"traceparent")
+        default = None
+        if not is_stream:
+            default = call_seconds(operation, front.timeout)
+        self.seconds = seconds = self._seconds(default)
+        deadline = None if seconds is None else (self.started + seconds) * 1000
+        self.context = OperationContext(
+            identity=self.identity,
+            deadline=deadline,
+            metadata=NOTHING if trace is None else _trace(trace, headers),
+            channel=CallerChannel(deadline=deadline) if keeps_time else ENTRY,
+            registry=front.registry,
+        )
+
+    def call_operation(self, spec: OperationSpec) -> None:
+        """Set the operation that the admitted request calls, and apply its time limit."""
+        self.spec = spec
+        front = self.front
+        seconds = self._seconds(call_seconds(front.registry.get(spec.id), front.timeout))
+        if seconds != self.seconds and seconds is not None and self.seconds is not None:
+            self.seconds = seconds
+            deadline = (self.started + seconds) * 1000
+            keeps_time = self.context.channel.deadline is not None
+            channel = CallerChannel(deadline=deadline) if keeps_time else ENTRY
+            self.context = self.context.changed(deadline=deadline, channel=channel)
+
+    def take_slot(self, *, is_stream: bool = False) -> None:
+        """Take a slot that the request holds until its response has been sent.
+
+        Raises:
+            CallError: `RESOURCE_EXHAUSTED` if no slot is free.
+        """
+        front = self.front
+        self.slot = (front.streams if is_stream else front.calls).hold(self.caller)
+
+    def _seconds(self, default: float | None) -> float | None:
+        """Return the time limit that the request sets, or else the default."""
+        wanted = self.headers.get(b"operations-timeout")
+        if wanted is None:
+            return default
+        if not wanted.isdigit() or len(wanted) > 12:
+            raise malformed("Operations-Timeout is a number of milliseconds")
+        return min(int(wanted) / 1000, self.front.max_timeout)
+
+    # ------------------------------------------------------------ read, run, respond
+
+    async def read(self) -> bytes:
+        """Return the body, which must be empty or declared as JSON.
+
+        Raises:
+            RequestError: 413, 408, 415.
+        """
+        limits = self.front.limits
+        self.timeout.start(limits.body_seconds)
+        body = await read_body(self.receive, self.headers, limits)
+        if body:
+            check_json_body(self.headers)
+        return body
+
+    async def read_json(self) -> Any:
+        """Return the body as JSON; None if there is none.
+
+        Raises:
+            RequestError: If the body is not JSON or exceeds a limit.
+        """
+        body = await self.read()
+        return decode_json(body, self.front.limits) if body else None
+
+    def start_work(self) -> None:
+        """Cancel the work when the request's time limit expires, if it has one, or when its client disconnects.
+
+        Raises:
+            CallError: `TIMEOUT` if no time is left, for example because reading the body took too long.
+        """
+        deadline = self.context.channel.deadline
+        seconds = None if deadline is None else deadline / 1000 - time()
+        if seconds is not None and seconds <= 0:
+            had = in_seconds(self.seconds or 0)
+            message = f"{self._called} was not started: its {had} had run out"
+            raise timeout_error(message, deadline)
+        self.timeout.start(seconds, self.receive)
+
+    async def send_part(self, part: bytes) -> None:
+        """Send a part of a stream. A large part counts against the caller until the client has read it.
+
+        Raises:
+            CallError: `RESOURCE_EXHAUSTED` if the caller has too many unread bytes.
+        """
+        if len(part) <= UNCOUNTED_OUTPUT:
+            await self.send({"type": "http.response.body", "body": part, "more_body": True})
+            return
+        with self.front.output.enter(self.caller, len(part)):
+            await send_parts(self.send, part)
+            await self.send({"type": "http.response.body", "body": b"", "more_body": True})
+
+    async def respond(self, reply: Reply) -> None:
+        """Send the whole response. A large one counts against the caller until the client has read it."""
+        size = len(reply.body)
+        if size <= UNCOUNTED_OUTPUT:
+            await reply.send(self.send)
+            return
+        try:
+            unread = self.front.output.enter(self.caller, size)
+        except CallError as error:
+            await self.failure(error).send(self.send)
+            return
+        with unread:
+            await reply.send(self.send, in_parts=True)
+
+    def failure(self, error: CallError) -> Reply:
+        """Return the response to the request if it failed."""
+        return error_reply(
+            error,
+            self.context.request_id,
+            identity=self.identity,
+            spec=self.spec,
+            expose=self.front.expose_errors,
+            challenge=self.front.challenge.header(),
+        )
+
+    def cancelled(self) -> Reply | None:
+        """Return the response to the cancelled request: a timeout error; None if the client has disconnected."""
+        if self.timeout.disconnected:
+            return None
+        return self.failure(slow_body() if self.timeout.is_reading else self._too_late())
+
+    def _answer_overdue(self) -> None:
+        """Respond although the work still runs, because it ignores its cancellation."""
+        self.is_answered = True
+        self.context.abort_nested()
+        if self.answer_late is None:
+            self.answer_late = partial(self.failure(self._too_late()).send, self.send)
+        self.front.registry.keep(asyncio.ensure_future(self.answer_late()))
+
+    def _too_late(self) -> CallError:
+        return timed_out(self._called, self.seconds, deadline=self.context.channel.deadline)
+
+    @property
+    def _called(self) -> str:
+        return self.spec.id if self.spec is not None else "The call"
 
     def close(self) -> None:
         """Release the request's resources and break its reference cycles, so that no garbage collection is needed."""
@@ -152,125 +377,29 @@ class RequestPipeline:
 
     async def serve(self, scope: Scope, receive: Receive, send: Send, endpoint: Endpoint) -> None:
         """Run all steps for one request and send the response."""
-        state = RequestState(scope, receive, send, self._answer_overdue)
+        state = RequestState(self, scope, receive, send)
         timeout = state.timeout
         try:
             try:
                 reply = await endpoint(state)
             except CallError as error:
-                reply = self.failure(error, state)
+                reply = state.failure(error)
             except ClientDisconnectedError:
                 reply = None
             except asyncio.CancelledError:
                 if not (timeout.timed_out or timeout.disconnected) or timeout.stop():
                     raise
-                reply = self._ended(state)
+                reply = state.cancelled()
             except Exception as error:  # noqa: BLE001 - the caller gets a response in any case
                 unexpected = map_error(error)
                 unexpected.__cause__ = error
-                reply = self.failure(unexpected, state)
+                reply = state.failure(unexpected)
             timeout.stop()
             if reply is not None and not state.is_answered:
                 scope[REQUEST_ID] = state.context.request_id
-                await self._respond(reply, state)
+                await state.respond(reply)
         finally:
             state.close()
-
-    async def _respond(self, reply: Reply, state: RequestState) -> None:
-        size = len(reply.body)
-        if size <= UNCOUNTED_OUTPUT:
-            await reply.send(state.send)
-            return
-        try:
-            unread = self.front.output.enter(state.caller, size)
-        except CallError as error:
-            await self.failure(error, state).send(state.send)
-            return
-        with unread:
-            await reply.send(state.send, in_parts=True)
-
-    async def send_part(self, state: RequestState, part: bytes) -> None:
-        """Send a part of a stream. A large part counts against the caller until the client has read it.
-
-        Raises:
-            CallError: `RESOURCE_EXHAUSTED` if the caller has too many unread bytes.
-        """
-        if len(part) <= UNCOUNTED_OUTPUT:
-            await state.send({"type": "http.response.body", "body": part, "more_body": True})
-            return
-        with self.front.output.enter(state.caller, len(part)):
-            await send_parts(state.send, part)
-            await state.send({"type": "http.response.body", "body": b"", "more_body": True})
-
-    def _ended(self, state: RequestState) -> Reply | None:
-        """Return the response to a cancelled request: a timeout error; None if the client has disconnected."""
-        if state.timeout.disconnected:
-            return None
-        if state.timeout.is_reading:
-            return self.failure(slow_body(), state)
-        return self.failure(_too_late(state), state)
-
-    def _answer_overdue(self, state: RequestState) -> None:
-        """Respond although the work still runs, because it ignores its cancellation."""
-        state.is_answered = True
-        state.context.abort_nested()
-        if state.answer_late is None:
-            answer = self.failure(_too_late(state), state).send(state.send)
-        else:
-            answer = state.answer_late()
-        self.front.registry.keep(asyncio.ensure_future(answer))
-
-    def is_anonymous(self, state: RequestState) -> bool:
-        """Return whether clients cannot authenticate; if so, mark the request as identified without an identity.
-
-        This replaces `identify` for such servers and avoids the cost of a coroutine.
-        """
-        scope = state.scope
-        is_open = self.resolve is None and self.front.anonymous
-        if not is_open or IDENTITY in scope or _AUTH_ERROR in scope:
-            return False
-        scope[IDENTITY] = None
-        state.identified(None)
-        return True
-
-    async def identify(self, state: RequestState) -> Identity | None:
-        """Identify the caller of a request, also for mounted applications, within the time limit of the request.
-
-        Raises:
-            CallError: If the check takes too long or a limit is exceeded.
-            RequestError: 401 if a credential is wrong or could not be checked.
-        """
-        scope = state.scope
-        if self.is_anonymous(state):
-            return None
-        if _AUTH_ERROR in scope:
-            raise scope[_AUTH_ERROR]
-        if IDENTITY in scope:
-            # An outer application has identified the caller.
-            state.credential = scope.get(CREDENTIAL)
-            state.identified(scope[IDENTITY])
-            return state.identity
-        timeout, ahead = state.timeout, PeekableReceive(state.receive)
-        state.seconds = self._seconds(state.headers, self.front.timeout)
-        timeout.start(state.seconds, ahead.peek)
-        try:
-            identity = await self.authenticate(scope)
-        except CallError as error:
-            # Check this at every path, because an outer application may forward the request.
-            scope[_AUTH_ERROR] = error
-            timeout.pause()
-            state.receive = ahead.receive
-            raise
-        if timeout.disconnected:
-            raise ClientDisconnectedError
-        if timeout.timed_out:
-            raise _too_late(state)
-        timeout.pause()
-        state.receive = ahead.receive
-        state.credential = scope.get(CREDENTIAL)
-        scope[IDENTITY] = identity
-        state.identified(identity)
-        return identity
 
     async def authenticate(self, scope: Scope) -> Identity | None:
         """Return the identity of a request, and store its credential in the scope.
@@ -308,143 +437,6 @@ class RequestPipeline:
         if identity is None and not self.front.anonymous and OPEN not in scope:
             raise self.front.challenge.missing()
 
-    async def enter(self, state: RequestState, *, is_stream: bool = False) -> None:
-        """Identify and admit a request.
-
-        Raises:
-            CallError: If it is rejected.
-        """
-        await self.identify(state)
-        self.admit(state, is_stream=is_stream)
-
-    def admit(
-        self,
-        state: RequestState,
-        *,
-        is_stream: bool = False,
-        keeps_time: bool = False,
-        operation: Operation | None = None,
-    ) -> None:
-        """Admit an identified request, and return the context of its call.
-
-        A stream has no deadline unless the request sets one.
-
-        Args:
-            state: The request.
-            is_stream: Whether it stays open.
-            keeps_time: Whether `start_work` will enforce the deadline, so that the registry need not.
-            operation: The called operation, if it is already known; see also `call_operation`.
-
-        Raises:
-            CallError: If it is rejected.
-        """
-        front = self.front
-        front.rate.spend(state.caller)
-        headers = state.headers
-        trace = headers.get(b"traceparent")
-        default = None
-        if not is_stream:
-            default = call_seconds(operation, front.timeout)
-        state.seconds = seconds = self._seconds(headers, default)
-        deadline = None if seconds is None else (state.started + seconds) * 1000
-        state.context = OperationContext(
-            identity=state.identity,
-            deadline=deadline,
-            metadata=NOTHING if trace is None else _trace(trace, headers),
-            channel=CallerChannel(deadline=deadline) if keeps_time else ENTRY,
-            registry=front.registry,
-        )
-
-    def call_operation(self, state: RequestState, spec: OperationSpec) -> None:
-        """Set the operation that an admitted request calls, and apply its time limit."""
-        state.spec = spec
-        front = self.front
-        default = call_seconds(front.registry.get(spec.id), front.timeout)
-        seconds = self._seconds(state.headers, default)
-        if seconds != state.seconds and seconds is not None and state.seconds is not None:
-            state.seconds = seconds
-            deadline = (state.started + seconds) * 1000
-            keeps_time = state.context.channel.deadline is not None
-            state.context = replace(
-                state.context,
-                request_id=state.context.request_id,
-                env=cast("Any", None),
-                deadline=deadline,
-                channel=CallerChannel(deadline=deadline) if keeps_time else ENTRY,
-            )
-
-    def take_slot(self, state: RequestState, *, is_stream: bool = False) -> None:
-        """Take a slot that the request holds until its response has been sent.
-
-        Raises:
-            CallError: `RESOURCE_EXHAUSTED` if no slot is free.
-        """
-        front = self.front
-        state.slot = (front.streams if is_stream else front.calls).hold(state.caller)
-
-    def start_work(self, state: RequestState) -> None:
-        """Cancel the work when the request's time limit expires, if it has one, or when its client disconnects.
-
-        Raises:
-            CallError: `TIMEOUT` if no time is left, for example because reading the body took too long.
-        """
-        deadline = state.context.channel.deadline
-        seconds = None if deadline is None else deadline / 1000 - time()
-        if seconds is not None and seconds <= 0:
-            had = in_seconds(state.seconds or 0)
-            message = f"{_called(state)} was not started: its {had} had run out"
-            raise timeout_error(message, deadline)
-        state.timeout.start(seconds, state.receive)
-
-    def failure(self, error: CallError, state: RequestState) -> Reply:
-        """Return the response to a request that failed."""
-        return error_reply(
-            error,
-            state.context.request_id,
-            identity=state.identity,
-            spec=state.spec,
-            expose=self.front.expose_errors,
-            challenge=self.front.challenge.header(),
-        )
-
-    def _seconds(self, headers: dict[bytes, bytes], default: float | None) -> float | None:
-        wanted = headers.get(b"operations-timeout")
-        if wanted is None:
-            return default
-        if not wanted.isdigit() or len(wanted) > 12:
-            raise malformed("Operations-Timeout is a number of milliseconds")
-        return min(int(wanted) / 1000, self.front.max_timeout)
-
-    async def read_json(self, state: RequestState) -> Any:
-        """Return the body as JSON; None if there is none.
-
-        Raises:
-            RequestError: If the body is not JSON or exceeds a limit.
-        """
-        body = await self.read(state)
-        return decode_json(body, self.front.limits) if body else None
-
-    async def read(self, state: RequestState) -> bytes:
-        """Return the body, which must be empty or declared as JSON.
-
-        Raises:
-            RequestError: 413, 408, 415.
-        """
-        limits = self.front.limits
-        state.timeout.start(limits.body_seconds)
-        body = await read_body(state.receive, state.headers, limits)
-        if body:
-            check_json_body(state.headers)
-        return body
-
-
-def _too_late(state: RequestState) -> CallError:
-    return timed_out(_called(state), state.seconds, deadline=state.context.channel.deadline)
-
-
-def _called(state: RequestState) -> str:
-    return state.spec.id if state.spec is not None else "The call"
-
 
 def _trace(traceparent: bytes, headers: dict[bytes, bytes]) -> dict[str, Any]:
     """Return the W3C trace context of a request."""
@@ -453,21 +445,3 @@ def _trace(traceparent: bytes, headers: dict[bytes, bytes]) -> dict[str, Any]:
     if state is not None:
         trace["tracestate"] = state.decode("latin-1")
     return trace
-
-
-def counted_send(pipeline: RequestPipeline, state: RequestState) -> Send:
-    """Return a `send` for a mounted application.
-
-    Large parts count against the caller until the client has read them.
-    """
-
-    async def send(message: Message) -> None:
-        body = message.get("body", b"")
-        if message["type"] != "http.response.body" or len(body) <= UNCOUNTED_OUTPUT:
-            await state.send(message)
-            return
-        await pipeline.send_part(state, body)
-        if not message.get("more_body", False):
-            await state.send({"type": "http.response.body", "body": b""})
-
-    return send

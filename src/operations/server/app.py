@@ -11,13 +11,13 @@ from typing import Any, cast
 from weakref import finalize
 
 from starlette.applications import Starlette
-from starlette.routing import BaseRoute, Match, Mount
+from starlette.routing import BaseRoute, Mount
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from operations.access import Identity
 from operations.calls import serve_calls
-from operations.front import CredentialResolver, Front, credential_ended
+from operations.front import CredentialResolver, Front, credential_ended, credentials_in
 from operations.front.config import MCPServerSettings, Resolver, ServerConfig
 from operations.front.http import CREDENTIAL, IDENTITY, PIPELINE, RequestPipeline, RequestState
 from operations.front.limits import client_address
@@ -26,12 +26,18 @@ from operations.observe import CallGraph
 from operations.registry import OperationRegistry
 from operations.server.console import ASSETS, console_app
 from operations.server.identity import SessionResolver, Sessions, any_of
-from operations.server.routes import HTTPMount, NotFound, OperationPaths, RouteTable, SocketMount
+from operations.server.routes import (
+    OperationPaths,
+    Selected,
+    http_mount,
+    is_http,
+    route_table,
+    socket_mount,
+    unknown_paths,
+)
 from operations.server.system import GatewayRoutes, Overview, Pages, Readiness
 from operations.telemetry import CallMetrics
 from operations.types import options_of
-
-_CREDENTIALS = (b"authorization", b"x-api-key")
 
 _REMEMBERED = 2_000
 """The number of calls that the console can show."""
@@ -53,7 +59,7 @@ def create_app(config: ServerConfig, registry: OperationRegistry) -> Starlette:
         graph = CallGraph(limit=_REMEMBERED)
     recording = None if graph is None else _Recording(registry, graph)
     readiness = Readiness(config.ready)
-    pages = Pages(config, pipeline, sessions, metrics, readiness)
+    pages = Pages(config, sessions, metrics, readiness)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncGenerator[None]:
@@ -71,22 +77,22 @@ def create_app(config: ServerConfig, registry: OperationRegistry) -> Starlette:
             readiness.is_up = False
 
     routes: list[BaseRoute] = [
-        RouteTable(
+        route_table(
             pipeline,
             {
-                **GatewayRoutes(pipeline).routes,
-                **Overview(pipeline, readiness, graph).routes,
+                **GatewayRoutes().routes,
+                **Overview(readiness, graph).routes,
                 **pages.routes,
             },
         ),
     ]
     if mcp is not None:
-        routes.append(HTTPMount("/mcp", mcp, pipeline))
-    routes.append(SocketMount("/ws", websocket, pipeline))
+        routes.append(http_mount("/mcp", mcp, pipeline))
+    routes.append(socket_mount("/ws", websocket, pipeline))
     if console is None:
-        routes.append(NotFound(pipeline))
+        routes.append(unknown_paths(pipeline))
     elif config.console is True:
-        routes.append(_ConsoleMount(console, pipeline))
+        routes.append(_console_mount(console, pipeline))
     else:
         # An application of its own, with its own credentials.
         routes.append(Mount("/", console))
@@ -116,13 +122,13 @@ def create_probe_app(config: ServerConfig, registry: OperationRegistry) -> Starl
     """Serve `/healthz`, `/readyz` and `/metrics` for a process without an HTTP API, such as a worker."""
     sessions, readiness = Sessions(), Readiness(config.ready)
     pipeline, metrics = _pipeline(config, registry, sessions), CallMetrics(registry)
-    pages = Pages(config, pipeline, sessions, metrics, readiness)
+    pages = Pages(config, sessions, metrics, readiness)
     routes = {path: pages.routes[path] for path in ("/healthz", "/readyz", "/metrics")}
     app = _App(
         lambda inside: AccessLog(
             HostGuard(inside, hosts=config.accepted_hosts, origins=config.allowed_origins)
         ),
-        routes=[RouteTable(pipeline, routes), NotFound(pipeline)],
+        routes=[route_table(pipeline, routes), unknown_paths(pipeline)],
     )
     app.router.redirect_slashes = False
     app.state.pipeline = pipeline
@@ -216,30 +222,22 @@ class _App(Starlette):
         return app
 
 
-class _ConsoleMount(BaseRoute):
-    """Serves the console at all other paths. With a wrong credential, only its pages: others are 401 as without it."""
+def _console_mount(app: ASGIApp, pipeline: RequestPipeline) -> BaseRoute:
+    """Serve the console at all other paths. With a wrong credential, only its pages: others are 401 as without it."""
 
-    def __init__(self, app: ASGIApp, pipeline: RequestPipeline) -> None:
-        self._app = app
-        self._pipeline = pipeline
+    async def endpoint(state: RequestState) -> None:
+        await state.identify()
+        await app(state.scope, state.receive, state.send)
 
-    def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """Match every HTTP request."""
-        return (Match.FULL if scope["type"] == "http" else Match.NONE), {}
-
-    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let the console respond."""
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
         path = route_path(scope)
         is_page = path == "/" or path.startswith(ASSETS)
-        if is_page or not any(name in _CREDENTIALS for name, _ in scope["headers"]):
-            await self._app(scope, receive, send)
-            return
+        if is_page or not credentials_in(scope["headers"]):
+            await app(scope, receive, send)
+        else:
+            await pipeline.serve(scope, receive, send, endpoint)
 
-        async def endpoint(state: RequestState) -> None:
-            await self._pipeline.identify(state)
-            await self._app(scope, state.receive, send)
-
-        await self._pipeline.serve(scope, receive, send, endpoint)
+    return Selected(is_http, serve)
 
 
 class _RootPath:

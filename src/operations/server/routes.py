@@ -20,9 +20,10 @@ Rule 5: a stream can be resumed if its operation declares `meta={"resume": {"inp
 
 import asyncio
 import json
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -85,88 +86,82 @@ class Route:
     """Whether the path serves clients without a credential even if the server requires one."""
 
 
-class RouteTable(BaseRoute):
-    """Serves exactly these paths."""
+class Selected(BaseRoute):
+    """Serves the connections that a function selects with an ASGI application."""
 
-    def __init__(self, pipeline: RequestPipeline, routes: Mapping[str, Route]) -> None:
-        self._pipeline = pipeline
-        self._routes = routes
-
-    def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """Match the paths of the table."""
-        is_ours = scope["type"] == "http" and route_path(scope) in self._routes
-        return (Match.FULL if is_ours else Match.NONE), {}
-
-    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
-        route = self._routes[route_path(scope)]
-
-        async def endpoint(state: RequestState) -> Reply | None:
-            if route.is_open:
-                scope[OPEN] = True
-            if not route.is_probe:
-                await self._pipeline.enter(state, is_stream=route.is_stream)
-            if scope["method"] not in route.methods:
-                raise wrong_method(route.methods)
-            return await route.endpoint(state)
-
-        await self._pipeline.serve(scope, receive, send, endpoint)
-
-
-class NotFound(BaseRoute):
-    """Responds to unknown paths."""
-
-    def __init__(self, pipeline: RequestPipeline) -> None:
-        self._pipeline = pipeline
+    def __init__(self, selects: Callable[[Scope], bool], app: ASGIApp) -> None:
+        self._selects = selects
+        self._app = app
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """Match every HTTP request."""
-        return (Match.FULL if scope["type"] == "http" else Match.NONE), {}
+        """Match the selected connections."""
+        return (Match.FULL if self._selects(scope) else Match.NONE), {}
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Respond with 404."""
-
-        async def endpoint(state: RequestState) -> Reply:
-            await self._pipeline.enter(state)
-            raise not_found()
-
-        await self._pipeline.serve(scope, receive, send, endpoint)
+        """Let the application respond."""
+        await self._app(scope, receive, send)
 
 
-class HTTPMount(BaseRoute):
-    """Serves an ASGI application at one path, with or without a trailing slash, for every method.
+def is_http(scope: Scope) -> bool:
+    """Return whether a connection is an HTTP request."""
+    return bool(scope["type"] == "http")
+
+
+def route_table(pipeline: RequestPipeline, routes: Mapping[str, Route]) -> BaseRoute:
+    """Serve exactly these paths."""
+
+    async def endpoint(state: RequestState) -> Reply | None:
+        scope = state.scope
+        route = routes[route_path(scope)]
+        if route.is_open:
+            scope[OPEN] = True
+        if not route.is_probe:
+            await state.enter(is_stream=route.is_stream)
+        if scope["method"] not in route.methods:
+            raise wrong_method(route.methods)
+        return await route.endpoint(state)
+
+    return Selected(
+        lambda scope: is_http(scope) and route_path(scope) in routes,
+        partial(pipeline.serve, endpoint=endpoint),
+    )
+
+
+def unknown_paths(pipeline: RequestPipeline) -> BaseRoute:
+    """Respond to all other paths with 404."""
+
+    async def endpoint(state: RequestState) -> Reply:
+        await state.enter()
+        raise not_found()
+
+    return Selected(is_http, partial(pipeline.serve, endpoint=endpoint))
+
+
+def http_mount(path: str, app: ASGIApp, pipeline: RequestPipeline) -> BaseRoute:
+    """Serve an ASGI application at one path, with or without a trailing slash, for every method.
 
     The application shares the request pipeline of the server, which is in the scope.
     """
 
-    def __init__(self, path: str, app: ASGIApp, pipeline: RequestPipeline) -> None:
-        self._path = path
-        self._app = app
-        self._pipeline = pipeline
+    async def endpoint(state: RequestState) -> None:
+        await state.identify()
+        state.front.rate.spend(state.caller)
+        await app(state.scope, state.receive, state.send)
 
-    def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """Match the path of the application."""
-        is_ours = scope["type"] == "http" and route_path(scope) in (self._path, self._path + "/")
-        return (Match.FULL if is_ours else Match.NONE), {}
-
-    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Identify the caller, then let the application respond."""
-        scope[PIPELINE] = self._pipeline
-        if getattr(self._app, "shares_pipeline", False):
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        scope[PIPELINE] = pipeline
+        if getattr(app, "shares_pipeline", False):
             # The application runs the steps of the pipeline itself.
-            await self._app(scope, receive, send)
-            return
+            await app(scope, receive, send)
+        else:
+            await pipeline.serve(scope, receive, send, endpoint)
 
-        async def endpoint(state: RequestState) -> None:
-            await self._pipeline.identify(state)
-            self._pipeline.front.rate.spend(state.caller)
-            await self._app(scope, state.receive, send)
-
-        await self._pipeline.serve(scope, receive, send, endpoint)
+    paths = (path, path + "/")
+    return Selected(lambda scope: is_http(scope) and route_path(scope) in paths, serve)
 
 
-class SocketMount(BaseRoute):
-    """Serves an ASGI application for WebSockets at one path; handshakes at other paths receive 404.
+def socket_mount(path: str, app: ASGIApp | None, pipeline: RequestPipeline) -> BaseRoute:
+    """Serve an ASGI application for WebSockets at one path; handshakes at other paths receive 404.
 
     Args:
         path: The path of the application.
@@ -174,35 +169,26 @@ class SocketMount(BaseRoute):
         pipeline: Identifies the callers.
     """
 
-    def __init__(self, path: str, app: ASGIApp | None, pipeline: RequestPipeline) -> None:
-        self._path = path
-        self._app = app
-        self._pipeline = pipeline
-
-    def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """Match every WebSocket."""
-        return (Match.FULL if scope["type"] == "websocket" else Match.NONE), {}
-
-    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Identify the caller, then let the application serve the socket."""
-        front = self._pipeline.front
-        app = self._app if route_path(scope) == self._path else None
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        front = pipeline.front
         try:
             try:
                 async with asyncio.timeout(front.timeout):
-                    scope[IDENTITY] = await self._pipeline.authenticate(scope)
+                    scope[IDENTITY] = await pipeline.authenticate(scope)
             except TimeoutError:
                 raise timed_out("The handshake", front.timeout) from None
-            if app is None:
+            if app is None or route_path(scope) != path:
                 raise not_found()
             slot = front.sockets.enter(caller_key(scope[IDENTITY], client_address(scope)))
         except CallError as error:
             reply = error_reply(error, "-", expose=front.expose_errors)
             await reject_handshake(reply, scope, send)
             return
-        scope[PIPELINE] = self._pipeline
+        scope[PIPELINE] = pipeline
         with slot:
             await app(scope, receive, send)
+
+    return Selected(lambda scope: bool(scope["type"] == "websocket"), serve)
 
 
 _METHODS = {
@@ -216,17 +202,15 @@ class _Path:
     """Serves one operation at its path.
 
     Args:
-        pipeline: Serves the requests.
         operation: The operation.
         elsewhere: Serves callers that may not see the operation.
     """
 
     __slots__ = (
-        "_arguments", "_elsewhere", "_id", "_is_open", "_methods", "_operation", "_pipeline", "_spec", "endpoint",
+        "_arguments", "_elsewhere", "_id", "_is_open", "_methods", "_operation", "_spec", "endpoint",
     )  # fmt: skip
 
-    def __init__(self, pipeline: RequestPipeline, operation: Operation, elsewhere: ASGIApp) -> None:
-        self._pipeline = pipeline
+    def __init__(self, operation: Operation, elsewhere: ASGIApp) -> None:
         self._operation = operation
         self._spec = spec = operation.spec
         self._elsewhere = elsewhere
@@ -239,31 +223,27 @@ class _Path:
         )
 
     async def _call(self, state: RequestState) -> Reply | None:
-        pipeline = self._pipeline
-        is_visible = (self._is_open and pipeline.is_anonymous(state)) or await self._is_visible(
-            state
-        )
+        is_visible = (self._is_open and state.is_anonymous()) or await self._is_visible(state)
         if not is_visible:
             await self._elsewhere(state.scope, state.receive, state.send)
             return None
-        pipeline.admit(state, keeps_time=True, operation=self._operation)
+        state.admit(keeps_time=True, operation=self._operation)
         context = state.context
-        pipeline.take_slot(state)
+        state.take_slot()
         value = await self._read(state)
-        pipeline.start_work(state)
-        envelope = await pipeline.front.registry.execute(self._id, value, context)
+        state.start_work()
+        envelope = await state.front.registry.execute(self._id, value, context)
         return result_reply(
             envelope, context.request_id, with_meta=b"operations-meta" in state.headers
         )
 
     async def _stream(self, state: RequestState) -> None:
-        pipeline = self._pipeline
         if not await self._is_visible(state):
             await self._elsewhere(state.scope, state.receive, state.send)
             return
-        pipeline.admit(state, is_stream=True)
+        state.admit(is_stream=True)
         value = await self._read(state)
-        await serve_events(pipeline, state, self._spec, value)
+        await serve_events(state, self._spec, value)
 
     async def _is_visible(self, state: RequestState) -> bool:
         """Identify the caller; return whether it may see the operation.
@@ -272,16 +252,16 @@ class _Path:
             CallError: If the credential is wrong, or if the caller may see the operation but not call it.
         """
         if self._is_open:
-            await self._pipeline.identify(state)
+            await state.identify()
             return True
         problem: CallError | None = None
         try:
-            await self._pipeline.identify(state)
+            await state.identify()
         except CallError as error:
             # A wrong credential must not reveal the operation either.
             problem = error
         try:
-            self._pipeline.front.enforce_visible(self._spec, state.identity)
+            state.front.enforce_visible(self._spec, state.identity)
         except CallError as error:
             if error.code == ErrorCode.OPERATION_NOT_FOUND:
                 return False
@@ -298,10 +278,10 @@ class _Path:
         state.spec = spec = self._spec
         if method == "GET":
             return self._query(state.scope["query_string"])
-        body = await self._pipeline.read(state)
+        body = await state.read()
         if not body:
             return None
-        value = decode_json(body, self._pipeline.front.limits)
+        value = decode_json(body, state.front.limits)
         if value is None:
             # No body means no input; null is a value like any other.
             validate_or_raise(spec.input_schema, None, subject=f"input of {spec.id}")
@@ -350,7 +330,7 @@ class OperationPaths:
             if operation is None or not has_path(operation.spec):
                 # Not cached, because the number of unknown paths is unlimited.
                 return None
-            known = self._paths[text] = _Path(self._pipeline, operation, self._app)
+            known = self._paths[text] = _Path(operation, self._app)
         return known
 
 
@@ -464,9 +444,7 @@ _COMPLETE = b"event: complete\ndata: {}\n\n"
 _ALIVE = b": alive\n\n"
 
 
-async def serve_events(
-    pipeline: RequestPipeline, state: RequestState, spec: OperationSpec, input: Any
-) -> None:
+async def serve_events(state: RequestState, spec: OperationSpec, input: Any) -> None:
     """Open a subscription and send its items until it ends or the client disconnects.
 
     Raises:
@@ -477,19 +455,19 @@ async def serve_events(
     state.timeout.stop()
     resuming = Resuming(spec)
     input = resuming.resume(input, state.headers)  # noqa: A001 - the contract's word
-    pipeline.take_slot(state, is_stream=True)
-    response = _Response(pipeline, state, resuming)
-    subscription = pipeline.front.registry.subscribe(spec.id, input, state.context)
-    with pipeline.front.credentials.watching(state.credential, response.revoke):
+    state.take_slot(is_stream=True)
+    response = _Response(state, resuming)
+    subscription = state.front.registry.subscribe(spec.id, input, state.context)
+    with state.front.credentials.watching(state.credential, response.revoke):
         await response.run(subscription)
 
 
 class _Response:
     """One response that is being sent."""
 
-    def __init__(self, pipeline: RequestPipeline, state: RequestState, resuming: Resuming) -> None:
-        self._pipeline = pipeline
+    def __init__(self, state: RequestState, resuming: Resuming) -> None:
         self._state = state
+        self._front = state.front
         self._send = state.send
         self._resuming = resuming
         self._started = False
@@ -511,7 +489,7 @@ class _Response:
         try:
             if await _both_run(pump, gone, _AT_ONCE):
                 await self._begin()
-            while await _both_run(pump, gone, self._pipeline.front.heartbeat):
+            while await _both_run(pump, gone, self._front.heartbeat):
                 if self._silent:
                     await self._write(_ALIVE)
                 self._silent = True
@@ -520,7 +498,7 @@ class _Response:
             pump.cancel()
             await asyncio.wait({pump}, timeout=_FAREWELL)
             if not pump.done():
-                self._pipeline.front.registry.keep(pump)
+                self._front.registry.keep(pump)
         if self._is_revoked:
             error = credential_ended()
             if not self._started:
@@ -559,9 +537,8 @@ class _Response:
         return text if event_id is None else b"id: " + event_id + b"\n" + text
 
     def _failure(self, error: CallError) -> bytes:
-        wire = public_wire(
-            error, self._state.context.request_id, expose=self._pipeline.front.expose_errors
-        )
+        request_id = self._state.context.request_id
+        wire = public_wire(error, request_id, expose=self._front.expose_errors)
         return b"event: error\ndata: " + msgspec.json.encode(wire) + b"\n\n"
 
     async def _begin(self) -> None:
@@ -587,7 +564,7 @@ class _Response:
         self._silent = False
         async with self._turn:
             await self._start()
-            await self._pipeline.send_part(self._state, text)
+            await self._state.send_part(text)
             if last:
                 await self._send({"type": "http.response.body", "body": b""})
 

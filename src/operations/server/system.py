@@ -27,7 +27,7 @@ from operations._text import printable, suggestion
 from operations.access import Identity
 from operations.errors import CallError, ErrorCode
 from operations.front.config import Ready, ServerConfig
-from operations.front.http import RequestPipeline, RequestState
+from operations.front.http import RequestState
 from operations.front.messages import JSON, Reply, decode_json, json_reply
 from operations.front.public_errors import METADATA_PATH, malformed
 from operations.front.search import BatchCall, visible_specs
@@ -88,8 +88,7 @@ def _invalid(message: str, path: str) -> CallError:
 class GatewayRoutes:
     """The five paths of the gateway."""
 
-    def __init__(self, pipeline: RequestPipeline) -> None:
-        self._pipeline = pipeline
+    def __init__(self) -> None:
         self.routes = {
             "/search": Route(methods=("GET", "POST"), endpoint=self._search),
             "/schema": Route(methods=("GET", "POST"), endpoint=self._schema),
@@ -100,7 +99,7 @@ class GatewayRoutes:
 
     async def _search(self, state: RequestState) -> Reply:
         wanted = await self._read(state, Search, many=("tags",))
-        found = await self._pipeline.front.gateway.search(
+        found = await state.front.gateway.search(
             wanted.query,
             state.context,
             limit=wanted.limit,
@@ -112,33 +111,30 @@ class GatewayRoutes:
 
     async def _schema(self, state: RequestState) -> Reply:
         wanted = await self._read(state, Named)
-        gateway = self._pipeline.front.gateway
-        return json_reply(gateway.schema(wanted.operation, state.context, output=wanted.output))
+        schema = state.front.gateway.schema
+        return json_reply(schema(wanted.operation, state.context, output=wanted.output))
 
     async def _call(self, state: RequestState) -> Reply:
-        pipeline = self._pipeline
-        pipeline.take_slot(state)
+        front = state.front
+        state.take_slot()
         wanted = await self._read(state, Called)
-        pipeline.call_operation(state, pipeline.front.find(wanted.operation, state.identity))
-        pipeline.start_work(state)
-        envelope = await pipeline.front.registry.execute(
-            wanted.operation, wanted.input, state.context
-        )
+        state.call_operation(front.find(wanted.operation, state.identity))
+        state.start_work()
+        envelope = await front.registry.execute(wanted.operation, wanted.input, state.context)
         request_id = (b"x-request-id", state.context.request_id.encode())
         return Reply(200, envelope.encode(), [JSON, request_id])
 
     async def _batch(self, state: RequestState) -> Reply:
-        pipeline = self._pipeline
-        pipeline.take_slot(state)
+        state.take_slot()
         wanted = await self._read(state, Batch)
-        pipeline.start_work(state)
-        results = await pipeline.front.batch(wanted.calls, state.context, state.caller)
+        state.start_work()
+        results = await state.front.batch(wanted.calls, state.context, state.caller)
         return json_reply({"results": results})
 
     async def _subscribe(self, state: RequestState) -> None:
         wanted = await self._read(state, Called, as_json=("input",))
-        spec = state.spec = self._pipeline.front.find(wanted.operation, state.identity)
-        await serve_events(self._pipeline, state, spec, wanted.input)
+        spec = state.spec = state.front.find(wanted.operation, state.identity)
+        await serve_events(state, spec, wanted.input)
 
     async def _read(
         self,
@@ -154,11 +150,7 @@ class GatewayRoutes:
             CallError: `VALIDATION_ERROR`, with the location of the error.
         """
         is_query = state.scope["method"] == "GET"
-        asked = (
-            self._query(state.scope["query_string"], many, as_json)
-            if is_query
-            else await self._pipeline.read_json(state)
-        )
+        asked = _query(state, many, as_json) if is_query else await state.read_json()
         known = kind.__struct_fields__
         for name in object_of(asked).keys() - set(known):
             advice = suggestion(name, known) or f" Known here: {', '.join(known)}."
@@ -171,23 +163,23 @@ class GatewayRoutes:
             path = place.rstrip("`").replace("[", "/").replace("]", "").replace(".", "/")
             raise _invalid(str(error), path) from None
 
-    def _query(
-        self, query: bytes, many: tuple[str, ...], as_json: tuple[str, ...]
-    ) -> dict[str, Any]:
-        limits = self._pipeline.front.limits
-        values: dict[str, Any] = {}
-        try:
-            pairs = parse_qsl(query.decode("ascii"), True, errors="strict", max_num_fields=100)
-        except ValueError as error:
-            raise malformed(f"The query cannot be read: {error}") from None
-        for name, text in pairs:
-            if name in many:
-                values.setdefault(name, []).append(text)
-            elif name in values:
-                raise malformed(f"{name!r} is given more than once")
-            else:
-                values[name] = decode_json(text, limits) if name in as_json else text
-        return values
+
+def _query(state: RequestState, many: tuple[str, ...], as_json: tuple[str, ...]) -> dict[str, Any]:
+    """Return the arguments in the query of a request."""
+    query: bytes = state.scope["query_string"]
+    values: dict[str, Any] = {}
+    try:
+        pairs = parse_qsl(query.decode("ascii"), True, errors="strict", max_num_fields=100)
+    except ValueError as error:
+        raise malformed(f"The query cannot be read: {error}") from None
+    for name, text in pairs:
+        if name in many:
+            values.setdefault(name, []).append(text)
+        elif name in values:
+            raise malformed(f"{name!r} is given more than once")
+        else:
+            values[name] = decode_json(text, state.front.limits) if name in as_json else text
+    return values
 
 
 MAX_CALLS = 500
@@ -258,10 +250,7 @@ class Readiness:
 class Overview:
     """The paths `/operations` and, if calls are recorded, `/calls`."""
 
-    def __init__(
-        self, pipeline: RequestPipeline, readiness: Readiness, graph: CallGraph | None = None
-    ) -> None:
-        self._pipeline = pipeline
+    def __init__(self, readiness: Readiness, graph: CallGraph | None = None) -> None:
         self._readiness = readiness
         self._has_calls = graph is not None
         self._start = token_hex(16)
@@ -270,20 +259,18 @@ class Overview:
             self._graph = graph
             self.routes["/calls"] = Route(methods=("GET",), endpoint=self._calls)
 
-    def _tag(self, identity: Identity | None, disconnected: Any) -> bytes:
-        """Return an ETag that changes when the set of operations that `identity` may call changes."""
-        revision = self._pipeline.front.registry.revision
-        who = msgspec.json.encode([self._start, revision, identity, disconnected])
+    def _tag(self, state: RequestState, disconnected: Any) -> bytes:
+        """Return an ETag that changes when the set of operations that the caller may call changes."""
+        revision = state.front.registry.revision
+        who = msgspec.json.encode([self._start, revision, state.identity, disconnected])
         return b'"' + sha256(who).hexdigest()[:32].encode() + b'"'
 
     async def _operations(self, state: RequestState) -> Reply:
         disconnected = (await self._readiness.look()).get("disconnected", [])
-        tag = self._tag(state.identity, disconnected)
+        tag = self._tag(state, disconnected)
         if _is_held(state.headers.get(b"if-none-match", b""), tag):
             return Reply(304, b"", [(b"etag", tag)])
-        specs = sorted(
-            visible_specs(self._pipeline.front.registry, state.context), key=lambda spec: spec.id
-        )
+        specs = sorted(visible_specs(state.front.registry, state.context), key=lambda spec: spec.id)
         listed = [_listed(spec) for spec in specs]
         overview = {
             "operations": listed,
@@ -293,12 +280,13 @@ class Overview:
         return json_reply(overview, headers=[(b"etag", tag)])
 
     async def _calls(self, state: RequestState) -> Reply:
-        named = {spec.id for spec in visible_specs(self._pipeline.front.registry, state.context)}
-        latest = islice(reversed(self._mine(state.identity)), MAX_CALLS)
+        named = {spec.id for spec in visible_specs(state.front.registry, state.context)}
+        latest = islice(reversed(self._mine(state)), MAX_CALLS)
         return json_reply({"calls": [_shown(record, named) for record in reversed(list(latest))]})
 
-    def _mine(self, identity: Identity | None) -> list[CallRecord]:
-        if identity is None and self._pipeline.resolve is not None:
+    def _mine(self, state: RequestState) -> list[CallRecord]:
+        identity = state.identity
+        if identity is None and state.pipeline.resolve is not None:
             # Callers without identity do not see each other's calls.
             return []
         caller = None if identity is None else identity.key
@@ -346,13 +334,11 @@ class Pages:
     def __init__(
         self,
         config: ServerConfig,
-        pipeline: RequestPipeline,
         sessions: Sessions,
         metrics: CallMetrics,
         readiness: Readiness,
     ) -> None:
         self._config = config
-        self._pipeline = pipeline
         self._sessions = sessions
         self._metrics = metrics
         self._readiness = readiness
@@ -366,14 +352,14 @@ class Pages:
             "/healthz": Route(methods=("GET", "HEAD"), endpoint=self._healthz, is_probe=True),
             "/readyz": Route(methods=("GET", "HEAD"), endpoint=self._readyz, is_probe=True),
         }
-        if pipeline.front.challenge.authorization_servers:
+        if config.authorization_servers:
             metadata = Route(methods=("GET",), endpoint=self._resource_metadata, is_probe=True)
             self.routes |= {METADATA_PATH: metadata, f"{METADATA_PATH}/mcp": metadata}
 
     async def _openapi(self, state: RequestState) -> Reply:
-        specs = list(visible_specs(self._pipeline.front.registry, state.context))
+        specs = list(visible_specs(state.front.registry, state.context))
         root: str = state.scope.get("root_path", "")
-        key = (self._pipeline.front.registry.revision, root, *(spec.id for spec in specs))
+        key = (state.front.registry.revision, root, *(spec.id for spec in specs))
         document = self._documents.pop(key, None)
         if document is None:
             # Run in a thread, because a large registry takes long.
@@ -414,13 +400,13 @@ class Pages:
                 return json_reply(_who(state.identity))
 
     async def _show_metrics(self, state: RequestState) -> Reply:
-        shown = {spec.id for spec in visible_specs(self._pipeline.front.registry, state.context)}
+        shown = {spec.id for spec in visible_specs(state.front.registry, state.context)}
         body = await self._metrics.collect(shown)
         return Reply(200, body, [(b"content-type", CONTENT_TYPE)])
 
     async def _resource_metadata(self, state: RequestState) -> Reply:
         """Return the metadata that tells clients where to get tokens for this server (RFC 9728)."""
-        return json_reply(self._pipeline.front.challenge.metadata())
+        return json_reply(state.front.challenge.metadata())
 
     async def _healthz(self, state: RequestState) -> Reply:
         """Respond that this process is alive."""

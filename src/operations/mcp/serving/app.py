@@ -32,15 +32,8 @@ from operations._decoding import pause_collector
 from operations._hosts import LOOPBACK
 from operations._text import enforce_lists
 from operations.errors import CallError, ErrorCode
-from operations.front.http import (
-    PIPELINE,
-    REQUEST_ID,
-    STATE,
-    RequestPipeline,
-    RequestState,
-    counted_send,
-)
-from operations.front.limits import Limits
+from operations.front.http import PIPELINE, REQUEST_ID, STATE, RequestPipeline, RequestState
+from operations.front.limits import UNCOUNTED_OUTPUT, Limits
 from operations.front.messages import (
     HostGuard,
     Reply,
@@ -200,39 +193,36 @@ class MCPApp:
         await self._pipeline.serve(scope, receive, send, endpoint)
 
     async def _not_found(self, state: RequestState) -> Reply:
-        await self._pipeline.enter(state)
+        await state.enter()
         raise not_found()
 
     async def _serve(self, state: RequestState) -> Reply | None:
         scope = state.scope
-        pipeline: RequestPipeline = scope[PIPELINE]
         if not _is_stripped(state):
             scope["headers"] = [(name, value.strip()) for name, value in scope["headers"]]
             state.headers = dict(scope["headers"])
         method = scope["method"]
         is_stream = method == "GET" or state.headers.get(b"mcp-method") == _STREAMS
-        if not pipeline.is_anonymous(state):
-            await pipeline.identify(state)
-        pipeline.admit(state, is_stream=is_stream)
-        exhausted = self._take_slot(pipeline, state, is_stream=is_stream)
+        if not state.is_anonymous():
+            await state.identify()
+        state.admit(is_stream=is_stream)
+        exhausted = self._take_slot(state, is_stream=is_stream)
         scope[STATE] = state
         scope[REQUEST_ID] = state.context.request_id
-        body = await self._read(pipeline, state) if method == "POST" else b""
+        body = await _read(state) if method == "POST" else b""
         if exhausted is not None and not _is_answer(body):
             raise exhausted
         if is_handshake_version(state.headers):
-            return await self._handshake.serve(pipeline, state, body)
+            return await self._handshake.serve(state, body)
         if method == "POST":
             reply = None if self._fast_path is None else await self._fast_path.serve(state, body)
-            reply = reply or reject_malformed(body, pipeline.front.limits.values)
+            reply = reply or reject_malformed(body, state.front.limits.values)
             if reply is not None:
                 return reply
-        await self._by_sdk(pipeline, state, _replayed(body, state.receive))
+        await self._by_sdk(state, _replayed(body, state.receive))
         return None
 
-    def _take_slot(
-        self, pipeline: RequestPipeline, state: RequestState, *, is_stream: bool
-    ) -> CallError | None:
+    def _take_slot(self, state: RequestState, *, is_stream: bool) -> CallError | None:
         """Take a slot for a request; return the error for a call if only slots for answers are free.
 
         A call that waits for an answer of its client holds a slot, so answers have separate slots.
@@ -241,65 +231,47 @@ class MCPApp:
             CallError: `RESOURCE_EXHAUSTED` if no slot is free.
         """
         try:
-            pipeline.take_slot(state, is_stream=is_stream)
+            state.take_slot(is_stream=is_stream)
         except CallError as error:
             if is_stream or state.scope["method"] != "POST" or not self._handshake.knows(state):
                 raise
-            state.slot = pipeline.front.answers.enter(state.caller)
+            state.slot = state.front.answers.enter(state.caller)
             return error
         return None
 
-    async def _read(self, pipeline: RequestPipeline, state: RequestState) -> bytes:
-        limits = pipeline.front.limits
-        state.timeout.start(limits.body_seconds)
-        body = await read_body(state.receive, state.headers, limits)
-        state.timeout.pause()
-        enforce_size(body, limits)
-        if len(body) > _LARGE:
-            # Let other tasks run between the check and the decoding.
-            await asyncio.sleep(0)
-        return body
-
-    async def _by_sdk(
-        self, pipeline: RequestPipeline, state: RequestState, receive: Receive
-    ) -> None:
+    async def _by_sdk(self, state: RequestState, receive: Receive) -> None:
         """Let the SDK respond. Its streams are counted, and end when the caller's credential expires."""
-        response = _Response(counted_send(pipeline, state))
-        try:
-            with pipeline.front.credentials.watching(state.credential, response.revoke):
-                if self._manager is not None:
-                    await self._manager.handle_request(state.scope, receive, response.send)
-        except asyncio.CancelledError:
-            if not response.is_revoked or response.task.uncancel():
-                raise
-            await response.close()
+        is_open = False
+
+        async def send(message: Message) -> None:
+            nonlocal is_open
+            is_body = message["type"] == "http.response.body"
+            is_open = message.get("more_body", False) if is_body else True
+            body = message.get("body", b"")
+            if len(body) <= UNCOUNTED_OUTPUT:
+                await state.send(message)
+                return
+            await state.send_part(body)
+            if not is_open:
+                await state.send({"type": "http.response.body", "body": b""})
+
+        with state.front.credentials.ending(state.credential) as revoked:
+            if self._manager is not None:
+                await self._manager.handle_request(state.scope, receive, send)
+        if revoked.is_set() and is_open:
+            await state.send({"type": "http.response.body", "body": b""})
 
 
-class _Response:
-    """The response of the SDK to one request."""
-
-    def __init__(self, send: Send) -> None:
-        self._send = send
-        self._is_open = False
-        self.task: asyncio.Task[Any] = asyncio.current_task()  # type: ignore[assignment]
-        self.is_revoked = False
-
-    def revoke(self) -> None:
-        """End the response: the caller's credential is no longer valid."""
-        self.is_revoked = True
-        self.task.cancel()
-
-    async def send(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self._is_open = True
-        elif message["type"] == "http.response.body":
-            self._is_open = message.get("more_body", False)
-        await self._send(message)
-
-    async def close(self) -> None:
-        """Complete a response that was ended early."""
-        if self._is_open:
-            await self._send({"type": "http.response.body", "body": b""})
+async def _read(state: RequestState) -> bytes:
+    limits = state.front.limits
+    state.timeout.start(limits.body_seconds)
+    body = await read_body(state.receive, state.headers, limits)
+    state.timeout.pause()
+    enforce_size(body, limits)
+    if len(body) > _LARGE:
+        # Let other tasks run between the check and the decoding.
+        await asyncio.sleep(0)
+    return body
 
 
 class _Kind(msgspec.Struct):

@@ -25,7 +25,7 @@ from mcp_types.version import is_version_at_least
 from starlette.requests import Request
 
 from operations.errors import CallError
-from operations.front.http import RequestPipeline, RequestState
+from operations.front.http import RequestState
 from operations.front.messages import JSON, SAFE, Reply
 from operations.front.public_errors import Header
 from operations.mcp.serving.service import LimitedCall
@@ -52,7 +52,6 @@ class Exchange:
     """A request and its response. For the SDK's handlers it is the `DispatchContext`.
 
     Args:
-        pipeline: Sends the response.
         state: The HTTP request.
         request_id: The id of the JSON-RPC request.
         version: The version of the protocol.
@@ -64,7 +63,6 @@ class Exchange:
 
     def __init__(
         self,
-        pipeline: RequestPipeline,
         state: RequestState,
         request_id: int | str,
         version: str,
@@ -75,7 +73,6 @@ class Exchange:
         progress_token: int | str | None = None,
     ) -> None:
         self.request_id = request_id
-        self._pipeline = pipeline
         self._state = state
         self._version = version
         self._session = session
@@ -199,9 +196,8 @@ class Exchange:
             state.timeout.unwatch()
             headers.append((SESSION_HEADER, session.id.encode()))
         self._resources = ExitStack()
-        self._resources.enter_context(
-            self._pipeline.front.credentials.watching(state.credential, self._revoke)
-        )
+        watching = state.front.credentials.watching(state.credential, self._revoke)
+        self._resources.enter_context(watching)
         self._is_attached = True
         await state.send({"type": "http.response.start", "status": 200, "headers": headers})
         if session is not None and is_version_at_least(self._version, _RESUMABLE):
@@ -226,7 +222,7 @@ class Exchange:
 
     async def _send(self, frame: bytes) -> None:
         if self._is_attached:
-            await self._pipeline.send_part(self._state, frame)
+            await self._state.send_part(frame)
 
     async def _detach(self) -> None:
         """End the HTTP response."""

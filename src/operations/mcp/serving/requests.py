@@ -9,7 +9,6 @@ Rule 2: responses are identical to those of the SDK; a test compares them.
 Rule 3: a session belongs to the caller that opened it; other callers cannot use it.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
 from functools import partial
@@ -36,7 +35,7 @@ from pydantic import ValidationError
 from operations._decoding import build_from, decode_json
 from operations._json import JSONValueError
 from operations.context import NOTHING, CallerChannel
-from operations.front.http import RequestPipeline, RequestState
+from operations.front.http import RequestState
 from operations.front.messages import JSON, Reply
 from operations.front.public_errors import Header
 from operations.mcp.codec import sent_meta
@@ -298,9 +297,7 @@ class HandshakeTransport:
             for version in HANDSHAKE_PROTOCOL_VERSIONS
         }
 
-    async def serve(
-        self, pipeline: RequestPipeline, state: RequestState, body: bytes
-    ) -> Reply | None:
+    async def serve(self, state: RequestState, body: bytes) -> Reply | None:
         """Serve one request; return the response unless it was sent as a stream."""
         method = state.scope["method"]
         is_stream = method == "GET"
@@ -321,23 +318,23 @@ class HandshakeTransport:
                     415, "Unsupported Media Type: Content-Type must be application/json"
                 )
         if self._sessions is None:
-            return await self._post(pipeline, state, body, None)
+            return await self._post(state, body, None)
         session_id = state.headers.get(SESSION_HEADER)
         if session_id is None:
             if is_stream or method == "DELETE":
                 return _failure(400, "Bad Request: Missing session ID")
-            return await self._post(pipeline, state, body, None)
+            return await self._post(state, body, None)
         session = self._find(state)
         if session is None:
             return _failure(404, _NO_SESSION)
         if method == "DELETE":
             await self._sessions.end(session)
             return Reply(200, b"", [JSON])
-        self._sessions.begin(session, state.credential, pipeline.front.credentials)
+        self._sessions.begin(session, state.credential, state.front.credentials)
         try:
             if is_stream:
-                return await self._read(pipeline, state, session)
-            return await self._post(pipeline, state, body, session)
+                return await self._read(state, session)
+            return await self._post(state, body, session)
         finally:
             self._sessions.finish(session)
 
@@ -355,13 +352,13 @@ class HandshakeTransport:
     # ------------------------------------------------------------ POST
 
     async def _post(
-        self, pipeline: RequestPipeline, state: RequestState, body: bytes, session: Session | None
+        self, state: RequestState, body: bytes, session: Session | None
     ) -> Reply | None:
         plain = decode_plain(body) if self._lean else None
         if plain is not None and is_handshake_request(plain):
             sent = decode_meta(body, plain, self._service)
-            return await self._plain(pipeline, state, plain, session, sent)
-        limits = pipeline.front.limits
+            return await self._plain(state, plain, session, sent)
+        limits = state.front.limits
         try:
             message = decode_json(body, max_values=limits.values)
         except JSONValueError as error:
@@ -381,16 +378,11 @@ class HandshakeTransport:
         if self._sessions is not None and session is None:
             if method != "initialize" or is_notification:
                 return _failure(400, "Bad Request: Missing session ID")
-            return await self._open(pipeline, state, message)
+            return await self._open(state, message)
         version = self._version(state, session)
-        exchange = self._exchange(
-            pipeline,
-            state,
-            "" if is_notification else message["id"],
-            version,
-            session,
-            progress_token_from_params(params),
-        )
+        request_id = "" if is_notification else message["id"]
+        token = progress_token_from_params(params)
+        exchange = self._exchange(state, request_id, version, session, token)
         if is_notification:
             await self._notified(exchange, session, method, params)
             return _accepted_reply()
@@ -429,16 +421,14 @@ class HandshakeTransport:
                 exchange, method, params
             )
 
-    async def _open(
-        self, pipeline: RequestPipeline, state: RequestState, message: Mapping[str, Any]
-    ) -> Reply | None:
+    async def _open(self, state: RequestState, message: Mapping[str, Any]) -> Reply | None:
         """Serve the request that opens a session."""
         sessions = self._sessions
         assert sessions is not None  # noqa: S101 - only called with sessions
-        await sessions.make_room(state.caller, pipeline.front.limits)
+        await sessions.make_room(state.caller, state.front.limits)
         session = Session(state.caller, None if state.identity is None else state.identity.key)
         params = message.get("params")
-        exchange = Exchange(pipeline, state, message["id"], "", session=session, streams=False)
+        exchange = Exchange(state, message["id"], "", session=session, streams=False)
         options = self._server.create_initialization_options()
         options.instructions = self._service.instructions(state.identity)
         runner = ServerRunner(self._server, session.connection, None, init_options=options)
@@ -448,12 +438,11 @@ class HandshakeTransport:
         )
         if session.connection.initialize_accepted:
             session.opened()
-            sessions.add(session, state.credential, pipeline.front.credentials)
+            sessions.add(session, state.credential, state.front.credentials)
         return reply
 
     async def _plain(
         self,
-        pipeline: RequestPipeline,
         state: RequestState,
         request: PlainRequest,
         session: Session | None,
@@ -466,7 +455,7 @@ class HandshakeTransport:
         connection = self._stateless[version] if session is None else session.connection
         meta = request.params.meta
         token = None if meta is None else meta.progress
-        exchange = self._exchange(pipeline, state, request.id, version, session, token)
+        exchange = self._exchange(state, request.id, version, session, token)
         trace = NOTHING if meta is None else meta.trace
         capabilities = NOTHING if session is None else session.capabilities
         asker = Asker.of(state, version, capabilities, trace, sent)
@@ -484,7 +473,6 @@ class HandshakeTransport:
 
     def _exchange(
         self,
-        pipeline: RequestPipeline,
         state: RequestState,
         request_id: int | str,
         version: str,
@@ -492,7 +480,6 @@ class HandshakeTransport:
         progress_token: int | str | None,
     ) -> Exchange:
         return Exchange(
-            pipeline,
             state,
             request_id,
             version,
@@ -510,9 +497,7 @@ class HandshakeTransport:
 
     # ------------------------------------------------------------ GET
 
-    async def _read(
-        self, pipeline: RequestPipeline, state: RequestState, session: Session
-    ) -> Reply | None:
+    async def _read(self, state: RequestState, session: Session) -> Reply | None:
         """Send the events of a stream until it ends, live or after the last event that the client received."""
         log = session.log
         last = state.headers.get(b"last-event-id")
@@ -523,28 +508,16 @@ class HandshakeTransport:
             place = (log.latest, STANDALONE)
         else:
             place = log.find(last.decode("latin-1"))
-        task: asyncio.Task[Any] = asyncio.current_task()  # type: ignore[assignment]
-        is_revoked = False
-
-        def revoke() -> None:
-            nonlocal is_revoked
-            is_revoked = True
-            task.cancel()
-
         headers = [*EVENT_STREAM, (SESSION_HEADER, session.id.encode())]
         await state.send({"type": "http.response.start", "status": 200, "headers": headers})
         state.timeout.start(None, state.receive)
-        try:
-            with pipeline.front.credentials.watching(state.credential, revoke):
-                if place is not None:
-                    # Some servers send the headers only with the first part of the body.
-                    await pipeline.send_part(state, b": open\n\n")
-                    async with aclosing(log.follow(place[1], place[0])) as parts:
-                        async for part in parts:
-                            await pipeline.send_part(state, part)
-        except asyncio.CancelledError:
-            if not is_revoked or task.uncancel():
-                raise
+        with state.front.credentials.ending(state.credential):
+            if place is not None:
+                # Some servers send the headers only with the first part of the body.
+                await state.send_part(b": open\n\n")
+                async with aclosing(log.follow(place[1], place[0])) as parts:
+                    async for part in parts:
+                        await state.send_part(part)
         state.timeout.pause()
         await state.send({"type": "http.response.body", "body": b""})
         return None

@@ -30,7 +30,7 @@ from operations.envelopes import LocalResponseMeta, ResponseEnvelope, add_change
 from operations.errors import CallError, ErrorCode, timed_out
 from operations.front import Front
 from operations.front.config import MCPServerSettings
-from operations.front.http import PIPELINE, RequestState
+from operations.front.http import RequestState
 from operations.front.limits import call_seconds
 from operations.front.public_errors import public_error
 from operations.front.search import may_call
@@ -99,7 +99,7 @@ class Asker(msgspec.Struct, frozen=True):
         return cls(
             state.identity,
             protocol_version,
-            state.scope[PIPELINE].front,
+            state.front,
             capabilities,
             state.caller,
             context.request_id,
