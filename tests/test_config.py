@@ -506,6 +506,21 @@ def test_all_mistakes_are_reported_in_the_order_of_the_file(folder: Path) -> Non
     assert [fault.line for fault in caught.value.faults] == [2, 3, 5]
 
 
+def test_faults_of_one_table_do_not_hide_those_of_others(folder: Path) -> None:
+    text = (
+        "[mcp.both]\ncommand = 'x'\nurl = 'http://a/'\nargs = ['y']\n[serve]\nprot = 1\nhost = '0.0.0.0'\n"
+        "[mcp.other]\nurl = 'http://a/'\nargs = ['y']\nallow = 3\n[authority]\nbroker = 'a'\n[brokers.a]\n"
+        "[openapi.shop]\ndocument = ''\n"
+    )
+
+    with pytest.raises(ConfigError) as caught:
+        parse_config(text, folder / "operations.toml")
+
+    assert [fault.key for fault in caught.value.faults] == [
+        "mcp.both", "serve.prot", "mcp.other.allow", "brokers.a.url", "openapi.shop.document",
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [

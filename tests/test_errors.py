@@ -1,11 +1,22 @@
+import asyncio
 import pickle
+from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
 import pytest
 
-from operations import CallError, ErrorCode, ErrorDefinition, MissingExtraError, map_error
+from operations import (
+    CallError,
+    ErrorCode,
+    ErrorDefinition,
+    MissingExtraError,
+    OperationContext,
+    OperationRegistry,
+    map_error,
+)
 from operations.errors import HTTP_STATUS, timed_out
+from operations.front.public_errors import public_error
 
 
 def test_an_error_goes_over_the_wire_and_back() -> None:
@@ -131,3 +142,119 @@ def test_the_status_table_is_the_contracts() -> None:
 @pytest.mark.parametrize("message", ["no file \udcff", ValueError("an object")])
 def test_every_message_can_be_written(message: Any) -> None:
     assert msgspec.json.encode(CallError("X", message).to_wire())
+
+
+def nesting() -> OperationRegistry:
+    """Return operations that make the same nested call in each way."""
+    registry = OperationRegistry()
+
+    @registry.operation("inner.count")
+    async def count(upto: int) -> int:
+        if upto < 0:
+            raise CallError(ErrorCode.VALIDATION_ERROR, "upto is negative")
+        await asyncio.sleep(upto)
+        return upto
+
+    @registry.operation("inner.each")
+    async def each(upto: int) -> AsyncIterator[int]:
+        yield upto
+
+    @registry.operation("outer.env")
+    async def env(tool: str, input: Any, context: OperationContext) -> Any:
+        return (await context.env.call(tool, input)).data
+
+    @registry.operation("outer.again")
+    async def again(tool: str, input: Any, context: OperationContext) -> Any:
+        return (await context.env.outer.env({"tool": tool, "input": input})).data
+
+    @registry.operation("outer.execute")
+    async def execute(tool: str, input: Any) -> Any:
+        return (await registry.execute(tool, input, timeout=0.01)).data
+
+    @registry.operation("outer.read")
+    async def read(tool: str, input: Any, context: OperationContext) -> AsyncIterator[Any]:
+        async for item in context.env.subscribe(tool, input):
+            yield item.data
+
+    @registry.operation("outer.forward")
+    async def forward(tool: str, input: Any, context: OperationContext) -> Any:
+        try:
+            return (await context.env.call(tool, input)).data
+        except CallError as error:
+            raise CallError(error.code, error.message, error.details) from error
+
+    return registry
+
+
+async def failure(
+    registry: OperationRegistry, operation_id: str, tool: str, input: Any
+) -> CallError:
+    with pytest.raises(CallError) as caught:
+        arguments = {"tool": tool, "input": input}
+        if operation_id == "outer.read":
+            _ = [item async for item in registry.subscribe(operation_id, arguments)]
+        else:
+            await registry.execute(operation_id, arguments)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("tool", "input", "code"),
+    [
+        ("inner.count", {"upto": "many"}, ErrorCode.VALIDATION_ERROR),
+        ("inner.each", {"upto": "many"}, ErrorCode.VALIDATION_ERROR),
+        ("inner.none", {}, ErrorCode.OPERATION_NOT_FOUND),
+    ],
+)
+@pytest.mark.parametrize("outer", ["outer.env", "outer.again", "outer.execute", "outer.read"])
+async def test_an_invalid_nested_call_is_a_failure_of_the_operation_that_made_it(
+    outer: str, tool: str, input: Any, code: str
+) -> None:
+    error = await failure(nesting(), outer, tool, input)
+
+    assert error.code == ErrorCode.EXECUTION_ERROR
+    assert error.message.startswith(
+        f"{'outer.env' if outer == 'outer.again' else outer} made an invalid call: "
+    )
+    assert error.unexpected
+    assert isinstance(error.__cause__, CallError)
+    shown = public_error(error, "r1", log=False)
+    assert (shown.message, shown.details) == (
+        "The operation failed (request r1)",
+        {"requestId": "r1"},
+    )
+
+
+async def test_a_nested_timeout_names_the_operation_that_the_caller_called() -> None:
+    registry = nesting()
+
+    timed_out = await failure(registry, "outer.execute", "inner.count", {"upto": 5})
+
+    assert timed_out.code == ErrorCode.TIMEOUT
+    assert timed_out.message == "outer.execute calls an operation that did not finish in time"
+    assert timed_out.details.keys() == {"deadline"}
+
+
+async def test_an_error_that_an_operation_raises_itself_reaches_the_caller() -> None:
+    registry = nesting()
+    shared = CallError(ErrorCode.VALIDATION_ERROR, "always the same object")
+
+    @registry.operation("shared.raise")
+    async def fail() -> None:
+        raise shared
+
+    @registry.operation("shared.also")
+    async def also() -> None:
+        raise shared
+
+    forwarded = await failure(registry, "outer.forward", "inner.count", {"upto": "many"})
+    raised = await failure(registry, "outer.env", "inner.count", {"upto": -1})
+    nested = await failure(registry, "outer.env", "shared.raise", {})
+
+    assert forwarded.code == ErrorCode.VALIDATION_ERROR
+    assert forwarded.details["errors"][0]["path"] == "/upto"
+    assert (raised.code, nested.code) == (ErrorCode.EXECUTION_ERROR, ErrorCode.EXECUTION_ERROR)
+    for operation_id in ("shared.also", "shared.raise"):
+        with pytest.raises(CallError) as caught:
+            await registry.execute(operation_id)
+        assert caught.value is shared

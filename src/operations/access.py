@@ -483,17 +483,3 @@ def enforce_access(
 def access_denied(operation_id: str) -> CallError:
     """Return the error for a rejected caller, without a reason."""
     return CallError(ErrorCode.ACCESS_DENIED, f"Access denied: {operation_id}")
-
-
-class AccessDeniedError(CallError):
-    """The access check of an operation rejected its caller.
-
-    Args:
-        operation_id: The operation that the caller called.
-        nested: Whether that operation called another one, which the caller may not call and need not know.
-    """
-
-    def __init__(self, operation_id: str, *, nested: bool = False) -> None:
-        reason = " calls an operation that its caller may not call" if nested else ""
-        super().__init__(ErrorCode.ACCESS_DENIED, f"Access denied: {operation_id}{reason}")
-        self.operation_id = operation_id

@@ -500,7 +500,9 @@ class OperationEnv:
     def _admit(self, operation_id: str) -> Caller:
         if self._registry is None or not self._allows(operation_id):
             reason = f"No operation {operation_id!r} can be called here"
-            raise operation_not_found(operation_id, reason)
+            error = operation_not_found(operation_id, reason)
+            error.operation_id = operation_id
+            raise error
         return self._registry
 
     def _allows(self, operation_id: str) -> bool:

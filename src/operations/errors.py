@@ -69,7 +69,12 @@ class CallError(OperationsError):
         retryable: Whether the same call may succeed later. True for `UNAVAILABLE` and `APPROVAL_REQUIRED` by default.
         begun: False if the operation was certainly not started, so that repeating the call is safe; else None.
         unexpected: Whether this error represents an undeclared exception, whose message entry points hide.
+        operation_id: The operation whose call was rejected before its handler ran or ran out of time; else None.
+        parent_request_id: The call whose nested call raised this error; else None.
     """
+
+    operation_id: str | None = None
+    parent_request_id: str | None = None
 
     def __init__(
         self,
@@ -220,6 +225,29 @@ def map_error(exception: BaseException, error_schemas: Iterable[DeclaredError] =
     return error
 
 
+def nested_error(operation_id: str, error: CallError) -> CallError | None:
+    """Return the error for the caller of an operation whose nested call failed; None if `error` itself is right.
+
+    The caller neither chose the nested operation nor sent its input, so a nested `VALIDATION_ERROR` or
+    `OPERATION_NOT_FOUND` is an unexpected failure of the operation.
+    """
+    if error.code in (ErrorCode.VALIDATION_ERROR, ErrorCode.OPERATION_NOT_FOUND):
+        outer = CallError(
+            ErrorCode.EXECUTION_ERROR, f"{operation_id} made an invalid call: {error.message}"
+        )
+        outer.unexpected = True
+    elif error.code == ErrorCode.ACCESS_DENIED:
+        message = f"Access denied: {operation_id} calls an operation that its caller may not call"
+        outer = CallError(error.code, message)
+    elif error.code == ErrorCode.TIMEOUT:
+        message = f"{operation_id} calls an operation that did not finish in time"
+        outer = CallError(error.code, message, error.details)
+    else:
+        return None
+    outer.operation_id = operation_id
+    return outer
+
+
 def invalid_argument(path: str, message: str, keyword: str) -> CallError:
     """Return the `VALIDATION_ERROR` for one place of an input, with the place in its details.
 
@@ -238,18 +266,25 @@ def operation_not_found(operation_id: str, message: str | None = None) -> CallEr
     return CallError(ErrorCode.OPERATION_NOT_FOUND, message, {"operationId": operation_id})
 
 
-def timeout_error(message: str, deadline: float | None = None) -> CallError:
+def timeout_error(
+    message: str, deadline: float | None = None, *, operation_id: str | None = None
+) -> CallError:
     """Return a `TIMEOUT` error with the deadline (by default now) in its details, in milliseconds since the epoch."""
-    return CallError(
-        ErrorCode.TIMEOUT,
-        message,
-        {"deadline": int(time() * 1000) if deadline is None else deadline},
-    )
+    details = {"deadline": int(time() * 1000) if deadline is None else deadline}
+    error = CallError(ErrorCode.TIMEOUT, message, details)
+    error.operation_id = operation_id
+    return error
 
 
 def timed_out(
-    what: str, seconds: float | None, did_not: str = "finish", *, deadline: float | None = None
+    what: str,
+    seconds: float | None,
+    did_not: str = "finish",
+    *,
+    deadline: float | None = None,
+    operation_id: str | None = None,
 ) -> CallError:
     """Return a `TIMEOUT` error for `what`, which had this many seconds; None if unknown."""
     limit = "in time" if seconds is None else f"within {in_seconds(max(0, seconds))}"
-    return timeout_error(f"{what} did not {did_not} {limit}", deadline)
+    message = f"{what} did not {did_not} {limit}"
+    return timeout_error(message, deadline, operation_id=operation_id)

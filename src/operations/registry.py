@@ -272,6 +272,7 @@ class OperationRegistry(Registrations):
                 raise CallError(ErrorCode.VALIDATION_ERROR, reason)
             plan = plans[operation_id] = prepare(known, self)
         except CallError as error:
+            error.operation_id = operation_id
             report_refusal(self, operation_id, context, error)
             raise
         except SchemaError as unusable:

@@ -22,6 +22,7 @@ from operations import (
     OperationSpec,
     OperationType,
 )
+from operations.openapi import HTTPServiceConfig, from_openapi_url
 from operations.server import APIKeys, Limits, create_app, hash_key
 from operations.server.running import running
 
@@ -32,6 +33,7 @@ def serving(handler: Any, **options: Any) -> Any:
         namespace="test",
         type=OperationType.SUBSCRIPTION,
         input_schema=options.pop("input_schema", {}),
+        output_schema=options.pop("output_schema", {}),
         meta=options.pop("meta", {}),
         access_control=options.pop("access_control", AccessControl()),
     )
@@ -83,6 +85,33 @@ async def test_items_arrive_at_once_and_the_end_is_an_event() -> None:
     assert response.headers["content-type"] == "text/event-stream"
     assert (first.event, first.json) == ("message", {"text": "two\nlines", "é": None})
     assert [(event.event, event.json) for event in rest] == [("message", [1]), ("complete", {})]
+
+
+async def test_changes_of_an_item_are_comments_and_reach_an_importer() -> None:
+    async def items(input: Any, context: OperationContext) -> AsyncIterator[Any]:
+        yield {"id": 1, "secret": "x"}
+        yield {"id": 2}
+
+    app = serving(items, output_schema={"properties": {"id": {}}, "additionalProperties": False})
+    with anyio.fail_after(10):
+        async with running(app) as url:
+            async with aiohttp.ClientSession() as session:
+                address = f"{url}/test/items"
+                plain = await (await session.get(address)).text()
+                meta = {"Operations-Meta": "true"}
+                whole = await (await session.get(address, headers=meta)).text()
+            config = HTTPServiceConfig(namespace="test", restore=True)
+            async with await from_openapi_url(f"{url}/openapi.json", config) as service:
+                registry = OperationRegistry(service)
+                envelopes = [each async for each in registry.subscribe("test.items")]
+
+    assert plain.startswith(': operations-changes 1\ndata: {"id":1}\n\ndata: {"id":2}\n\n')
+    assert whole.startswith(': operations-meta {"source":"local","operationId":"test.items",')
+    assert [envelope.data for envelope in envelopes] == [{"id": 1}, {"id": 2}]
+    assert [[change.path for change in each.meta.changes] for each in envelopes] == [
+        ["/secret"],
+        [],
+    ]
 
 
 async def test_the_head_comes_before_the_first_item() -> None:

@@ -9,12 +9,11 @@ Rule 1: a value is an envelope only if it is a `ResponseEnvelope`. A mapping of 
 import asyncio
 import inspect
 import logging
-import sys
 from bisect import bisect_left
 from collections.abc import Callable, Coroutine
 from time import perf_counter, time, time_ns
 from types import CoroutineType
-from typing import Any, Final, NoReturn, cast
+from typing import Any, Final, cast
 
 import msgspec
 
@@ -37,8 +36,15 @@ from operations._pipeline.plan import (
     PipelineHost,
     Plan,
 )
-from operations._pipeline.reports import ChangeLog, code_of, count_end, recorded, report_start
-from operations.access import AccessDeniedError
+from operations._pipeline.reports import (
+    ChangeLog,
+    code_of,
+    count_end,
+    fail,
+    recorded,
+    report_start,
+)
+from operations.access import access_denied
 from operations.context import CLOSED, OperationContext
 from operations.envelopes import (
     MAX_CHANGES,
@@ -51,7 +57,7 @@ from operations.envelopes import (
     add_changes,
     local_envelope,
 )
-from operations.errors import CallError, ErrorCode, SchemaError, map_error, timed_out, timeout_error
+from operations.errors import CallError, ErrorCode, SchemaError, timed_out, timeout_error
 from operations.schema import Change, CompiledSchema, Normalise, Schema, validate_or_raise
 from operations.specs import Operation, OperationSpec, OutputPolicy
 
@@ -71,7 +77,13 @@ def enter(plan: Plan, context: OperationContext) -> None:
     grant = None if identity is None else identity.grant
     is_covered = grant is None or not plan.operation.needs_grant or grant.covers(plan.id)
     if not is_covered or (permits is not None and not permits(identity)):
-        raise AccessDeniedError(plan.id)
+        raise _denied(plan)
+
+
+def _denied(plan: Plan) -> CallError:
+    error = access_denied(plan.id)
+    error.operation_id = plan.id
+    return error
 
 
 def has_authority(plan: Plan, context: OperationContext) -> bool:
@@ -96,9 +108,9 @@ async def guard(plan: Plan, value: Any, context: OperationContext) -> tuple[Any,
     try:
         if not has_authority(plan, context):
             if permits_input is not None and not permits_input(identity, value):
-                raise AccessDeniedError(plan.id)
+                raise _denied(plan)
             if grant is not None and not grant.accepts(plan.id, value):
-                raise AccessDeniedError(plan.id)
+                raise _denied(plan)
         if plan.admits or (grant is not None and grant.is_limited):
             value = await plan.host.authority.admit(plan.operation, plan.digest, value, context)
     except BaseException as error:
@@ -115,9 +127,14 @@ async def authorize(plan: Plan, value: Any, context: OperationContext) -> None:
     Raises:
         CallError: As the call would.
     """
-    enter(plan, context)
-    plan, value = admit(plan, value, context)
-    await guard(plan, value, context)
+    try:
+        enter(plan, context)
+        plan, value = admit(plan, value, context)
+        await guard(plan, value, context)
+    except CallError as error:
+        # The caller of the current operation sent this input, so the error is not one of a nested call.
+        error.operation_id = None
+        raise
 
 
 async def _guarded(plan: Plan, value: Any, context: OperationContext) -> Any:
@@ -154,8 +171,12 @@ def admit(plan: Plan, value: Any, context: OperationContext) -> tuple[Plan, Any]
                 return plan, plain if held is None else held.restore(plain)
     except JSONValueError:
         pass  # reported below with its path
-    validate_or_raise(plan.spec.input_schema, value, subject=f"input of {plan.id}")
-    raise CallError(ErrorCode.VALIDATION_ERROR, f"Invalid input of {plan.id}: it is not JSON")
+    try:
+        validate_or_raise(plan.spec.input_schema, value, subject=f"input of {plan.id}")
+        raise CallError(ErrorCode.VALIDATION_ERROR, f"Invalid input of {plan.id}: it is not JSON")
+    except CallError as error:
+        error.operation_id = plan.id
+        raise
 
 
 async def invoke(
@@ -231,47 +252,6 @@ async def invoke(
         del failure  # it refers to this frame
 
 
-def fail(plan: Plan, context: OperationContext, error: BaseException) -> NoReturn:
-    """Raise the `CallError` for `error`.
-
-    Called outside the `except` block, so that the error is not chained to itself.
-    """
-    if isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit)):
-        raise error
-    cancellation = _cancellation(error)
-    if cancellation is not None:
-        context.abort_nested()
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
-            # Also if the handler's cleanup raised another exception.
-            raise cancellation
-    if isinstance(error, AccessDeniedError) and error.operation_id != plan.id:
-        raise AccessDeniedError(plan.id, nested=True) from error
-    if isinstance(error, CallError):
-        raise error
-    if isinstance(error, asyncio.CancelledError):
-        # The caller did not cancel: the handler awaited a task that was cancelled.
-        raise CallError(ErrorCode.ABORTED, f"{plan.id} was cancelled from within") from error
-    if isinstance(error, JSONValueError):
-        raise CallError(
-            ErrorCode.EXECUTION_ERROR,
-            f"{plan.id} returned a value that is not JSON: {error}",
-            {"path": error.path, "reason": error.reason},
-        ) from error
-    raise map_error(error, plan.spec.error_schemas) from error
-
-
-def _cancellation(error: BaseException | None) -> asyncio.CancelledError | None:
-    """Return `error`, or the exception that it was raised from, if that is a cancellation not caused by the caller."""
-    seen = {id(sys.exception())}
-    while error is not None and id(error) not in seen:
-        if isinstance(error, asyncio.CancelledError):
-            return error
-        seen.add(id(error))
-        error = error.__context__
-    return None
-
-
 async def run(plan: Plan, value: Any, context: OperationContext) -> Envelope:
     """Run `invoke` with observers, the deadline and middleware."""
     host = plan.host
@@ -324,7 +304,7 @@ async def _timed(
         path.close()
         hint = "" if deadline > _LONG_AGO else "; a deadline is in milliseconds since the epoch"
         message = f"{plan.id} was not started: its time had run out{hint}"
-        raise timeout_error(message, deadline)
+        raise timeout_error(message, deadline, operation_id=plan.id)
     task = asyncio.create_task(path)
     return cast("Envelope", await before(deadline, seconds, task, task, plan, context))
 
@@ -374,7 +354,7 @@ async def before(
         # Cancelled neither by this function nor by the caller.
         raise CallError(ErrorCode.ABORTED, f"{plan.id} was cancelled from within")
     await plan.host.stop(work, context)
-    raise timed_out(plan.id, seconds, deadline=deadline)
+    raise timed_out(plan.id, seconds, deadline=deadline, operation_id=plan.id)
 
 
 def prepare(operation: Operation, host: PipelineHost, *, is_inner: bool = False) -> Plan:

@@ -1,20 +1,24 @@
-"""Report calls: to observers, the counters, the ledger of the authority, and the log.
+"""Report calls: to observers, the counters, the ledger of the authority, the log, and failures to the caller.
 
 Rule 1: a call is reported when it starts and when it ends, also if it is rejected.
 Rule 2: the log has the first change of each kind to the results of an operation; `meta.changes` has all of them.
+Rule 3: the caller sees no error of a nested call as if it were an error of its own call.
 """
 
+import asyncio
 import logging
+import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
-from typing import Any
+from typing import Any, NoReturn
 
+from operations._json import JSONValueError
 from operations._pipeline.plan import CallSeries, Envelope, PipelineHost, Plan
 from operations._text import printable
 from operations.context import CLOSED, OperationContext
 from operations.envelopes import MCPResponseMeta, ResponseEnvelope
-from operations.errors import CallError, ErrorCode
+from operations.errors import CallError, ErrorCode, map_error, nested_error
 from operations.observe import CallFinished, CallStarted, CallYielded, add_counts, now
 from operations.schema import Change
 
@@ -145,6 +149,52 @@ def report_item(
                 changes=changes,
             )
         )
+
+
+def fail(plan: Plan, context: OperationContext, error: BaseException) -> NoReturn:
+    """Raise the `CallError` for `error`.
+
+    Called outside the `except` block, so that the error is not chained to itself.
+    """
+    if isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit)):
+        raise error
+    cancellation = _cancellation(error)
+    if cancellation is not None:
+        context.abort_nested()
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            # Also if the handler's cleanup raised another exception.
+            raise cancellation
+    if isinstance(error, CallError):
+        parent_id, error.parent_request_id = error.parent_request_id, context.parent_request_id
+        is_nested = error.operation_id not in (None, plan.id) or (
+            parent_id is not None and parent_id == context.request_id
+        )
+        outer = nested_error(plan.id, error) if is_nested else None
+        if outer is not None:
+            raise outer from error
+        raise error
+    if isinstance(error, asyncio.CancelledError):
+        # The caller did not cancel: the handler awaited a task that was cancelled.
+        raise CallError(ErrorCode.ABORTED, f"{plan.id} was cancelled from within") from error
+    if isinstance(error, JSONValueError):
+        raise CallError(
+            ErrorCode.EXECUTION_ERROR,
+            f"{plan.id} returned a value that is not JSON: {error}",
+            {"path": error.path, "reason": error.reason},
+        ) from error
+    raise map_error(error, plan.spec.error_schemas) from error
+
+
+def _cancellation(error: BaseException | None) -> asyncio.CancelledError | None:
+    """Return `error`, or the exception that it was raised from, if that is a cancellation not caused by the caller."""
+    seen = {id(sys.exception())}
+    while error is not None and id(error) not in seen:
+        if isinstance(error, asyncio.CancelledError):
+            return error
+        seen.add(id(error))
+        error = error.__context__
+    return None
 
 
 @contextmanager

@@ -12,13 +12,12 @@ from operations._pipeline.path import (
     admit,
     before,
     enter,
-    fail,
     guard,
     is_large,
     of_middleware,
 )
 from operations._pipeline.plan import Call, Envelope, NextStream, Plan
-from operations._pipeline.reports import recorded, report_item, report_start
+from operations._pipeline.reports import fail, recorded, report_item, report_start
 from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode, timed_out
 
@@ -161,7 +160,7 @@ async def _timed_items(
     try:
         while True:
             if deadline / 1000 <= time():
-                raise timed_out(plan.id, seconds, deadline=deadline)
+                raise timed_out(plan.id, seconds, deadline=deadline, operation_id=plan.id)
             answer: asyncio.Future[Envelope | None] = asyncio.get_running_loop().create_future()
             wanted.put_nowait(answer)
             envelope = await before(deadline, seconds, answer, worker, plan, context)

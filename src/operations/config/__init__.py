@@ -4,7 +4,7 @@ import os
 import re
 import shlex
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args, get_origin
@@ -36,6 +36,9 @@ VARIABLE = "OPERATIONS_CONFIG"
 TRUST_VARIABLE = "OPERATIONS_TRUST"
 
 _MAX_BYTES = 4 << 20
+_SOURCES = frozenset({"openapi", "mcp", "brokers", "tools"})
+"""Tables of tables, each of which is checked on its own."""
+
 _POSITION = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
 
 
@@ -204,16 +207,24 @@ def parse_config(text: str, path: Path) -> Config:
         return ConfigFault(file, places.line(key_path), written(key_path), message)
 
     schema = config_schema(document)
-    found = schema.errors(document)
-    if found:
-        wording = Wording(dict(schema.document), document)  # type: ignore[arg-type]
-        faults = ((_key_path(each.path, document), each) for each in found)
-        raise ConfigError([fault(where, wording.message(where, each)) for where, each in faults])
-    config = msgspec.convert(_with_options(document, Config), Config)
-    wrong = [fault(*each) for each in check(config, path.parent)]
+    found = [(_key_path(each.path, document), each) for each in schema.errors(document)]
+    wording = Wording(dict(schema.document), document)  # type: ignore[arg-type]
+    wrong = [fault(where, wording.message(where, each)) for where, each in found]
+    sound = _without(document, [where for where, _ in found])
+    config = msgspec.convert(_with_options(sound, Config), Config)
+    wrong += [fault(*each) for each in check(config, path.parent, is_whole=not found)]
     if wrong:
         raise ConfigError(wrong)
     return config
+
+
+def _without(document: JSONObject, faults: Collection[KeyPath]) -> JSONObject:
+    """Return the document without the tables that have faults: `mcp.a` for `mcp.a.url`, `serve` for `serve.port`."""
+    removed = {where[: 2 if where[0] in _SOURCES else 1] for where in faults if where}
+    sound = {key: value for key, value in document.items() if (key,) not in removed}
+    for key in _SOURCES & sound.keys():
+        sound[key] = {name: each for name, each in sound[key].items() if (key, name) not in removed}
+    return sound
 
 
 def _with_options(table: Any, cls: Any) -> Any:

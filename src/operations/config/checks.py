@@ -275,15 +275,21 @@ _SECRET_HEADERS = frozenset({"authorization", "cookie", "proxy-authorization", "
 _SHORT = {"scopes": "access", "pages": "pagination", "token": "auth"}
 
 
-def check(config: Config, folder: FilePath) -> Found:
-    """Yield all faults of `config`; its paths are relative to `folder`."""
+def check(config: Config, folder: FilePath, *, is_whole: bool) -> Found:
+    """Yield all faults of `config`; its paths are relative to `folder`.
+
+    Unless the config is the whole file, rules that connect several tables are not checked.
+    """
     for number, module in enumerate(config.modules):
         if not module:
             yield ("modules", number), "is empty. Name a package, a folder or a file."
     for path, secret in secrets_of(config):
         yield from _secret(secret, path)
-    yield from _authority(config)
+    if is_whole:
+        yield from _authority(config)
     for path, entry in entries_of(config):
+        if not is_whole and isinstance(entry, ServeEntry):
+            continue
         faults = list(_entry(entry, path, config))
         yield from faults or _rejected(entry, path, folder)
 
@@ -399,6 +405,9 @@ def _headers(headers: JSONObject, path: Path) -> Found:
 def _mcp(server: MCPEntry, path: Path) -> Found:
     options = server.options
     command, url = options.get("command"), options.get("url")
+    if (command is None) == (url is None):
+        yield path, "needs exactly one of command and url."
+        return
     for key in ("headers", "auth") if url is None else ("args", "env", "cwd"):
         if options.get(key):
             yield (*path, key), f"goes with {'url' if url is None else 'command'} only."

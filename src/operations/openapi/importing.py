@@ -113,10 +113,10 @@ class ExportedEndpoint(Endpoint):
 
     def _draft(self, input: Any) -> Draft:
         draft = super()._draft({BODY: input})
+        draft.headers[_META] = "true"
         if not self.is_stream:
             # Request bytes unencoded if the server supports both forms.
             draft.headers["Accept"] = "*/*"
-            draft.headers[_META] = "true"
         return draft
 
     def _envelope(self, response: WholeResponse) -> ResponseEnvelope[Any]:

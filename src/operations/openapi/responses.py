@@ -44,6 +44,9 @@ def too_large(what: str, limit: int) -> CallError:
     return CallError(ErrorCode.RESOURCE_EXHAUSTED, f"{what} is larger than {limit} bytes.")
 
 
+_META = "operations-meta "
+
+
 class ServerSentEvent(msgspec.Struct, frozen=True, kw_only=True):
     """One dispatched event."""
 
@@ -53,6 +56,9 @@ class ServerSentEvent(msgspec.Struct, frozen=True, kw_only=True):
 
     last_event_id: str = ""
     """The id that a reconnecting client sends as `Last-Event-ID`; it stays valid until another event sets it."""
+
+    meta: str = ""
+    """The meta of an item as JSON, which an exported registry sends in a comment."""
 
 
 class EventStreamDecoder:
@@ -77,6 +83,7 @@ class EventStreamDecoder:
         self._data_size = 0
         self._event = ""
         self._data: list[str] = []
+        self._meta = ""
         self._id = last_event_id
 
     def feed(self, chunk: bytes) -> list[ServerSentEvent]:
@@ -120,10 +127,11 @@ class EventStreamDecoder:
             self._dispatch(events)
             return
         name, _, value = line.partition(":")
-        if not name:
-            return
         value = value.removeprefix(" ")
-        if name == "data":
+        if not name:
+            if value.startswith(_META):
+                self._meta = value.removeprefix(_META)
+        elif name == "data":
             self._data.append(value)
             self._data_size += len(value) + 1
             self._enforce_size()
@@ -145,10 +153,11 @@ class EventStreamDecoder:
                     event=self._event or "message",
                     data="\n".join(self._data),
                     last_event_id=self._id,
+                    meta=self._meta,
                 )
             )
             self._data.clear()
-        self._event = ""
+        self._event = self._meta = ""
         self._data_size = 0
 
     def _enforce_size(self) -> None:

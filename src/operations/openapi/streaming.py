@@ -15,7 +15,7 @@ from typing import Any
 
 from operations._json import object_of
 from operations.context import OperationContext
-from operations.envelopes import ResponseEnvelope
+from operations.envelopes import ResponseEnvelope, read_changes
 from operations.errors import CallError, ErrorCode, timed_out
 from operations.openapi.client import Client
 from operations.openapi.config import HTTPServiceConfig
@@ -52,7 +52,8 @@ class EventStream:
         draft: The request.
         context: The context of the call.
         describe: Returns the description of the data of a response, given its status and content type.
-        is_ours: Whether the server is an exported registry, which sends `error` and `complete` events.
+        is_ours: Whether the server is an exported registry, which sends `error` and `complete` events, and the meta of
+            an item as a comment.
         config: The number of reconnections without success, the limits, and the time limit of a response that is not a
             stream.
     """
@@ -176,12 +177,15 @@ class EventStream:
                         continue
                     marks = {"sse-event": event.event, "last-event-id": self._last_id}
                     data = event.data if described.has_text_items else event_data(event.data)
-                    yield item(
+                    envelope: ResponseEnvelope[Any] = item(
                         data,
                         headers={**headers, **marks},
                         sequence=event.last_event_id or None,
                         is_raw=data is event.data and not described.takes_text(event.data),
                     )
+                    if self._is_ours and event.meta:
+                        envelope = read_changes(envelope, event_data(event.meta))
+                    yield envelope
                 if decoder.retry is not None:
                     self._pause = min(decoder.retry / 1000, MAX_PAUSE)
             if is_resumed and is_behind:

@@ -11,9 +11,9 @@ Rule 2: the registry checks access. If an operation is hidden from a caller, the
         an unknown path.
 Rule 3: the caller is identified in the same way at every path, also at unknown ones, so that a response does not reveal
         whether the path exists.
-Rule 4: a stream is `data: <item as JSON>` for each item, then `event: complete` or `event: error`. A call that is
-        rejected at once gets an error status instead. The handler ends when the client disconnects or its credential
-        expires.
+Rule 4: a stream is `data: <item as JSON>` for each item, then `event: complete` or `event: error`. Changes of an item
+        are comments, which clients ignore. A call that is rejected at once gets an error status instead. The handler
+        ends when the client disconnects or its credential expires.
 Rule 5: a stream can be resumed if its operation declares `meta={"resume": {"input": "after", "id": "id"}}`: events have
         the item's `id`, and `Last-Event-ID` becomes the input `after`. `"id": ""` stands for the whole item.
 """
@@ -488,7 +488,8 @@ class _Response:
         gone = asyncio.create_task(wait_for_disconnect(self._state.receive))
         try:
             if await _both_run(pump, gone, _AT_ONCE):
-                await self._begin()
+                async with self._turn:
+                    await self._start()
             while await _both_run(pump, gone, self._front.heartbeat):
                 if self._silent:
                     await self._write(_ALIVE)
@@ -531,19 +532,19 @@ class _Response:
 
     def _event(self, envelope: ResponseEnvelope[Any]) -> bytes:
         """Return the event for one item. Encoded JSON has no line breaks, so one `data` line is enough."""
-        data = envelope.raise_for_error().data
+        data, meta = envelope.raise_for_error().data, envelope.meta
         text = b"data: " + msgspec.json.encode(data) + b"\n\n"
-        event_id = self._resuming.event_id(data)
-        return text if event_id is None else b"id: " + event_id + b"\n" + text
+        if (event_id := self._resuming.event_id(data)) is not None:
+            text = b"id: " + event_id + b"\n" + text
+        if b"operations-meta" in self._state.headers:
+            return b": operations-meta " + _meta_text(meta) + b"\n" + text
+        count = meta.changes_count
+        return b": operations-changes %d\n" % count + text if count else text
 
     def _failure(self, error: CallError) -> bytes:
         request_id = self._state.context.request_id
         wire = public_wire(error, request_id, expose=self._front.expose_errors)
         return b"event: error\ndata: " + msgspec.json.encode(wire) + b"\n\n"
-
-    async def _begin(self) -> None:
-        async with self._turn:
-            await self._start()
 
     async def _start(self) -> None:
         if self._started:
