@@ -94,7 +94,8 @@ def call(request_id: Any, name: str, arguments: dict[str, Any], meta: dict[str, 
         return send(
             {
                 "id": request_id,
-                "error": {"code": -32050, "message": "no luck", "data": {"why": "today"}},
+                "error": {"code": -32050, "message": "no luck", "data": {"why": "today"}}
+                | arguments,
             }
         )
     if name == "listings":

@@ -144,6 +144,16 @@ async def test_an_error_of_the_protocol_carries_the_servers_code_and_data() -> N
     assert caught.value.details == {"code": -32050, "message": "no luck", "data": {"why": "today"}}
 
 
+@pytest.mark.parametrize("code", [-32000, -32001])
+async def test_codes_that_the_sdk_uses_itself_are_errors_of_the_server(code: int) -> None:
+    async with connect_mcp("raw", raw(queries=["*"])) as client:
+        with pytest.raises(CallError) as caught:
+            await OperationRegistry(client).execute("raw.fail", {"code": code})
+
+    assert caught.value.code == ErrorCode.EXECUTION_ERROR
+    assert caught.value.message == "raw: no luck"
+
+
 @pytest.mark.requirement("R31")
 async def test_cancelling_a_call_notifies_the_server() -> None:
     async with connect_mcp("raw", raw()) as client:

@@ -49,6 +49,10 @@ _WHO_ASKS = frozenset({401, 403})
 _TOO_LONG = re.compile(r"event exceeded the \d+ byte limit")
 """The SDK's message for an event that its own reader rejected."""
 
+# The SDK reports a lost connection and a timeout with codes that servers use for errors of their own.
+_LOST = re.compile(r"Connection closed|SSE stream (failed|ended)")
+_LATE = re.compile(r"timed out", re.IGNORECASE)
+
 
 class ServerError(Exception):
     """A request without a result.
@@ -113,13 +117,13 @@ def _of_protocol(error: MCPError, server: str) -> ServerError:
     if error.code == CONNECTION_CLOSED and _TOO_LONG.search(error.message):
         message = f"{server} answered with too large an event"
         return ServerError(CallError(ErrorCode.RESOURCE_EXHAUSTED, message))
-    if error.code == CONNECTION_CLOSED:
+    if error.code == CONNECTION_CLOSED and _LOST.match(error.message):
         message = f"the connection to {server} was lost during the call"
         return ServerError(CallError(ErrorCode.UNAVAILABLE, message))
     details: JSONObject = {"code": error.code, "message": error.message}
     if data is not None:
         details["data"] = data
-    if error.code == REQUEST_TIMEOUT:
+    if error.code == REQUEST_TIMEOUT and _LATE.search(error.message):
         late = timeout_error(f"{server} did not answer in time")
         late.details.update(details)
         return ServerError(late)
