@@ -16,6 +16,7 @@ from tests.conftest import PROJECT
 
 from operations import AccessControl, Schema
 from operations._derive import MISSING, _options, file_class, keys_of
+from operations.authority import ApprovalRule
 from operations.caller_tokens import TokenExchange
 from operations.cli.setup import STARTER
 from operations.config import (
@@ -59,6 +60,7 @@ from operations.openapi import (
     RefreshToken,
     URLPaging,
 )
+from operations.tools import ToolConfig
 
 FULL = """
 modules = ["ops", "app.tasks"]
@@ -403,6 +405,13 @@ MISTAKES: list[tuple[str, str, int | None, str, str]] = [
         "one word",
     ),
     (
+        "a rule for approvals whose schema is none",
+        "[tools.'a.b']\napprove = { when = { type = 'objct' } }",
+        2,
+        'tools."a.b".approve.when',
+        "is not a JSON Schema: /type",
+    ),
+    (
         "a namespace of workers that is none",
         "[brokers.a]\nurl = 'nats://x'\nnamespace = 'a.b'",
         3,
@@ -644,6 +653,7 @@ NOT_IN_THE_FILE = {
     "ServerConfig.graph": "an object",
     "ServerConfig.ready": "a function",
     "ServerConfig.resources": "objects",
+    "MCPServerSettings.identify": "a function",
 }
 
 
@@ -695,6 +705,23 @@ def test_every_table_is_tried() -> None:
     assert {each.__name__ for each in Entry.__subclasses__()} == {e.__name__ for e in ENTRIES}
 
 
+def nested(classes: set[Any]) -> set[Any]:
+    """Return the classes of the tables inside the tables of these classes."""
+    waiting: list[Any] = [
+        key.annotation for cls in classes for key in keys_of(cls).values() if key.type
+    ]
+    found: set[Any] = set()
+    while waiting:
+        annotation: Any = waiting.pop()
+        inner: Any = annotation if dataclasses.is_dataclass(annotation) else None
+        if inner is None:
+            waiting += get_args(annotation)
+        elif inner not in found | classes:
+            found.add(inner)
+            waiting += [key.annotation for key in keys_of(inner).values() if key.type]
+    return found
+
+
 def test_fields_that_a_file_cannot_set_are_listed() -> None:
     """A field that is added to a config class is a key of the file, unless it is added to this list, too."""
     found = {
@@ -703,6 +730,12 @@ def test_fields_that_a_file_cannot_set_are_listed() -> None:
         for cls in entry.derived.load()
         for name, key in keys_of(cls).items()
         if key.type is None or name in entry.derived.without
+    }
+    found |= {
+        f"{cls.__name__}.{name}": None
+        for cls in nested({cls for entry in ENTRIES for cls in entry.derived.load()})
+        for name, key in keys_of(cls).items()
+        if key.type is None
     }
 
     assert found.keys() == NOT_IN_THE_FILE.keys()
@@ -840,6 +873,14 @@ def test_the_other_nested_tables_become_their_classes(folder: Path) -> None:
     }
     assert config.document_root == folder / "docs"
     assert config.namespace == "a"
+
+
+def test_a_rule_for_approvals_has_a_schema(folder: Path) -> None:
+    when = {"properties": {"amount": {"minimum": 10, "enum": [10, {"any": [1]}]}}}
+
+    config = built(ToolEntry, {"approve": {"when": when, "hold": 2}}, folder, ToolConfig)
+
+    assert config.approve == ApprovalRule(when=when, hold=2)
 
 
 def test_certificates_start_at_the_file_and_cost_only_their_source(folder: Path) -> None:

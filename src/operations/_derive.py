@@ -35,6 +35,7 @@ import msgspec
 
 from operations._text import suggestion
 from operations.schema.python.annotations import hints_of, is_class, parse_docstring, peel
+from operations.types import TABLE
 
 KeyPath: TypeAlias = tuple[str | int, ...]
 """The keys and positions that lead to a value of a file."""
@@ -179,7 +180,7 @@ def file_type(annotation: Any, *, is_secret: bool = False) -> Any:
     is_merged = len(classes) + has_secret > 1 and bool(classes)
     found: list[Any] = [_merged(classes, has_secret)] if is_merged else []
     for each, metadata in options:
-        kind = _file_type(each, is_secret)
+        kind = dict[str, Any] if TABLE in metadata else _file_type(each, is_secret)
         if kind is not None and not (is_merged and (each in classes or kind is Secret)):
             found.append(_ANNOTATED[kind, *metadata] if metadata else kind)
     return None if not found or found == [NoneType] else _UNION[tuple(found)]
@@ -372,7 +373,7 @@ class Builder(NamedTuple):
         self, annotation: Any, value: Any, path: KeyPath = (), *, is_secret: bool = True
     ) -> Any:
         """Return a value for one field."""
-        options = [each for each, _ in _options(annotation)]
+        options = [each for each, notes in _options(annotation) if TABLE not in notes]
         if isinstance(value, str) and FilePath in options:
             return self.resolve(value)
         if isinstance(value, list):
@@ -382,7 +383,9 @@ class Builder(NamedTuple):
                 for number, each in enumerate(cast("Sequence[Any]", value))
             )
         if isinstance(value, Mapping):
-            return self._table(options, dict(cast("Mapping[str, Any]", value)), path, is_secret)
+            table = dict(cast("Mapping[str, Any]", value))
+            is_plain = options in ([], [NoneType])
+            return table if is_plain else self._table(options, table, path, is_secret)
         return value
 
     def _table(

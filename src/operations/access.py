@@ -28,7 +28,7 @@ from operations._references import steps
 from operations._text import enforce_lists
 from operations.errors import CallError, ErrorCode
 from operations.schema import from_schema
-from operations.types import JSONObject, Seconds
+from operations.types import TABLE, JSONObject, Seconds
 
 # ------------------------------------------------------------ grants
 
@@ -358,7 +358,7 @@ class AccessControl(
 class ApprovalRule:
     """Defines the calls of an operation that a person must approve, and the scope to approve them."""
 
-    when: Mapping[str, Any] | None = None
+    when: Annotated[Mapping[str, Any], TABLE] | None = None
     """A JSON Schema: only calls whose input satisfies it need approval; by default all calls."""
 
     scope: str = "approvals:answer"

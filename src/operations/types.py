@@ -3,7 +3,17 @@
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
-from typing import Annotated, Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar, overload
+from typing import (
+    Annotated,
+    Any,
+    Concatenate,
+    Final,
+    Generic,
+    ParamSpec,
+    TypeAlias,
+    TypeVar,
+    overload,
+)
 
 from msgspec import Meta
 
@@ -18,6 +28,9 @@ JSON: TypeAlias = dict[str, Any] | list[Any] | str | int | float | bool | None
 
 JSONObject: TypeAlias = dict[str, Any]
 """A JSON object, as decoded: string keys, JSON values."""
+
+TABLE: Final = "is a table"
+"""Annotates a mapping of any JSON values that a config file contains as a table."""
 
 JSONSchema: TypeAlias = JSONObject | bool
 """A JSON Schema document: an object, or one of the two trivial schemas."""

@@ -40,8 +40,8 @@ from operations.config.model import (
     ToolEntry,
     entries_of,
 )
-from operations.errors import OperationsError
-from operations.schema import ValidationIssue
+from operations.errors import OperationsError, SchemaError
+from operations.schema import ValidationIssue, assert_is_schema
 from operations.tools import is_pattern
 from operations.types import JSONObject
 
@@ -335,8 +335,8 @@ def _entry(entry: Entry, path: Path, config: Config) -> Found:
             if namespace in {*config.openapi, *config.mcp}:
                 message = f"has a namespace that is already in use: {namespace}."
                 yield (*path, "namespace"), message
-        case ToolEntry() if "rename" in entry.options and is_pattern(str(path[1])):
-            yield (*path, "rename"), "works for one operation, not for a pattern."
+        case ToolEntry():
+            yield from _tool(entry, path)
         case KeyEntry():
             yield from _key(entry, path)
         case ServeEntry():
@@ -435,6 +435,15 @@ def _broker(broker: BrokerEntry, path: Path) -> Found:
         yield (*path, "client"), "must be one word of letters, digits, '_' and '-'."
     if "namespace" in options:
         yield from _namespace(options["namespace"], (*path, "namespace"))
+
+
+def _tool(entry: ToolEntry, path: Path) -> Found:
+    if "rename" in entry.options and is_pattern(str(path[1])):
+        yield (*path, "rename"), "works for one operation, not for a pattern."
+    try:
+        assert_is_schema(object_of(entry.options.get("approve")).get("when", True))
+    except SchemaError as error:
+        yield (*path, "approve", "when"), f"is not a JSON Schema: {error}."
 
 
 def _key(entry: KeyEntry, path: Path) -> Found:
