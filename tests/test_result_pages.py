@@ -25,12 +25,13 @@ from operations import (
     mcp_envelope,
     result_pages,
 )
+from operations.authority import Grants
 from operations.calls import from_calls
 from operations.context import CallerChannel
 from operations.errors import RegistrationError
 from operations.pubsub.websocket import connect_websocket
 from operations.result_pages import NEXT, split
-from operations.server import create_app
+from operations.server import create_app, credential_resolver
 from operations.server.running import running
 from operations.tools import ToolConfig, configure_tools
 
@@ -182,6 +183,33 @@ async def test_a_cursor_is_its_callers_alone_and_ends_with_its_rights() -> None:
     assert given is not None
     registry.unregister("shop.list")
     assert await code_of(registry.execute(NEXT, cursor, ANN)) == ErrorCode.VALIDATION_ERROR
+
+
+async def test_a_grant_for_an_operation_includes_the_pages_of_its_results() -> None:
+    registry = build()
+    grants = Grants(b"k" * 32, subjects={"ann": Identity("ann", ["use"])}.get)
+    token = grants.create("ann", "bot", operations=["shop.list"], approve=["results.*"])
+    other = grants.create("ann", "bot", operations=["shop.file"])
+    agent, stranger = [
+        OperationContext(identity=await grants.resolve(each)) for each in (token, other)
+    ]
+
+    first = (await registry.execute("shop.list", {}, agent)).data
+    assert await rest(registry, first, agent) == RESULT
+    assert (
+        await code_of(registry.execute(NEXT, {"cursor": first["cursor"]}, stranger))
+        == ErrorCode.VALIDATION_ERROR
+    )
+
+    client = HTTPClient(create_app(registry, identity=credential_resolver(grants.resolve)))
+    headers = {"authorization": f"Bearer {token}"}
+    page = await client.post("/shop/list", json={}, headers=headers)
+    cursor = {"cursor": page.json["cursor"]}
+    assert (await client.post("/results/next", json=cursor, headers=headers)).json["value"]
+    listed = (await client.get("/operations", headers=headers)).json["operations"]
+    assert [each["id"] for each in listed] == [NEXT, "shop.list"]
+    # An open operation that the grant does not cover is as hidden as any other.
+    assert (await client.get("/shop/file", headers=headers)).status == 404
 
 
 async def test_sessions_without_identity_have_their_own_cursors() -> None:

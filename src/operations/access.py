@@ -396,6 +396,9 @@ def _accepts(schema: bytes, value: Any) -> bool:
 OPEN = AccessControl()
 """No requirements."""
 
+UNGRANTED = AccessControl()
+"""No requirements, also of grants. Only this very object counts, so that no other process can send it."""
+
 
 def check_access(
     access_control: AccessControl, identity: Identity | None, operation_id: str | None = None
@@ -405,7 +408,11 @@ def check_access(
     Without the id of the operation, an identity with a grant is always rejected.
     """
     grant = None if identity is None else identity.grant
-    if grant is not None and (operation_id is None or not grant.covers(operation_id)):
+    if (
+        grant is not None
+        and access_control is not UNGRANTED
+        and (operation_id is None or not grant.covers(operation_id))
+    ):
         return False
     return access_control.is_open or permission(access_control)(identity)
 

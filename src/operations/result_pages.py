@@ -23,11 +23,11 @@ from msgspec.structs import replace
 
 from operations._decoding import build_from
 from operations._json import is_list, is_object, pointer
-from operations.access import check_access
+from operations.access import UNGRANTED, check_access
 from operations.context import OperationContext
 from operations.envelopes import MCPResponseMeta, ResponseEnvelope, TextContent
 from operations.errors import CallError, ErrorCode
-from operations.functions import operation
+from operations.functions import operation, operation_of
 from operations.registry import OperationRegistry
 from operations.specs import Operation
 from operations.types import JSONObject
@@ -181,7 +181,10 @@ def next_operation(pages: ResultPages) -> Operation:
         """
         return pages.next(cursor, context)
 
-    return cast("Operation", next_page)
+    # The call that had the first page was granted, and each page requires that it still is.
+    marked = cast("Operation", operation_of(next_page))
+    spec = replace(marked.spec, access_control=UNGRANTED)
+    return replace(marked, spec=spec, needs_grant=False)
 
 
 def caller_of(context: OperationContext) -> list[Any]:

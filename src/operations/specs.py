@@ -378,7 +378,7 @@ class Operation(msgspec.Struct, frozen=True):
     """The calls that a person must approve; None for none."""
 
     needs_grant: bool = True
-    """Whether a grant must cover the operation; False for operations that only list other operations."""
+    """Whether a grant must cover the operation; False for operations that only list others or continue results."""
 
     source_timeout: float | None = None
     """The time limit of the source of an imported operation, in seconds; an entry point uses no shorter limit."""

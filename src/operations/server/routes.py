@@ -31,6 +31,7 @@ from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from operations._json import is_object
+from operations.access import check_access
 from operations.envelopes import HTTPResponseMeta, MCPResponseMeta, ResponseEnvelope, ResponseMeta
 from operations.errors import CallError, ErrorCode, map_error, timed_out
 from operations.front import credential_ended
@@ -253,7 +254,7 @@ class _Path:
         """
         if self._is_open:
             await state.identify()
-            return True
+            return check_access(self._spec.access_control, state.identity, self._id)
         problem: CallError | None = None
         try:
             await state.identify()
