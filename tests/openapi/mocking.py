@@ -103,7 +103,7 @@ async def _credentials(path: Path) -> dict[str, Any]:
     document = decode_document(await anyio.Path(path).read_bytes())
     return {
         name: ("user", "password") if object_of(scheme).get("scheme") == "basic" else "x"
-        for name, scheme in Description(document).security_schemes().items()
+        for name, scheme in Description(document).reader.security_schemes().items()
     }
 
 

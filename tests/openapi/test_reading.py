@@ -16,7 +16,6 @@ from operations import OperationRegistry
 from operations.errors import CallError, DocumentError
 from operations.openapi import HTTPServiceConfig, from_openapi, from_openapi_file, from_openapi_url
 from operations.openapi.reading.files import decode_document
-from operations.openapi.reading.yaml import _Reader
 
 CONFIG = HTTPServiceConfig(namespace="api")
 
@@ -44,7 +43,6 @@ def test_yaml_is_the_core_schema_of_version_1_2() -> None:
         "j": "1_000", "k": "1", "l": "yes", "200": "ok", "true": "t",
     }  # fmt: skip
     assert decode_document(text) == expected
-    assert _Reader().read(text) == expected
 
 
 @pytest.mark.parametrize("mark", ["\x85", "\u2028", "\u2029"], ids=ascii)
@@ -62,13 +60,20 @@ def test_yaml_1_2_ends_lines_only_with_line_feeds_and_carriage_returns(
 ) -> None:
     assert decode_document(text.replace("M", mark)) == {"a": f"one{mark}two", "b": 1}
     huge = f"c: {10**30}\n" + text.replace("M", mark)
-    assert decode_document(huge) == {"c": 10**30, "a": f"one{mark}two", "b": 1}
+    assert decode_document(huge) == {"c": 1e30, "a": f"one{mark}two", "b": 1}
 
 
-def test_integers_of_any_size_stay_exact() -> None:
-    assert decode_document("a: 123456789012345678901234567890") == {
-        "a": 123456789012345678901234567890
+def test_integers_beyond_64_bits_stay_exact_in_json_and_become_floats_in_yaml() -> None:
+    assert decode_document(f'{{"a": {10**30}}}') == {"a": 10**30}
+    text = f"a: {2**64 - 1}\nb: {2**64}\nc: [{-(2**63)}, {-(10**30)}, '{10**30}']\nd: x{10**30}"
+    decoded = decode_document(text)
+    assert decoded == {
+        "a": 2**64 - 1,
+        "b": float(2**64),
+        "c": [-(2**63), -1e30, str(10**30)],
+        "d": f"x{10**30}",
     }
+    assert type(decoded["a"]) is int
 
 
 def test_merge_keys_are_merged_and_aliases_followed() -> None:
@@ -76,7 +81,6 @@ def test_merge_keys_are_merged_and_aliases_followed() -> None:
     decoded = decode_document(text)
     assert decoded["all"] == {"x": 0, "y": 1, "z": 2}
     assert decoded["same"] == {"x": 1, "y": 1}
-    assert _Reader().read(text) == decoded
 
 
 def _laughs() -> str:
@@ -283,7 +287,7 @@ async def test_files_can_be_read_by_something_else(tmp_path: Path) -> None:
 
 BAD = [
     ("openapi: [", "not YAML: "),
-    ("a: 1\na: 2\n", "duplicate key 'a'"),
+    ("a: 1\na: 2\n", 'duplicate entry with key "a"'),
     ("a: .nan", "not a JSON number"),
     ("a: *b", "unknown alias|not YAML"),
     ("- 1", "an API description is an object"),

@@ -3,11 +3,10 @@
 import asyncio
 import os
 import socket
-from collections.abc import AsyncGenerator, Awaitable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing, nullcontext, suppress
 from functools import lru_cache
 from io import BytesIO
-from math import ceil
 from typing import Any
 from urllib.request import getproxies
 
@@ -27,42 +26,27 @@ except ModuleNotFoundError as error:
 
 _NO_TIMEOUT = aiohttp.ClientTimeout(total=None)
 
-_EXACT_SECONDS = 5.0
-"""Time limits up to this number of seconds are exact. Longer ones are rounded to a whole second of the loop's clock, as
-in aiohttp."""
-
 
 class _TimeLimit:
     """The time limit of one request. When it expires, it cancels the task that is inside its `with` block.
 
-    It replaces aiohttp's own timeout, which needs a timer and several context managers for each request.
+    It is faster than aiohttp's own timeout and `asyncio.timeout`, which need several context managers for each request.
     """
 
-    __slots__ = ("_cancelling", "_group", "_is_over", "_task", "_timer")
+    __slots__ = ("_cancelling", "_is_over", "_task", "release")
 
-    def __init__(self, group: "set[_TimeLimit] | None") -> None:
-        self._cancelling = 0
-        self._group = group
+    def __init__(self, seconds: float | None) -> None:
         self._is_over = False
         self._task: asyncio.Task[Any] | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self.release: Callable[[], None] = _nothing
+        """Removes the limit, because the request has ended."""
+        if seconds is not None:
+            self.release = asyncio.get_running_loop().call_later(seconds, self._end).cancel
 
-    def start(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
-        """Start a separate timer."""
-        self._timer = loop.call_later(seconds, self.end)
-
-    def end(self) -> None:
-        """Cancel the waiting task."""
+    def _end(self) -> None:
         self._is_over = True
         if self._task is not None:
             self._task.cancel()
-
-    def release(self) -> None:
-        """Remove the limit, because the request has ended."""
-        if self._group is not None:
-            self._group.discard(self)
-        if self._timer is not None:
-            self._timer.cancel()
 
     def __enter__(self) -> None:
         if self._is_over:
@@ -78,44 +62,7 @@ class _TimeLimit:
                 raise TimeoutError from None
 
 
-class _Pool:
-    """The sessions of one event loop, and the time limits of its requests."""
-
-    __slots__ = ("_groups", "_loop", "sessions")
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.sessions: dict[bool, aiohttp.ClientSession] = {}
-        self._groups: dict[int, set[_TimeLimit]] = {}
-        self._loop = loop
-
-    def limit(self, seconds: float | None) -> _TimeLimit:
-        """Start a time limit; long limits that expire in the same second share a timer."""
-        if seconds is None or seconds <= _EXACT_SECONDS:
-            limit = _TimeLimit(None)
-            if seconds is not None:
-                limit.start(self._loop, seconds)
-            return limit
-        last = ceil(self._loop.time() + seconds)
-        group = self._groups.get(last)
-        if group is None:
-            group = self._groups[last] = set()
-            self._loop.call_at(last, self._end, last)
-        limit = _TimeLimit(group)
-        group.add(limit)
-        return limit
-
-    def _end(self, last: int) -> None:
-        for limit in self._groups.pop(last):
-            limit.end()
-
-    async def close(self) -> None:
-        """Close the sessions, even if their event loop is not the running one or is closed."""
-        for session in self.sessions.values():
-            if self._loop is not asyncio.get_running_loop() and self._loop.is_running():
-                closing = asyncio.run_coroutine_threadsafe(session.close(), self._loop)
-                await asyncio.wrap_future(closing)
-            else:
-                await session.close()
+def _nothing() -> None: ...
 
 
 class AiohttpTransport:
@@ -148,7 +95,7 @@ class AiohttpTransport:
         if proxy is not None:
             self._proxies = {"http": proxy, "https": proxy}
         self.has_proxies = bool(self._proxies)
-        self._pools: dict[asyncio.AbstractEventLoop, _Pool] = {}
+        self._sessions: dict[asyncio.AbstractEventLoop, dict[bool, aiohttp.ClientSession]] = {}
 
     def send(self, request: HTTPRequest) -> "_Exchange":
         """Send `request`; see `HTTPTransport.send`."""
@@ -156,27 +103,35 @@ class AiohttpTransport:
 
     async def aclose(self) -> None:
         """Close the pools of all event loops."""
-        pools, self._pools = self._pools, {}
-        for pool in pools.values():
-            await pool.close()
+        for loop in list(self._sessions):
+            await self._close(loop)
 
-    def pool(self) -> _Pool | None:
-        """Return the pool of the running event loop; None if there is none yet."""
-        return self._pools.get(asyncio.get_running_loop())
+    @property
+    def is_new(self) -> bool:
+        """Whether the running event loop has no pool yet."""
+        return asyncio.get_running_loop() not in self._sessions
 
-    async def open_pool(self) -> _Pool:
-        """Return the pool of the running event loop, after closing those of closed loops."""
-        loop = asyncio.get_running_loop()
-        for other in [other for other in self._pools if other.is_closed()]:
-            await self._pools.pop(other).close()
-        return self._pools.setdefault(loop, _Pool(loop))
+    async def close_left(self) -> None:
+        """Close the pools of closed event loops; called before the first request of an event loop."""
+        for loop in list(self._sessions):
+            if loop.is_closed():
+                await self._close(loop)
 
-    def session(self, pool: _Pool, *, public_only: bool) -> aiohttp.ClientSession:
-        """Return the session for these requests."""
-        session = pool.sessions.get(public_only)
+    async def _close(self, loop: asyncio.AbstractEventLoop) -> None:
+        for session in self._sessions.pop(loop, {}).values():
+            if loop is not asyncio.get_running_loop() and loop.is_running():
+                closing = asyncio.run_coroutine_threadsafe(session.close(), loop)
+                await asyncio.wrap_future(closing)
+            else:
+                await session.close()
+
+    def session(self, *, public_only: bool) -> aiohttp.ClientSession:
+        """Return the session of the running event loop for these requests."""
+        sessions = self._sessions.setdefault(asyncio.get_running_loop(), {})
+        session = sessions.get(public_only)
         if session is None or session.closed:
             resolver = self._resolver or ThreadedResolver()
-            session = pool.sessions[public_only] = aiohttp.ClientSession(
+            session = sessions[public_only] = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(
                     limit=self._connections,
                     ssl=self._tls.context(presents_certificate=not public_only) or True,
@@ -274,15 +229,16 @@ class _Exchange:
         if request.public_only:
             # A numeric host is not resolved, so the resolver would not check it.
             enforce_public(url.raw_host or "")
-        pool = transport.pool() or await transport.open_pool()
-        session = transport.session(pool, public_only=request.public_only)
+        if transport.is_new:
+            await transport.close_left()
+        session = transport.session(public_only=request.public_only)
         try:
             if request.is_stream or isinstance(request.body, StreamedBody):
                 # The time limit of a stream ends with its head.
                 async with asyncio.timeout(request.timeout) as waiting:
                     response = await self._sent(session, url, waiting)
             else:
-                limit = self._limit = pool.limit(request.timeout)
+                limit = self._limit = _TimeLimit(request.timeout)
                 with limit:
                     response = await self._sent(session, url, None)
         except Exception as error:  # noqa: BLE001 - any error belongs to the request

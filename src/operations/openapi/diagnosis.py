@@ -6,12 +6,12 @@ Rule: an argument is reported as unsatisfiable only if its schema provably accep
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 import msgspec
 
 from operations._json import is_list, is_object, list_of, object_of
-from operations._references import reference_of, target_of
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, DocumentError, SchemaError
@@ -23,19 +23,13 @@ from operations.openapi.service import OpenAPIService
 from operations.openapi.transport import header_key, is_owned
 from operations.registry import OperationRegistry
 from operations.schema import Schema
+from operations.schema.plans import Plan
 from operations.specs import Operation
-from operations.types import JSONObject
 
 _TEXT = {"type": "string"}
 
 _SENT = frozenset({"accept", "content-type"})
 """Headers that every request has, even if the document does not require them."""
-
-_PLAIN = (
-    "type", "const", "enum", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "minLength",
-    "maxLength", "pattern",
-)  # fmt: skip
-"""Keywords without subschemas."""
 
 _MAX_DEPTH = 12
 _BOUNDS = (
@@ -192,9 +186,9 @@ async def diagnose(service: OpenAPIService) -> Diagnosis:
         entry, operation_id = endpoint.entry, operation.spec.id
         by_place.setdefault((entry.method, entry.path), (operation, endpoint))
         try:
-            if empty := _unsatisfiable(operation.spec.input_schema.document):
+            if empty := _unsatisfiable(operation.spec.input_schema):
                 found.unsatisfiable[operation_id] = empty
-            model = service.description.model(entry)
+            model = service.description.reader.read_model(entry.item, entry.operation)
         except (DocumentError, SchemaError, ValueError) as error:
             found.problems.append(Problem(operation_id, str(error), is_skipped=False))
             continue
@@ -259,99 +253,35 @@ async def _changes(
 # ------------------------------------------------------------ schemas that accept no value
 
 
-def _unsatisfiable(document: Any) -> list[str]:
+def _unsatisfiable(schema: Schema) -> list[str]:
     """Return the required properties of an input that no value satisfies."""
-    root = object_of(document)
-    properties = object_of(root.get("properties"))
-    return [
-        name
-        for name in list_of(root.get("required"))
-        if accepts_nothing(properties.get(name, True), root)
-    ]
+    plan = schema.compile().plan
+    return [name for name in plan.required if _lacks(plan, name, 0)]
 
 
-def accepts_nothing(schema: Any, root: JSONObject, depth: int = 0) -> bool:
-    """Return whether a schema provably accepts no value.
-
-    Args:
-        schema: The schema.
-        root: The document that contains the targets of its references.
-        depth: The nesting depth below the first schema.
-    """
-    if schema is False:
+def accepts_nothing(plan: Plan, depth: int = 0) -> bool:
+    """Return whether a plan provably accepts no value; `depth` is the nesting depth below the first plan."""
+    if plan.types == () or any(site.schema is False for site in plan.sites):
         return True
-    if not is_object(schema) or depth > _MAX_DEPTH:
+    if depth > _MAX_DEPTH:
         return False
-    ref = reference_of(schema)
-    if ref is not None and accepts_nothing(target_of(ref, root), root, depth + 1):
-        return True
-    inner = [accepts_nothing(each, root, depth + 1) for each in list_of(schema.get("allOf"))]
-    if any(inner) or any(_is_beyond(schema, low, high) for low, high in _BOUNDS):
-        return True
-    for key in ("anyOf", "oneOf"):
-        members = list_of(schema.get(key))
-        if members and all(accepts_nothing(each, root, depth + 1) for each in members):
+    if plan.constants is not None:
+        return not any(map(plan.accepts, plan.constants))
+    for low, high in _BOUNDS:
+        if max(plan.keyword(low), default=-inf) > min(plan.keyword(high), default=inf):
             return True
-    if _has_no_type(schema, root) or _has_no_choice(schema):
-        return True
-    kinds = _types(schema)
-    if kinds == {"object"}:
-        return any(
-            _lacks(schema, str(name), root, depth) for name in list_of(schema.get("required"))
-        )
-    if kinds == {"array"} and (schema.get("minItems") or 0) > 0:
-        return accepts_nothing(schema.get("items", True), root, depth + 1)
+    for choice in plan.choices:
+        members = map(plan.member, choice.members)
+        if choice.members and all(accepts_nothing(member, depth + 1) for member in members):
+            return True
+    if plan.types == ("object",):
+        return any(_lacks(plan, name, depth) for name in plan.required)
+    if plan.types == ("array",) and plan.least_items > 0:
+        return plan.most_items == 0 or accepts_nothing(plan.part(plan.place(0)), depth + 1)
     return False
 
 
-def _is_beyond(schema: JSONObject, low: str, high: str) -> bool:
-    least, most = schema.get(low), schema.get(high)
-    return isinstance(least, (int, float)) and isinstance(most, (int, float)) and least > most
-
-
-def _types(schema: JSONObject) -> set[str] | None:
-    kind: Any = schema.get("type")
-    if isinstance(kind, str):
-        return {kind}
-    return {str(each) for each in list_of(kind)} if isinstance(kind, list) else None
-
-
-def _has_no_type(schema: JSONObject, root: JSONObject) -> bool:
-    """Return whether a schema and the parts of its `allOf` have no type in common."""
-    common: set[str] | None = None
-    for part in _parts(schema, root, 0):
-        kinds = _types(part)
-        if kinds is not None:
-            wide = kinds | {"integer"} if "number" in kinds else kinds
-            common = wide if common is None else common & wide
-    return common is not None and not common
-
-
-def _parts(schema: JSONObject, root: JSONObject, depth: int) -> Iterator[JSONObject]:
-    yield schema
-    if depth < _MAX_DEPTH:
-        for each in list_of(schema.get("allOf")):
-            ref = reference_of(each)
-            member = each if ref is None else target_of(ref, root)
-            if is_object(member):
-                yield from _parts(member, root, depth + 1)
-
-
-def _has_no_choice(schema: JSONObject) -> bool:
-    """Return whether no value of an `enum` or `const` is valid under the keywords beside it."""
-    if "const" not in schema and not list_of(schema.get("enum")):
-        return False
-    choices = [schema["const"]] if "const" in schema else list_of(schema["enum"])
-    try:
-        beside = Schema({key: schema[key] for key in _PLAIN if key in schema}, lenient=True)
-        return not any(beside.check(choice) for choice in choices)
-    except (SchemaError, ValueError):
-        return False
-
-
-def _lacks(schema: JSONObject, name: str, root: JSONObject, depth: int) -> bool:
+def _lacks(plan: Plan, name: str, depth: int) -> bool:
     """Return whether a required property cannot be present."""
-    properties = object_of(schema.get("properties"))
-    if name in properties:
-        return accepts_nothing(properties[name], root, depth + 1)
-    return schema.get("additionalProperties") is False and not schema.get("patternProperties")
+    field = plan.fields[name]
+    return field.barred or accepts_nothing(plan.part(field.sites), depth + 1)

@@ -334,7 +334,7 @@ class Endpoint:
         if plan is None:
             shared, entry = self._shared, self._entry
             try:
-                model = shared.description.model(entry)
+                model = shared.description.reader.read_model(entry.item, entry.operation)
             except DocumentError as error:
                 raise CallError(
                     ErrorCode.EXECUTION_ERROR, f"The document does not describe this call: {error}"
@@ -364,7 +364,8 @@ class Endpoint:
         url = shared.config.base_url
         if url is None:
             variables = shared.config.server_variables
-            url = shared.description.servers(self._entry, variables)[0]
+            item, operation = self._entry.item, self._entry.operation
+            url = shared.description.reader.server_urls(item, operation, variables)[0]
             if missing := template_names(url):
                 raise CallError(
                     ErrorCode.EXECUTION_ERROR,

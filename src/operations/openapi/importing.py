@@ -246,7 +246,7 @@ class Importer:
         trusted = [url for url in (config.base_url, address) if url is not None]
         self.client = client = Client(config, TrustedHosts(trusted, config.allowed_hosts))
         base = config.base_url or address or ""
-        schemes = description.security_schemes()
+        schemes = description.reader.security_schemes()
         for name in config.credentials:
             if name not in schemes:
                 known = ", ".join(schemes) or "none; auth= signs every request in without one"

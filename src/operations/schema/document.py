@@ -58,15 +58,16 @@ class CompiledSchema:
     @property
     def certain(self) -> frozenset[type]:
         """The types all of whose values are valid, so that they need neither a check nor a cast."""
-        return certain_types(self._root)
+        return certain_types(self.plan)
 
     @property
     def open_containers(self) -> frozenset[type]:
         """The types of containers that are valid with any JSON content."""
-        return open_containers(self._root)
+        return open_containers(self.plan)
 
     @property
-    def _root(self) -> Plan:
+    def plan(self) -> Plan:
+        """The merged requirements of the whole document."""
         return self._caches.planner.plan((self._checker.document.root,))
 
     @property

@@ -267,17 +267,11 @@ class Definitions:
 
     def resolve(self, schema: Any) -> JSONObject:
         """Return `schema` with its `$ref`s resolved; empty if the target is not an object."""
-        try:
-            return self._references.follow(schema)
-        except DocumentError:
-            return {}
+        return self._references.object_at(schema)
 
     def value(self, node: JSONObject) -> Any:
         """Return `node`, or its target if it is a reference; None if the target does not exist."""
-        try:
-            return self._references.value(node)
-        except DocumentError:
-            return None
+        return self._references.value_at(node)
 
     def properties(self, schema: Any) -> JSONObject:
         """Return the properties of an object schema, including those of its `allOf` parts."""
@@ -528,11 +522,7 @@ class Definitions:
 
     def is_circle(self, target: Any) -> bool:
         """Return whether `target` is a reference to itself, directly or indirectly."""
-        try:
-            self._references.follow(target)
-        except DocumentError:
-            return isinstance(target, dict)
-        return False
+        return isinstance(target, dict) and self._references.find(target) is None
 
 
 def is_closed(schema: JSONObject) -> bool:

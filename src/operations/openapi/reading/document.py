@@ -18,7 +18,7 @@ from operations._text import counted
 from operations.errors import DocumentError
 from operations.openapi.reading import media
 from operations.openapi.reading.media import intended, is_stream
-from operations.openapi.reading.model import METHODS, Model, OpenAPI3Reader, Swagger2Reader, best
+from operations.openapi.reading.model import METHODS, OpenAPI3Reader, Swagger2Reader, best
 from operations.openapi.reading.references import References
 from operations.openapi.reading.schemas import Direction, SchemaConverter
 from operations.openapi.transport import is_header
@@ -26,8 +26,7 @@ from operations.schema import Schema
 from operations.specs import ErrorDefinition
 from operations.types import JSONObject, JSONSchema
 
-_METHODS = {method: method.upper() for method in METHODS}
-_CAPITALS = {method: method for method in _METHODS.values()}
+_METHODS = {spelled: method.upper() for method in METHODS for spelled in (method, method.upper())}
 """The method for each spelling; operations share the text."""
 
 
@@ -136,9 +135,7 @@ class Description:
             for method, operation in item.items():
                 # Some documents have GET instead of get.
                 name = _METHODS.get(method)
-                if name is None and method.lower() not in item:
-                    name = _CAPITALS.get(method)
-                if name is not None:
+                if name is not None and (name != method or method.lower() not in item):
                     entry = self._entry(path, name, item, operation, shared)
                     if entry is not None:
                         yield entry
@@ -272,22 +269,6 @@ class Description:
                 return problem
         return None
 
-    def model(self, entry: Entry) -> Model:
-        """Return the model of one operation.
-
-        Raises:
-            DocumentError: If a part of it is invalid.
-        """
-        return self.reader.read_model(entry.item, entry.operation)
-
-    def security_schemes(self) -> JSONObject:
-        """Return the security schemes by name, in the form of 3.x."""
-        return self.reader.security_schemes()
-
-    def servers(self, entry: Entry, variables: Mapping[str, str]) -> list[str]:
-        """Return the server addresses of the operation; relative addresses unchanged."""
-        return self.reader.server_urls(entry.item, entry.operation, variables)
-
     @property
     def title(self) -> str:
         """The title of the document."""
@@ -322,7 +303,6 @@ class DeclaredResponses:
         self._description = description
         self._errors: dict[str, dict[str | None, ErrorDefinition]] = {}
         """Errors by status, then by a key that is equal for equal responses."""
-        self._good: dict[str, JSONObject] = {}
         self._produces = description.document.get("produces")
         self._others: set[str] = set()
         self._tuples: dict[tuple[int, ...], tuple[ErrorDefinition, ...]] = {}
@@ -334,7 +314,7 @@ class DeclaredResponses:
         errors: list[ErrorDefinition] = []
         links: JSONObject | None = None
         streams = others = False
-        shared = self._errors
+        shared, references = self._errors, self._description.references
         responses = cast("dict[str, JSONObject]", object_of(entry.operation.get("responses")))
         for status, node in responses.items():
             if type(node) is not dict and not is_object(node):
@@ -352,13 +332,13 @@ class DeclaredResponses:
                     errors.append(self._error(entry, status, node))
                 continue
             if ref is not None:
-                node = self._followed(node)  # noqa: PLW2901 - the same response, found
+                node = references.object_at(node)  # noqa: PLW2901 - the same response, found
             if "links" in node:
                 links = {**(links or {}), **object_of(node["links"])}
             content = node.get("content")
             if content:
                 if "$ref" in content:
-                    content = self._description.references.object_at(content)
+                    content = references.object_at(content)
                 for kind in content:
                     if kind in self._others or not self._is_stream(kind):
                         others = True
@@ -380,17 +360,6 @@ class DeclaredResponses:
         self._others.add(kind)
         return False
 
-    def _followed(self, node: JSONObject) -> JSONObject:
-        ref = str(node["$ref"])
-        known = self._good.get(ref)
-        if known is None:
-            try:
-                known = self._description.references.follow(node)
-            except DocumentError:
-                known = {}
-            self._good[ref] = known
-        return known
-
     def _error(self, entry: Entry, status: str, node: JSONObject) -> ErrorDefinition:
         """Return the error that a response declares; equal responses share one error."""
         key = node.get("$ref")
@@ -408,15 +377,10 @@ class DeclaredResponses:
         return known
 
     def _definition(self, entry: Entry, status: str, node: JSONObject) -> ErrorDefinition:
-        description = node.get("description")
-        if "$ref" in node:
-            try:
-                description = self._description.references.follow(node).get("description")
-            except DocumentError:
-                description = ""
+        found = self._description.references.object_at(node)
         return ErrorDefinition(
             "HTTP_ERROR" if status == "default" else f"HTTP_{status.upper()}",
-            text_of(description),
+            text_of(found.get("description")),
             Schema(
                 partial(self._schema, entry, status),
                 lenient=True,

@@ -170,9 +170,8 @@ class OpenAPI3Reader:
             status = str(key)
             if status.startswith("x-"):
                 continue
-            try:
-                node = self._references.follow(entry)
-            except DocumentError:
+            node = self._references.find(entry)
+            if node is None:
                 continue
             description, offered = text_of(node.get("description")), self._offered(node, operation)
             result.append(Response(status=status, description=description, media=offered))
@@ -239,9 +238,8 @@ class OpenAPI3Reader:
             if not is_header_value(media_type):
                 continue
             # 3.2 lets a media type be a reference, and streams describe one item.
-            try:
-                content = self._references.follow(entry) if isinstance(entry, dict) else {}
-            except DocumentError:
+            content = self._references.find(entry) if isinstance(entry, dict) else {}
+            if content is None:
                 continue
             encoding = self._references.object_at(content.get("encoding"))
             result.append(
@@ -265,26 +263,17 @@ class OpenAPI3Reader:
         """Yield the headers of one part; skip invalid ones."""
         for name, node in self._references.object_at(encoding.get("headers")).items():
             # Content-Type has its own field, and Content-Disposition contains the name of the part.
-            if name.lower() in {"content-type", "content-disposition"}:
-                continue
-            try:
-                yield self._parameter(
-                    {**self._references.follow(node), "name": name, "in": "header"}
-                )
-            except DocumentError:
-                continue
+            found = self._references.find(node)
+            if found is not None and name.lower() not in {"content-type", "content-disposition"}:
+                yield self._parameter({**found, "name": name, "in": "header"})
 
     def security_schemes(self) -> JSONObject:
         """Return the security schemes by name."""
         references = self._references
         components = references.object_at(self._document.get("components"))
-        found: JSONObject = {}
-        for name, node in references.object_at(components.get("securitySchemes")).items():
-            try:
-                found[name] = references.follow(node)
-            except DocumentError:
-                continue
-        return found
+        schemes = references.object_at(components.get("securitySchemes"))
+        found = {name: references.find(node) for name, node in schemes.items()}
+        return {name: scheme for name, scheme in found.items() if scheme is not None}
 
     def server_urls(
         self, item: JSONObject, operation: JSONObject, variables: Mapping[str, str]

@@ -76,31 +76,39 @@ class References:
             raise DocumentError("an object was expected")
         return found
 
+    def find(self, node: Any) -> JSONObject | None:
+        """Return `node`, or its target, as an object; None if there is none."""
+        try:
+            return self.follow(node)
+        except DocumentError:
+            return None
+
     def object_at(self, node: Any) -> JSONObject:
         """Return `node`, or its target, if it is an object; else an empty object."""
         if is_object(node) and "$ref" not in node:
             return node
-        return object_of(self._lenient(node))
+        return object_of(self.value_at(node))
 
     def list_at(self, node: Any) -> list[Any]:
         """Return `node`, or its target, as a list, with referenced lists inserted; empty if it is not a list."""
-        found = list_of(self._lenient(node))
+        found = list_of(self.value_at(node))
         for item in found:
-            if is_object(item) and "$ref" in item and is_list(self._lenient(item)):
+            if is_object(item) and "$ref" in item and is_list(self.value_at(item)):
                 break
         else:
             return found
         spread: list[Any] = []
         for item in found:
-            inner = self._lenient(item)
+            inner = self.value_at(item)
             spread.extend(inner if is_list(inner) else [item])
         return spread
 
     def text_at(self, node: Any) -> str:
         """Return `node`, or its target, if it is text; else an empty string."""
-        return node if isinstance(node, str) else text_of(self._lenient(node))
+        return node if isinstance(node, str) else text_of(self.value_at(node))
 
-    def _lenient(self, node: Any) -> Any:
+    def value_at(self, node: Any) -> Any:
+        """Return `node`, or its target if it is a reference; None if the target does not exist."""
         if reference_of(node) is None:
             return node
         try:
