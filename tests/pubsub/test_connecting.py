@@ -5,6 +5,7 @@ import logging
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -54,6 +55,32 @@ async def test_a_port_that_accepts_and_stays_silent_is_an_error_in_time(
         pytest.raises(TransportError, match="cannot be reached"),
     ):
         async with connect(f"{start}127.0.0.1:{port}", **{option: 0.3}):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("connect", "url", "field"),
+    [
+        (connect_redis, "rediss://127.0.0.1:1", "ca_file"),
+        (connect_redis, "rediss://127.0.0.1:1", "key_file"),
+        (connect_nats, "tls://127.0.0.1:1", "cert_file"),
+        (connect_nats, "nats://127.0.0.1:1", "user_credentials"),
+        (connect_nats, "nats://127.0.0.1:1", "nkey_file"),
+    ],
+)
+async def test_a_file_that_is_not_there_is_named_at_once(
+    connect: Any, url: str, field: str
+) -> None:
+    with anyio.fail_after(4), pytest.raises(TransportError, match=f"{field}: .*no file /a/file"):
+        async with connect(url, **{field: "/a/file"}):
+            pass
+
+
+async def test_an_nkey_that_cannot_be_read_is_an_error_of_the_connection(tmp_path: Path) -> None:
+    seed = tmp_path / "seed.nk"
+    seed.write_text("not a seed")
+    with running(NatsServer()) as server, pytest.raises(TransportError, match="invalid seed"):
+        async with connect_nats(server.url, nkey_file=seed):
             pass
 
 

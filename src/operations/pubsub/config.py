@@ -83,6 +83,34 @@ class BrokerConfig:
     key_file: str | Path | None = field(default=None, kw_only=True)
     """A file with the private key, if it is not in `cert_file`."""
 
+    def enforce_files(self, *names: str) -> None:
+        """Raise an error unless the files that these fields name exist. Libraries read some of them late, or never.
+
+        Raises:
+            TransportError: With the field and the file.
+        """
+        for name in names:
+            path = getattr(self, name)
+            if path is not None and not Path(path).is_file():
+                raise TransportError(f"{name}: there is no file {path}")
+
+    def tls_context(self) -> SSLContext | None:
+        """Return the context for TLS with the files of this config; None if it names none.
+
+        Raises:
+            TransportError: If a file cannot be used.
+        """
+        self.enforce_files("ca_file", "cert_file", "key_file")
+        if self.ca_file is None and self.cert_file is None:
+            return None
+        try:
+            context = create_default_context(cafile=self.ca_file)
+            if self.cert_file is not None:
+                context.load_cert_chain(self.cert_file, self.key_file)
+        except OSError as error:
+            raise TransportError(f"the certificates cannot be read: {error}") from error
+        return context
+
 
 @dataclass(frozen=True, slots=True)
 class RedisConfig(BrokerConfig):
@@ -108,7 +136,12 @@ class RedisConfig(BrokerConfig):
 
     @property
     def tls_files(self) -> dict[str, str]:
-        """The certificate files, as options of redis-py."""
+        """The certificate files, as options of redis-py.
+
+        Raises:
+            TransportError: If a file cannot be used; redis-py would notice it only while it connects, without its name.
+        """
+        self.tls_context()
         files = {
             "ssl_ca_certs": self.ca_file,
             "ssl_certfile": self.cert_file,
@@ -163,6 +196,7 @@ class NatsConfig(BrokerConfig):
     @property
     def login(self) -> dict[str, Any]:
         """The configured options of `nats.connect`."""
+        self.enforce_files("user_credentials", "nkey_file")
         user = self.user
         if self.password and not user:
             # A malformed address is rejected when the connection is opened, without quoting it.
@@ -177,20 +211,9 @@ class NatsConfig(BrokerConfig):
             "token": self.token,
             "user_credentials": self.user_credentials and str(self.user_credentials),
             "nkeys_seed": self.nkey_file and str(self.nkey_file),
-            "tls": self.tls or self._tls_context(),
+            "tls": self.tls or self.tls_context(),
         }
         return {**{key: value for key, value in named.items() if value is not None}, **self.options}
-
-    def _tls_context(self) -> SSLContext | None:
-        if self.ca_file is None and self.cert_file is None:
-            return None
-        try:
-            context = create_default_context(cafile=self.ca_file)
-            if self.cert_file is not None:
-                context.load_cert_chain(self.cert_file, self.key_file)
-        except OSError as error:
-            raise TransportError(f"the certificates cannot be read: {error}") from error
-        return context
 
 
 def enforce_address(url: str, schemes: Collection[str], *, needs_host: bool = True) -> None:

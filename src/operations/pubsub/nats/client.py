@@ -27,6 +27,7 @@ from nats.aio.client import Client
 from nats.aio.transport import WebSocketTransport
 from nats.errors import Error
 from nats.protocol.parser import AWAITING_MSG_PAYLOAD, Parser
+from nkeys import NkeysError  # type: ignore[import-untyped] # pyright: ignore[reportMissingTypeStubs]
 
 from operations._resilience import Backoff, LogThrottle
 from operations.errors import TransportError
@@ -37,7 +38,7 @@ logger = logging.getLogger("operations")
 _CLOSE_TIMEOUT = 2.0
 """Seconds for a connection to be closed."""
 
-NATS_ERRORS = (Error, OSError, EOFError)
+NATS_ERRORS = (Error, NkeysError, OSError, EOFError)
 
 SUBJECT = re.compile(r"[\w\-$=]{1,128}(\.[\w\-$=]{1,128}){0,15}", re.ASCII)
 """Matches a subject without wildcards, much shorter than the longest line that a server accepts."""
