@@ -18,7 +18,6 @@ import time
 from array import array
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import uvloop
@@ -99,9 +98,11 @@ def _run(process: int, job: dict[str, Any]) -> Load:
 
 
 def cpu_seconds(process: int) -> float:
-    """Return the user and system time of a process so far."""
-    fields = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    """Return the user and system time of a process so far.
+
+    Reads the CPU clock of the process (Linux), because /proc counts in steps of 10 ms: too coarse for short runs.
+    """
+    return time.clock_gettime(~process << 3 | 2)
 
 
 @contextmanager

@@ -231,6 +231,23 @@ async def test_a_timeout_that_is_not_a_number_is_refused(registry: OperationRegi
     assert of_call.value.code == of_stream.value.code == ErrorCode.VALIDATION_ERROR
 
 
+async def test_an_input_that_a_middleware_changes_in_place_becomes_json() -> None:
+    registry = OperationRegistry()
+
+    @registry.operation("input.show", type="query")
+    async def show(a: int, at: str) -> Any:
+        return {"a": a, "at": at}
+
+    @registry.use
+    async def stamp(call: Call, call_next: Next) -> ResponseEnvelope[Any]:
+        call.input["at"] = datetime.date(2026, 1, 2)
+        return await call_next(call)
+
+    target = MemoryTarget()
+    async with serve_calls(registry, target), PendingRequestMap(target) as calls:
+        assert (await calls.call("input.show", {"a": 1})).data == {"a": 1, "at": "2026-01-02"}
+
+
 async def test_an_envelope_that_a_middleware_returns_twice_is_copied() -> None:
     registry = OperationRegistry()
     kept: dict[str, Any] = {}

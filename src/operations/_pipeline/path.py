@@ -18,10 +18,12 @@ from typing import Any, Final, cast
 import msgspec
 
 from operations._json import (
+    MAX_DEPTH,
     TOO_LONG,
     JSONValueError,
     as_json,
     count_values,
+    nests_within,
     to_json,
     without_objects,
 )
@@ -158,7 +160,9 @@ def admit(plan: Plan, value: Any, context: OperationContext) -> tuple[Plan, Any]
     if held is not None:
         value = held.value
     try:
-        plain = as_json(value)
+        # Middleware may have changed the input.
+        is_plain = value is context.channel.decoded and not plan.host.middleware
+        plain = value if is_plain and nests_within(value, MAX_DEPTH) else as_json(value)
         if plan.accepts(plain):
             return plan, plain if held is None else held.restore(plain)
         if plain is None and plan.accepts({}):
@@ -166,8 +170,7 @@ def admit(plan: Plan, value: Any, context: OperationContext) -> tuple[Plan, Any]
         if context.lenient:
             converted = convert_input(plan.spec.input_schema.compile(), plain)
             if converted is not None:
-                plain = converted.value
-                plan = noting(plan, converted.changes)
+                plain, plan = converted.value, noting(plan, converted.changes)
                 return plan, plain if held is None else held.restore(plain)
     except JSONValueError:
         pass  # reported below with its path
@@ -434,10 +437,8 @@ def finisher(spec: OperationSpec, policy: OutputPolicy) -> Finisher:
     return finish
 
 
-_LARGE = 10_000
-"""Results of other services with at least this many values are normalised in a thread."""
-
-_LARGE_TEXT = 1024 * 1024
+_LARGE, _LARGE_TEXT = 10_000, 1024 * 1024
+"""Results of other services with at least this many values, or characters of text, are normalised in a thread."""
 
 ENVELOPES: Final = frozenset({ResponseEnvelope, DescribedEnvelope})
 """The types of envelopes, for a check that is much faster than `isinstance` of a struct."""

@@ -371,21 +371,24 @@ def read_event(
     body: bytes, max_values: int = MAX_REQUEST_VALUES
 ) -> CallEvent | UnknownEvent | MalformedEvent:
     """Return the event in a JSON text. Never raises."""
-    # A value takes at least one byte and a separator.
-    is_small = len(body) < min(_SMALL, 2 * max_values)
-    rejected = None if is_small else _over_limit(body, max_values)
-    if rejected is not None:
-        return rejected
     event: CallEvent | None = None
-    reason = ""
-    try:
-        event = _decode(body) if is_small else build_from(_decode, body)
-    except (ValueError, RecursionError) as error:
-        reason = str(error)
-    if is_small and (event is None or not _is_shallow(event)):
-        rejected = _over_limit(body, max_values)
+    size = len(body)
+    # A value takes at least one byte and a separator.
+    if size < _SMALL and size < 2 * max_values:
+        try:
+            event = _decode(body)
+        except (ValueError, RecursionError):
+            pass  # explained below
+        else:
+            if _is_shallow(event):
+                return event
+    rejected = _over_limit(body, max_values)
     if rejected is not None or event is not None:
         return rejected or cast("CallEvent", event)
+    try:
+        return build_from(_decode, body)
+    except (ValueError, RecursionError) as error:
+        reason = str(error)
     try:
         # If it is not an envelope, the caller receives an error.
         unread = _lenient.decode(body)
@@ -396,11 +399,14 @@ def read_event(
 
 
 def _is_shallow(event: CallEvent) -> bool:
-    """Return whether an event is known to be nested within the limit: requests and results without more."""
+    """Return whether an event is known to be nested within the limit. Only common requests and results are examined."""
     if type(event) is CallRequested:
         request = event.payload
-        has_more = request.metadata is not None or request.identity is not None
-        return not has_more and nests_within(request.input, MAX_DEPTH)
+        return (
+            request.identity is None
+            and nests_within(request.input, MAX_DEPTH)
+            and (request.metadata is None or nests_within(request.metadata, MAX_DEPTH))
+        )
     if type(event) is CallResponded:
         output = event.payload.output
         return type(output.meta) is LocalResponseMeta and nests_within(output.data, MAX_DEPTH)

@@ -397,7 +397,11 @@ class JobRunner(ABC):
             identity=identity,
             metadata=request.metadata or NOTHING,
             deadline=deadline,
-            channel=CallerChannel(deadline=deadline, queued=job.began_at - job.queued_at),
+            channel=CallerChannel(
+                deadline=deadline,
+                queued=job.began_at - job.queued_at,
+                decoded=request.input,
+            ),
             registry=registry,
         )
         sequence: int | None = None

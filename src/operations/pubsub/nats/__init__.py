@@ -24,12 +24,12 @@ from typing import Any
 
 from operations._resilience import LogThrottle
 from operations._text import enforce_lists
-from operations.errors import MissingExtraError, NotSentError, TooLargeError, TransportError
+from operations.errors import MissingExtraError, NotSentError, TransportError
 
 if find_spec("nats") is None:
     raise MissingExtraError("operations.pubsub.nats", extra="nats")
 
-from nats.errors import MaxPayloadError, NoRespondersError
+from nats.errors import NoRespondersError
 
 from operations.pubsub.base import (
     NOT_PRIVATE,
@@ -73,7 +73,7 @@ _SEND_WAIT = 3.0
 """Seconds that a reply waits for a connection that is being restored."""
 
 _MAX_KNOWN = 4096
-"""The number of addresses whose subjects are cached, because a worker replies to the same callers repeatedly."""
+"""The number of addresses and subjects that are cached, because a worker replies to the same callers repeatedly."""
 
 _MAX_CONSUMERS = 1000
 """The largest number of known consumers of one plain queue."""
@@ -159,8 +159,9 @@ class NatsTarget(EventTarget):
         self._prefix = config.prefix
         self._client = config.client
         enforce_client(self._client)
-        self._control_space = f"{self._prefix}.control."
+        self._control_space, self._box_space = f"{self._prefix}.control.", f"{self._prefix}.box."
         self._subject = lru_cache(_MAX_KNOWN)(self._look_up)
+        self._sender_of = lru_cache(_MAX_KNOWN)(partial(sender_of, self._prefix))
         self._boxes = subject_of(f"{self._prefix}.box", self._client)
         self._nats = ReconnectingClient()
         self._jetstream = JetStream(self._nats, config) if self.durable else None
@@ -248,8 +249,6 @@ class NatsTarget(EventTarget):
         self.max_bytes = self._nats.max_payload - (_HEADER_BYTES if self.durable else 0)
 
     async def _ready(self, wait: float) -> None:
-        if self.is_connected:
-            return
         try:
             async with asyncio.timeout(wait):
                 await self._connected.wait()
@@ -302,12 +301,6 @@ class NatsTarget(EventTarget):
         """Return the subjects of a queue for all clients."""
         return f"{self._queue(queue, kind)}.*"
 
-    def _sender_of(self, subject: str) -> str:
-        return sender_of(self._prefix, subject)
-
-    def _is_mailbox(self, address: str) -> bool:
-        return address.startswith(f"{self._prefix}.box.")
-
     def _look_up(self, address: str) -> str:
         """Return the subject for messages to `address`, which may come from an attacker.
 
@@ -316,7 +309,7 @@ class NatsTarget(EventTarget):
                 subject. The server closes the connection of a client that publishes to an invalid subject.
         """
         if SUBJECT.fullmatch(address) is not None:
-            if self._is_mailbox(address):
+            if address.startswith(self._box_space):
                 return f"{address}._"
             if address.startswith(self._control_space):
                 return f"{address}.{self._client}"
@@ -344,7 +337,7 @@ class NatsTarget(EventTarget):
 
     def _heard_at(self, address: str) -> str:
         """Return the subjects for messages to an address."""
-        if self._is_mailbox(address):
+        if address.startswith(self._box_space):
             return f"{address}.>"
         return f"{address}.*" if address.startswith(self._control_space) else address
 
@@ -375,17 +368,9 @@ class NatsTarget(EventTarget):
     async def send(self, address: str, body: bytes) -> None:
         """Publish to a mailbox, topic or control address of this prefix, or to the inbox of a plain NATS client."""
         subject = self._subject(address)
-        if not self.is_connected:
+        if not self._connected.is_set():
             await self._ready(_SEND_WAIT)
-        await self._publish(subject, body, "")
-
-    async def _publish(self, subject: str, body: bytes, reply: str) -> None:
-        try:
-            await self._nats.publish_now(subject, body, reply)
-        except MaxPayloadError as error:
-            raise TooLargeError(f"{len(body)} bytes are more than {self.max_bytes}") from error
-        except NATS_ERRORS as error:
-            raise TransportError(f"NATS: {error}") from error
+        await self._nats.publish_now(subject, body)
 
     async def is_present(self, address: str) -> bool:
         """Return whether a process listens at `address`.
@@ -414,10 +399,10 @@ class NatsTarget(EventTarget):
 
         def pick(body: bytes, reply: str, subject: str) -> None:
             sender = self._sender_of(subject)
-            if self._is_mailbox(reply):
+            if reply.startswith(self._box_space):
                 # The last token is the id of the request.
                 reply = reply.rpartition(".")[0]
-            elif sender == f"{self._prefix}.box.{ANY_CLIENT}." and reply.startswith("_INBOX."):
+            elif sender == f"{self._box_space}{ANY_CLIENT}." and reply.startswith("_INBOX."):
                 # A plain NATS client, which has no mailboxes.
                 sender = "_INBOX."
             consumer.receive(Delivery(body, reply, sender=sender))
@@ -446,13 +431,13 @@ class NatsTarget(EventTarget):
     async def _answer(self, inbox: str, name: str) -> None:
         """Send the name of a consumer to a caller."""
         with suppress(TransportError):
-            await self._publish(inbox, name.encode(), "")
+            await self._nats.publish_now(inbox, name.encode())
 
     async def enqueue(
         self, queue: str, body: bytes, *, key: str, reply_to: str, wait: float
     ) -> str:
         """Publish to the queue's subject. If it has no subscriber, the server sends an empty message to `reply_to`."""
-        if not self.is_connected:
+        if not self._connected.is_set():
             await self._ready(wait)
         if self._jetstream is not None:
             subject = f"{self._queue(queue, 'durable')}.{self._client}"
@@ -467,7 +452,7 @@ class NatsTarget(EventTarget):
         subject, consumer = consumers.subject, consumers.next()
         if consumer:
             subject, key = f"{self._prefix}.to.{consumer}.{self._client}", f"{key}={consumer}"
-        await self._publish(subject, body, f"{reply_to}.{key}" if reply_to else "")
+        await self._nats.publish_now(subject, body, f"{reply_to}.{key}" if reply_to else "")
         return f"{self._control_space}{consumer}" if consumer else ""
 
     async def _ask_for(self, queue: str, consumers: _Consumers) -> None:
@@ -492,7 +477,7 @@ class NatsTarget(EventTarget):
 
     async def dead_letter(self, queue: str, body: bytes) -> None:
         """Publish a request that crashed its workers to the subject `aside` of its group and client."""
-        await self._publish(f"{self._queue(queue, 'aside')}.{self._client}", body, "")
+        await self._nats.publish_now(f"{self._queue(queue, 'aside')}.{self._client}", body)
 
     # ---------------------------------------------------------------------------------------- administration
 

@@ -30,7 +30,7 @@ from nats.protocol.parser import AWAITING_MSG_PAYLOAD, Parser
 from nkeys import NkeysError  # type: ignore[import-untyped] # pyright: ignore[reportMissingTypeStubs]
 
 from operations._resilience import Backoff, LogThrottle
-from operations.errors import TransportError
+from operations.errors import TooLargeError, TransportError
 from operations.pubsub.base import NOT_PERMITTED, Subscription, WorkerStats
 
 logger = logging.getLogger("operations")
@@ -296,15 +296,22 @@ class ReconnectingClient(Client):
         """Publish a message to a checked subject; wait only while the output buffer is full.
 
         Raises:
-            nats.errors.Error: If it cannot be sent.
+            TooLargeError: If the server does not accept a message of this size.
+            TransportError: If it cannot be sent.
         """
-        if not self.is_connected or len(body) > self.max_payload:
-            await self.publish(subject, body, reply)
-            return
-        line = f"PUB {subject} {reply} {len(body)}\r\n"
-        await self._send_command(b"%b%b\r\n" % (line.encode(), body))
-        if self._flush_queue is not None and self._flush_queue.empty():
-            await self._flush_pending()
+        size = len(body)
+        if size > self.max_payload:
+            raise TooLargeError(f"{size} bytes are more than {self.max_payload}")
+        try:
+            if self.is_connected and self._flush_queue is not None:
+                line = f"PUB {subject} {reply} {size}\r\n"
+                await self._send_command(b"%b%b\r\n" % (line.encode(), body))
+                if self._flush_queue.empty():
+                    await self._flush_pending()
+            else:
+                await self.publish(subject, body, reply)
+        except NATS_ERRORS as error:
+            raise TransportError(f"NATS: {error}") from error
 
     def next_server(self, servers: list[Any], info: dict[str, Any]) -> tuple[Any, float]:
         """Return the next server to connect to: not the last one, whose host may be down."""
