@@ -18,6 +18,7 @@ Rule 2: unknown fields and types are skipped; malformed events are returned by `
 """
 
 from collections.abc import Callable
+from types import NoneType
 from typing import Annotated, Any, TypeAlias, cast, get_args
 
 import msgspec
@@ -50,10 +51,6 @@ Name: TypeAlias = Annotated[str, msgspec.Meta(max_length=512)]
 """An id or an address. They are stored, so their length is limited."""
 
 
-def _null() -> None:
-    """Return None. A field with this factory is optional to read and always written."""
-
-
 class _Payload(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
     """The payload of an event: camelCase on the wire, without fields that have their default."""
 
@@ -63,7 +60,8 @@ class RequestPayload(_Payload, frozen=True, kw_only=True):
 
     request_id: Name
     operation_id: Name
-    input: Any = msgspec.field(default_factory=_null)
+    # A field with a factory is optional to read and always written.
+    input: Any = msgspec.field(default_factory=NoneType)
     parent_request_id: Name | None = None
 
     deadline: float | None = None
@@ -108,7 +106,7 @@ class UnreadMCPMeta(MCPResponseMeta, frozen=True, kw_only=True, tag_field="sourc
 class Output(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """A decoded envelope."""
 
-    data: Any = msgspec.field(default_factory=_null)
+    data: Any = msgspec.field(default_factory=NoneType)
     """Other implementations omit it if there is no value."""
 
     meta: LocalResponseMeta | HTTPResponseMeta | UnreadMCPMeta
@@ -153,7 +151,7 @@ class ErrorPayload(_Payload, frozen=True, kw_only=True):
 
     request_id: Name
     code: str
-    message: str = msgspec.field(default_factory=lambda: "")
+    message: str = msgspec.field(default_factory=str)
     details: Any = None
     retryable: bool = False
 
@@ -383,10 +381,10 @@ def read_event(
             if _is_shallow(event):
                 return event
     rejected = _over_limit(body, max_values)
-    if rejected is not None or event is not None:
-        return rejected or cast("CallEvent", event)
+    if rejected is not None:
+        return rejected
     try:
-        return build_from(_decode, body)
+        return event or build_from(_decode, body)
     except (ValueError, RecursionError) as error:
         reason = str(error)
     try:
@@ -402,11 +400,8 @@ def _is_shallow(event: CallEvent) -> bool:
     """Return whether an event is known to be nested within the limit. Only common requests and results are examined."""
     if type(event) is CallRequested:
         request = event.payload
-        return (
-            request.identity is None
-            and nests_within(request.input, MAX_DEPTH)
-            and (request.metadata is None or nests_within(request.metadata, MAX_DEPTH))
-        )
+        has_more = request.metadata is not None or request.identity is not None
+        return not has_more and nests_within(request.input, MAX_DEPTH)
     if type(event) is CallResponded:
         output = event.payload.output
         return type(output.meta) is LocalResponseMeta and nests_within(output.data, MAX_DEPTH)
@@ -487,9 +482,8 @@ def _text_in(raw: msgspec.Raw) -> str | None:
 
 
 def _read_blocks(meta: UnreadMCPMeta) -> MCPResponseMeta:
-    fields: dict[str, Any] = {
-        name: getattr(meta, name) for name in MCPResponseMeta.__struct_fields__
-    }
+    names = MCPResponseMeta.__struct_fields__
+    fields: dict[str, Any] = {name: getattr(meta, name) for name in names}
     fields["content"] = [content_block(block) for block in meta.content]
     return MCPResponseMeta(**fields)
 
@@ -592,15 +586,15 @@ def _is_id(text: str) -> bool:
     return text != "" and text.isascii() and text.isprintable() and " " not in text
 
 
-def refusal_of(body: bytes, target: EventTarget) -> CallError | None:
-    """Return the error to send instead of an event that exceeds the limits of its receiver."""
-    if len(body) > target.max_bytes:
-        reason = f"the result is {len(body)} bytes, more than the {target.max_bytes} allowed"
-        return CallError(ErrorCode.RESOURCE_EXHAUSTED, reason)
-    # A value takes at least one byte and a separator. Results that are nested too deeply have already been rejected.
-    if len(body) >= 2 * target.max_values:
+def refusal_of(body: bytes, target: EventTarget, noun: str = "result") -> CallError | None:
+    """Return the error for a result or a request that exceeds the limits of its receiver; None if it does not."""
+    size, reason = len(body), ""
+    if size > target.max_bytes:
+        reason = f"is {size} bytes, more than the {target.max_bytes} allowed"
+    # A value takes at least one byte and a separator. The depth was checked before it was encoded.
+    elif size >= 2 * target.max_values:
         try:
             enforce_bounds(body, max_values=target.max_values)
         except JSONLimitError as error:
-            return CallError(ErrorCode.RESOURCE_EXHAUSTED, f"the result {error.reason}")
-    return None
+            reason = error.reason
+    return CallError(ErrorCode.RESOURCE_EXHAUSTED, f"the {noun} {reason}") if reason else None

@@ -19,8 +19,7 @@ from typing import Any, Self, cast
 
 from msgspec.structs import replace
 
-from operations._decoding import enforce_bounds
-from operations._json import JSONLimitError, JSONValueError, as_json
+from operations._json import JSONValueError, as_json
 from operations.access import Identity
 from operations.authority.grants import Delegate
 from operations.calls.events import (
@@ -34,6 +33,7 @@ from operations.calls.events import (
     encode_event,
     encode_item,
     encode_response,
+    refusal_of,
 )
 from operations.calls.failure_detector import FailureDetector
 from operations.calls.states import NEVER, PendingCall, StreamEntry
@@ -192,7 +192,13 @@ class CallSender(ABC):
         except (TypeError, ValueError, RecursionError) as error:
             raise not_json(request.operation_id, error) from error
         size = len(body)
-        self._enforce_room(body, size)
+        refused = refusal_of(body, target, "request")
+        is_much = self._waiting > 0 and self._waiting_bytes + size > MAX_WAITING_BYTES
+        if (is_much or self._waiting >= MAX_WAITING) and not target.is_connected:
+            reason = "too many calls are waiting for the broker"
+            refused = refused or CallError(ErrorCode.UNAVAILABLE, reason, begun=False)
+        if refused is not None:
+            raise refused
         call.sends += 1
         census = self._detector.census
         call.departures = census.departures if census.is_complete else -1
@@ -230,24 +236,6 @@ class CallSender(ABC):
             # The request may have been sent over a new connection, with other workers present.
             call.departures = -1
         call.sent_at = call.seen_at = loop.time()
-
-    def _enforce_room(self, body: bytes, size: int) -> None:
-        """Raise an error if a request is too large, or too many wait for the broker."""
-        target = self.target
-        if size > target.max_bytes:
-            reason = f"the request is {size} bytes, more than the {target.max_bytes} allowed"
-            raise CallError(ErrorCode.RESOURCE_EXHAUSTED, reason)
-        # A value takes at least one byte and a separator. `as_json` has checked the depth.
-        if size >= 2 * target.max_values:
-            try:
-                enforce_bounds(body, max_values=target.max_values)
-            except JSONLimitError as error:
-                reason = f"the request {error.reason}"
-                raise CallError(ErrorCode.RESOURCE_EXHAUSTED, reason) from None
-        is_much = self._waiting > 0 and self._waiting_bytes + size > MAX_WAITING_BYTES
-        if (is_much or self._waiting >= MAX_WAITING) and not target.is_connected:
-            reason = "too many calls are waiting for the broker"
-            raise CallError(ErrorCode.UNAVAILABLE, reason, begun=False)
 
     # Not a coroutine: the caller awaits the returned awaitable, which saves one step per call.
     def _deliver(
