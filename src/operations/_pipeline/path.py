@@ -241,7 +241,7 @@ async def invoke(
                 series.buckets[bisect_left(BUCKETS, seconds)] += 1
             else:
                 series.untimed += 1
-    except BaseException as error:  # noqa: BLE001 - rule 2
+    except BaseException as error:  # noqa: BLE001 - `fail` raises it
         failure = error
     else:
         return envelope
@@ -289,7 +289,7 @@ async def _through(plan: Plan, value: Any, context: OperationContext) -> Envelop
 
     try:
         return await step(0)(Call(plan.spec, value, context))
-    except BaseException as error:  # noqa: BLE001 - rule 2
+    except BaseException as error:  # noqa: BLE001 - `fail` raises it
         failure = error
     try:
         fail(plan, context, failure)

@@ -87,7 +87,7 @@ async def _items(
                     yield plan.finish(item)
     except GeneratorExit:
         raise
-    except BaseException as error:  # noqa: BLE001 - rule 2
+    except BaseException as error:  # noqa: BLE001 - `fail` raises it
         failure = error
     finally:
         if iterator is not None:
@@ -116,7 +116,7 @@ async def _stream_through(
             yield of_middleware(item)
     except GeneratorExit:
         raise
-    except BaseException as error:  # noqa: BLE001 - rule 2
+    except BaseException as error:  # noqa: BLE001 - `fail` raises it
         failure = error
     finally:
         await _close(items)
