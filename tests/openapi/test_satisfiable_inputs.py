@@ -73,9 +73,14 @@ async def test_a_required_parameter_with_one_value_is_filled_in(echo: Echo) -> N
         await sent(doc, echo, {"Action": "Other"})
 
 
+@pytest.mark.parametrize(
+    "schema", [{"type": "integer"}, {"anyOf": [{"type": "string"}, {"type": "null"}]}]
+)
 @pytest.mark.parametrize("place", ["query", "header", "cookie"])
-async def test_null_for_an_optional_parameter_means_absent(echo: Echo, place: str) -> None:
-    doc = document(parameters=[parameter("p", place, {"type": "integer"})])
+async def test_null_for_an_optional_parameter_means_absent(
+    echo: Echo, place: str, schema: Any
+) -> None:
+    doc = document(parameters=[parameter("p", place, schema)])
     seen = await sent(doc, echo, {"p": None})
     assert seen.query == ""
     assert seen.header("p") is None
@@ -83,10 +88,16 @@ async def test_null_for_an_optional_parameter_means_absent(echo: Echo, place: st
 
 
 async def test_null_is_sent_where_it_is_a_value(echo: Echo) -> None:
-    nullable = {"type": "string", "nullable": True}
+    nullable = {"type": "string", "nullable": True, "default": "x"}
     doc = document(parameters=[parameter("p", "query", nullable)])
     doc["openapi"] = "3.0.3"
     assert (await sent(doc, echo, {"p": None})).query == "p="
+
+
+async def test_an_empty_list_is_not_sent_as_a_list_of_one_empty_text(echo: Echo) -> None:
+    items = {"type": "array", "items": {"type": "integer"}}
+    doc = document(parameters=[parameter("p", "query", items)])
+    assert (await sent(doc, echo, {"p": []})).query == ""
 
 
 async def test_null_for_a_required_parameter_is_rejected(echo: Echo) -> None:

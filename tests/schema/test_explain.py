@@ -261,6 +261,19 @@ PETS = {
 }
 
 
+def test_an_unknown_tag_is_explained_with_the_tags_of_all_alternatives() -> None:
+    cat = {"properties": {"kind": {"const": "cat"}, "meow": {"type": "integer"}}}
+    dog = {"properties": {"kind": {"const": "dog"}, "bark": {"type": "string"}}}
+    schema = Schema({"oneOf": [cat, {"type": "null"}, {**dog, "required": ["kind"]}]})
+
+    assert [(each.path, each.message) for each in schema.errors({"kind": "cow", "bark": "w"})] == [
+        ("/kind", 'must be one of "cat", "dog"')
+    ]
+    assert [(each.path, each.message) for each in schema.errors({"kind": "dog", "bark": 1})] == [
+        ("/bark", "must be a string, not an integer")
+    ]
+
+
 def test_of_alternatives_the_nearest_one_is_explained() -> None:
     assert _faults(PETS, {"kind": "dog", "tricks": 1}) == [
         ("/tricks", "must be an array, not an integer", "type")

@@ -184,9 +184,10 @@ def _fields(
     if style == "deepObject":
         return [(k, encode(text_of_value(v))) for k, v in _deep(key, value, rename)]
     if explode:
-        if is_list(value) and value:
+        # An empty list or object has no pairs: `a=` would be a list with one empty text.
+        if is_list(value):
             return [(key, encode(text_of_value(item))) for item in value]
-        if is_object(value) and value:
+        if is_object(value):
             return [(rename(k), encode(text_of_value(v))) for k, v in value.items()]
     return [(key, _joined(value, False, mark, encode))]
 

@@ -407,7 +407,7 @@ class Argument(msgspec.Struct, frozen=True, gc=False):
     parameter: Parameter
 
     drops_null: bool = False
-    """Whether null means that the argument is absent, because it is optional and its schema rejects null."""
+    """Whether null means that the argument is absent: it is optional, and null replaces no other default."""
 
     only_value: Any = NO_VALUE
     """The only allowed value of a required argument."""
@@ -485,7 +485,9 @@ class RequestPlan:
     def _argument(self, name: str, parameter: Parameter) -> Argument:
         if parameter.required:
             return Argument(name, parameter, only_value=only_value(parameter.schema, self._schemas))
-        return Argument(name, parameter, drops_null=not self._schemas.allows_null(parameter.schema))
+        allows_null = self._schemas.allows_null(parameter.schema)
+        has_default = object_of(parameter.schema).get("default") is not None
+        return Argument(name, parameter, drops_null=not (allows_null and has_default))
 
     def input_schema(self) -> JSONSchema:
         """Return the schema of all arguments."""
@@ -495,7 +497,7 @@ class RequestPlan:
         for argument in self.arguments:
             parameter = argument.parameter
             schema = as_object(draft.convert(parameter.schema))
-            if argument.drops_null:
+            if argument.drops_null and not self._schemas.allows_null(parameter.schema):
                 schema = with_null(schema)
             if argument.only_value is not NO_VALUE:
                 schema = {**schema, "default": argument.only_value}

@@ -14,7 +14,7 @@ from operations._text import SUGGESTS, suggestion
 from operations.errors import CallError
 from operations.schema.compiling import matcher
 from operations.schema.members import nearest
-from operations.schema.plans import Planner
+from operations.schema.plans import Plan, Planner
 from operations.schema.references import Site, item_keywords
 from operations.schema.values import flat_failures, listed, type_of
 from operations.types import JSONObject
@@ -43,6 +43,19 @@ def misfit(code: str, sentence: str, issues: Sequence[ValidationIssue]) -> CallE
         f"{sentence}: {first.path or 'it'} {first.message}{more}",
         {"errors": msgspec.to_builtins(issues)},
     )
+
+
+def _wrong_tag(plans: list[Plan], value: JSONObject) -> tuple[str, list[Any]] | None:
+    """Return the property that has constants in every alternative, but a value of none, with all its constants."""
+    for name, item in value.items():
+        parts = [
+            plan.part(plan.fields[name].sites) if name in plan.fields else None for plan in plans
+        ]
+        tags = [None if part is None else part.constants for part in parts]
+        if None not in tags and not any(part and part.is_constant(item) for part in parts):
+            choices = [constant for group in tags for constant in group or ()]
+            return name, [each for i, each in enumerate(choices) if each not in choices[:i]]
+    return None
 
 
 def evaluated_names(planner: Planner, site: Site, value: JSONObject) -> set[str]:
@@ -199,6 +212,12 @@ class _Walk:
         elif None not in constants:
             choices = [constant for group in constants for constant in group or ()]
             yield ValidationIssue(path, f"must be one of {listed(choices)}", keyword)
+        elif is_object(value) and (
+            tag := _wrong_tag([plan for plan in plans if plan.allows(kind)], value)
+        ):
+            name, choices = tag
+            place = f"{path}/{escape(name)}"
+            yield ValidationIssue(place, f"must be one of {listed(choices)}", keyword)
         else:
             yield from self.faults(nearest(self._planner, likely, value), value, path)
 
