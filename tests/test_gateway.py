@@ -14,7 +14,7 @@ from operations import (
     OperationSpec,
     OperationType,
 )
-from operations.front.search import MAX_BATCH, BatchCall, Gateway, visible_specs, words_of
+from operations.front.search import MAX_BATCH, OperationCall, Gateway, visible_specs, words_of
 
 ANYONE = OperationContext()
 ADMIN = OperationContext(identity=Identity("root", ["admin"]))
@@ -131,8 +131,8 @@ async def test_a_call_runs_as_the_caller_and_is_no_nested_call() -> None:
 
 async def test_a_batch_answers_each_call_in_order() -> None:
     gateway = Gateway(build())
-    calls = [BatchCall(operation="task.list", input=n) for n in range(20)]
-    calls.insert(3, BatchCall(operation="secret.launch"))
+    calls = [OperationCall(operation="task.list", input=n) for n in range(20)]
+    calls.insert(3, OperationCall(operation="secret.launch"))
 
     answers = await gateway.batch(calls, ANYONE, concurrency=2)
 
@@ -151,7 +151,7 @@ async def test_a_batch_is_bounded_in_size_and_in_calls_at_a_time() -> None:
         await asyncio.sleep(0)
         running -= 1
 
-    calls = [BatchCall(operation="test.run")] * (MAX_BATCH + 1)
+    calls = [OperationCall(operation="test.run")] * (MAX_BATCH + 1)
 
     await Gateway(registry).batch(calls[1:], ANYONE, concurrency=3)
 

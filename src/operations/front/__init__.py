@@ -33,13 +33,15 @@ from contextlib import contextmanager
 from time import monotonic, time
 from typing import Any, Final, TypeAlias
 
+from msgspec import structs, to_builtins
+
 from operations._resilience import MAX_SECONDS
 from operations.access import Identity, access_denied, check_access
 from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode, OperationsError
 from operations.front.limits import REMEMBERED, ConcurrencyLimiter, Limits, RateLimiter, Slot
 from operations.front.public_errors import Challenge, RequestError, public_wire
-from operations.front.search import BatchCall, Gateway
+from operations.front.search import Batch, Described, Gateway, OperationCall, Search
 from operations.registry import OperationRegistry
 from operations.specs import OperationSpec
 from operations.types import JSONObject
@@ -493,8 +495,23 @@ class Front:
         challenge = self.challenge.header(error="insufficient_scope", scope=needed)
         raise RequestError(403, denied.code, denied.message, headers=[challenge])
 
+    async def answer(
+        self, request: Search | Described | Batch, context: OperationContext, caller: str
+    ) -> JSONObject:
+        """Answer a request to the gateway: search, describe an operation, or run several calls.
+
+        Raises:
+            CallError: If the request cannot be served.
+        """
+        if isinstance(request, Search):
+            found = await self.gateway.search(context=context, **structs.asdict(request))
+            return {"operations": to_builtins(found)}
+        if isinstance(request, Described):
+            return self.gateway.schema(request.operation, context, output=request.output)
+        return {"results": await self.batch(request.calls, context, caller)}
+
     async def batch(
-        self, calls: Sequence[BatchCall], context: OperationContext, caller: str
+        self, calls: Sequence[OperationCall], context: OperationContext, caller: str
     ) -> list[JSONObject]:
         """Run several calls. Each counts as one request; the first was counted when the batch was admitted.
 

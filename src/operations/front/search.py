@@ -12,9 +12,10 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
 from operations._json import object_of, to_json
 from operations._text import enforce_lists
@@ -291,6 +292,18 @@ MAX_BATCH: Final = 100
 """The largest number of calls in a batch."""
 
 
+MAX_RESULTS: Final = 200
+"""The largest number of results of a search."""
+
+_OperationId: TypeAlias = Annotated[
+    str, Meta(description="The id of the operation, as search returns it.")
+]
+
+
+class _Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The arguments of a gateway path or tool."""
+
+
 class Found(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """An operation that a search found."""
 
@@ -302,11 +315,44 @@ class Found(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     score: float
 
 
-class BatchCall(msgspec.Struct, frozen=True, kw_only=True):
-    """One call of a batch."""
+class Search(_Request, frozen=True, kw_only=True):
+    """A search; without a query, all operations."""
 
-    operation: str
-    input: Any = None
+    query: Annotated[str, Meta(description="The search words; empty lists all operations.")] = ""
+    limit: Annotated[int, Meta(ge=1, le=MAX_RESULTS)] = 20
+    namespace: str | None = None
+    tags: Annotated[list[str], Meta(max_length=100)] = []
+    type: OperationType | None = None
+
+
+class Described(_Request, frozen=True, kw_only=True):
+    """The contract of one operation."""
+
+    operation: _OperationId
+    output: Annotated[
+        bool, Meta(description="Whether to include outputSchema, which is often large.")
+    ] = False
+
+
+class OperationCall(_Request, frozen=True, kw_only=True):
+    """One operation and its input."""
+
+    operation: _OperationId
+    input: Annotated[
+        Any, Meta(description="The input of the operation, which must match its inputSchema.")
+    ] = None
+
+
+class Batch(_Request, frozen=True, kw_only=True):
+    """Several calls, at most `MAX_BATCH`."""
+
+    calls: list[OperationCall]
+
+
+class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The operations that a search found, best first."""
+
+    operations: list[Found]
 
 
 def may_call(spec: OperationSpec, context: OperationContext) -> bool:
@@ -441,7 +487,7 @@ class Gateway:
 
     async def batch(
         self,
-        calls: Sequence[BatchCall],
+        calls: Sequence[OperationCall],
         context: OperationContext,
         *,
         concurrency: int = 8,
@@ -465,7 +511,7 @@ class Gateway:
             )
         slots = asyncio.Semaphore(max(concurrency, 1))
 
-        async def one(call: BatchCall) -> JSONObject:
+        async def one(call: OperationCall) -> JSONObject:
             async with slots:
                 try:
                     envelope = await self.call(call.operation, call.input, context)

@@ -35,7 +35,7 @@ from operations.server.routes import (
     socket_mount,
     unknown_paths,
 )
-from operations.server.system import GatewayRoutes, Overview, Pages, Readiness
+from operations.server.system import GATEWAY_ROUTES, Overview, Pages, Readiness
 from operations.telemetry import CallMetrics
 from operations.types import options_of
 
@@ -80,7 +80,7 @@ def create_app(config: ServerConfig, registry: OperationRegistry) -> Starlette:
         route_table(
             pipeline,
             {
-                **GatewayRoutes().routes,
+                **GATEWAY_ROUTES,
                 **Overview(readiness, graph).routes,
                 **pages.routes,
             },

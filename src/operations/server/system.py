@@ -17,7 +17,7 @@ from collections import OrderedDict
 from hashlib import sha256
 from itertools import islice
 from secrets import token_hex
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -30,7 +30,7 @@ from operations.front.config import Ready, ServerConfig
 from operations.front.http import RequestState
 from operations.front.messages import JSON, Reply, decode_json, json_reply
 from operations.front.public_errors import METADATA_PATH, malformed
-from operations.front.search import BatchCall, visible_specs
+from operations.front.search import Batch, Described, OperationCall, Search, visible_specs
 from operations.observe import CallGraph, CallRecord
 from operations.openapi.exporting import to_openapi
 from operations.server.identity import BY_COOKIE, Sessions
@@ -41,43 +41,6 @@ from operations.types import JSONObject
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-MAX_RESULTS = 200
-"""The largest number of results of a search."""
-
-
-class _Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The arguments of a gateway path."""
-
-
-class Search(_Body, frozen=True, kw_only=True):
-    """A search; without a query, all operations."""
-
-    query: str = ""
-    limit: Annotated[int, msgspec.Meta(ge=1, le=MAX_RESULTS)] = 20
-    namespace: str | None = None
-    tags: Annotated[list[str], msgspec.Meta(max_length=100)] = []
-    type: OperationType | None = None
-
-
-class Named(_Body, frozen=True, kw_only=True):
-    """One operation, with or without the schema of its output."""
-
-    operation: str
-    output: bool = False
-
-
-class Called(_Body, frozen=True, kw_only=True):
-    """One operation and its input."""
-
-    operation: str
-    input: Any = None
-
-
-class Batch(_Body, frozen=True, kw_only=True):
-    """Several calls."""
-
-    calls: list[BatchCall]
-
 
 def _invalid(message: str, path: str) -> CallError:
     """Return the error for a wrong request, in the same form as for the input of an operation."""
@@ -85,83 +48,71 @@ def _invalid(message: str, path: str) -> CallError:
     return CallError(ErrorCode.VALIDATION_ERROR, f"Invalid request: {message}", {"errors": [issue]})
 
 
-class GatewayRoutes:
-    """The five paths of the gateway."""
+async def _search(state: RequestState) -> Reply:
+    wanted = await _read(state, Search, many=("tags",))
+    return json_reply(await state.front.answer(wanted, state.context, state.caller))
 
-    def __init__(self) -> None:
-        self.routes = {
-            "/search": Route(methods=("GET", "POST"), endpoint=self._search),
-            "/schema": Route(methods=("GET", "POST"), endpoint=self._schema),
-            "/call": Route(methods=("POST",), endpoint=self._call),
-            "/batch": Route(methods=("POST",), endpoint=self._batch),
-            "/subscribe": Route(methods=("GET", "POST"), endpoint=self._subscribe, is_stream=True),
-        }
 
-    async def _search(self, state: RequestState) -> Reply:
-        wanted = await self._read(state, Search, many=("tags",))
-        found = await state.front.gateway.search(
-            wanted.query,
-            state.context,
-            limit=wanted.limit,
-            namespace=wanted.namespace,
-            tags=wanted.tags,
-            type=wanted.type,
-        )
-        return json_reply({"operations": found})
+async def _schema(state: RequestState) -> Reply:
+    wanted = await _read(state, Described)
+    return json_reply(await state.front.answer(wanted, state.context, state.caller))
 
-    async def _schema(self, state: RequestState) -> Reply:
-        wanted = await self._read(state, Named)
-        schema = state.front.gateway.schema
-        return json_reply(schema(wanted.operation, state.context, output=wanted.output))
 
-    async def _call(self, state: RequestState) -> Reply:
-        front = state.front
-        state.take_slot()
-        wanted = await self._read(state, Called)
-        state.call_operation(front.find(wanted.operation, state.identity))
-        state.start_work()
-        envelope = await front.registry.execute(wanted.operation, wanted.input, state.context)
-        request_id = (b"x-request-id", state.context.request_id.encode())
-        return Reply(200, envelope.encode(), [JSON, request_id])
+async def _call(state: RequestState) -> Reply:
+    front = state.front
+    state.take_slot()
+    wanted = await _read(state, OperationCall)
+    state.call_operation(front.find(wanted.operation, state.identity))
+    state.start_work()
+    envelope = await front.registry.execute(wanted.operation, wanted.input, state.context)
+    request_id = (b"x-request-id", state.context.request_id.encode())
+    return Reply(200, envelope.encode(), [JSON, request_id])
 
-    async def _batch(self, state: RequestState) -> Reply:
-        state.take_slot()
-        wanted = await self._read(state, Batch)
-        state.start_work()
-        results = await state.front.batch(wanted.calls, state.context, state.caller)
-        return json_reply({"results": results})
 
-    async def _subscribe(self, state: RequestState) -> None:
-        wanted = await self._read(state, Called, as_json=("input",))
-        spec = state.spec = state.front.find(wanted.operation, state.identity)
-        await serve_events(state, spec, wanted.input)
+async def _batch(state: RequestState) -> Reply:
+    state.take_slot()
+    wanted = await _read(state, Batch)
+    state.start_work()
+    return json_reply(await state.front.answer(wanted, state.context, state.caller))
 
-    async def _read(
-        self,
-        state: RequestState,
-        kind: type[T],
-        *,
-        many: tuple[str, ...] = (),
-        as_json: tuple[str, ...] = (),
-    ) -> T:
-        """Return the arguments of a request, from its query or its body.
 
-        Raises:
-            CallError: `VALIDATION_ERROR`, with the location of the error.
-        """
-        is_query = state.scope["method"] == "GET"
-        asked = _query(state, many, as_json) if is_query else await state.read_json()
-        known = kind.__struct_fields__
-        for name in object_of(asked).keys() - set(known):
-            advice = suggestion(name, known) or f" Known here: {', '.join(known)}."
-            raise _invalid(f"{printable(name)} is not a known parameter.{advice}", f"/{name}")
-        try:
-            return msgspec.convert({} if asked is None else asked, kind, strict=not is_query)
-        except msgspec.ValidationError as error:
-            # "... - at `$.calls[0].operation`".
-            place = str(error).partition(" - at `$")[2]
-            path = place.rstrip("`").replace("[", "/").replace("]", "").replace(".", "/")
-            raise _invalid(str(error), path) from None
+async def _subscribe(state: RequestState) -> None:
+    wanted = await _read(state, OperationCall, as_json=("input",))
+    spec = state.spec = state.front.find(wanted.operation, state.identity)
+    await serve_events(state, spec, wanted.input)
+
+
+GATEWAY_ROUTES = {
+    "/search": Route(methods=("GET", "POST"), endpoint=_search),
+    "/schema": Route(methods=("GET", "POST"), endpoint=_schema),
+    "/call": Route(methods=("POST",), endpoint=_call),
+    "/batch": Route(methods=("POST",), endpoint=_batch),
+    "/subscribe": Route(methods=("GET", "POST"), endpoint=_subscribe, is_stream=True),
+}
+"""The five paths of the gateway."""
+
+
+async def _read(
+    state: RequestState, kind: type[T], *, many: tuple[str, ...] = (), as_json: tuple[str, ...] = ()
+) -> T:
+    """Return the arguments of a request, from its query or its body.
+
+    Raises:
+        CallError: `VALIDATION_ERROR`, with the location of the error.
+    """
+    is_query = state.scope["method"] == "GET"
+    asked = _query(state, many, as_json) if is_query else await state.read_json()
+    known = kind.__struct_fields__
+    for name in object_of(asked).keys() - set(known):
+        advice = suggestion(name, known) or f" Known here: {', '.join(known)}."
+        raise _invalid(f"{printable(name)} is not a known parameter.{advice}", f"/{name}")
+    try:
+        return msgspec.convert({} if asked is None else asked, kind, strict=not is_query)
+    except msgspec.ValidationError as error:
+        # "... - at `$.calls[0].operation`".
+        place = str(error).partition(" - at `$")[2]
+        path = place.rstrip("`").replace("[", "/").replace("]", "").replace(".", "/")
+        raise _invalid(str(error), path) from None
 
 
 def _query(state: RequestState, many: tuple[str, ...], as_json: tuple[str, ...]) -> dict[str, Any]:

@@ -165,7 +165,7 @@ class Service:
         """Return the tools of one page, and the cursor of the next."""
         visible = self._visible(self.catalog.tools.values(), asker)
         if self._hides(visible):
-            return gateway_tools(), None
+            return list(gateway_tools().values()), None
         return self._cut(visible, cursor)
 
     def _hides(self, tools: Sequence[Tool]) -> bool:
