@@ -40,10 +40,11 @@ class Client:
     """Features of the client of one call that a `CallerChannel` does not cover."""
 
     close_stream: Callable[[], Awaitable[None]] | None = None
-    roots: Callable[[], Awaitable[JSONObject]] | None = None
+    ask: Callable[[str, JSONObject], Awaitable[JSONObject]] | None = None
+    """Sends a question with a method and parameters of the protocol, and returns the answer."""
 
-    elicit_url: Callable[[JSONObject], Awaitable[JSONObject]] | None = None
-    """Asks the person to open a URL: takes the parameters of `elicitation/create` with the mode `url`."""
+    has_roots: bool = False
+    opens_urls: bool = False
 
 
 client: ContextVar[Client] = ContextVar("client", default=Client())  # noqa: B039 - it is frozen
@@ -69,12 +70,11 @@ async def list_roots() -> list[JSONObject]:
     Raises:
         CallError: `UNAVAILABLE` if the caller is not an MCP client, or does not support roots.
     """
-    roots = client.get().roots
-    if roots is None:
-        raise CallError(
-            ErrorCode.UNAVAILABLE, "this call's caller has no roots to list", retryable=False
-        )
-    return cast("list[JSONObject]", (await roots()).get("roots", []))
+    asked = client.get()
+    if asked.ask is None or not asked.has_roots:
+        message = "this call's caller has no roots to list"
+        raise CallError(ErrorCode.UNAVAILABLE, message, retryable=False)
+    return cast("list[JSONObject]", (await asked.ask(ROOTS, {})).get("roots", []))
 
 
 # ------------------------------------------------------------ callers
@@ -323,15 +323,17 @@ def caller_answer(
 ) -> Coroutine[Any, Any, JSONObject] | None:
     """Return the coroutine that asks the caller of a call; None if the caller cannot be asked this question."""
     channel = context.channel
-    if method == ELICIT and params.get("mode") == "url":
-        return None if client.elicit_url is None else context.answered(client.elicit_url(params))
-    if method == ELICIT and channel.elicit is not None:
+    is_url = method == ELICIT and params.get("mode") == "url"
+    if client.ask is not None and (
+        client.opens_urls if is_url else method == ROOTS and client.has_roots
+    ):
+        answer = client.ask(method, params)
+        return context.answered(answer) if is_url else _awaited(answer)
+    if method == ELICIT and not is_url and channel.elicit is not None:
         schema = object_of(params.get("requestedSchema"))
         return context.answered(channel.elicit(str(params.get("message", "")), schema))
     if method == SAMPLE and channel.sample is not None:
         return context.answered(channel.sample(params))
-    if method == ROOTS and client.roots is not None:
-        return _awaited(client.roots())
     return None
 
 

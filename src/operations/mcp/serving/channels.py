@@ -28,14 +28,10 @@ from mcp_types import (
     INTERNAL_ERROR,
     INVALID_PARAMS,
     LOG_LEVEL_META_KEY,
-    ClientCapabilities,
     CreateMessageRequest,
-    CreateMessageRequestParams,
     CreateMessageResult,
     CreateMessageResultWithTools,
     ElicitRequest,
-    ElicitRequestFormParams,
-    ElicitRequestURLParams,
     ElicitResult,
     ListRootsRequest,
     ListRootsResult,
@@ -46,9 +42,9 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import BaseModel, ValidationError
 
 from operations._json import object_of
-from operations.context import CallerChannel
+from operations.context import NOTHING, CallerChannel
 from operations.errors import CallError, ErrorCode
-from operations.mcp.interaction import Client, client
+from operations.mcp.interaction import ELICIT, ROOTS, SAMPLE, Client, client
 from operations.mcp.sdk import connection_of
 from operations.mcp.serving.exchange import Exchange
 from operations.types import JSONObject
@@ -160,22 +156,15 @@ class _AskingCall:
         self._asked = asyncio.Event()
         self._count = 0
         self.channel = channel
-        own = CallerChannel(
-            progress=self._progress,
-            log=self._log if channel.log is not None else None,
-            elicit=self._elicit if _has(capabilities, "elicitation") else None,
-            sample=self._sample if _has(capabilities, "sampling") else None,
-            session=channel.session,
-            log_level=channel.log_level,
-        )
-        can_open = object_of(capabilities.get("elicitation")).get("url") is not None
 
         async def body() -> JSONObject:
-            client.set(
-                Client(
-                    roots=self._roots if _has(capabilities, "roots") else None,
-                    elicit_url=self._elicit_url if can_open else None,
-                )
+            own = asking_channel(
+                self._ask,
+                capabilities,
+                progress=self._progress,
+                log=self._log if channel.log is not None else None,
+                session=channel.session,
+                log_level=channel.log_level,
             )
             return await run(own)
 
@@ -218,20 +207,6 @@ class _AskingCall:
         if self.channel.log is not None:
             await self.channel.log(level, data, logger_name)
 
-    async def _elicit(self, message: str, schema: JSONObject) -> JSONObject:
-        form = {key: value for key, value in schema.items() if key != "$id"}
-        params = {"mode": "form", "message": message, "requestedSchema": form}
-        return await self._ask("elicitation/create", params, schema.get("$id"))
-
-    async def _elicit_url(self, request: JSONObject) -> JSONObject:
-        return await self._ask("elicitation/create", request)
-
-    async def _sample(self, request: JSONObject) -> JSONObject:
-        return await self._ask("sampling/createMessage", request)
-
-    async def _roots(self) -> JSONObject:
-        return await self._ask("roots/list", {})
-
     async def _ask(self, method: str, params: JSONObject, name: str | None = None) -> JSONObject:
         self._count += 1
         if name is None or name in self._open:
@@ -260,10 +235,36 @@ def can_answer(capabilities: Mapping[str, Any]) -> bool:
     return bool(capabilities) and any(_has(capabilities, name) for name in _ANSWERS)
 
 
-def refused(error: MCPError, what: str) -> CallError:
-    """Return the error for a handler whose question was answered with an error."""
-    details = {"code": error.code, "message": error.message}
-    return CallError(ErrorCode.UNAVAILABLE, f"the caller did not {what}", details, retryable=False)
+def asking_channel(
+    ask: Callable[..., Awaitable[JSONObject]],
+    capabilities: Mapping[str, Any],
+    close_stream: Callable[[], Awaitable[None]] | None = None,
+    **fields: Any,
+) -> CallerChannel:
+    """Return a channel to a client that can be asked, and set the client of the current call.
+
+    Args:
+        ask: Sends a question: takes its method, its parameters and, for a form, its name.
+        capabilities: The questions that the client can answer.
+        close_stream: Closes the HTTP stream of the call, if its client can reconnect.
+        fields: Other fields of the channel.
+    """
+
+    async def elicit(message: str, schema: JSONObject) -> JSONObject:
+        form = {key: value for key, value in schema.items() if key != "$id"}
+        params = {"mode": "form", "message": message, "requestedSchema": form}
+        return await ask(ELICIT, params, schema.get("$id"))
+
+    opens_urls = object_of(capabilities.get("elicitation")).get("url") is not None
+    has_roots = _has(capabilities, "roots")
+    client.set(
+        Client(close_stream=close_stream, ask=ask, has_roots=has_roots, opens_urls=opens_urls)
+    )
+    return CallerChannel(
+        elicit=elicit if _has(capabilities, "elicitation") else None,
+        sample=partial(ask, SAMPLE) if _has(capabilities, "sampling") else None,
+        **fields,
+    )
 
 
 # ------------------------------------------------------------ channels
@@ -274,7 +275,6 @@ Log: TypeAlias = Callable[[str, Any, str | None], Awaitable[None]]
 LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
 
 _LEVEL = "operations.level"
-_NOTHING = ClientCapabilities()
 _KEY = "operations.key"
 
 
@@ -283,29 +283,20 @@ def set_level(request: RequestContext, level: str) -> None:
     connection_of(request).state[_LEVEL] = level
 
 
-def channel_for(request: RequestContext) -> CallerChannel:
+def channel_for(request: RequestContext, capabilities: Mapping[str, Any]) -> CallerChannel:
     """Return a channel with the features that the client supports."""
     session = request.session
     modern = request.protocol_version in MODERN_PROTOCOL_VERSIONS
     asks = not modern and session.can_send_request
-    # Newer clients receive their questions in results (`Elicitations`).
-    can = (session.client_capabilities if asks else None) or _NOTHING
-    roots = _roots(request) if can.roots is not None else None
-    can_open = can.elicitation is not None and can.elicitation.url is not None
-    client.set(
-        Client(
-            close_stream=request.close_sse_stream,
-            roots=roots,
-            elicit_url=_elicit_url(request) if can_open else None,
-        )
-    )
-    return CallerChannel(
+    return asking_channel(
+        partial(_ask, request),
+        # Newer clients receive their questions in results (`Elicitations`).
+        capabilities if asks else NOTHING,
+        request.close_sse_stream,
         session=_session_key(connection_of(request)) if asks else "",
         log_level=_wanted_level(request, modern=modern),
         progress=session.report_progress,
         log=_logger(request),
-        elicit=_elicit(request) if can.elicitation is not None else None,
-        sample=_sample(request) if can.sampling is not None else None,
     )
 
 
@@ -330,24 +321,24 @@ def _filtered(send: Callable[[JSONObject], Awaitable[None]], connection: Connect
     return log
 
 
-def lean_channel(exchange: Exchange, connection: Connection, version: str) -> CallerChannel:
+def lean_channel(
+    exchange: Exchange, connection: Connection, version: str, capabilities: Mapping[str, Any]
+) -> CallerChannel:
     """Return the channel of a plain call, which creates the SDK's objects only for questions."""
     if not exchange.streams:
         return SILENT
     asks = exchange.can_send_request
-    can = (connection.client_capabilities if asks else None) or _NOTHING
     release = exchange.release if exchange.can_release else None
-    if can.elicitation is not None or can.sampling is not None or can.roots is not None:
-        return channel_for(
-            ServerRequestContext(
-                session=ServerSession(exchange, connection),
-                lifespan_context=None,
-                protocol_version=version,
-                method="tools/call",
-                request_id=exchange.request_id,
-                close_sse_stream=release,
-            )
+    if asks and can_answer(capabilities):
+        request = ServerRequestContext(
+            session=ServerSession(exchange, connection),
+            lifespan_context=None,
+            protocol_version=version,
+            method="tools/call",
+            request_id=exchange.request_id,
+            close_sse_stream=release,
         )
+        return channel_for(request, capabilities)
     if release is not None:
         client.set(Client(close_stream=release))
     return CallerChannel(
@@ -381,58 +372,38 @@ def _wanted_level(request: RequestContext, *, modern: bool) -> str | None:
     return cast("str", connection_of(request).state.get(_LEVEL, "debug"))
 
 
-def _elicit_url(request: RequestContext) -> Callable[[JSONObject], Awaitable[JSONObject]]:
-    async def elicit(wish: JSONObject) -> JSONObject:
-        params = ElicitRequestURLParams.model_validate(wish, by_name=False)
-        return await _asked(request, ElicitRequest(params=params), ElicitResult, "answer")
-
-    return elicit
-
-
-def _elicit(request: RequestContext) -> Callable[[str, JSONObject], Awaitable[JSONObject]]:
-    async def elicit(message: str, schema: JSONObject) -> JSONObject:
-        form = {key: value for key, value in schema.items() if key != "$id"}
-        params = ElicitRequestFormParams(message=message, requested_schema=form)
-        return await _asked(request, ElicitRequest(params=params), ElicitResult, "answer")
-
-    return elicit
+_QUESTIONS: Final[dict[str, tuple[type[BaseModel], type[BaseModel], str]]] = {
+    ELICIT: (ElicitRequest, ElicitResult, "answer"),
+    SAMPLE: (CreateMessageRequest, CreateMessageResult, "give a completion"),
+    ROOTS: (ListRootsRequest, ListRootsResult, "list its roots"),
+}
 
 
-def _sample(request: RequestContext) -> Callable[[JSONObject], Awaitable[JSONObject]]:
-    async def sample(wish: JSONObject) -> JSONObject:
-        try:
-            params = CreateMessageRequestParams.model_validate(wish, by_name=False)
-        except ValidationError as error:
-            raise CallError(
-                ErrorCode.VALIDATION_ERROR,
-                "this is not a sampling request",
-                {"errors": error.errors(include_url=False, include_context=False)},
-            ) from error
-        kind = CreateMessageResult if params.tools is None else CreateMessageResultWithTools
-        return await _asked(request, CreateMessageRequest(params=params), kind, "give a completion")
-
-    return sample
-
-
-def _roots(request: RequestContext) -> Callable[[], Awaitable[JSONObject]]:
-    async def roots() -> JSONObject:
-        return await _asked(request, ListRootsRequest(), ListRootsResult, "list its roots")
-
-    return roots
-
-
-async def _asked(
-    request: RequestContext, question: Any, kind: type[BaseModel], what: str
+async def _ask(
+    request: RequestContext, method: str, params: JSONObject, _name: str | None = None
 ) -> JSONObject:
+    """Send a question to a client before 2026-07-28, and return its answer.
+
+    Raises:
+        CallError: If the question is not valid, or the client does not answer it.
+    """
+    kind, result, what = _QUESTIONS[method]
     metadata = ServerMessageMetadata(related_request_id=request.request_id)
     try:
-        answer = await request.session.send_request(question, kind, metadata=metadata)
-    except MCPError as error:
-        raise refused(error, what) from error
+        question: Any = kind.model_validate({"method": method, "params": params}, by_name=False)
     except ValidationError as error:
-        raise CallError(
-            ErrorCode.UNAVAILABLE,
-            "the caller's answer does not match the protocol",
-            retryable=False,
-        ) from error
+        errors = error.errors(include_url=False, include_context=False)
+        message = f"this is not a valid {method} request"
+        raise CallError(ErrorCode.VALIDATION_ERROR, message, {"errors": errors}) from error
+    if method == SAMPLE and question.params.tools is not None:
+        result = CreateMessageResultWithTools
+    try:
+        answer = await request.session.send_request(question, result, metadata=metadata)
+    except MCPError as error:
+        details = {"code": error.code, "message": error.message}
+        message = f"the caller did not {what}"
+        raise CallError(ErrorCode.UNAVAILABLE, message, details, retryable=False) from error
+    except ValidationError as error:
+        message = "the caller's answer does not match the protocol"
+        raise CallError(ErrorCode.UNAVAILABLE, message, retryable=False) from error
     return answer.model_dump(by_alias=True, mode="json", exclude_none=True)

@@ -463,7 +463,7 @@ class HandshakeTransport:
         if request.method == "tools/list":
             return await exchange.serve(self._list(asker, params.cursor))
         name = params.name or ""
-        channel = lean_channel(exchange, connection, version)
+        channel = lean_channel(exchange, connection, version, capabilities)
         limited = self._service.limited_call(asker, state, name)
         call = self._service.call_tool(asker, name, params.arguments or {}, channel, limited)
         return await exchange.serve(call, limited=limited)

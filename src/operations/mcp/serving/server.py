@@ -239,7 +239,7 @@ class RegistryServer(Server[None]):
         except CallError as error:
             raise MCPError(INTERNAL_ERROR, error.message, error.to_wire()) from None
         with slot:
-            channel = channel_for(request)
+            channel = channel_for(request, asker.capabilities)
             if not asker.modern:
                 return await run(channel)
             params = request.params or {}
