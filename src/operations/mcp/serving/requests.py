@@ -34,7 +34,7 @@ from pydantic import ValidationError
 
 from operations._decoding import build_from, decode_json
 from operations._json import JSONValueError
-from operations.context import NOTHING, CallerChannel
+from operations.context import NOTHING
 from operations.front.http import RequestState
 from operations.front.messages import JSON, Reply
 from operations.front.public_errors import Header
@@ -130,12 +130,6 @@ def decode_meta(body: bytes, request: PlainRequest, service: Service) -> Mapping
     return sent_meta(_decode_meta(body).params.meta)
 
 
-def is_handshake_request(request: PlainRequest) -> bool:
-    """Return whether a request comes from a client before 2026-07-28."""
-    meta = request.params.meta
-    return meta is None or meta.version is None
-
-
 class FastPath:
     """Serves plain requests of clients since 2026-07-28.
 
@@ -182,11 +176,9 @@ class FastPath:
             return service.list_tools_encoded(asker, params.cursor)
         name, arguments = params.name or "", params.arguments or {}
         if asker.capabilities and can_answer(asker.capabilities):
-
-            def run(channel: CallerChannel) -> Awaitable[JSONObject]:
-                return service.call_tool(asker, name, arguments, channel)
-
-            work = self._run_interactive(asker, run, SILENT, "tools/call", NOTHING, name, arguments)
+            work = self._run_interactive(
+                asker, service.call_tool, SILENT, "tools/call", NOTHING, name, arguments
+            )
             return await _until_disconnect(work, state)
         limited = service.limited_call(asker, state, name)
         work = service.call_tool(asker, name, arguments, SILENT, limited)
@@ -355,7 +347,7 @@ class HandshakeTransport:
         self, state: RequestState, body: bytes, session: Session | None
     ) -> Reply | None:
         plain = decode_plain(body) if self._lean else None
-        if plain is not None and is_handshake_request(plain):
+        if plain is not None and (plain.params.meta is None or plain.params.meta.version is None):
             sent = decode_meta(body, plain, self._service)
             return await self._plain(state, plain, session, sent)
         limits = state.front.limits
@@ -383,43 +375,22 @@ class HandshakeTransport:
         request_id = "" if is_notification else message["id"]
         token = progress_token_from_params(params)
         exchange = self._exchange(state, request_id, version, session, token)
-        if is_notification:
-            await self._notified(exchange, session, method, params)
-            return _accepted_reply()
-        return await exchange.serve(self._by_sdk(exchange, session, version, method, params))
-
-    def _by_sdk(
-        self,
-        exchange: Exchange,
-        session: Session | None,
-        version: str,
-        method: str,
-        params: Mapping[str, Any] | None,
-    ) -> Awaitable[JSONObject]:
-        """Let the SDK check the request and call our handler for it."""
-        if session is not None:
-            runner = ServerRunner(self._server, session.connection, None)
-            return runner.on_request(exchange, method, params)
-        connection = Connection.from_envelope(version, None, None)
-        return serve_one(
-            self._server, exchange, method, params, connection=connection, lifespan_state=None
-        )
-
-    async def _notified(
-        self,
-        exchange: Exchange,
-        session: Session | None,
-        method: str,
-        params: Mapping[str, Any] | None,
-    ) -> None:
+        # The SDK checks the message and calls our handler for it.
         if session is None:
-            return
+            if is_notification:
+                return _accepted_reply()
+            connection = Connection.from_envelope(version, None, None)
+            options: Any = {"connection": connection, "lifespan_state": None}
+            work = serve_one(self._server, exchange, method, params, **options)
+            return await exchange.serve(work)
+        runner = ServerRunner(self._server, session.connection, None)
+        if not is_notification:
+            return await exchange.serve(runner.on_request(exchange, method, params))
         if method == "notifications/cancelled":
             session.cancel((params or {}).get("requestId"))
         else:
-            await ServerRunner(self._server, session.connection, None).on_notify(
-                exchange, method, params
-            )
+            await runner.on_notify(exchange, method, params)
+        return _accepted_reply()
 
     async def _open(self, state: RequestState, message: Mapping[str, Any]) -> Reply | None:
         """Serve the request that opens a session."""

@@ -195,43 +195,25 @@ class RegistryServer(Server[None]):
     async def _call_tool(
         self, request: RequestContext, params: CallToolRequestParams
     ) -> JSONObject:
-        asker = self._asker(request)
         arguments = params.arguments or {}
-
-        def run(channel: CallerChannel) -> Awaitable[JSONObject]:
-            return self.service.call_tool(asker, params.name, arguments, channel)
-
-        return await self._run_interactive(request, asker, run, params.name, arguments)
+        return await self._run_interactive(request, self.service.call_tool, params.name, arguments)
 
     async def _read_resource(
         self, request: RequestContext, params: ReadResourceRequestParams
     ) -> JSONObject:
-        asker = self._asker(request)
-
-        def run(channel: CallerChannel) -> Awaitable[JSONObject]:
-            return self.service.read_resource(asker, params.uri, channel)
-
-        return await self._run_interactive(request, asker, run, params.uri)
+        return await self._run_interactive(request, self.service.read_resource, params.uri)
 
     async def _get_prompt(
         self, request: RequestContext, params: GetPromptRequestParams
     ) -> JSONObject:
-        asker = self._asker(request)
-        arguments: JSONObject = {**(params.arguments or {})}
-
-        def run(channel: CallerChannel) -> Awaitable[JSONObject]:
-            return self.service.get_prompt(asker, params.name, arguments, channel)
-
-        return await self._run_interactive(request, asker, run, params.name, arguments)
+        arguments = params.arguments or {}
+        return await self._run_interactive(request, self.service.get_prompt, params.name, arguments)
 
     async def _run_interactive(
-        self,
-        request: RequestContext,
-        asker: Asker,
-        run: Callable[[CallerChannel], Awaitable[JSONObject]],
-        *what: Any,
+        self, request: RequestContext, method: Callable[..., Awaitable[JSONObject]], *what: Any
     ) -> JSONObject:
-        """Run a call, and send its questions to the client in the form of the client's protocol revision."""
+        """Run a method of the service, and send its questions in the form of the client's protocol revision."""
+        asker = self._asker(request)
         try:
             # Over HTTP, the pipeline has admitted it.
             is_admitted = request.request is not None
@@ -241,22 +223,23 @@ class RegistryServer(Server[None]):
         with slot:
             channel = channel_for(request, asker.capabilities)
             if not asker.modern:
-                return await run(channel)
+                return await method(asker, *what, channel)
             params = request.params or {}
-            return await self.run_interactive(asker, run, channel, request.method, params, *what)
+            return await self.run_interactive(asker, method, channel, request.method, params, *what)
 
     async def run_interactive(
         self,
         asker: Asker,
-        run: Callable[[CallerChannel], Awaitable[JSONObject]],
+        method: Callable[..., Awaitable[JSONObject]],
         channel: CallerChannel,
-        method: str,
+        name: str,
         params: Mapping[str, Any],
         *what: Any,
     ) -> JSONObject:
-        """Run a call of a client since 2026-07-28, or continue a call after its questions."""
+        """Run a method of the service for a client since 2026-07-28, or continue it after its questions."""
         who = None if asker.identity is None else asker.identity.key
-        key = (who, method, msgspec.json.encode(what, order="deterministic"))
+        run = partial(method, asker, *what)
+        key = (who, name, msgspec.json.encode(what, order="deterministic"))
         token = params.get("requestState")
         answers = cast("Mapping[str, Any]", params.get("inputResponses") or {})
         if token is not None:

@@ -6,8 +6,9 @@ Rule 2: every result is for one caller. Operations that the caller may not call 
 
 import asyncio
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
 from math import inf
 from typing import Any, TypeVar, cast
 
@@ -153,20 +154,17 @@ class Service:
 
     def list_tools(self, asker: Asker, cursor: str | None = None) -> JSONObject:
         """Return one page of the tools, or the gateway tools."""
-        tools, following = self._tool_page(asker, cursor)
-        return _page("tools", [tool.wire(modern=asker.modern) for tool in tools], following, asker)
+        return self._tool_page(asker, cursor, Tool.wire)
 
     def list_tools_encoded(self, asker: Asker, cursor: str | None = None) -> JSONObject:
         """As `list_tools`, with the tools already encoded."""
-        tools, following = self._tool_page(asker, cursor)
-        return _page("tools", [tool.raw(modern=asker.modern) for tool in tools], following, asker)
+        return self._tool_page(asker, cursor, Tool.raw)
 
-    def _tool_page(self, asker: Asker, cursor: str | None) -> tuple[Sequence[Tool], str | None]:
-        """Return the tools of one page, and the cursor of the next."""
-        visible = self._visible(self.catalog.tools.values(), asker)
-        if self._hides(visible):
-            return list(gateway_tools().values()), None
-        return self._cut(visible, cursor)
+    def _tool_page(self, asker: Asker, cursor: str | None, wire: Callable[..., Any]) -> JSONObject:
+        tools = self._visible(self.catalog.tools.values(), asker)
+        if self._hides(tools):
+            tools, cursor = list(gateway_tools().values()), None
+        return self._page("tools", tools, asker, cursor, partial(wire, modern=asker.modern))
 
     def _hides(self, tools: Sequence[Tool]) -> bool:
         settings = self.settings
@@ -335,13 +333,13 @@ class Service:
 
     def list_resources(self, asker: Asker, cursor: str | None = None) -> JSONObject:
         """Return one page of the resources."""
-        found, following = self._cut(self._visible(self.catalog.resources.values(), asker), cursor)
-        return _page("resources", [resource.wire() for resource in found], following, asker)
+        visible = self._visible(self.catalog.resources.values(), asker)
+        return self._page("resources", visible, asker, cursor, Resource.wire)
 
     def list_templates(self, asker: Asker, cursor: str | None = None) -> JSONObject:
         """Return one page of the resource templates."""
-        found, following = self._cut(self._visible(self.catalog.templates, asker), cursor)
-        return _page("resourceTemplates", [resource.wire() for resource in found], following, asker)
+        visible = self._visible(self.catalog.templates, asker)
+        return self._page("resourceTemplates", visible, asker, cursor, Resource.wire)
 
     def find_resource(self, asker: Asker, uri: str) -> tuple[Resource, JSONObject]:
         """Return the resource at `uri`, and the input that reads it.
@@ -376,8 +374,8 @@ class Service:
 
     def list_prompts(self, asker: Asker, cursor: str | None = None) -> JSONObject:
         """Return one page of the prompts."""
-        found, following = self._cut(self._visible(self.catalog.prompts.values(), asker), cursor)
-        return _page("prompts", [prompt.wire() for prompt in found], following, asker)
+        visible = self._visible(self.catalog.prompts.values(), asker)
+        return self._page("prompts", visible, asker, cursor, Prompt.wire)
 
     def find_prompt(self, asker: Asker, name: str) -> Prompt:
         """Return the prompt called `name`.
@@ -486,17 +484,22 @@ class Service:
         context = OperationContext(identity=asker.identity)
         return [item for item in items if may_call(cast("Any", item).spec, context)]
 
-    def _cut(
-        self, items: Sequence[ItemT], cursor: str | None
-    ) -> tuple[Sequence[ItemT], str | None]:
-        """Return one page of `items`, and the cursor of the next page: the position and operation of its first item."""
+    def _page(
+        self,
+        key: str,
+        items: Sequence[ItemT],
+        asker: Asker,
+        cursor: str | None,
+        wire: Callable[[ItemT], Any],
+    ) -> JSONObject:
+        """Return one page of `items`, and the cursor of the next page: its position and the item before it."""
         start = 0 if cursor is None else _start(cursor, items)
         end = start + self.settings.page_size
-        following = None
+        page: JSONObject = {key: [wire(item) for item in items[start:end]]}
         if end < len(items):
             place = msgspec.json.encode([end, _key(items[end - 1])])
-            following = urlsafe_b64encode(place).decode()
-        return items[start:end], following
+            page["nextCursor"] = urlsafe_b64encode(place).decode()
+        return _settled(page, asker, cacheable=True)
 
 
 class LimitedCall:
@@ -566,13 +569,6 @@ def _start(cursor: str, items: Sequence[Any]) -> int:
 def _key(item: Any) -> str:
     """Return the key of an item of a list: its URI, or its operation."""
     return getattr(item, "uri", "") or item.spec.id
-
-
-def _page(key: str, items: list[Any], following: str | None, asker: Asker) -> JSONObject:
-    page: JSONObject = {key: items}
-    if following is not None:
-        page["nextCursor"] = following
-    return _settled(page, asker, cacheable=True)
 
 
 def _settled(result: JSONObject, asker: Asker, *, cacheable: bool = False) -> JSONObject:
