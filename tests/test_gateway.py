@@ -14,7 +14,7 @@ from operations import (
     OperationSpec,
     OperationType,
 )
-from operations.front.search import MAX_BATCH, OperationCall, Gateway, visible_specs, words_of
+from operations.front.search import MAX_BATCH, Gateway, OperationCall, visible_specs, words_of
 
 ANYONE = OperationContext()
 ADMIN = OperationContext(identity=Identity("root", ["admin"]))

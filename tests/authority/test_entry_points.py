@@ -49,7 +49,7 @@ from operations.authority.store import open_broker_store
 from operations.calls import PendingRequestMap, from_calls, serve_calls
 from operations.calls.hub import WebSocketHub
 from operations.config import ConfigError, load_config
-from operations.hub.access import opened_authority
+from operations.hub.sources import opened_authority
 from operations.mcp import to_mcp
 from operations.pubsub.nats import connect_nats
 from operations.pubsub.redis import connect_redis

@@ -16,7 +16,7 @@ from tests.mcp_serving.test_http import META, MODERN, PLAIN, identify
 
 from operations import OperationContext, OperationRegistry
 from operations.front import Front
-from operations.front.timing import PATIENCE
+from operations.front.limits import PATIENCE
 from operations.mcp import release_stream, to_mcp
 from operations.mcp.serving import exchange, sessions
 from operations.mcp.serving.sessions import STANDALONE, EventLog, Session, SessionTable

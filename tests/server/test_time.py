@@ -12,7 +12,7 @@ from starlette.requests import HTTPConnection
 from starlette.types import Message, Receive, Scope, Send
 
 from operations import OperationContext, OperationRegistry
-from operations.front.timing import RequestTimeout
+from operations.front.limits import RequestTimeout
 from operations.server import Limits, create_app
 from operations.server.running import running
 

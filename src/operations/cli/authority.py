@@ -23,7 +23,7 @@ from operations.authority.ledger import verify as verified
 from operations.cli.options import DEFAULTS, Common, ExitCode, Screen, command, plain
 from operations.context import OperationContext
 from operations.errors import OperationsError
-from operations.hub.access import grants_of, ledgers_of, opened_authority
+from operations.hub.sources import grants_of, ledgers_of, opened_authority
 
 grant_app = App(
     name="grant", help="Create, narrow, show and revoke grants: identities narrowed for agents."

@@ -26,7 +26,18 @@ from operations.front import (
     Resolve,
     credentials_in,
 )
-from operations.front.limits import UNCOUNTED_OUTPUT, Slot, call_seconds, caller_key, client_address
+from operations.front.limits import (
+    UNCOUNTED_OUTPUT,
+    PeekableReceive,
+    Receive,
+    RequestTimeout,
+    Scope,
+    Send,
+    Slot,
+    call_seconds,
+    caller_key,
+    client_address,
+)
 from operations.front.messages import (
     Reply,
     check_json_body,
@@ -40,7 +51,6 @@ from operations.front.public_errors import (
     malformed,
     slow_body,
 )
-from operations.front.timing import PeekableReceive, Receive, RequestTimeout, Scope, Send
 from operations.specs import Operation, OperationSpec
 
 logger = logging.getLogger("operations.server")

@@ -1,24 +1,29 @@
-"""Limits per caller and for all callers together, shared by all entry points.
+"""Limits of callers and of requests, shared by all entry points: how many, how large, and how long.
 
 Rule 1: a limit is checked before the work, and excess requests are rejected at once. Only calls at a worker wait for a
         slot.
 Rule 2: memory is bounded: the state of the caller that was idle longest is removed first.
 Rule 3: a slot is released when the work has ended and its response has been sent, not when the caller disconnects.
+Rule 4: the task that serves a request is cancelled when its time limit expires or its client disconnects, and reads the
+        reason. If the work ignores the cancellation, the response is sent without waiting for it.
 """
 
-from collections import OrderedDict
-from collections.abc import Generator, Mapping
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable, Generator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from ipaddress import IPv6Address, ip_address
 from time import monotonic
-from typing import Annotated, Any, Final
+from types import TracebackType
+from typing import Annotated, Any, Final, Self, TypeAlias, cast
+from weakref import WeakKeyDictionary
 
 from msgspec import Meta
 
 from operations._json import MAX_DEPTH, MAX_REQUEST_VALUES
-from operations._resilience import ANSWER_SECONDS, held_slot
+from operations._resilience import ANSWER_SECONDS, TimeLimit, held_slot
 from operations.access import Identity
 from operations.errors import CallError, ErrorCode
 from operations.specs import Operation
@@ -302,3 +307,265 @@ class Slot:
 
     def __exit__(self, *exc_info: object) -> None:
         self.release()
+
+
+# ------------------------------------------------------------ time
+#
+# Most requests end within milliseconds. All requests share one timer; only requests that are still open when it fires
+# get their own timer and disconnect check.
+
+Message: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+"""The ASGI `receive`: returns the next message of the client, and finally its disconnect."""
+
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+Scope: TypeAlias = MutableMapping[str, Any]
+App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+PATIENCE: Final = 0.05
+"""Seconds after which the server begins to check whether the client has disconnected."""
+
+GRACE: Final = 0.05
+"""Seconds that work has to end after it was cancelled."""
+
+_MAX_PEEKED: Final = 64 * 1024
+"""Bytes of a body that are buffered until the caller is identified."""
+
+_NEVER = float("inf")
+
+
+class PeekableReceive:
+    """Buffers messages of a client, because only reading shows whether the client has disconnected.
+
+    Args:
+        receive: The ASGI `receive` of the client.
+    """
+
+    __slots__ = ("_kept", "_wire")
+
+    def __init__(self, receive: Receive) -> None:
+        self._wire = receive
+        self._kept: deque[Message] = deque()
+
+    async def peek(self) -> Message:
+        """Return the next message without consuming it. Waits forever if the buffer is full."""
+        if sum(len(message.get("body", b"")) for message in self._kept) > _MAX_PEEKED:
+            await asyncio.get_running_loop().create_future()
+        message = await self._wire()
+        if message["type"] != "http.disconnect":
+            self._kept.append(message)
+        return message
+
+    async def read(self) -> Message:
+        """Return the next message."""
+        return self._kept.popleft() if self._kept else await self._wire()
+
+    @property
+    def receive(self) -> Receive:
+        """The fastest function to read the remaining messages."""
+        return self.read if self._kept else self._wire
+
+
+class RequestTimeout:
+    """Cancels the task that created it when the time limit expires or the client disconnects.
+
+    timeout.start(15)             # reading the body: only time counts
+    timeout.start(30, receive)    # working: the client must stay connected as well
+    timeout.stop()
+
+    Args:
+        on_overdue: Called if the work did not end after it was cancelled.
+    """
+
+    __slots__ = (
+        "_fired", "_is_young", "_limit", "_loop", "_on_overdue", "_over", "_receive", "_since", "_task", "_timer",
+        "_watcher",
+        "disconnected", "is_reading", "timed_out",
+    )  # fmt: skip
+
+    def __init__(self, on_overdue: Callable[[], None] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._task = cast("asyncio.Task[Any]", asyncio.current_task(self._loop))
+        self._on_overdue = on_overdue
+        self._timer: asyncio.TimerHandle | None = None
+        self._watcher: asyncio.Task[None] | None = None
+        self._receive: Receive | None = None
+        self._limit: TimeLimit | None = None
+        self._over = _NEVER
+        self._since = 0.0
+        self._is_young = False
+        self._fired = False
+        self.timed_out = False
+        """Whether the task was cancelled because its time limit expired."""
+        self.disconnected = False
+        """Whether the task was cancelled because its client disconnected."""
+        self.is_reading = True
+        """Whether the request is still being read: reading itself detects a disconnect."""
+
+    def start(
+        self,
+        seconds: float | None,
+        receive: Receive | None = None,
+        limit: TimeLimit | None = None,
+    ) -> None:
+        """Start the time limit; with `receive`, also detect a disconnect of the client.
+
+        `limit` may extend the time.
+        """
+        now = self._loop.time()
+        self._limit = limit
+        self._over = over = _NEVER if seconds is None else now + seconds
+        self._receive = receive
+        self.is_reading = receive is None
+        if self._timer is not None or over <= now + PATIENCE:
+            self._set(min(over, now + PATIENCE))
+        elif not self._is_young:
+            self._is_young = True
+            self._since = now
+            _ticker(self._loop).add(self, self._loop)
+
+    def pause(self) -> None:
+        """Suspend the time limit and the disconnect check until the next `start`."""
+        self._over = _NEVER
+        self.unwatch()
+
+    def unwatch(self) -> None:
+        """Stop the disconnect check, but keep the time limit."""
+        self._receive = None
+        if self._watcher is not None:
+            self._watcher.cancel()
+            self._watcher = None
+
+    def stop(self) -> bool:
+        """End all checks; return whether the task was also cancelled by other code."""
+        self._is_young = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._watcher is not None:
+            self._watcher.cancel()
+        # Break the reference cycle, so that the request is freed without a garbage collection.
+        self._on_overdue = self._receive = self._limit = None
+        if not self._fired:
+            return False
+        self._fired = False
+        return self._task.uncancel() > 0
+
+    def is_due(self, now: float) -> bool:
+        """Return whether the shared timer must check this request, because it has been open for some time."""
+        return now - self._since >= PATIENCE
+
+    @property
+    def is_young(self) -> bool:
+        """Whether the request still uses the shared timer."""
+        return self._is_young
+
+    def _set(self, due: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(due, self.check)
+
+    def check(self) -> None:
+        """Cancel the request if its time limit has expired; otherwise check its client and set a timer."""
+        self._is_young = False
+        self._timer = None
+        now = self._loop.time()
+        if now >= self._over and self._limit is not None:
+            self._over = now + self._limit.remaining
+        if now >= self._over:
+            self.timed_out = self._fire()
+            if self.timed_out and self._on_overdue is not None:
+                self._timer = self._loop.call_later(GRACE, self._on_overdue)
+            return
+        if self._receive is not None and self._watcher is None:
+            self._watcher = self._loop.create_task(self._watch_client(self._receive))
+        if self._over != _NEVER:
+            self._set(self._over)
+
+    async def _watch_client(self, receive: Receive) -> None:
+        await wait_for_disconnect(receive)
+        self.disconnected = self._fire()
+
+    def _fire(self) -> bool:
+        """Cancel the task; return False if it was already cancelled."""
+        if self._fired:
+            return False
+        self._fired = True
+        self._task.cancel()
+        return True
+
+
+class _Ticker:
+    """One timer for all new requests of an event loop."""
+
+    __slots__ = ("_timer", "_young")
+
+    def __init__(self) -> None:
+        self._young: list[RequestTimeout] = []
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, timeout: RequestTimeout, loop: asyncio.AbstractEventLoop) -> None:
+        """Check a request after it has been open for some time."""
+        self._young.append(timeout)
+        if self._timer is None:
+            self._timer = loop.call_later(PATIENCE, self._tick, loop)
+
+    def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
+        now = loop.time()
+        young = [timeout for timeout in self._young if timeout.is_young]
+        self._young = [timeout for timeout in young if not timeout.is_due(now)]
+        for timeout in young:
+            if timeout.is_due(now):
+                timeout.check()
+        self._timer = loop.call_later(PATIENCE, self._tick, loop) if self._young else None
+
+
+class CallTimeout(TimeLimit):
+    """A time limit for a block, which ends the block as `asyncio.timeout` does and can be extended."""
+
+    __slots__ = ("_scope",)
+
+    def __init__(
+        self, seconds: float | None, *, answer_seconds: float, max_seconds: float | None
+    ) -> None:
+        super().__init__(seconds, answer_seconds=answer_seconds, max_seconds=max_seconds)
+        self._scope: asyncio.Timeout | None = None
+
+    async def __aenter__(self) -> Self:
+        self._scope = scope = asyncio.timeout(None)
+        await scope.__aenter__()
+        self.start()
+        self._on_change()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        scope, self._scope = self._scope, None
+        if scope is not None:
+            await scope.__aexit__(kind, error, traceback)
+
+    def _on_change(self) -> None:
+        if self._scope is not None and not self._scope.expired():
+            remaining = self.remaining
+            over = None if remaining == _NEVER else asyncio.get_running_loop().time() + remaining
+            self._scope.reschedule(over)
+
+
+_tickers: WeakKeyDictionary[asyncio.AbstractEventLoop, _Ticker] = WeakKeyDictionary()
+
+
+def _ticker(loop: asyncio.AbstractEventLoop) -> _Ticker:
+    ticker = _tickers.get(loop)
+    if ticker is None:
+        ticker = _tickers[loop] = _Ticker()
+    return ticker
+
+
+async def wait_for_disconnect(receive: Receive) -> None:
+    """Return when the client has disconnected; ignore everything that it still sends."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -23,7 +23,7 @@ from operations._hosts import HostRules
 from operations._json import WRAPPING_DEPTH, JSONLimitError, JSONValueError
 from operations.access import Identity
 from operations.errors import CallError, ErrorCode
-from operations.front.limits import Limits
+from operations.front.limits import App, Limits, Message, Receive, Scope, Send
 from operations.front.public_errors import (
     CLOSE,
     ClientDisconnectedError,
@@ -35,7 +35,6 @@ from operations.front.public_errors import (
     too_large,
     unsupported,
 )
-from operations.front.timing import App, Message, Receive, Scope, Send
 from operations.specs import OperationSpec
 
 

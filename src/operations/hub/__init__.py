@@ -11,11 +11,10 @@ from operations.authority import Authority
 from operations.config import FILE_NAME, ConfigFile, load_config
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
-from operations.hub.access import opened_authority
 from operations.hub.hub import ALL, Hub, SourceFilter, is_unreadable
 from operations.hub.journal import recording
 from operations.hub.source import Source, SourceState, load_setup
-from operations.hub.sources import sources_of
+from operations.hub.sources import opened_authority, sources_of
 from operations.registry import OperationRegistry
 from operations.telemetry import Audit, AuditConfig, AuditFile, TelemetryConfig
 

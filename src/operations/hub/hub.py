@@ -25,7 +25,6 @@ from operations.authority.grants import PREFIX
 from operations.config import ConfigError, ConfigFault, ConfigFile, load_config
 from operations.errors import CallError, ErrorCode, OperationsError, operation_not_found
 from operations.front import Front
-from operations.hub.access import Access, can_sign_in, serves_anonymous
 from operations.hub.journal import recall_ids
 from operations.hub.source import (
     ListedServer,
@@ -36,7 +35,7 @@ from operations.hub.source import (
     fingerprint,
     limits_of,
 )
-from operations.hub.sources import open_source, sources_of
+from operations.hub.sources import Access, can_sign_in, open_source, serves_anonymous, sources_of
 from operations.registry import OperationRegistry
 from operations.specs import OperationSpec
 from operations.tools import ToolConfig, configure_tools

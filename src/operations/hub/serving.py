@@ -26,7 +26,6 @@ from operations.calls.monitoring import GroupMonitor
 from operations.config import ConfigFile
 from operations.errors import TransportError
 from operations.front.config import JWTConfig, ListenConfig, MCPServerSettings, ServerConfig
-from operations.hub.access import can_sign_in, serves_anonymous
 from operations.hub.controls import (
     WORKERS,
     collect_group_metrics,
@@ -36,6 +35,7 @@ from operations.hub.controls import (
 )
 from operations.hub.hub import Hub
 from operations.hub.source import FIRST_PAUSE, LONGEST_PAUSE, limits_of
+from operations.hub.sources import can_sign_in, serves_anonymous
 from operations.server import APIKeys, IdentityResolver, create_app, credential_resolver
 from operations.server.app import create_probe_app
 from operations.telemetry import group_metrics, worker_metrics

@@ -22,7 +22,7 @@ from operations._text import counted, safe_namespace
 from operations.caller_tokens import CallerToken
 from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode, timed_out
-from operations.front.timing import CallTimeout
+from operations.front.limits import CallTimeout
 from operations.mcp.catalog import Catalog, Source
 from operations.mcp.codec import with_caller_meta
 from operations.mcp.connection import CallerConnections, Connection, Retries

@@ -29,7 +29,7 @@ from operations.caller_tokens import TokenFunction
 from operations.context import NO_CALL, OperationContext
 from operations.envelopes import ResponseEnvelope, mcp_envelope
 from operations.errors import CallError, ErrorCode, timeout_error
-from operations.front.timing import CallTimeout
+from operations.front.limits import CallTimeout
 from operations.types import JSONObject
 
 # ------------------------------------------------------------ features of MCP clients

@@ -31,7 +31,7 @@ from operations.access import Identity
 from operations.errors import CallError, ErrorCode
 from operations.front import Credential, CredentialError, CredentialResolver, resolved
 from operations.front.http import CREDENTIAL
-from operations.front.timing import Scope
+from operations.front.limits import Scope
 
 
 class IdentityResolver(Protocol):

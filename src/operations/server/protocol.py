@@ -21,8 +21,8 @@ from urllib.parse import unquote
 import httptools
 import uvicorn
 
+from operations.front.limits import Message, Scope
 from operations.front.messages import DROPS_TRAILERS
-from operations.front.timing import Message, Scope
 from operations.server.response_head import NO_BODY, STATUS_LINES, render_head
 
 logger = logging.getLogger("operations.server")

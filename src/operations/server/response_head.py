@@ -6,7 +6,7 @@ Rule 1: control characters in headers are rejected, so that a value cannot injec
 from http import HTTPStatus
 from typing import Final, NamedTuple
 
-from operations.front.timing import Message, Scope
+from operations.front.limits import Message, Scope
 
 STATUS_LINES: Final = {
     status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus

@@ -44,7 +44,7 @@ from operations.front.http import (
     RequestPipeline,
     RequestState,
 )
-from operations.front.limits import caller_key, client_address
+from operations.front.limits import caller_key, client_address, wait_for_disconnect
 from operations.front.messages import (
     JSON,
     SAFE,
@@ -62,7 +62,6 @@ from operations.front.public_errors import (
     public_wire,
     wrong_method,
 )
-from operations.front.timing import wait_for_disconnect
 from operations.openapi.exporting import BINARY, has_path
 from operations.openapi.exporting.query_arguments import QueryArguments
 from operations.schema import validate_or_raise

@@ -1,4 +1,4 @@
-"""Convert outcomes of calls to results of tools, prompts and resources.
+"""Convert outcomes of calls to results of tools, prompts and resources, and run the four gateway tools.
 
 Rule 1: data is sent twice, as structured content and as text, for clients that read only one of them.
 Rule 2: an error is also a result, so that the model can read it. An undeclared error shows only its code and the id of
@@ -11,13 +11,18 @@ An operation that is a prompt returns:
 [message or text, ...]                                  several
 {"description": "...", "messages": [...]}               with a description
 an MCP envelope                                         one message of the user for each of its blocks
+
+The gateway tools find operations, read a contract, call one operation, or call several. They have specs, so that they
+are listed like all other tools.
 """
 
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from functools import cache
 from typing import Any, Final, cast
 
 import msgspec
+from msgspec import convert, to_builtins
 
 from operations._decoding import decode_json
 from operations._json import (
@@ -28,6 +33,8 @@ from operations._json import (
     list_of,
     object_of,
 )
+from operations._pipeline.lenient import convert_input
+from operations.context import OperationContext
 from operations.envelopes import (
     HTTPResponseMeta,
     MCPResponseMeta,
@@ -35,11 +42,21 @@ from operations.envelopes import (
     ResponseEnvelope,
     changes_to_wire,
 )
-from operations.errors import CallError, with_code
+from operations.errors import CallError, ErrorCode, with_code
+from operations.front import Front
 from operations.front.public_errors import public_error
+from operations.front.search import (
+    MAX_BATCH,
+    Batch,
+    Described,
+    OperationCall,
+    Search,
+    SearchResult,
+)
 from operations.mcp.codec import CHANGES_KEY, DATA_KEY, ERROR_KEY, RESULT, is_imported, passed_meta
-from operations.mcp.serving.catalog import Addresses, Resource, prefixed, properties_of
-from operations.specs import OperationSpec
+from operations.mcp.serving.catalog import Addresses, Resource, Tool, prefixed, properties_of
+from operations.schema import Schema, format_value_errors, schema_for
+from operations.specs import OperationSpec, OperationType
 from operations.types import JSONObject
 
 # ------------------------------------------------------------ tools
@@ -284,3 +301,109 @@ def _read(value: Any, schema: JSONObject) -> Any:
     except JSONValueError:
         # The validation of the operation reports the error.
         return value
+
+
+# ------------------------------------------------------------ gateway tools
+
+Run = Callable[[str, Any, OperationContext], Awaitable[JSONObject]]
+"""Runs an operation by id and returns the result of its tool."""
+
+_REQUESTS: Final = {
+    "search": Search,
+    "schema": Described,
+    "call": OperationCall,
+    "batch": Batch,
+}
+
+
+def _spec(
+    name: str, type: OperationType, title: str, description: str, output: Schema
+) -> OperationSpec:
+    return OperationSpec(
+        namespace="gateway",
+        name=name,
+        type=type,
+        title=title,
+        description=description,
+        input_schema=schema_for(_REQUESTS[name]),
+        output_schema=output,
+    )
+
+
+@cache
+def gateway_tools() -> dict[str, Tool]:
+    """Return the four tools by name."""
+    results = {"type": "object", "properties": {"results": {"type": "array"}}}
+    specs = (
+        _spec(
+            "search",
+            OperationType.QUERY,
+            "Search operations",
+            "Find operations by words in their names, titles, tags and descriptions, best first. "
+            "Then read an operation's contract with schema and run it with call.",
+            schema_for(SearchResult),
+        ),
+        _spec(
+            "schema",
+            OperationType.QUERY,
+            "Read an operation's contract",
+            "Read the input schema, the declared errors and, on request, the output schema of one operation.",
+            Schema({"type": "object"}),
+        ),
+        _spec(
+            "call",
+            OperationType.MUTATION,
+            "Call an operation",
+            "Run one operation and return its result.",
+            Schema({}),
+        ),
+        _spec(
+            "batch",
+            OperationType.MUTATION,
+            "Call several operations",
+            f"Run up to {MAX_BATCH} operations concurrently. Returns the envelope or the error of each, in order;"
+            " a failure does not stop the others.",
+            Schema(results),
+        ),
+    )
+    return {spec.name: Tool(spec.name, spec, budget=16 * 1024) for spec in specs}
+
+
+async def run_gateway_tool(
+    name: str,
+    arguments: JSONObject,
+    front: Front,
+    context: OperationContext,
+    run: Run,
+    caller: str,
+) -> JSONObject | None:
+    """Run a gateway tool; return None if `name` is not one."""
+    tool = gateway_tools().get(name)
+    if tool is None:
+        return None
+    meta: JSONObject = {}
+    try:
+        schema = tool.spec.input_schema.compile()
+        errors = list(schema.errors(arguments))
+        converted = convert_input(schema, arguments) if errors and context.lenient else None
+        if converted is not None:
+            arguments, changes = converted
+            count = sum(change.count for change in changes)
+            noted = {"changes": to_builtins(changes), "changesCount": count}
+            meta = {"_meta": {CHANGES_KEY: noted}}
+        elif errors:
+            raise CallError(
+                ErrorCode.VALIDATION_ERROR,
+                f"the arguments of {name} do not match its schema: {format_value_errors(errors)}",
+                {"errors": to_builtins(errors)},
+            )
+        request: Any = convert(arguments, _REQUESTS[name])
+        if isinstance(request, OperationCall):
+            return await run(request.operation, request.input, context)
+        data = await front.answer(request, context, caller)
+    except CallError as error:
+        declared = tool.declares_output()
+        return error_result(
+            error, context.request_id, expose=front.expose_errors, declared=declared
+        )
+    return {"content": [text_block(text_of(data))], "structuredContent": data, **meta}

@@ -51,8 +51,7 @@ from operations.errors import CallError
 from operations.front import Front
 from operations.front.config import MCPServerSettings
 from operations.front.http import STATE, RequestPipeline, RequestState
-from operations.front.limits import caller_key
-from operations.front.timing import Scope
+from operations.front.limits import Scope, caller_key
 from operations.mcp.codec import sent_meta
 from operations.mcp.sdk import connection_of
 from operations.mcp.serving.app import AppOptions, MCPApp, bounded_stdio

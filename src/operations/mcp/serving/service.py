@@ -37,13 +37,15 @@ from operations.front.public_errors import public_error
 from operations.front.search import may_call
 from operations.mcp.codec import INPUT, is_imported
 from operations.mcp.serving.catalog import Catalog, Prompt, Resource, Tool
-from operations.mcp.serving.gateway_tools import Run, gateway_tools, run_gateway_tool
 from operations.mcp.serving.results import (
+    Run,
     arguments_from_text,
     error_result,
+    gateway_tools,
     prompt_result,
     publish_addresses,
     resource_result,
+    run_gateway_tool,
     text_of,
     tool_result,
 )
