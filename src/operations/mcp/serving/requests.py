@@ -33,7 +33,7 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSI
 from pydantic import ValidationError
 
 from operations._decoding import build_from, decode_json
-from operations._json import JSONValueError
+from operations._json import JSONValueError, object_of
 from operations.context import NOTHING
 from operations.front.http import RequestState
 from operations.front.messages import JSON, Reply
@@ -387,7 +387,7 @@ class HandshakeTransport:
         if not is_notification:
             return await exchange.serve(runner.on_request(exchange, method, params))
         if method == "notifications/cancelled":
-            session.cancel((params or {}).get("requestId"))
+            session.cancel(object_of(params).get("requestId"))
         else:
             await runner.on_notify(exchange, method, params)
         return _accepted_reply()
