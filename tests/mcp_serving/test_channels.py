@@ -373,25 +373,20 @@ async def test_there_is_a_limit_to_how_many_calls_wait(monkeypatch: pytest.Monke
 
 async def test_a_waiting_call_ends_with_its_deadline() -> None:
     server = to_mcp(registry := asking(), timeout=0.1)
-    service = server.service
     front = Front(registry, Limits(answer_seconds=0.1), timeout=0.1)
     asker = Asker(Identity("ann", []), "2026-07-28", front, CAN)
 
-    def run(channel: CallerChannel) -> Any:
-        return service.call_tool(asker, "ask__name", {}, channel)
+    async def call(params: Any) -> Any:
+        run, channel = server.service.call_tool, CallerChannel()
+        return await server.run_interactive(
+            asker, run, channel, "tools/call", params, "ask__name", {}
+        )
 
-    asked = await server.run_interactive(asker, run, CallerChannel(), "tools/call", {}, "ask__name")
+    asked = await call({})
     (task,) = [waiting[1].task for waiting in server.elicitations._waiting.values()]
     await asyncio.wait({task}, timeout=2)
 
     assert task.done()
-    result = await server.run_interactive(
-        asker,
-        run,
-        CallerChannel(),
-        "tools/call",
-        {"requestState": asked["requestState"]},
-        "ask__name",
-    )
+    result = await call({"requestState": asked["requestState"]})
     assert result["isError"]
     assert "TIMEOUT" in str(result)

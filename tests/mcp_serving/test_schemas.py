@@ -15,7 +15,7 @@ from operations.mcp.codec import (
     restore_schemas,
     with_alternative,
 )
-from operations.mcp.serving.catalog import items_schema
+from operations.mcp.serving.tools import items_schema
 
 TREE: dict[str, Any] = {
     "type": "array",

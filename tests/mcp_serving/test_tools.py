@@ -25,7 +25,7 @@ from operations import (
 from operations.envelopes import ImageContent, MCPContentBlock, TextContent
 from operations.mcp import to_mcp
 from operations.mcp.codec import DATA_KEY, META_KEY, WRAPPED
-from operations.mcp.serving.results import sniffed
+from operations.mcp.serving.tools import sniffed
 from operations.types import JSONObject
 
 BOTH = pytest.mark.parametrize("era", ERAS)

@@ -94,7 +94,7 @@ async def _chosen(hub: Hub, patterns: tuple[str, ...], as_: str | None) -> list[
 
 def mcp_tools(specs: Sequence[OperationSpec]) -> list[JSONObject]:
     """Return every operation in the form of an MCP tool listing."""
-    from operations.mcp.serving.catalog import Tool  # noqa: PLC0415 - needs an extra
+    from operations.mcp.serving.tools import Tool  # noqa: PLC0415 - needs an extra
 
     return [Tool(tool_name(spec.id), spec, _SCHEMA_BUDGET).wire(modern=True) for spec in specs]
 

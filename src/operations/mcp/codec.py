@@ -124,6 +124,16 @@ def is_imported(spec: OperationSpec) -> bool:
     return spec.meta.get("source") == "mcp"
 
 
+def entry_of(spec: OperationSpec, name: str) -> JSONObject:
+    """Return the common fields of an entry in a listing."""
+    wire: JSONObject = {"name": name}
+    if spec.title is not None:
+        wire["title"] = spec.title
+    if spec.description:
+        wire["description"] = spec.description
+    return wire
+
+
 def with_passed(wire: JSONObject, listed: Mapping[str, Any], export: JSONObject) -> JSONObject:
     """Add the icons and `_meta` of an imported definition, and our own `_meta`, to an entry of a listing."""
     icons = list_of(listed.get("icons"))

@@ -11,6 +11,14 @@ An operation is a tool, unless `spec.meta["mcp"]` has other settings:
     {"requires": ["elicitation"]}                                capabilities that a client needs to call it
     {"annotations": {"openWorldHint": False}}                    hints that differ from those of the type
 
+An operation that is a prompt returns:
+
+    "text"                                                  one message of the user
+    {"role": "assistant", "content": "text" or a block}     one message
+    [message or text, ...]                                  several
+    {"description": "...", "messages": [...]}               with a description
+    an MCP envelope                                         one message of the user for each of its blocks
+
 Rule 1: a catalog describes one revision of the registry, and builds each listing on first use.
 Rule 2: the name of an operation is a function of its id (`operations._text`), unless `meta["mcp"]["name"]` sets
         another.
@@ -26,39 +34,44 @@ Rule 6: a template claims every URI that begins with the text before its first v
 
 import logging
 import re
+from base64 import b64encode
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
-from functools import cached_property
 from typing import Any, Final, cast
 
-import msgspec
-from mcp.shared.inbound import x_mcp_header_map
 from mcp.shared.uri_template import InvalidUriTemplate, UriTemplate
+from msgspec import to_builtins
 
-from operations._json import list_of, object_of
+from operations._decoding import decode_json
+from operations._json import (
+    MAX_REQUEST_VALUES,
+    JSONValueError,
+    is_list,
+    is_object,
+    list_of,
+    object_of,
+)
 from operations._text import TOOL_NAME, NameStyle, tool_name
+from operations.envelopes import (
+    HTTPResponseMeta,
+    MCPResponseMeta,
+    ResourceContent,
+    ResponseEnvelope,
+)
 from operations.mcp.catalog import LISTED, READ
 from operations.mcp.codec import (
-    EXACT_OUTPUT,
-    INPUT,
     META_KEY,
-    as_object,
-    boxed,
-    boxed_result,
+    entry_of,
     export_spec,
     is_imported,
-    is_never_null,
-    is_object,
     mcp_meta,
-    moved,
-    pruned,
-    with_alternative,
+    passed_meta,
     with_passed,
 )
+from operations.mcp.serving.tools import GATEWAY_TOOLS, Tool, sniffed, text_block, text_of
 from operations.registry import OperationRegistry
-from operations.schema import Schema
-from operations.specs import OperationSpec, OperationType
-from operations.types import JSONObject, JSONSchema
+from operations.specs import OperationSpec
+from operations.types import JSONObject
 
 # ------------------------------------------------------------ resources and their URIs
 
@@ -120,7 +133,7 @@ class Resource:
             entry = {key: listed[key] for key in LISTED if listed.get(key) is not None}
             entry = {**entry, uri_key: self.public_uri, "name": str(listed.get("name") or self.uri)}
             return with_passed(entry, listed, export_spec(spec))
-        wire = {uri_key: self.uri, **_named(spec, str(mcp_meta(spec).get("name") or spec.id))}
+        wire = {uri_key: self.uri, **entry_of(spec, str(mcp_meta(spec).get("name") or spec.id))}
         if self.mime_type is not None:
             wire["mimeType"] = self.mime_type
         wire["_meta"] = {META_KEY: export_spec(spec)}
@@ -237,211 +250,14 @@ def names_of(
     return names
 
 
-def _named(spec: OperationSpec, name: str) -> JSONObject:
-    """Return the common fields of an entry in a listing."""
-    wire: JSONObject = {"name": name}
-    if spec.title is not None:
-        wire["title"] = spec.title
-    if spec.description:
-        wire["description"] = spec.description
-    return wire
-
-
 def _chosen(spec: OperationSpec) -> str | None:
     name = mcp_meta(spec).get("name")
     return name if isinstance(name, str) and TOOL_NAME.fullmatch(name) else None
 
 
-# ------------------------------------------------------------ tools and prompts
+# ------------------------------------------------------------ prompts
 
 logger = logging.getLogger("operations.mcp")
-
-GATEWAY_TOOLS: Final = ("search", "schema", "call", "batch")
-
-_ERROR_BUDGET = 1024
-"""The largest size of the definitions in the schema of a declared error, in bytes of JSON."""
-
-
-class Tool:
-    """An operation as a tool.
-
-    Args:
-        name: The name of the tool.
-        spec: The operation.
-        budget: The largest size of the definitions in a schema, in bytes of JSON.
-        always_fits: Whether every result matches the output schema, because the output policy is `strict` or `create`.
-    """
-
-    def __init__(
-        self, name: str, spec: OperationSpec, budget: int, *, always_fits: bool = False
-    ) -> None:
-        self.name = name
-        self.spec = spec
-        self.id = spec.id
-        self.is_imported = is_imported(spec)
-        self._budget = budget
-        self._always_fits = always_fits
-        self._wires: dict[bool, JSONObject] = {}
-        self._raws: dict[bool, msgspec.Raw] = {}
-
-    @cached_property
-    def _input(self) -> JSONSchema:
-        return _document_of(self.spec.input_schema)
-
-    @cached_property
-    def _output(self) -> JSONSchema:
-        return _document_of(self.spec.output_schema)
-
-    @cached_property
-    def takes_box(self) -> bool:
-        """Whether the input is not an object, and is therefore passed as the argument `input`."""
-        return bool(self._input) and not is_object(self._input)
-
-    @cached_property
-    def gives_object(self) -> bool:
-        """Whether results are always objects."""
-        return self.spec.type is OperationType.SUBSCRIPTION or is_object(self._output)
-
-    @cached_property
-    def mime_type(self) -> str | None:
-        """The declared media type of bytes."""
-        mime_type = mcp_meta(self.spec).get("mimeType")
-        return mime_type if isinstance(mime_type, str) else None
-
-    @cached_property
-    def requires(self) -> tuple[str, ...]:
-        """The capabilities that a client needs to call the tool."""
-        return tuple(map(str, list_of(mcp_meta(self.spec).get("requires"))))
-
-    @cached_property
-    def mirrors_headers(self) -> bool:
-        """Whether arguments are repeated in HTTP headers (`x-mcp-header`)."""
-        return bool(x_mcp_header_map(self._input))
-
-    @cached_property
-    def size(self) -> int:
-        """The size in a listing in bytes of JSON, without `_meta`, which models do not read."""
-        wire = self.wire(modern=False)
-        return len(msgspec.json.encode({key: wire[key] for key in wire if key != "_meta"}))
-
-    @cached_property
-    def _gives_null(self) -> bool:
-        """Whether a result may be null, which the protocol does not distinguish from missing structured content."""
-        return bool(self._output) and not is_never_null(self._output)
-
-    def is_boxed(self, *, modern: bool) -> bool:
-        """Return whether results are boxed in the property `result`, for clients that accept only objects."""
-        return not self.gives_object and (not modern or self._gives_null)
-
-    def raw(self, *, modern: bool) -> msgspec.Raw:
-        """Return `wire`, encoded as JSON."""
-        raw = self._raws.get(modern)
-        if raw is None:
-            raw = self._raws[modern] = msgspec.Raw(msgspec.json.encode(self.wire(modern=modern)))
-        return raw
-
-    def wire(self, *, modern: bool) -> JSONObject:
-        """Return the tool in a listing for clients since 2026-07-28 (`modern`), or before."""
-        wire = self._wires.get(modern)
-        if wire is None:
-            wire = self._wires[modern] = self._written(modern)
-        return wire
-
-    def declares_output(self) -> bool:
-        """Return whether the listing has an output schema."""
-        return "outputSchema" in self.wire(modern=True)
-
-    def _written(self, modern: bool) -> JSONObject:
-        spec = self.spec
-        wire = _named(spec, self.name)
-        wire["inputSchema"] = self.input_schema
-        export = self._export(modern)
-        output = self._output_schema(modern)
-        if output is not None:
-            wire["outputSchema"] = output
-            if not self._always_fits:
-                # Clients drop a result that does not match the schema, so they receive a schema that every result
-                # matches.
-                wire["outputSchema"] = with_alternative(output)
-                export["outputSchema"] = EXACT_OUTPUT
-        wire["annotations"] = _annotations(spec)
-        return with_passed(wire, spec.meta, export)
-
-    @cached_property
-    def input_schema(self) -> JSONObject:
-        """Return the schema of the arguments."""
-        document = pruned(self._input, self._budget)
-        return boxed(document, INPUT) if self.takes_box else as_object(document)
-
-    def _output_schema(self, modern: bool) -> JSONSchema | None:
-        if self.spec.type is OperationType.SUBSCRIPTION:
-            return items_schema(pruned(self._output, self._budget))
-        if not self._output or self.spec.output_schema.is_binary:
-            return None
-        document = pruned(self._output, self._budget)
-        if self.gives_object:
-            return as_object(document)
-        return boxed_result(document) if self.is_boxed(modern=modern) else document
-
-    def _export(self, modern: bool) -> JSONObject:
-        """Return the contract that an import needs to restore the operation."""
-        spec = self.spec
-        # Always included, because the annotation marks every query as idempotent.
-        export = {**export_spec(spec), "idempotent": spec.idempotent}
-        if spec.error_schemas:
-            export["errorSchemas"] = [
-                {**error.to_wire(), "schema": pruned(error.schema.document, _ERROR_BUDGET)}
-                for error in spec.error_schemas
-            ]
-        if not self._input:
-            export["input"] = "any"
-        elif self.takes_box:
-            export["input"] = "boxed"
-        elif "type" not in cast("JSONObject", self._input):
-            export["input"] = "object"
-        if spec.type is OperationType.SUBSCRIPTION:
-            export["output"] = "items"
-        elif spec.output_schema.is_binary:
-            export["output"] = "bytes"
-        elif self.is_boxed(modern=modern):
-            export["output"] = "boxed"
-        elif self.gives_object and "type" not in cast("JSONObject", self._output):
-            export["output"] = "object"
-        return export
-
-
-def _document_of(schema: Schema) -> JSONSchema:
-    return {} if schema.is_empty else schema.document
-
-
-def items_schema(item: JSONSchema) -> JSONObject:
-    """Return the result schema of a subscription as a tool: its first items, and whether they are complete."""
-    return {
-        "type": "object",
-        "properties": {
-            "items": {"type": "array", "items": moved(item, "#/properties/items/items")},
-            "complete": {
-                "type": "boolean",
-                "description": "False if the subscription had more items.",
-            },
-        },
-        "required": ["items", "complete"],
-    }
-
-
-def _annotations(spec: OperationSpec) -> JSONObject:
-    reads = spec.type is not OperationType.MUTATION
-    annotations: JSONObject = {"readOnlyHint": reads}
-    if reads:
-        annotations["destructiveHint"] = False
-    if spec.replayable:
-        annotations["idempotentHint"] = True
-    if is_imported(spec):
-        claimed = object_of(spec.meta.get("annotations"))
-        # The operator's configuration that a tool is read-only overrides the server's annotation.
-        annotations = {**claimed, **annotations} if reads else {**annotations, **claimed}
-    own = mcp_meta(spec).get("annotations")
-    return {**annotations, **cast("JSONObject", own)} if isinstance(own, Mapping) else annotations
 
 
 class Prompt:
@@ -453,7 +269,7 @@ class Prompt:
 
     def wire(self) -> JSONObject:
         """Return the prompt in a listing."""
-        wire = _named(self.spec, self.name)
+        wire = entry_of(self.spec, self.name)
         wire["arguments"] = self._arguments()
         return with_passed(wire, self.spec.meta, export_spec(self.spec))
 
@@ -475,6 +291,124 @@ def properties_of(spec: OperationSpec) -> dict[str, JSONObject]:
     """Return the schemas of the properties of an operation's input."""
     properties = object_of(object_of(spec.input_schema.document).get("properties"))
     return {name: object_of(schema) for name, schema in properties.items()}
+
+
+def prompt_result(envelope: ResponseEnvelope[Any], spec: OperationSpec) -> JSONObject:
+    """Return the `prompts/get` result of an envelope."""
+    data, meta = envelope.data, envelope.meta
+    description = "" if is_imported(spec) else spec.description
+    if is_object(data) and is_list(data.get("messages")):
+        description = data.get("description") or description
+        data = data["messages"]
+    elif isinstance(meta, MCPResponseMeta):
+        data = [{"role": "user", "content": block} for block in to_builtins(meta.content)]
+    messages = data if is_list(data) else [data]
+    result: JSONObject = {"messages": [_message(message) for message in messages]}
+    if description:
+        result["description"] = description
+    passed = passed_meta(meta.meta) if isinstance(meta, MCPResponseMeta) else {}
+    return {**result, "_meta": passed} if passed else result
+
+
+def _message(value: Any) -> JSONObject:
+    content = object_of(value).get("content")
+    if isinstance(content, str):
+        content = text_block(content)
+    if is_object(content):
+        return {"role": value.get("role", "user"), "content": content}
+    return {"role": "user", "content": text_block(text_of(value))}
+
+
+# ------------------------------------------------------------ contents of resources
+
+
+def resource_result(
+    envelope: ResponseEnvelope[Any], uri: str, resource: Resource, addresses: Addresses
+) -> JSONObject:
+    """Return the `resources/read` result of an envelope: text, a blob, or the contents that an MCP server returned.
+
+    Args:
+        envelope: The outcome of the operation.
+        uri: The requested URI.
+        resource: The resource that was read.
+        addresses: The URIs of all resources.
+    """
+    data, meta, mime_type = envelope.data, envelope.meta, resource.mime_type
+    if resource.source is not None and isinstance(meta, MCPResponseMeta):
+        return _imported(envelope, uri, resource, addresses)
+    if isinstance(meta, MCPResponseMeta):
+        passed_on = [
+            to_builtins(block.resource)
+            for block in meta.content
+            if isinstance(block, ResourceContent)
+        ]
+        if passed_on:
+            return {"contents": passed_on}
+    if mime_type is None and isinstance(meta, HTTPResponseMeta):
+        mime_type = meta.content_type or None
+    content: JSONObject = {"uri": uri}
+    if isinstance(data, bytes):
+        content["mimeType"] = mime_type or sniffed(data)
+        content["blob"] = b64encode(data).decode("ascii")
+    else:
+        content["mimeType"] = mime_type or (
+            "text/plain" if isinstance(data, str) else "application/json"
+        )
+        content["text"] = text_of(data)
+    return {"contents": [content]}
+
+
+def _imported(
+    envelope: ResponseEnvelope[Any], uri: str, resource: Resource, addresses: Addresses
+) -> JSONObject:
+    namespace = cast("str", resource.source)
+    contents: list[JSONObject] = []
+    for each in list_of(envelope.data):
+        content: JSONObject = dict(object_of(each))
+        given = str(content.get("uri", ""))
+        # The requested resource has the requested URI; other contents have their own URIs.
+        is_read = prefixed(namespace, given) == uri
+        content["uri"] = uri if is_read or given == uri else addresses.link(namespace, given)
+        if "_meta" in content:
+            content["_meta"] = passed_meta(content["_meta"])
+        contents.append(content)
+    result: JSONObject = {"contents": contents}
+    passed = passed_meta(cast("MCPResponseMeta", envelope.meta).meta)
+    return {**result, "_meta": passed} if passed else result
+
+
+def publish_addresses(blocks: list[JSONObject], namespace: str, addresses: Addresses) -> None:
+    """Replace the URIs in the result of an imported tool by the URIs that clients of this server use.
+
+    The URI of an embedded resource changes only if another source claims it.
+    """
+    for block in blocks:
+        if block.get("type") == "resource_link":
+            block["uri"] = addresses.link(namespace, str(block.get("uri", "")))
+        elif block.get("type") == "resource":
+            resource = object_of(block.get("resource"))
+            uri = str(resource.get("uri", ""))
+            block["resource"] = {**resource, "uri": addresses.public(namespace, uri) or uri}
+
+
+def arguments_from_text(spec: OperationSpec, values: Mapping[str, Any]) -> JSONObject:
+    """Convert an input whose values were sent as text: decode values that should not be strings as JSON."""
+    properties = properties_of(spec)
+    return {name: _read(value, properties.get(name, {})) for name, value in values.items()}
+
+
+def _read(value: Any, schema: JSONObject) -> Any:
+    kind = schema.get("type")
+    if not isinstance(value, str) or kind is None or kind == "string" or "string" in kind:
+        return value
+    try:
+        return decode_json(value, max_values=MAX_REQUEST_VALUES)
+    except JSONValueError:
+        # The validation of the operation reports the error.
+        return value
+
+
+# ------------------------------------------------------------ the catalog
 
 
 class Catalog:

@@ -36,19 +36,16 @@ from operations.front.limits import call_seconds
 from operations.front.public_errors import public_error
 from operations.front.search import may_call
 from operations.mcp.codec import INPUT, is_imported
-from operations.mcp.serving.catalog import Catalog, Prompt, Resource, Tool
-from operations.mcp.serving.results import (
-    Run,
+from operations.mcp.serving.catalog import (
+    Catalog,
+    Prompt,
+    Resource,
     arguments_from_text,
-    error_result,
-    gateway_tools,
     prompt_result,
     publish_addresses,
     resource_result,
-    run_gateway_tool,
-    text_of,
-    tool_result,
 )
+from operations.mcp.serving.tools import Run, Tool, gateway_tools, run_gateway_tool, text_of
 from operations.observe import now
 from operations.registry import OperationRegistry
 from operations.specs import OperationSpec, OperationType
@@ -227,9 +224,7 @@ class Service:
         except CallError as error:
             if error.code == ErrorCode.OPERATION_NOT_FOUND:
                 raise self._unknown_tool(name, asker) from None
-            declared = tool.declares_output()
-            result = error_result(error, context.request_id, expose=False, declared=declared)
-            return _settled(result, asker)
+            return _settled(tool.failure(error, context.request_id, expose=False), asker)
         missing = [name for name in tool.requires if asker.capabilities.get(name) is None]
         if missing:
             raise MCPError(
@@ -277,28 +272,19 @@ class Service:
         spec = tool.spec
         try:
             if spec.type is OperationType.SUBSCRIPTION:
-                return await self._collect(spec, value, context)
+                envelope = await self._collect(spec, value, context)
+                return tool.result(envelope, modern=asker.modern)
             envelope = await self.registry.execute(tool.id, value, context)
         except CallError as error:
-            return error_result(
-                error,
-                context.request_id,
-                expose=asker.front.expose_errors,
-                declared=tool.declares_output(),
-            )
-        result = tool_result(
-            envelope,
-            boxed=tool.is_boxed(modern=asker.modern),
-            declared=tool.declares_output(),
-            mime_type=tool.mime_type,
-        )
+            return tool.failure(error, context.request_id, expose=asker.front.expose_errors)
+        result = tool.result(envelope, modern=asker.modern)
         if tool.is_imported:
             publish_addresses(result["content"], spec.namespace, self.catalog.addresses)
         return result
 
     async def _collect(
         self, spec: OperationSpec, value: Any, context: OperationContext
-    ) -> JSONObject:
+    ) -> ResponseEnvelope[JSONObject]:
         """Run a subscription as a tool: report each item as progress, and return the first items.
 
         Raises:
@@ -328,8 +314,7 @@ class Service:
         except CallError as error:
             if error.code != ErrorCode.TIMEOUT or now() < cast("float", context.deadline) - 1:
                 raise
-        data = {"items": items, "complete": complete}
-        return tool_result(ResponseEnvelope(data, meta), boxed=False, declared=True)
+        return ResponseEnvelope({"items": items, "complete": complete}, meta)
 
     # ------------------------------------------------------------ resources
 
@@ -539,12 +524,7 @@ class LimitedCall:
         """Return the result of a call that exceeded its time limit."""
         tool, asker = self._tool, self._asker
         error = timed_out(tool.spec.id, self._seconds, deadline=self.limit.deadline)
-        result = error_result(
-            error,
-            asker.request_id,
-            expose=asker.front.expose_errors,
-            declared=tool.declares_output(),
-        )
+        result = tool.failure(error, asker.request_id, expose=asker.front.expose_errors)
         return _settled(result, asker)
 
 

@@ -1,0 +1,463 @@
+"""An operation as a tool: its entry in a listing, its results, and the four gateway tools.
+
+Rule 1: data is sent twice, as structured content and as text, for clients that read only one of them.
+Rule 2: an error is also a result, so that the model can read it. An undeclared error shows only its code and the id of
+        the request.
+
+The gateway tools find operations, read a contract, call one operation, or call several. They have specs, so that they
+are listed like all other tools.
+"""
+
+from base64 import b64encode
+from collections.abc import Awaitable, Callable, Mapping
+from functools import cache, cached_property
+from typing import Any, Final, cast
+
+import msgspec
+from mcp.shared.inbound import x_mcp_header_map
+from msgspec import convert, to_builtins
+
+from operations._json import list_of, object_of
+from operations._pipeline.lenient import convert_input
+from operations.context import OperationContext
+from operations.envelopes import (
+    HTTPResponseMeta,
+    MCPResponseMeta,
+    ResponseEnvelope,
+    changes_to_wire,
+)
+from operations.errors import CallError, ErrorCode, with_code
+from operations.front import Front
+from operations.front.public_errors import public_error
+from operations.front.search import (
+    MAX_BATCH,
+    Batch,
+    Described,
+    OperationCall,
+    Search,
+    SearchResult,
+)
+from operations.mcp.codec import (
+    CHANGES_KEY,
+    DATA_KEY,
+    ERROR_KEY,
+    EXACT_OUTPUT,
+    INPUT,
+    RESULT,
+    as_object,
+    boxed,
+    boxed_result,
+    entry_of,
+    export_spec,
+    is_imported,
+    is_never_null,
+    is_object,
+    mcp_meta,
+    moved,
+    passed_meta,
+    pruned,
+    with_alternative,
+    with_passed,
+)
+from operations.schema import Schema, format_value_errors, schema_for
+from operations.specs import OperationSpec, OperationType
+from operations.types import JSONObject, JSONSchema
+
+GATEWAY_TOOLS: Final = ("search", "schema", "call", "batch")
+
+_ERROR_BUDGET = 1024
+"""The largest size of the definitions in the schema of a declared error, in bytes of JSON."""
+
+
+class Tool:
+    """An operation as a tool.
+
+    Args:
+        name: The name of the tool.
+        spec: The operation.
+        budget: The largest size of the definitions in a schema, in bytes of JSON.
+        always_fits: Whether every result matches the output schema, because the output policy is `strict` or `create`.
+    """
+
+    def __init__(
+        self, name: str, spec: OperationSpec, budget: int, *, always_fits: bool = False
+    ) -> None:
+        self.name = name
+        self.spec = spec
+        self.id = spec.id
+        self.is_imported = is_imported(spec)
+        self._budget = budget
+        self._always_fits = always_fits
+        self._wires: dict[bool, JSONObject] = {}
+        self._raws: dict[bool, msgspec.Raw] = {}
+
+    @cached_property
+    def _input(self) -> JSONSchema:
+        return _document_of(self.spec.input_schema)
+
+    @cached_property
+    def _output(self) -> JSONSchema:
+        return _document_of(self.spec.output_schema)
+
+    @cached_property
+    def takes_box(self) -> bool:
+        """Whether the input is not an object, and is therefore passed as the argument `input`."""
+        return bool(self._input) and not is_object(self._input)
+
+    @cached_property
+    def gives_object(self) -> bool:
+        """Whether results are always objects."""
+        return self.spec.type is OperationType.SUBSCRIPTION or is_object(self._output)
+
+    @cached_property
+    def mime_type(self) -> str | None:
+        """The declared media type of bytes."""
+        mime_type = mcp_meta(self.spec).get("mimeType")
+        return mime_type if isinstance(mime_type, str) else None
+
+    @cached_property
+    def requires(self) -> tuple[str, ...]:
+        """The capabilities that a client needs to call the tool."""
+        return tuple(map(str, list_of(mcp_meta(self.spec).get("requires"))))
+
+    @cached_property
+    def mirrors_headers(self) -> bool:
+        """Whether arguments are repeated in HTTP headers (`x-mcp-header`)."""
+        return bool(x_mcp_header_map(self._input))
+
+    @cached_property
+    def size(self) -> int:
+        """The size in a listing in bytes of JSON, without `_meta`, which models do not read."""
+        wire = self.wire(modern=False)
+        return len(msgspec.json.encode({key: wire[key] for key in wire if key != "_meta"}))
+
+    @cached_property
+    def _gives_null(self) -> bool:
+        """Whether a result may be null, which the protocol does not distinguish from missing structured content."""
+        return bool(self._output) and not is_never_null(self._output)
+
+    def is_boxed(self, *, modern: bool) -> bool:
+        """Return whether results are boxed in the property `result`, for clients that accept only objects."""
+        return not self.gives_object and (not modern or self._gives_null)
+
+    def raw(self, *, modern: bool) -> msgspec.Raw:
+        """Return `wire`, encoded as JSON."""
+        raw = self._raws.get(modern)
+        if raw is None:
+            raw = self._raws[modern] = msgspec.Raw(msgspec.json.encode(self.wire(modern=modern)))
+        return raw
+
+    def wire(self, *, modern: bool) -> JSONObject:
+        """Return the tool in a listing for clients since 2026-07-28 (`modern`), or before."""
+        wire = self._wires.get(modern)
+        if wire is None:
+            wire = self._wires[modern] = self._written(modern)
+        return wire
+
+    def declares_output(self) -> bool:
+        """Return whether the listing has an output schema."""
+        return "outputSchema" in self.wire(modern=True)
+
+    def result(self, envelope: ResponseEnvelope[Any], *, modern: bool) -> JSONObject:
+        """Return the `tools/call` result of an envelope for clients since 2026-07-28 (`modern`), or before."""
+        result = self._result(envelope, boxed=self.is_boxed(modern=modern))
+        if envelope.meta.changes:
+            noted = {CHANGES_KEY: changes_to_wire(envelope.meta)}
+            result["_meta"] = {**result.get("_meta", {}), **noted}
+        return result
+
+    def _result(self, envelope: ResponseEnvelope[Any], *, boxed: bool) -> JSONObject:
+        data, meta = envelope.data, envelope.meta
+        if isinstance(data, bytes):
+            return {
+                "content": [binary_block(data, self.mime_type or _content_type(envelope))],
+                "_meta": {DATA_KEY: "bytes"},
+            }
+        structured = {RESULT: data} if boxed else data
+        if not isinstance(meta, MCPResponseMeta):
+            result: JSONObject = {"content": [text_block(text_of(data))]}
+            if data is None and not boxed:
+                # The SDK treats structured null as absent, so `_meta` records it.
+                return {**result, "_meta": {DATA_KEY: "null"}}
+            result["structuredContent"] = structured
+            return result
+        result = {"content": to_builtins(meta.content)}
+        if meta.is_error:
+            result["isError"] = True
+            if meta.structured_content is not None:
+                result |= self._structured_error(meta.structured_content)
+        elif meta.structured_content is not None or self.declares_output():
+            # Use the normalised data instead of the original structured content, because it matches the schema.
+            result["structuredContent"] = structured
+        passed = passed_meta(meta.meta)
+        if passed:
+            result["_meta"] = {**passed, **result.get("_meta", {})}
+        return result
+
+    def failure(self, error: CallError, request_id: str, *, expose: bool) -> JSONObject:
+        """Return the `tools/call` result of an error.
+
+        Args:
+            error: The error.
+            request_id: The id of the call.
+            expose: Whether clients may read the text of unexpected errors.
+        """
+        wire = public_error(error, request_id, expose=expose).to_wire()
+        text = with_code(wire["code"], wire["message"])
+        if "details" in wire:
+            text = f"{text}\n{msgspec.json.encode(wire['details']).decode()}"
+        result: JSONObject = {"content": [text_block(text)], "isError": True}
+        return result | self._structured_error(wire)
+
+    def _structured_error(self, wire: Any) -> JSONObject:
+        # Some clients validate the structured content of errors with the output schema.
+        return (
+            {"_meta": {ERROR_KEY: wire}} if self.declares_output() else {"structuredContent": wire}
+        )
+
+    def _written(self, modern: bool) -> JSONObject:
+        spec = self.spec
+        wire = entry_of(spec, self.name)
+        wire["inputSchema"] = self.input_schema
+        export = self._export(modern)
+        output = self._output_schema(modern)
+        if output is not None:
+            wire["outputSchema"] = output
+            if not self._always_fits:
+                # Clients drop a result that does not match the schema, so they receive a schema that every result
+                # matches.
+                wire["outputSchema"] = with_alternative(output)
+                export["outputSchema"] = EXACT_OUTPUT
+        wire["annotations"] = _annotations(spec)
+        return with_passed(wire, spec.meta, export)
+
+    @cached_property
+    def input_schema(self) -> JSONObject:
+        """Return the schema of the arguments."""
+        document = pruned(self._input, self._budget)
+        return boxed(document, INPUT) if self.takes_box else as_object(document)
+
+    def _output_schema(self, modern: bool) -> JSONSchema | None:
+        if self.spec.type is OperationType.SUBSCRIPTION:
+            return items_schema(pruned(self._output, self._budget))
+        if not self._output or self.spec.output_schema.is_binary:
+            return None
+        document = pruned(self._output, self._budget)
+        if self.gives_object:
+            return as_object(document)
+        return boxed_result(document) if self.is_boxed(modern=modern) else document
+
+    def _export(self, modern: bool) -> JSONObject:
+        """Return the contract that an import needs to restore the operation."""
+        spec = self.spec
+        # Always included, because the annotation marks every query as idempotent.
+        export = {**export_spec(spec), "idempotent": spec.idempotent}
+        if spec.error_schemas:
+            export["errorSchemas"] = [
+                {**error.to_wire(), "schema": pruned(error.schema.document, _ERROR_BUDGET)}
+                for error in spec.error_schemas
+            ]
+        if not self._input:
+            export["input"] = "any"
+        elif self.takes_box:
+            export["input"] = "boxed"
+        elif "type" not in cast("JSONObject", self._input):
+            export["input"] = "object"
+        if spec.type is OperationType.SUBSCRIPTION:
+            export["output"] = "items"
+        elif spec.output_schema.is_binary:
+            export["output"] = "bytes"
+        elif self.is_boxed(modern=modern):
+            export["output"] = "boxed"
+        elif self.gives_object and "type" not in cast("JSONObject", self._output):
+            export["output"] = "object"
+        return export
+
+
+def _document_of(schema: Schema) -> JSONSchema:
+    return {} if schema.is_empty else schema.document
+
+
+def items_schema(item: JSONSchema) -> JSONObject:
+    """Return the result schema of a subscription as a tool: its first items, and whether they are complete."""
+    return {
+        "type": "object",
+        "properties": {
+            "items": {"type": "array", "items": moved(item, "#/properties/items/items")},
+            "complete": {
+                "type": "boolean",
+                "description": "False if the subscription had more items.",
+            },
+        },
+        "required": ["items", "complete"],
+    }
+
+
+def _annotations(spec: OperationSpec) -> JSONObject:
+    reads = spec.type is not OperationType.MUTATION
+    annotations: JSONObject = {"readOnlyHint": reads}
+    if reads:
+        annotations["destructiveHint"] = False
+    if spec.replayable:
+        annotations["idempotentHint"] = True
+    if is_imported(spec):
+        claimed = object_of(spec.meta.get("annotations"))
+        # The operator's configuration that a tool is read-only overrides the server's annotation.
+        annotations = {**claimed, **annotations} if reads else {**annotations, **claimed}
+    own = mcp_meta(spec).get("annotations")
+    return {**annotations, **cast("JSONObject", own)} if isinstance(own, Mapping) else annotations
+
+
+# ------------------------------------------------------------ content
+
+_MAGIC: Final = (
+    (b"\x89PNG\r\n\x1a\n", "image/png"),
+    (b"\xff\xd8\xff", "image/jpeg"),
+    (b"GIF8", "image/gif"),
+    (b"ID3", "audio/mpeg"),
+    (b"OggS", "audio/ogg"),
+    (b"fLaC", "audio/flac"),
+    (b"%PDF-", "application/pdf"),
+)
+
+
+def text_block(text: str) -> JSONObject:
+    """Return a block of text."""
+    return {"type": "text", "text": text}
+
+
+def text_of(data: Any) -> str:
+    """Return data as text for a model: a string unchanged, any other value as JSON."""
+    return data if isinstance(data, str) else msgspec.json.encode(data).decode()
+
+
+def binary_block(data: bytes, mime_type: str | None) -> JSONObject:
+    """Return bytes as an image, audio or blob block."""
+    mime_type = mime_type or sniffed(data)
+    encoded = b64encode(data).decode("ascii")
+    for kind in ("image", "audio"):
+        if mime_type.startswith(f"{kind}/"):
+            return {"type": kind, "data": encoded, "mimeType": mime_type}
+    resource = {"uri": "operations:result", "mimeType": mime_type, "blob": encoded}
+    return {"type": "resource", "resource": resource}
+
+
+def sniffed(data: bytes) -> str:
+    """Return the media type of bytes, detected from the first bytes."""
+    for beginning, mime_type in _MAGIC:
+        if data.startswith(beginning):
+            return mime_type
+    if data[:4] == b"RIFF":
+        return {b"WEBP": "image/webp", b"WAVE": "audio/wav"}.get(
+            data[8:12], "application/octet-stream"
+        )
+    return "application/octet-stream"
+
+
+def _content_type(envelope: ResponseEnvelope[Any]) -> str | None:
+    if isinstance(envelope.meta, HTTPResponseMeta):
+        return envelope.meta.content_type.partition(";")[0].strip().lower() or None
+    return None
+
+
+# ------------------------------------------------------------ gateway tools
+
+Run = Callable[[str, Any, OperationContext], Awaitable[JSONObject]]
+"""Runs an operation by id and returns the result of its tool."""
+
+_REQUESTS: Final = {
+    "search": Search,
+    "schema": Described,
+    "call": OperationCall,
+    "batch": Batch,
+}
+
+
+def _spec(
+    name: str, type: OperationType, title: str, description: str, output: Schema
+) -> OperationSpec:
+    return OperationSpec(
+        namespace="gateway",
+        name=name,
+        type=type,
+        title=title,
+        description=description,
+        input_schema=schema_for(_REQUESTS[name]),
+        output_schema=output,
+    )
+
+
+@cache
+def gateway_tools() -> dict[str, Tool]:
+    """Return the four tools by name."""
+    results = {"type": "object", "properties": {"results": {"type": "array"}}}
+    specs = (
+        _spec(
+            "search",
+            OperationType.QUERY,
+            "Search operations",
+            "Find operations by words in their names, titles, tags and descriptions, best first. "
+            "Then read an operation's contract with schema and run it with call.",
+            schema_for(SearchResult),
+        ),
+        _spec(
+            "schema",
+            OperationType.QUERY,
+            "Read an operation's contract",
+            "Read the input schema, the declared errors and, on request, the output schema of one operation.",
+            Schema({"type": "object"}),
+        ),
+        _spec(
+            "call",
+            OperationType.MUTATION,
+            "Call an operation",
+            "Run one operation and return its result.",
+            Schema({}),
+        ),
+        _spec(
+            "batch",
+            OperationType.MUTATION,
+            "Call several operations",
+            f"Run up to {MAX_BATCH} operations concurrently. Returns the envelope or the error of each, in order;"
+            " a failure does not stop the others.",
+            Schema(results),
+        ),
+    )
+    return {spec.name: Tool(spec.name, spec, budget=16 * 1024) for spec in specs}
+
+
+async def run_gateway_tool(
+    name: str,
+    arguments: JSONObject,
+    front: Front,
+    context: OperationContext,
+    run: Run,
+    caller: str,
+) -> JSONObject | None:
+    """Run a gateway tool; return None if `name` is not one."""
+    tool = gateway_tools().get(name)
+    if tool is None:
+        return None
+    meta: JSONObject = {}
+    try:
+        schema = tool.spec.input_schema.compile()
+        errors = list(schema.errors(arguments))
+        converted = convert_input(schema, arguments) if errors and context.lenient else None
+        if converted is not None:
+            arguments, changes = converted
+            count = sum(change.count for change in changes)
+            noted = {"changes": to_builtins(changes), "changesCount": count}
+            meta = {"_meta": {CHANGES_KEY: noted}}
+        elif errors:
+            raise CallError(
+                ErrorCode.VALIDATION_ERROR,
+                f"the arguments of {name} do not match its schema: {format_value_errors(errors)}",
+                {"errors": to_builtins(errors)},
+            )
+        request: Any = convert(arguments, _REQUESTS[name])
+        if isinstance(request, OperationCall):
+            return await run(request.operation, request.input, context)
+        data = await front.answer(request, context, caller)
+    except CallError as error:
+        return tool.failure(error, context.request_id, expose=front.expose_errors)
+    return {"content": [text_block(text_of(data))], "structuredContent": data, **meta}
