@@ -13,8 +13,7 @@ from tests.mcp_serving.support import ERAS, error_of, serving
 
 from operations import CallError, ErrorCode, OperationContext, OperationRegistry
 from operations._resilience import TimeLimit
-from operations.front.limits import Limits
-from operations.front.limits import CallTimeout
+from operations.front.limits import CallTimeout, Limits
 from operations.mcp import to_mcp
 from operations.server import create_app
 from operations.tools import ToolConfig, configure_tools
