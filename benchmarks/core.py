@@ -198,7 +198,11 @@ async def granted(options: Any) -> None:
         return await execute("bench.add", v.ADD_ARGUMENTS, agent)
 
     rates = await interleave(
-        {"no grant": ungranted, "a grant": with_grant, "a grant, and its token": with_token},
+        {
+            "no grant": ungranted,
+            "a grant": with_grant,
+            "a grant, resolved from its token": with_token,
+        },
         options.repeats,
         options.budget,
     )

@@ -95,7 +95,7 @@ def plain() -> Any:
 SERVERS = {
     "FastMCP": "fastmcp",
     "SDK, low-level server": "lowlevel",
-    "operations, by the SDK alone": "sdk_path",
+    "operations, SDK path only": "sdk_path",
     "operations": "ours",
     "bare Starlette, no MCP": "plain",
 }
