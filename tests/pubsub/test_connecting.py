@@ -3,22 +3,25 @@
 import asyncio
 import logging
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import anyio
+import hiredis
 import pytest
 from redis.asyncio import Redis
 from tests.calls.waiting import until
 from tests.receivers import SilentReceiver
-from tests.servers import Broker, NatsServer, RedisServer, proxy, running
+from tests.servers import Broker, NatsServer, RedisServer, free_port, proxy, running
 
 from operations.errors import TransportError
 from operations.pubsub.base import Delivery
+from operations.pubsub.config import RedisConfig
 from operations.pubsub.nats import connect_nats
 from operations.pubsub.redis import connect_redis, connect_redis_interop
+from operations.pubsub.redis.connection import Connector
 from operations.pubsub.websocket import connect_websocket
 
 
@@ -186,3 +189,97 @@ async def test_a_wrong_password_is_an_error_at_once() -> None:
         with anyio.fail_after(4), pytest.raises(TransportError):
             async with connect_redis(url):
                 pass
+
+
+@pytest.mark.parametrize(
+    ("connect", "url"),
+    [
+        (connect_redis, "redis://:{secret}@127.0.0.1:{port}"),
+        (connect_redis, "redis://localhost:{port}"),
+        (connect_redis, "redis+sentinel://127.0.0.1:{port}/main"),
+        (connect_redis, "redis+cluster://127.0.0.1:{port}"),
+        (connect_nats, "nats://user:{secret}@127.0.0.1:{port}"),
+        (connect_nats, "nats://localhost:{port}"),
+        (connect_websocket, "ws://localhost:{port}"),
+    ],
+)
+async def test_an_error_names_the_address_without_a_server_and_what_to_do(
+    connect: Any, url: str
+) -> None:
+    port, options = free_port(), {"connect_timeout": 0.2}
+    with anyio.fail_after(20), pytest.raises(TransportError) as caught:
+        async with connect(
+            url.format(secret="SEKRIT", port=port),
+            **({} if connect is connect_websocket else options),
+        ):
+            pass
+
+    text = str(caught.value)
+    assert "cannot be reached" in text
+    assert f":{port}: connection refused; start the server, or check the address" in text.replace(
+        " cannot be reached:", ":"
+    )
+    for noise in ("rrno", "Error 111", "Connect call", "SEKRIT"):
+        assert noise not in text
+
+
+async def test_a_missing_unix_socket_is_named() -> None:
+    with pytest.raises(
+        TransportError, match=r"at /nowhere\.sock: no such file or directory; start"
+    ):
+        async with connect_redis("unix:///nowhere.sock", connect_timeout=0.2):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("version", "refusal"),
+    [(b"7.0.0", None), (b"", None), (b"unstable", None), (None, None), (b"6.2.1", "has 6.2.1")],
+)
+async def test_a_node_that_does_not_report_its_version_is_accepted(
+    version: bytes | None, refusal: str | None
+) -> None:
+    async with node_of_a_cluster(version) as port:
+        connector = Connector(RedisConfig(f"redis+cluster://127.0.0.1:{port}", connect_timeout=5))
+        if refusal is None:
+            connection = await connector.connect()
+            await connection.disconnect(nowait=True)
+        else:
+            with pytest.raises(TransportError, match=refusal):
+                await connector.connect()
+
+
+@asynccontextmanager
+async def node_of_a_cluster(version: bytes | None) -> AsyncGenerator[int]:
+    """Yield the port of a server that speaks enough of RESP to be a node, and reports `version` in HELLO."""
+
+    writers: list[asyncio.StreamWriter] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        commands = hiredis.Reader()
+        while data := await reader.read(65536):
+            commands.feed(data)
+            while command := commands.gets():
+                words = [word.upper() for word in command]
+                if words[0] == b"HELLO":
+                    pairs = [
+                        b"server",
+                        b"redis",
+                        *([] if version is None else [b"version", version]),
+                    ]
+                    bulks = b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in pairs)
+                    writer.write(b"*%d\r\n%b" % (len(pairs), bulks))
+                elif words[:2] == [b"CLUSTER", b"SLOTS"]:
+                    writer.write(
+                        b"*1\r\n*3\r\n:0\r\n:16383\r\n*2\r\n$9\r\n127.0.0.1\r\n:%d\r\n" % port
+                    )
+                else:
+                    writer.write(b"+OK\r\n")
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    port: int = server.sockets[0].getsockname()[1]
+    async with server:
+        yield port
+        for writer in writers:
+            writer.close()
+            await writer.wait_closed()

@@ -157,7 +157,7 @@ async def test_a_login_may_contain_characters_that_an_address_may_not(how: str) 
 def nowhere(request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
     """Invalid addresses of NATS servers, and their errors."""
     if request.param == "nobody":
-        yield f"127.0.0.1:{free_port()}", "Connect call failed"
+        yield f"127.0.0.1:{free_port()}", "connection refused"
     elif request.param == "redis":
         yield f"127.0.0.1:{request.getfixturevalue('redis_server').port}", "is it NATS"
     else:

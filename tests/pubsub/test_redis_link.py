@@ -22,7 +22,7 @@ async def test_f6_silence_breaks_a_connection_and_is_no_answer(
     connection = await Connector(RedisConfig(redis_server.url)).connect()
     try:
         # A late answer would be taken for that to the next command.
-        with pytest.raises(TransportError, match=r"no answer for 0\.1 seconds"):
+        with pytest.raises(TransportError, match=r"no response for 0\.1 seconds"):
             await ask(connection, "BLPOP", "nobody writes here", 1)
         assert not connection.is_connected
     finally:

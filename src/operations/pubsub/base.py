@@ -395,6 +395,19 @@ class LoopAffinity:
             raise NotSentError("the connection belongs to another event loop: connect on this one")
 
 
+async def wait_until(connected: asyncio.Event, seconds: float | None, failure: str) -> None:
+    """Wait for a connection that is being restored.
+
+    Raises:
+        NotSentError: With the text `failure`, if that takes longer than `seconds`.
+    """
+    try:
+        async with asyncio.timeout(seconds):
+            await connected.wait()
+    except TimeoutError:
+        raise NotSentError(failure) from None
+
+
 def usable(target: EventTarget) -> EventTarget:
     """Return `target` if it is an event target.
 

@@ -7,8 +7,10 @@ import re
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from os import strerror
 from pathlib import Path
-from ssl import SSLContext, create_default_context
+from socket import gaierror
+from ssl import SSLContext, SSLError, create_default_context
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, quote, unquote, urlsplit, urlunsplit
 
@@ -214,6 +216,23 @@ class NatsConfig(BrokerConfig):
             "tls": self.tls or self.tls_context(),
         }
         return {**{key: value for key, value in named.items() if value is not None}, **self.options}
+
+
+def connect_failure(error: BaseException | None) -> str:
+    """Return why a connection could not be opened, in the words of the operating system, and what to do.
+
+    Errors of other kinds keep their text. The result is empty if the error has none, as most timeouts.
+    """
+    cause = error
+    while cause is not None:
+        if isinstance(cause, OSError) and not isinstance(cause, (SSLError, TimeoutError)):
+            # The text of asyncio repeats the address; if a host has several, it contains the errors of all.
+            numbers = re.findall(r"Errno (\d+)", str(cause)) or [cause.errno or 0]
+            text = cause.strerror if isinstance(cause, gaierror) else strerror(int(numbers[0]))
+            if text and cause.errno != 0 and int(numbers[0]):
+                return f"{text[0].lower()}{text[1:]}; start the server, or check the address"
+        cause = cause.__cause__ or cause.__context__
+    return str(error or "")
 
 
 def enforce_address(url: str, schemes: Collection[str], *, needs_host: bool = True) -> None:

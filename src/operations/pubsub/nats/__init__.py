@@ -42,8 +42,15 @@ from operations.pubsub.base import (
     StoredLetter,
     Subscription,
     WorkerStats,
+    wait_until,
 )
-from operations.pubsub.config import ANY_CLIENT, NatsConfig, enforce_address, enforce_client
+from operations.pubsub.config import (
+    ANY_CLIENT,
+    NatsConfig,
+    connect_failure,
+    enforce_address,
+    enforce_client,
+)
 from operations.pubsub.nats.client import (
     NATS_ERRORS,
     SUBJECT,
@@ -197,9 +204,10 @@ class NatsTarget(EventTarget):
                 )
         except (TransportError, *NATS_ERRORS, TimeoutError) as error:
             # A timeout has no text, but the failure of the last attempt has.
-            reason = str(error) or str(self._nats.last_error or "") or "no answer"
+            failure = connect_failure(error) or connect_failure(self._nats.last_error)
             hosts = ", ".join(f"{each.hostname}:{each.port}" for each in self._nats.servers)
             where = f" at {hosts}" if hosts else ""
+            reason = failure or f"no response for {config.connect_timeout:g} seconds"
             raise TransportError(f"NATS cannot be reached{where}: {reason}") from error
         self._note_limit()
         self._connected.set()
@@ -249,11 +257,8 @@ class NatsTarget(EventTarget):
         self.max_bytes = self._nats.max_payload - (_HEADER_BYTES if self.durable else 0)
 
     async def _ready(self, wait: float) -> None:
-        try:
-            async with asyncio.timeout(wait):
-                await self._connected.wait()
-        except TimeoutError:
-            raise NotSentError("NATS cannot be reached") from None
+        if not self._connected.is_set():
+            await wait_until(self._connected, wait, "NATS cannot be reached")
 
     async def check_privacy(self) -> None:
         """Raise an error unless the server blocks this client from the mailboxes and requests of other clients.

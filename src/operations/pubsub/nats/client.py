@@ -208,7 +208,7 @@ class ReconnectingClient(Client):
             finally:
                 await echo.unsubscribe()
         except TimeoutError:
-            raise TransportError("NATS does not answer") from None
+            raise TransportError("NATS does not respond") from None
         except NATS_ERRORS as error:
             raise TransportError(f"NATS: {error}") from error
         finally:

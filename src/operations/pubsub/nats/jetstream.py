@@ -89,8 +89,8 @@ _NO_JETSTREAM = (
     "nats-server -js"
 )
 _SILENT = (
-    "JetStream does not answer. Where the server has permissions, durable=True needs more of them: "
-    "see Permissions in docs/calls.md"
+    "JetStream does not respond. If the server restricts permissions, durable=True needs additional ones: see "
+    "Permissions in docs/calls.md"
 )
 
 
@@ -279,7 +279,7 @@ class JetStream:
                 if getattr(error, "err_code", None) not in _TEMPORARY:
                     raise failed(f"JetStream: {error}") from error
             if loop.time() >= end:
-                reason = str(failure) or "no answer"
+                reason = str(failure) or "no response"
                 raise failed(f"JetStream did not store a request: {reason}") from failure
             await asyncio.sleep(_RETRY)
 

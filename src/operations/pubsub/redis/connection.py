@@ -8,6 +8,7 @@ Rule 4: a connection that breaks, or leaves a command without a reply, fails its
 
 import asyncio
 import logging
+import re
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
@@ -31,8 +32,8 @@ from redis.exceptions import (
 
 from operations._resilience import Backoff, LogThrottle
 from operations.errors import NotSentError, TransportError
-from operations.pubsub.base import NOT_PERMITTED, EventTarget, LoopAffinity, Receiver
-from operations.pubsub.config import RedisConfig, read_redis_address
+from operations.pubsub.base import NOT_PERMITTED, EventTarget, LoopAffinity, Receiver, wait_until
+from operations.pubsub.config import RedisConfig, connect_failure, read_redis_address
 
 logger = logging.getLogger("operations")
 
@@ -66,7 +67,7 @@ class Connector:
     def __init__(self, config: RedisConfig) -> None:
         self.timeout = config.connect_timeout
         self.moved = asyncio.Event()
-        self._server = ("", 0)
+        self._server = ""
         self._address = read_redis_address(config.address)
         self.prefix = config.prefix
         if self._address.kind == "cluster" and "{" not in self.prefix:
@@ -82,7 +83,8 @@ class Connector:
                 **config.tls_files,
             )
             # The options are validated only now.
-            pool.make_connection()
+            first, servers = pool.make_connection(), self._address.servers
+            self._shown = ", ".join(f"{host}:{port}" for host, port in servers) or _server(first)
             self._pool = pool
             return
         raise TransportError(
@@ -99,21 +101,25 @@ class Connector:
             # The library limits the connect, but not the handshake.
             async with asyncio.timeout(self.timeout):
                 connection = await self._find()
-        except (*CONNECTION_ERRORS, TimeoutError) as error:
-            reason = str(error) or f"no answer for {self.timeout:g} seconds"
-            raise TransportError(f"Redis cannot be reached: {reason}") from error
-        server = str(getattr(connection, "host", "")), int(getattr(connection, "port", 0))
+        except (TransportError, *CONNECTION_ERRORS, TimeoutError) as error:
+            raise TransportError(self.unreachable(error)) from error
+        server = _server(connection)
         if server != self._server:
             self._server = server
             self.moved.set()
             self.moved = asyncio.Event()
         return connection
 
+    def unreachable(self, error: BaseException | None = None) -> str:
+        """Return the message for an attempt to connect that failed."""
+        reason = connect_failure(error) or f"no response for {self.timeout:g} seconds"
+        return f"Redis cannot be reached at {self._shown}: {reason}"
+
     async def _find(self) -> Any:
         address = self._address
         if not address.kind:
             return await self._open({})
-        failure: Exception | None = None
+        failure: Exception = TimeoutError()
         for host, port in address.servers:
             try:
                 async with asyncio.timeout(self.timeout / len(address.servers)):
@@ -122,7 +128,7 @@ class Connector:
                     return await self._open_shard(host, port)
             except (TransportError, *CONNECTION_ERRORS, TimeoutError) as error:
                 failure = error
-        raise TransportError(str(failure) or "no answer") from failure
+        raise failure
 
     async def _open_master(self, host: str, port: int) -> Any:
         login = {"username": None, "password": None, **self._address.sentinel_login}
@@ -172,6 +178,11 @@ class Connector:
         return connection
 
 
+def _server(connection: Any) -> str:
+    """Return the host and port of a connection, or the path of its UNIX socket."""
+    return getattr(connection, "path", "") or f"{connection.host}:{connection.port}"
+
+
 async def _enforce_master(connection: Any) -> None:
     """Raise an error if a server is a replica now, which Sentinel may not have noticed yet."""
     role = await _ask_if_permitted(connection, "ROLE")
@@ -182,15 +193,16 @@ async def _enforce_master(connection: Any) -> None:
 async def _enforce_version(node: Any) -> None:
     """Raise an error if a node of a cluster is older than Redis 7."""
     try:
-        answer = await _ask_if_permitted(node, "HELLO")
+        answer = await _ask_if_permitted(node, "HELLO") or ()
     except ResponseError:
-        answer = [b"version", b"5 or older"]
-    if answer is not None:
-        version = dict(zip(answer[::2], answer[1::2], strict=False))[b"version"].decode()
-        if int(version.partition(".")[0].partition(" ")[0]) < 7:
-            raise _UnsupportedServerError(
-                f"a Redis Cluster needs version 7 or newer, and this one has {version}"
-            )
+        answer = (b"version", b"5 or older")
+    # Other servers may report no version, or another kind of version.
+    version = dict(zip(answer[::2], answer[1::2], strict=False)).get(b"version", b"").decode()
+    major = re.match(r"\d+", version)
+    if major is not None and int(major[0]) < 7:
+        raise _UnsupportedServerError(
+            f"a Redis Cluster needs version 7 or newer, and this one has {version}"
+        )
 
 
 async def _ask_if_permitted(connection: Any, *command: Any) -> Any:
@@ -228,23 +240,16 @@ def is_wrong_server(error: BaseException) -> bool:
     )
 
 
-async def ask(connection: Any, *command: Any) -> Any:
-    """Send one command on an unshared connection, and read its reply.
+async def ask(connection: Any, *command: Any, is_sent: bool = False) -> Any:
+    """Send one command on an unshared connection, unless it was sent already, and read its reply.
 
     Raises:
         TransportError: If the connection breaks, there is no reply, or Redis does not permit the command.
         ResponseError: If Redis rejects the command.
     """
     try:
-        await connection.send_command(*command)
-    except CONNECTION_ERRORS as error:
-        raise TransportError(f"Redis: {error}") from error
-    return await read_answer(connection, command)
-
-
-async def read_answer(connection: Any, command: tuple[Any, ...]) -> Any:
-    """Read the reply to a command. Raises the errors of `ask`."""
-    try:
+        if not is_sent:
+            await connection.send_command(*command)
         # The library's own timeout returns None, and a late reply would be used for the next command.
         async with asyncio.timeout(_READ_TIMEOUT):
             return await connection.read_response()
@@ -255,7 +260,7 @@ async def read_answer(connection: Any, command: tuple[Any, ...]) -> Any:
             raise TransportError(f"Redis: {error}") from error
         raise
     except (*CONNECTION_ERRORS, TimeoutError) as error:
-        reason = str(error) or f"no answer for {_READ_TIMEOUT:g} seconds"
+        reason = str(error) or f"no response for {_READ_TIMEOUT:g} seconds"
         raise TransportError(f"Redis: {reason}") from error
 
 
@@ -379,10 +384,8 @@ class ReconnectingConnection(ABC):
             await self.aclose()
             if not isinstance(error, TimeoutError):
                 raise
-            reason = f"Redis cannot be reached: no answer for {seconds:g} seconds"
-            if self._failure is not None:
-                reason = f"{self._failure} (retried for {seconds:g} seconds)"
-            raise TransportError(reason) from None
+            reason = self._failure or self._client.connector.unreachable()
+            raise TransportError(str(reason)) from None
 
     async def aclose(self) -> None:
         """Disconnect."""
@@ -449,7 +452,7 @@ class ReconnectingConnection(ABC):
         while True:
             await asyncio.sleep(KEEPALIVE)
             if self._loop.time() - self._heard_at > SILENCE:
-                raise TransportError(f"no answer for {SILENCE:g} seconds")
+                raise TransportError(f"no response for {SILENCE:g} seconds")
             await send("PING")
 
     async def _run_until_first(self, *works: Coroutine[Any, Any, object]) -> None:
@@ -499,13 +502,8 @@ class PipelinedConnection(ReconnectingConnection):
         Raises:
             NotSentError: If that takes longer than `wait` seconds.
         """
-        if self._up.is_set():
-            return
-        try:
-            async with asyncio.timeout(wait):
-                await self._up.wait()
-        except TimeoutError:
-            raise NotSentError("Redis cannot be reached") from None
+        if not self._up.is_set():
+            await wait_until(self._up, wait, "Redis cannot be reached")
 
     async def request(self, *command: Any) -> Any:
         """Send a command and return its reply.

@@ -23,7 +23,6 @@ from operations.pubsub.redis.connection import (
     RedisClient,
     ask,
     pack_command,
-    read_answer,
 )
 
 logger = logging.getLogger("operations")
@@ -461,7 +460,7 @@ class QueueReader(ReconnectingConnection):
             await connection.send_packed_command(b"".join(map(pack_command, commands)))
         await self.batch.begun(len(entries), began)
         for command in commands:
-            await read_answer(connection, command)
+            await ask(connection, *command, is_sent=True)
 
     async def _compare_clocks(self, connection: Any) -> None:
         """Measure the difference between the server's clock and the monotonic clock of the loop."""

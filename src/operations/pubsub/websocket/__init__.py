@@ -32,7 +32,7 @@ from operations._json import MAX_REQUEST_VALUES
 from operations._resilience import Backoff
 from operations._text import enforce_lists, without_secrets
 from operations.access import Identity
-from operations.pubsub.config import enforce_address
+from operations.pubsub.config import connect_failure, enforce_address
 from operations.pubsub.websocket.target import (
     ANNOUNCED,
     BATCHES,
@@ -102,7 +102,8 @@ async def connect_websocket(
             # The library quotes the whole address, including its password.
             if not isinstance(error, InvalidURI):
                 shown = without_secrets(url)
-                raise TransportError(f"{shown} cannot be reached: {error}{_hint(error)}") from error
+                reason = f"{connect_failure(error)}{_hint(error)}"
+                raise TransportError(f"{shown} cannot be reached: {reason}") from error
         raise TransportError("the address is not one of a WebSocket: ws://user:password@host/path")
 
     target = _DialedTarget(

@@ -29,6 +29,7 @@ from operations.pubsub.base import (
     EventTarget,
     Receiver,
     enforce_size,
+    wait_until,
 )
 from operations.types import JSONObject
 
@@ -317,11 +318,7 @@ class WebSocketTarget(EventTarget):
     ) -> str:
         """Send a request to the peer."""
         if self._socket is None:
-            try:
-                async with asyncio.timeout(wait):
-                    await self._connected.wait()
-            except TimeoutError:
-                raise NotSentError("the WebSocket is not connected") from None
+            await wait_until(self._connected, wait, "the WebSocket is not connected")
         await self.send(_PEER, body)
         return ""
 
