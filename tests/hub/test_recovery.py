@@ -349,6 +349,7 @@ async def test_keys_and_limits_change_without_a_restart(tmp_path: Path) -> None:
     with anyio.fail_after(60):
         async with (
             open_hub(path) as hub,
+            following(hub),
             running(hub.app) as url,
             aiohttp.ClientSession(url) as http,
         ):
@@ -366,6 +367,12 @@ async def test_keys_and_limits_change_without_a_restart(tmp_path: Path) -> None:
                 "/hello/greet", headers={"x-api-key": "second"}, data=b" " * 200
             ) as response:
                 assert response.status == 413
+
+            # A changed secret is noticed as well, although `operations.toml` stays the same.
+            (tmp_path / "key").write_text("third")
+            while await status("third") != 200:
+                await asyncio.sleep(0.05)
+            assert await status("second") == 401
 
 
 @pytest.mark.requirement("R15")

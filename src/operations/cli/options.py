@@ -119,6 +119,8 @@ class Screen:
 
     def __init__(self, *, json: bool = False) -> None:
         self.json = json
+        self.log: logging.Logger | None = None
+        """Receives notes and warnings, if `[log] json` requires that standard error is only JSON."""
         self.out = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
         self.err = Console(file=sys.stderr, highlight=False, markup=False, emoji=False)
         if not self.out.is_terminal:
@@ -213,11 +215,17 @@ class Screen:
 
     def note(self, text: str, style: str = "dim") -> None:
         """Print a note on standard error."""
+        if self.log is not None:
+            self.log.info("%s", text)
+            return
         self.err.print(Text(plain(text), style=style), soft_wrap=True)
 
     def warn(self, text: str) -> None:
         """Print a warning on standard error; the command continues."""
-        self.note(f"warning: {text}", "yellow")
+        if self.log is not None:
+            self.log.warning("%s", text)
+        else:
+            self.note(f"warning: {text}", "yellow")
 
     def failed(self, message: str) -> None:
         """Print the error of a command."""
@@ -322,9 +330,12 @@ class Common:
         """The options that select the same config in a suggested command, with a leading space."""
         return "" if self.config is None else f" --config {shlex.quote(str(self.config))}"
 
-    def screen(self) -> Screen:
-        """Return the screen for results and errors."""
-        return Screen(json=self.json)
+    def screen(self, file: ConfigFile | None = None) -> Screen:
+        """Return the screen for results and errors; with a file, for a command that writes its logs."""
+        screen = Screen(json=self.json)
+        if file is not None and file.config.log.options.get("json") and not self.verbose:
+            screen.log = logging.getLogger("operations.cli")
+        return screen
 
     def load(self, *, required: bool = True) -> ConfigFile:
         """Return the config of this command.

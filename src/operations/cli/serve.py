@@ -60,8 +60,8 @@ async def serve(
         as_: With --stdio: the caller of [access.keys] that makes the calls; by default no identity.
         common: Options of every command.
     """
-    screen = common.screen()
     file, process = common.load(), Process.inherited()
+    screen = common.screen(file)
     if is_shared(file) and process is None and not stdio:
         return await _serve_shared(file, host, port, entry_point, common)
     async with (

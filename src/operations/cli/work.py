@@ -62,8 +62,8 @@ async def work(
             served.
         common: Options of every command.
     """
-    screen = common.screen()
     file = common.load()
+    screen = common.screen(file)
     chosen, entry = chosen_broker(broker, file)
 
     def adjusted(file: ConfigFile) -> ConfigFile:

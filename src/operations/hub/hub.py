@@ -34,6 +34,7 @@ from operations.hub.source import (
     file_times,
     fingerprint,
     limits_of,
+    modified,
 )
 from operations.hub.sources import Access, can_sign_in, open_source, serves_anonymous, sources_of
 from operations.registry import OperationRegistry
@@ -396,7 +397,7 @@ async def _apply(hub: Hub, path: Path) -> None:
         await _apply_sources(hub, old, new)
     except asyncio.CancelledError:
         # The caller was cancelled; the next reload, which follows soon, completes the work.
-        hub.file, hub.file_times = old, {}
+        hub.file, hub.file_times = old, dict.fromkeys(hub.file_times)
         raise
     stale = [
         each.name
@@ -480,7 +481,8 @@ async def _follow(
             elif problem is None and label in lost:
                 logger.info("%s is connected again", label)
         lost = {label for label, problem in problems.items() if problem is not None}
-        if not again.is_set() and file_times(hub.file) == hub.file_times:
+        times = {path: modified(path) for path in hub.file_times}
+        if not again.is_set() and times == hub.file_times:
             continue
         again.clear()
         try:

@@ -214,7 +214,9 @@ def file_times(file: ConfigFile) -> dict[Path, int | None]:
     documents = [each.document for each in file.config.openapi.values()]
     local = [file.resolve(each) for each in documents if "://" not in each]
     listings = [file.resolve(each) for each in file.config.mcp_json]
-    return {path: modified(path) for path in (file.path, *local, *listings) if path is not None}
+    secrets = [file.resolve(secret.file) for _, secret in file.secrets() if secret.file]
+    paths = (file.path, *local, *listings, *secrets)
+    return {path: modified(path) for path in paths if path is not None}
 
 
 def modified(path: Path) -> int | None:
