@@ -129,7 +129,8 @@ def test_a_registry_becomes_a_valid_document_of_its_api() -> None:
     ]  # fmt: skip
     assert paths["/tree/watch"]["get"]["parameters"][0]["schema"]["minItems"] == 1
     assert "text/event-stream" in paths["/tree/watch"]["post"]["responses"]["200"]["content"]
-    assert "application/octet-stream" in paths["/tree/add"]["post"]["responses"]["200"]["content"]
+    content = paths["/tree/add"]["post"]["responses"]["200"]["content"]
+    assert content["application/octet-stream"] == {"schema": {"type": "string", "format": "binary"}}
 
 
 def test_declared_errors_are_responses() -> None:

@@ -54,6 +54,9 @@ QUERY: dict[str, Any] = {
             "either": {"anyOf": [{"type": "integer", "minimum": 10}, {"type": "string"}]},
             "tags": {"type": "array", "items": {"type": "string"}},
             "numbers": {"type": "array", "items": {"$ref": "#/$defs/number"}},
+            "maybe": {
+                "anyOf": [{"type": "array", "items": {"$ref": "#/$defs/number"}}, {"type": "null"}]
+            },
             "where": {"type": "object"},
             "any": {},
         },
@@ -84,6 +87,8 @@ QUERY: dict[str, Any] = {
         ("tags=a", {"tags": ["a"]}),
         ("tags=a&tags=1", {"tags": ["a", "1"]}),
         ("numbers=1&numbers=2", {"numbers": [1, 2]}),
+        ("maybe=1&maybe=2", {"maybe": [1, 2]}),
+        ("maybe=1", {"maybe": [1]}),
         ('where={"a":[1]}', {"where": {"a": [1]}}),
         ("any=5", {"any": 5}),
         ("any=word", {"any": "word"}),

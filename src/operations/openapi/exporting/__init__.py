@@ -323,9 +323,9 @@ def _result(spec: OperationSpec, schema: JSONSchema) -> JSONObject:
         }
     content: JSONObject = {JSON: {"schema": schema}}
     if spec.output_schema.is_binary:
-        # Bytes are sent unencoded.
+        # Bytes are sent unencoded. Generators of clients drop a result without a schema.
         kind = object_of(spec.output_schema.document).get("contentMediaType", BINARY)
-        content = {kind: {}, **content}
+        content = {kind: {"schema": {"type": "string", "format": "binary"}}, **content}
     return {"description": "The result.", "content": content}
 
 

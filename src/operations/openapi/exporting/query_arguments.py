@@ -129,7 +129,7 @@ class QueryArguments:
         if types <= _SCALARS:
             shape, convert = Shape.SCALAR, self._scalar(schema, types)
         elif types <= {"array", "null"}:
-            items = _followed(schema, self._root).get("items", True)
+            items = _items(schema, self._root)
             item_types = _types(items, self._root)
             if item_types <= _SCALARS:
                 shape, convert = Shape.LIST, self._scalar(items, item_types)
@@ -205,6 +205,17 @@ def _followed(schema: JSONSchema, root: JSONObject) -> JSONObject:
     """Return the target of a chain of references; empty if it cannot be resolved."""
     found, _ = followed(schema, root)
     return {} if "$ref" in found else found
+
+
+def _items(schema: JSONSchema, root: JSONObject) -> JSONSchema:
+    """Return the schema of the items of a list, or of the only alternative to null; true if there is none."""
+    resolved = _followed(schema, root)
+    for keyword in ("anyOf", "oneOf"):
+        members = [each for each in resolved.get(keyword, ()) if _types(each, root) - {"null"}]
+        if len(members) == 1 and "items" not in resolved:
+            return _items(members[0], root)
+    items: JSONSchema = resolved.get("items", True)
+    return items
 
 
 def _types(schema: JSONSchema, root: JSONObject, hops: int = _HOPS) -> frozenset[str]:
