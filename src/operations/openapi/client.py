@@ -1,8 +1,11 @@
 """Send the requests of one service: signing, retries, redirects and limits.
 
-Rule 1: a request is retried only if that is safe (`Attempts`), and never beyond the call's deadline.
-Rule 2: a redirect is followed only if configured, and only within its origin.
-Rule 3: a host that only a document names must be public. A host that does not respond is not tried on every call.
+Rule 1: a request that the server may have processed is retried only if its method is repeatable, and never beyond the
+        call's deadline.
+Rule 2: a request that the server rejected is retried with any method: after a 401 with a new token, after a 429
+        with `Retry-After`, and after a 503 if the operator allows it (`retry_refused`).
+Rule 3: a redirect is followed only if configured, and only within its origin.
+Rule 4: a host that only a document names must be public. A host that does not respond is not tried on every call.
 """
 
 import asyncio
@@ -17,7 +20,14 @@ from urllib.parse import urljoin
 import msgspec
 
 from operations._hosts import Origin, TrustedHosts, enforce_public, origin_of
-from operations._resilience import Bulkhead, CircuitBreaker
+from operations._json import object_of
+from operations._resilience import (
+    Backoff,
+    Bulkhead,
+    CircuitBreaker,
+    CircuitOpenError,
+    retry_after,
+)
 from operations._text import without_secrets
 from operations.context import OperationContext
 from operations.errors import CallError, DocumentError, ErrorCode, timed_out
@@ -38,7 +48,7 @@ from operations.openapi.responses import (
 from operations.openapi.security import NOTHING, Security, Signature, TokenRefusedError
 from operations.openapi.transport import (
     REDIRECTS,
-    Attempts,
+    REPEATABLE,
     Draft,
     HTTPRequest,
     HTTPResponse,
@@ -55,6 +65,7 @@ if TYPE_CHECKING:
 
 _MAX_ORIGINS = 1000
 _MAX_REDIRECTS = 5
+_FIRST_PAUSE = 0.2
 _Opened: TypeAlias = AbstractAsyncContextManager[HTTPResponse]
 _DEFAULT_HEADERS = {"User-Agent": "alkdev-operations", "Accept-Encoding": ACCEPTED}
 _UNIQUE = frozenset({*_DEFAULT_HEADERS, "Accept", "Content-Type"})
@@ -85,8 +96,14 @@ class _Call(msgspec.Struct):
     signature: Signature = NOTHING
     """The signature of the last attempt."""
 
-    attempts: Attempts | None = None
-    """Decides about further attempts; None until the first has failed."""
+    retries: int = 0
+    """The number of retries so far, not counting the one with a new token."""
+
+    has_new_token: bool = False
+    """Whether a rejected token was replaced."""
+
+    backoff: Backoff | None = None
+    """The pauses between attempts; None until the first has failed."""
 
     opened: _Opened | None = None
     """The open response of the last request."""
@@ -375,14 +392,31 @@ class Client:
 
     def _pause_after(self, error: CallError, call: _Call) -> float | None:
         """Return the seconds to wait before a retry, or None if the request must not be retried."""
-        config = self._config
-        if call.attempts is None:
-            call.attempts = Attempts(
-                call.draft.method, retries=config.retries, retry_refused=config.retry_refused
-            )
-        pause = call.attempts.pause_after(error, has_token=bool(call.signature.tokens))
-        is_over = monotonic() + (pause or 0) >= call.end or call.closings != self.closings
-        return None if is_over or not call.is_repeatable else pause
+        is_over = monotonic() >= call.end or call.closings != self.closings
+        if is_over or not call.is_repeatable or isinstance(error, CircuitOpenError):
+            return None
+        details = object_of(error.details)
+        status = details.get("statusCode")
+        if status == 401 and call.signature.tokens and not call.has_new_token:
+            call.has_new_token = True
+            return 0
+        wanted = str(object_of(details.get("headers")).get("retry-after", ""))
+        if call.retries >= self._config.retries or not self._may_repeat(
+            error, call, status, wanted
+        ):
+            return None
+        call.retries += 1
+        call.backoff = call.backoff or Backoff(_FIRST_PAUSE)
+        pause = call.backoff.pause() + retry_after(wanted)
+        return pause if monotonic() + pause < call.end else None
+
+    def _may_repeat(self, error: CallError, call: _Call, status: object, wanted: str) -> bool:
+        """Return whether a request may be sent again; `wanted` is the response's `Retry-After`."""
+        if call.draft.method in REPEATABLE:
+            is_lost = status is None and error.code == ErrorCode.UNAVAILABLE
+            return is_lost or status in {429, 502, 503, 504}
+        # The server has not processed it.
+        return (status == 429 and bool(wanted)) or (status == 503 and self._config.retry_refused)
 
     async def _respond(self, call: _Call, *, is_stream: bool) -> tuple[HTTPRequest, HTTPResponse]:
         """Send the request of a call once and follow its redirects; `_leave` closes the response.

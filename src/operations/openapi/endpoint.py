@@ -17,7 +17,7 @@ from operations.errors import CallError, DocumentError, ErrorCode
 from operations.openapi.bodies import HeldFiles, hold_files
 from operations.openapi.client import Client
 from operations.openapi.config import HTTPServiceConfig
-from operations.openapi.files import FileTarget, PathTarget, StreamedBody, Target, refused
+from operations.openapi.files import StreamedBody, Target, refused, target_of
 from operations.openapi.paging import Page, Paging
 from operations.openapi.parameters import template_names
 from operations.openapi.reading.document import Description, Entry
@@ -92,14 +92,6 @@ class Endpoint:
         self.output = Schema(self.output_schema, lenient=True, shared=schemas.responses)
 
     @property
-    def has_own_server(self) -> bool:
-        """Whether the operation may have a different address from the other operations of the document."""
-        entry = self._entry
-        return self._shared.config.base_url is None and (
-            "servers" in entry.operation or "servers" in entry.item
-        )
-
-    @property
     def has_address(self) -> bool:
         """Whether the address of the operation is known."""
         try:
@@ -156,14 +148,12 @@ class Endpoint:
 
     def _target(self, given: Any) -> Target:
         """Return the file to save to: a path or an open file, or a relative path below `files_root`."""
-        if isinstance(given, Path):
-            return PathTarget(given)
+        if not isinstance(given, str):
+            return target_of(given)
         root = self._shared.description.schemas.files_root
-        if isinstance(given, str):
-            if root is None:
-                raise refused(self.save_to, "no files_root is configured")
-            return root.target(given, self.save_to)
-        return FileTarget(given)
+        if root is None:
+            raise refused(self.save_to, "no files_root is configured")
+        return root.target(given, self.save_to)
 
     async def subscribe(
         self, input: Any, context: OperationContext

@@ -11,10 +11,12 @@ import inspect
 import os
 import stat
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from secrets import token_hex
-from typing import Any, BinaryIO, Protocol, TypeAlias
+from typing import Any, BinaryIO, TypeAlias
 
 from operations.errors import CallError, ErrorCode, invalid_argument
 
@@ -26,7 +28,7 @@ _LONGEST_NAME = 200
 _NO_LINKS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 
 Progress: TypeAlias = Callable[[float, float | None, str | None], Awaitable[None]]
-Write: TypeAlias = Callable[[bytes], Awaitable[None]]
+Write: TypeAlias = Callable[[bytes], Awaitable[Any]]
 
 
 def is_file_value(value: Any) -> bool:
@@ -102,12 +104,10 @@ class FileContent:
             return cls(lambda: value.open("rb"), filename=value.name, size=size)
         own_name = getattr(value, "name", "")
         filename = Path(own_name).name if isinstance(own_name, str) else ""
-        start = size = None
-        with suppress(OSError, AttributeError, ValueError, TypeError):
-            if value.seekable():
-                start = value.tell()
-                size = value.seek(0, os.SEEK_END) - start
-                value.seek(start)
+        start, size = _start_of(value), None
+        if start is not None:
+            size = value.seek(0, os.SEEK_END) - start
+            value.seek(start)
 
         def opener() -> Any:
             if start is not None:
@@ -150,6 +150,14 @@ class FileContent:
     async def _close(self, file: Any) -> None:
         if self._is_ours:
             await _run(file.close)
+
+
+def _start_of(file: Any) -> int | None:
+    """Return the position of an open file; None if it cannot be read or written again from there."""
+    with suppress(OSError, AttributeError, ValueError, TypeError):
+        if file.seekable():
+            return int(file.tell())
+    return None
 
 
 def _unreadable(reason: str) -> CallError:
@@ -221,82 +229,61 @@ class Counter:
 # ------------------------------------------------------------ saving
 
 
-class Target(Protocol):
+@dataclass(frozen=True, slots=True)
+class Target:
     """A file to save a response to."""
 
-    @property
-    def is_repeatable(self) -> bool:
-        """Whether a second attempt can start from the beginning."""
-        ...
+    open: Callable[[], AbstractAsyncContextManager[Write]]
+    """Opens the file; leaving the block without an error completes it."""
 
-    def open(self) -> Any:
-        """Return an async context manager that yields a `Write`; leaving it without an error completes the file."""
-        ...
+    is_repeatable: bool = True
+    """Whether a second attempt can start from the beginning."""
 
 
-class PathTarget:
-    """Saves to a path; an existing file is replaced."""
-
-    is_repeatable = True
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    @asynccontextmanager
-    async def open(self) -> AsyncGenerator[Write]:
-        """Open the file; see `Target.open`."""
-        path = self._path
-        if path.exists() and not path.is_file():
-            # A device or a pipe cannot be replaced by renaming.
-            async with _written(await asyncio.to_thread(path.open, "wb")) as write:
-                yield write
-            return
-        part = path.with_name(_part_name(path.name))
-        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINKS, 0o666)
-        try:
-            async with _written(os.fdopen(fd, "wb")) as write:
-                yield write
-            part.replace(path)
-        except BaseException:
-            with suppress(OSError):
-                part.unlink()
-            raise
+def target_of(given: Any) -> Target:
+    """Return the target for a path, whose file is replaced, or for an open file of this process."""
+    if isinstance(given, Path):
+        # A device or a pipe cannot be replaced by renaming.
+        is_special = given.exists() and not given.is_file()
+        return Target(partial(_to_device if is_special else _to_path, given))
+    start = _start_of(given)
+    return Target(partial(_to_file, given, start), is_repeatable=start is not None)
 
 
-class FileTarget:
-    """Saves to an open file of this process."""
-
-    def __init__(self, file: Any) -> None:
-        self._file = file
-        self._start: int | None = None
-        with suppress(OSError, AttributeError, ValueError, TypeError):
-            if file.seekable():
-                self._start = file.tell()
-        self.is_repeatable = self._start is not None
-
-    @asynccontextmanager
-    async def open(self) -> AsyncGenerator[Write]:
-        """Open the file; see `Target.open`."""
-        file = self._file
-        if self._start is not None:
-            file.seek(self._start)
-            file.truncate()
-
-        async def write(data: bytes) -> None:
-            await _run(file.write, data)
-
+@asynccontextmanager
+async def _to_device(path: Path) -> AsyncGenerator[Write]:
+    async with _written(await asyncio.to_thread(path.open, "wb")) as write:
         yield write
-        if hasattr(file, "flush"):
-            await _run(file.flush)
+
+
+@asynccontextmanager
+async def _to_path(path: Path) -> AsyncGenerator[Write]:
+    part = path.with_name(_part_name(path.name))
+    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINKS, 0o666)
+    try:
+        async with _written(os.fdopen(fd, "wb")) as write:
+            yield write
+        part.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            part.unlink()
+        raise
+
+
+@asynccontextmanager
+async def _to_file(file: Any, start: int | None) -> AsyncGenerator[Write]:
+    if start is not None:
+        file.seek(start)
+        file.truncate()
+    yield partial(_run, file.write)
+    if hasattr(file, "flush"):
+        await _run(file.flush)
 
 
 @asynccontextmanager
 async def _written(file: BinaryIO) -> AsyncGenerator[Write]:
-    async def write(data: bytes) -> None:
-        await asyncio.to_thread(file.write, data)
-
     try:
-        yield write
+        yield partial(_run, file.write)
     finally:
         await asyncio.to_thread(file.close)
 
@@ -387,25 +374,44 @@ class FilesRoot:
         filename = text.rpartition("/")[2]
         return FileContent(lambda: self._open(text, name), filename=filename, size=size)
 
-    def target(self, text: str, name: str) -> "RootedTarget":
-        """Return the new file for the argument `name`.
+    def target(self, text: str, name: str) -> Target:
+        """Return the new file for the argument `name`; existing files are never replaced.
 
         Raises:
             CallError: `VALIDATION_ERROR` if the file cannot be created.
         """
         parts = _parts(text, name)
-        folder = self.open_folder(parts, name)
+        folder = self._open_folder(parts, name)
         try:
             os.stat(parts[-1], dir_fd=folder, follow_symlinks=False)
         except FileNotFoundError:
-            return RootedTarget(self, parts, name)
+            return Target(partial(self._to_new, parts, name))
         finally:
             os.close(folder)
         raise refused(name, "there is a file of that name already")
 
+    @asynccontextmanager
+    async def _to_new(self, parts: list[str], name: str) -> AsyncGenerator[Write]:
+        folder = self._open_folder(parts, name)
+        part = _part_name(parts[-1])
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINKS
+            fd = os.open(part, flags, 0o666, dir_fd=folder)
+            try:
+                async with _written(os.fdopen(fd, "wb")) as write:
+                    yield write
+                # Unlike renaming, linking never replaces a file.
+                os.link(part, parts[-1], src_dir_fd=folder, dst_dir_fd=folder)
+            except FileExistsError:
+                raise refused(name, "there is a file of that name already") from None
+            finally:
+                os.unlink(part, dir_fd=folder)
+        finally:
+            os.close(folder)
+
     def _open(self, text: str, name: str) -> BinaryIO:
         parts = _parts(text, name)
-        folder = self.open_folder(parts, name)
+        folder = self._open_folder(parts, name)
         try:
             # Without O_NONBLOCK, opening a pipe would wait for its other end.
             flags = os.O_RDONLY | os.O_NONBLOCK | _NO_LINKS
@@ -419,7 +425,7 @@ class FilesRoot:
             raise refused(name, "it is not a plain file")
         return os.fdopen(fd, "rb")
 
-    def open_folder(self, parts: list[str], name: str) -> int:
+    def _open_folder(self, parts: list[str], name: str) -> int:
         """Return a descriptor of the folder that contains the last of `parts`, without following links.
 
         Raises:
@@ -435,37 +441,6 @@ class FilesRoot:
                 os.close(folder)
             folder = inner
         return folder
-
-
-class RootedTarget:
-    """Saves to a new file below a `FilesRoot`; existing files are never replaced."""
-
-    is_repeatable = True
-
-    def __init__(self, root: FilesRoot, parts: list[str], name: str) -> None:
-        self._root = root
-        self._parts = parts
-        self._name = name
-
-    @asynccontextmanager
-    async def open(self) -> AsyncGenerator[Write]:
-        """Open the file; see `Target.open`."""
-        folder = self._root.open_folder(self._parts, self._name)
-        part = _part_name(self._parts[-1])
-        try:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINKS
-            fd = os.open(part, flags, 0o666, dir_fd=folder)
-            try:
-                async with _written(os.fdopen(fd, "wb")) as write:
-                    yield write
-                # Unlike renaming, linking never replaces a file.
-                os.link(part, self._parts[-1], src_dir_fd=folder, dst_dir_fd=folder)
-            except FileExistsError:
-                raise refused(self._name, "there is a file of that name already") from None
-            finally:
-                os.unlink(part, dir_fd=folder)
-        finally:
-            os.close(folder)
 
 
 def _parts(text: str, name: str) -> list[str]:

@@ -66,18 +66,7 @@ class OpenAPIService:
     @cached_property
     def unaddressed(self) -> list[str]:
         """The ids of operations that need `base_url`, because the document declares no server for them."""
-        found: list[str] = []
-        has_address: bool | None = None
-        """Whether the document's own server, which nearly all operations use, has an absolute address."""
-        for operation, endpoint in self.endpoints():
-            if endpoint.has_own_server:
-                is_known = endpoint.has_address
-            else:
-                has_address = endpoint.has_address if has_address is None else has_address
-                is_known = has_address
-            if not is_known:
-                found.append(operation.spec.id)
-        return found
+        return [each.spec.id for each, endpoint in self.endpoints() if not endpoint.has_address]
 
     def __iter__(self) -> Iterator[Operation]:
         return iter(self.operations)

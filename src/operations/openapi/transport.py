@@ -1,11 +1,8 @@
-"""The HTTP interface of imported operations: requests, responses, transports, and rules for headers and retries.
+"""The HTTP interface of imported operations: requests, responses, transports, and rules for headers.
 
 Rule 1: a transport sends requests unchanged. It does not follow redirects, store cookies, or read environment variables
         unless configured, and it returns the body with its content coding.
 Rule 2: an argument never sets a header, query parameter or cookie that belongs to the client or to configuration.
-Rule 3: a request that the server may have processed is retried only if its method is repeatable.
-Rule 4: a request that the server rejected is retried with any method: after a 401 with a new token, after a 429
-        with `Retry-After`, and after a 503 if the operator allows it (`retry_refused`).
 """
 
 import re
@@ -20,8 +17,6 @@ from urllib.parse import unquote_plus, urljoin
 import msgspec
 
 from operations._hosts import normal_url, origin_of
-from operations._json import object_of
-from operations._resilience import Backoff, CircuitOpenError, retry_after
 from operations.errors import CallError, ErrorCode, invalid_argument
 from operations.openapi.files import StreamedBody
 
@@ -273,8 +268,6 @@ REDIRECTS = frozenset({301, 302, 303, 307, 308})
 REPEATABLE = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "QUERY", "PUT", "DELETE"})
 """Methods whose requests may be sent again (RFC 9110, 9.2.2)."""
 
-_FIRST_PAUSE = 0.2
-
 
 def redirected(
     request: HTTPRequest, status: int, location: str, seconds: float
@@ -310,57 +303,3 @@ def redirected(
         body=body,
         timeout=max(seconds, 0.001),
     )
-
-
-class Attempts:
-    """The attempts of one call.
-
-    Args:
-        method: The method of the request.
-        retries: The largest number of retries, not counting the retry with a new token.
-        retry_refused: Whether a 503 means that the request was not processed.
-    """
-
-    __slots__ = ("_backoff", "_has_new_token", "_is_repeatable", "_left", "_retry_refused")
-
-    def __init__(self, method: str, *, retries: int, retry_refused: bool) -> None:
-        self._is_repeatable = method in REPEATABLE
-        self._retry_refused = retry_refused
-        self._left = retries
-        self._has_new_token = False
-        self._backoff: Backoff | None = None
-
-    def pause_after(self, error: CallError, *, has_token: bool) -> float | None:
-        """Return the seconds to wait before a retry, or None if the request must not be retried.
-
-        Args:
-            error: The error of the last attempt.
-            has_token: Whether that attempt used a token that can be renewed.
-        """
-        if isinstance(error, CircuitOpenError):
-            return None
-        details = object_of(error.details)
-        status = details.get("statusCode")
-        if status == 401 and has_token and not self._has_new_token:
-            self._has_new_token = True
-            return 0
-        text = str(object_of(details.get("headers")).get("retry-after", ""))
-        if self._left <= 0 or not self._may_repeat(error, status, is_dated=bool(text)):
-            return None
-        self._left -= 1
-        if self._backoff is None:
-            self._backoff = Backoff(_FIRST_PAUSE)
-        return self._backoff.pause() + retry_after(text)
-
-    def _may_repeat(self, error: CallError, status: object, *, is_dated: bool) -> bool:
-        match status:
-            case None:
-                return self._is_repeatable and error.code == ErrorCode.UNAVAILABLE
-            case 429:
-                return self._is_repeatable or is_dated
-            case 503:
-                return self._is_repeatable or self._retry_refused
-            case 502 | 504:
-                return self._is_repeatable
-            case _:
-                return False

@@ -26,7 +26,7 @@ import msgspec
 from operations._json import as_json, escape, is_list, is_object, list_of, object_of, unescape
 from operations._references import reachable, reference_of
 from operations.errors import SchemaError
-from operations.schema.compiling import Graph, bound_patterns, compile_schema, measured
+from operations.schema.compiling import BoundPatterns, Graph, compile_schema, measured
 from operations.schema.references import (
     DEFINED,
     DRAFT_2020_12,
@@ -134,7 +134,7 @@ class SharedDefinitions:
     def _define(self, definitions: JSONObject) -> None:
         copies = cast("JSONObject", measured({"$defs": definitions}))["$defs"]
         sites = self.document.define(copies)
-        patterns = bound_patterns(sites, drop=True)
+        patterns = BoundPatterns(sites, drop=True)
         self.fancy = self.fancy or patterns.fancy
         self._dropped += patterns.dropped
         for name in definitions:
@@ -381,7 +381,7 @@ class Checker:
             self.document = shared.enter(measured(shared.adopt(root)))
         else:
             self.document = Document(measured(root))
-        patterns = bound_patterns(self.document.sites, drop=drop_patterns)
+        patterns = BoundPatterns(self.document.sites, drop=drop_patterns)
         self.dropped = patterns.dropped
         self._fancy = patterns.fancy
         self._registry: jsonschema_rs.Registry | None = None

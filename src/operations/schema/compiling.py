@@ -12,7 +12,8 @@ Rule 4: a cycle of references that does not descend into the value is an error. 
 from collections import ChainMap
 from collections.abc import Callable, Iterable, MutableMapping
 from functools import lru_cache
-from typing import Any
+from graphlib import CycleError, TopologicalSorter
+from typing import Any, NamedTuple
 
 import jsonschema_rs
 from msgspec import to_builtins
@@ -177,8 +178,8 @@ def _repetition(pattern: str, position: int) -> tuple[int | None, int]:
     return max(int(low or 0) + bool(comma), int(high or 0)), close + 1
 
 
-def bound_patterns(sites: list[Site], *, drop: bool) -> "BoundPatterns":
-    """Bound every regular expression of the schemas at `sites` in place; the schemas must not be shared.
+class BoundPatterns:
+    """Bounds every regular expression of the schemas at `sites` in place; the schemas must not be shared.
 
     Adds a `maxLength` to each `pattern`, and a limit on property names to each `patternProperties`, so that the check
     is as cheap as any other keyword. For a plain `type: string` the validator would accept lone surrogates without
@@ -188,33 +189,19 @@ def bound_patterns(sites: list[Site], *, drop: bool) -> "BoundPatterns":
         sites: The schemas.
         drop: Remove patterns that cannot be used, instead of raising an error.
 
-    Raises:
-        SchemaError: If a pattern cannot be used and `drop` is false.
-    """
-    found = BoundPatterns(drop=drop)
-    found.bound(sites)
-    return found
-
-
-class BoundPatterns:
-    """Bounds the patterns of schemas in place, and records problems.
-
-    Args:
-        drop: Remove patterns that cannot be used, instead of raising an error.
-
     Attributes:
         fancy: Whether a pattern needs the backtracking engine.
         dropped: The removed patterns, which no engine runs safely, with their locations.
+
+    Raises:
+        SchemaError: If a pattern cannot be used and `drop` is false.
     """
 
-    def __init__(self, *, drop: bool) -> None:
+    def __init__(self, sites: list[Site], *, drop: bool) -> None:
         self._drop = drop
         self._weights: dict[str, int] = {}
         self.fancy = False
         self.dropped: list[str] = []
-
-    def bound(self, sites: list[Site]) -> None:
-        """See `bound_patterns`."""
         for site in sites:
             if is_object(site.schema):
                 self._bound(site.schema, site.pointer)
@@ -284,36 +271,36 @@ _HERE = frozenset({*IN_PLACE, *IN_PLACE_LISTS, *IN_PLACE_MAPS})
 _ONE_EACH = frozenset({"properties", "prefixItems"})
 
 
-class _Edges:
-    """The schemas that one schema refers to or contains, by their places.
+class _Edges(NamedTuple):
+    """The schemas that one schema refers to or contains, by their places."""
 
-    Attributes:
-        here: Schemas that apply to the same value, by reference or by keywords such as `allOf`, `not` and `if`.
-        one_each: Schemas that apply to parts of the value, at most one to each part.
-        shared: Schemas that apply to parts of the value, possibly several to one part.
-        unknown: Whether only the validator can resolve a reference.
-    """
+    here: list[str]
+    """Schemas that apply to the same value, by reference or by keywords such as `allOf`, `not` and `if`."""
 
-    __slots__ = ("here", "one_each", "shared", "unknown")
+    one_each: list[str]
+    """Schemas that apply to parts of the value, at most one to each part."""
 
-    def __init__(
-        self,
-        below: list[tuple[str, Site]],
-        targets: tuple[tuple[str, Site | None], ...],
-        *,
-        old_tuple: bool,
-    ) -> None:
-        self.here = [target.pointer for _, target in targets if target is not None]
-        self.unknown = len(self.here) < len(targets)
-        self.one_each: list[str] = []
-        self.shared: list[str] = []
-        for keyword, edge in below:
-            if keyword in _ONE_EACH or (old_tuple and keyword == "items"):
-                self.one_each.append(edge.pointer)
-            elif keyword in _HERE:
-                self.here.append(edge.pointer)
-            elif keyword not in DEFINITIONS:
-                self.shared.append(edge.pointer)
+    shared: list[str]
+    """Schemas that apply to parts of the value, possibly several to one part."""
+
+    unknown: bool
+    """Whether only the validator can resolve a reference."""
+
+
+def _edges(document: Document, site: Site) -> _Edges:
+    targets = document.references(site)
+    found = [target.pointer for _, target in targets if target is not None]
+    edges = _Edges(found, [], [], unknown=len(found) < len(targets))
+    below = document.below(site)
+    old_tuple = bool(below) and is_list(document.keywords(site).get("items"))
+    for keyword, inner in below:
+        if keyword in _ONE_EACH or (old_tuple and keyword == "items"):
+            edges.one_each.append(inner.pointer)
+        elif keyword in _HERE:
+            edges.here.append(inner.pointer)
+        elif keyword not in DEFINITIONS:
+            edges.shared.append(inner.pointer)
+    return edges
 
 
 class Graph:
@@ -346,12 +333,11 @@ class Graph:
             starts: The places of the schemas that data is checked against.
         """
         document = self._document
-        fresh: dict[str, _Edges] = {}
-        for site in sites:
-            below, targets = document.below(site), document.references(site)
-            if below or targets:
-                old_tuple = isinstance(document.keywords(site).get("items"), list)
-                fresh[site.pointer] = _Edges(below, targets, old_tuple=old_tuple)
+        fresh = {
+            site.pointer: _edges(document, site)
+            for site in sites
+            if document.below(site) or document.references(site)
+        }
         _refuse_idle_loops(fresh)
         self._refuse_explosions(self._ordered(starts, fresh), fresh)
 
@@ -419,31 +405,19 @@ class Graph:
 
 def _refuse_idle_loops(graph: dict[str, _Edges]) -> None:
     here = {place: edges.here for place, edges in graph.items() if edges.here}
-    done: set[str] = set()
-    for start in here:
-        path: list[str] = []
-        on_path: set[str] = set()
-        stack: list[str | None] = [start]
-        while stack:
-            place = stack.pop()
-            if place is None:
-                left = path.pop()
-                on_path.discard(left)
-                done.add(left)
-            elif place in on_path:
-                raise SchemaError(
-                    f"{place or 'the schema'}: refers to itself without consuming any data"
-                )
-            elif place not in done and place in here:
-                if len(path) >= MAX_CHAIN:
-                    raise SchemaError(
-                        f"{path[0] or 'the schema'}: leads to more than {MAX_CHAIN} schemas in a row "
-                        "that all meet the same value"
-                    )
-                path.append(place)
-                on_path.add(place)
-                stack.append(None)
-                stack += here[place]
+    try:
+        order = list(TopologicalSorter(here).static_order())
+    except CycleError as error:
+        place = error.args[1][0] or "the schema"
+        raise SchemaError(f"{place}: refers to itself without consuming any data") from None
+    lengths: dict[str, int] = {}
+    for place in filter(here.__contains__, order):
+        lengths[place] = 1 + max(lengths.get(edge, 0) for edge in here[place])
+        if lengths[place] > MAX_CHAIN:
+            raise SchemaError(
+                f"{place or 'the schema'}: leads to more than {MAX_CHAIN} schemas in a row "
+                "that all meet the same value"
+            )
 
 
 # ------------------------------------------------------------ validators

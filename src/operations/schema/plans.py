@@ -86,9 +86,6 @@ _USED = frozenset({
     "maxItems", "maxLength", "maximum", "minItems", "minLength", "minimum", "multipleOf", "not", "pattern",
     "patternProperties", "prefixItems", "properties", "required", "type", "unevaluatedProperties", "uniqueItems",
 })  # fmt: skip
-_FEW = 4
-"""Plans with at most this many schemas have no index."""
-
 _SWEEPING = frozenset({"additionalProperties", "patternProperties", "unevaluatedProperties"})
 """Keywords for undeclared properties."""
 
@@ -249,12 +246,6 @@ class Planner:
         return known
 
 
-@lru_cache(maxsize=1_024)
-def _interned(names: frozenset[str]) -> frozenset[str]:
-    """Return the first set that equals `names`, to save memory: thousands of plans share a few sets."""
-    return names
-
-
 def _choices(document: Document, facet: Facet) -> list[Choice]:
     site, keywords = facet.site, facet.keywords
     found: list[Choice] = []
@@ -293,7 +284,7 @@ class Plan:
     """
 
     __slots__ = (
-        "_accepts", "_assertions", "_by_name", "_fields", "_identities", "_patterned", "_planner", "_sweeping",
+        "_accepts", "_fields", "_identities", "_patterned", "_planner", "_sweeping",
         "_unstable", "asked", "choices", "constants", "default", "facets", "is_map", "leaves", "leaves_known",
         "opaque", "required", "sites", "types",
     )  # fmt: skip
@@ -310,7 +301,6 @@ class Plan:
     ) -> None:
         self._planner = planner
         self._accepts: Callable[[Any], bool] | None = None
-        self._assertions: frozenset[str] | None = None
         self._identities: frozenset[Any] | None = None
         self._unstable: bool | None = None
         self.leaves: frozenset[type] | None = None
@@ -329,7 +319,6 @@ class Plan:
         self.is_map = not any(facet.keywords.get("properties") for facet in facets)
         self._patterned = any("patternProperties" in facet.keywords for facet in facets)
         self._fields: dict[str, Field] | None = None
-        self._by_name: dict[str, list[Facet]] | None = None
         self._sweeping = tuple(f for f in facets if not _SWEEPING.isdisjoint(f.keywords))
 
     @property
@@ -361,15 +350,12 @@ class Plan:
     @property
     def assertions(self) -> frozenset[str]:
         """The keywords that decide which values are valid."""
-        if self._assertions is None:
-            found = frozenset(
-                name
-                for facet in self.facets
-                for name, held in facet.keywords.items()
-                if not is_annotation(name) and (name != "pattern" or held != ANY_TEXT)
-            )
-            self._assertions = _interned(found)
-        return self._assertions
+        return frozenset(
+            name
+            for facet in self.facets
+            for name, held in facet.keywords.items()
+            if not is_annotation(name) and (name != "pattern" or held != ANY_TEXT)
+        )
 
     def is_constant(self, value: Any) -> bool:
         """Return whether a JSON value is one of `constants`."""
@@ -414,24 +400,14 @@ class Plan:
             self._fields = {name: self.field(name) for name in names}
         return self._fields
 
-    def _naming(self, name: str) -> list[Facet]:
-        """Return the schemas that declare a property.
-
-        Only long lists have an index, because most plans have one schema.
-        """
-        if len(self.facets) <= _FEW:
-            return [each for each in self.facets if name in each.keywords.get("properties", ())]
-        if self._by_name is None:
-            self._by_name = {}
-            for facet in self.facets:
-                for each in facet.keywords.get("properties", ()):
-                    self._by_name.setdefault(each, []).append(facet)
-        return self._by_name.get(name, [])
-
     def field(self, name: str) -> Field:
         """Return the schemas of the property `name`."""
         at = self._planner.document.at
-        sites = [at(facet.site, "properties", name) for facet in self._naming(name)]
+        sites = [
+            at(facet.site, "properties", name)
+            for facet in self.facets
+            if name in facet.keywords.get("properties", ())
+        ]
         needed = name in self.required or name in self.asked
         known = self.opaque or self.is_map or needed or bool(sites)
         forbidden = any(site.schema is False for site in sites)

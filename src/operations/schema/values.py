@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Sized
 from decimal import Decimal
 from fractions import Fraction
+from operator import ge, gt, le, lt
 from typing import Any
 
 from operations._json import canonical, is_list, is_object
@@ -171,17 +172,17 @@ def _number(
 
 def _minimum(limit: Any, value: Any, schema: JSONObject) -> str | None:
     # Draft 4 has `exclusiveMinimum: true` beside the limit.
-    strict = schema.get("exclusiveMinimum") is True
-    if not has_type(value, "number") or value > limit or (value == limit and not strict):
-        return None
-    return f"must be {'more than' if strict else 'at least'} {shown(limit)}"
+    check = _MORE if schema.get("exclusiveMinimum") is True else _AT_LEAST
+    return check(limit, value, schema)
 
 
 def _maximum(limit: Any, value: Any, schema: JSONObject) -> str | None:
-    strict = schema.get("exclusiveMaximum") is True
-    if not has_type(value, "number") or value < limit or (value == limit and not strict):
-        return None
-    return f"must be {'less than' if strict else 'at most'} {shown(limit)}"
+    check = _LESS if schema.get("exclusiveMaximum") is True else _AT_MOST
+    return check(limit, value, schema)
+
+
+_AT_LEAST, _MORE = _number(ge, "at least"), _number(gt, "more than")
+_AT_MOST, _LESS = _number(le, "at most"), _number(lt, "less than")
 
 
 def _is_multiple(value: Any, limit: Any) -> bool:
@@ -242,9 +243,9 @@ _TESTS: dict[str, Callable[[Any, Any, JSONObject], str | None]] = {
     "enum": _enum,
     "const": _const,
     "minimum": _minimum,
-    "exclusiveMinimum": _number(lambda value, limit: bool(value > limit), "more than"),
+    "exclusiveMinimum": _MORE,
     "maximum": _maximum,
-    "exclusiveMaximum": _number(lambda value, limit: bool(value < limit), "less than"),
+    "exclusiveMaximum": _LESS,
     "multipleOf": _number(_is_multiple, "a multiple of"),
     "minLength": _size(str, "character", at_least=True),
     "maxLength": _size(str, "character", at_least=False),
