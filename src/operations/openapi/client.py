@@ -35,7 +35,6 @@ from operations.observe import trace_context
 from operations.openapi.config import HTTPServiceConfig
 from operations.openapi.files import StreamedBody, Target, save
 from operations.openapi.responses import (
-    ACCEPTED,
     WholeResponse,
     decoded,
     http_error,
@@ -45,7 +44,14 @@ from operations.openapi.responses import (
     read_whole,
     too_large,
 )
-from operations.openapi.security import NOTHING, Security, Signature, TokenRefusedError
+from operations.openapi.security import (
+    DEFAULT_HEADERS,
+    NOTHING,
+    Security,
+    Signature,
+    TokenRefusedError,
+    signed_request,
+)
 from operations.openapi.transport import (
     REDIRECTS,
     REPEATABLE,
@@ -53,11 +59,8 @@ from operations.openapi.transport import (
     HTTPRequest,
     HTTPResponse,
     HTTPTransport,
-    enforce_unowned,
-    header_key,
     merged_headers,
     redirected,
-    written_names,
 )
 
 if TYPE_CHECKING:
@@ -67,10 +70,6 @@ _MAX_ORIGINS = 1000
 _MAX_REDIRECTS = 5
 _FIRST_PAUSE = 0.2
 _Opened: TypeAlias = AbstractAsyncContextManager[HTTPResponse]
-_DEFAULT_HEADERS = {"User-Agent": "alkdev-operations", "Accept-Encoding": ACCEPTED}
-_UNIQUE = frozenset({*_DEFAULT_HEADERS, "Accept", "Content-Type"})
-"""Headers in their usual spelling. A request with only these has no duplicate headers."""
-
 _LOGGER = logging.getLogger("operations")
 
 
@@ -321,7 +320,7 @@ class Client:
         request = HTTPRequest(
             method=method,
             url=url,
-            headers=merged_headers(_DEFAULT_HEADERS, headers),
+            headers=merged_headers(DEFAULT_HEADERS, headers),
             body=body,
             timeout=self._config.timeout,
             public_only=not is_trusted,
@@ -438,7 +437,7 @@ class Client:
         trace = trace_context(call.context.metadata) if call.context.metadata else {}
         if trace and not any(name.lower() in trace for name in draft.headers):
             draft.headers = {**draft.headers, **trace}
-        request = _signed_request(
+        request = signed_request(
             draft,
             call.signature,
             seconds,
@@ -554,42 +553,6 @@ class Client:
                 config.namespace,
                 origin,
             )
-
-
-def _signed_request(
-    draft: Draft, signature: Signature, seconds: float, *, is_stream: bool, public_only: bool
-) -> HTTPRequest:
-    """Return the signed request for `draft`."""
-    headers = {**_DEFAULT_HEADERS, **draft.headers}
-    if not headers.keys() <= _UNIQUE:
-        headers = merged_headers(headers)
-    query, cookies = draft.query, draft.cookies
-    if signature is not NOTHING:
-        configured = {header_key(name) for name in signature.headers}
-        headers = {k: v for k, v in headers.items() if header_key(k) not in configured}
-        headers = merged_headers(headers, signature.headers)
-        query = [*query, *signature.query]
-        cookies = [*cookies, *signature.cookies]
-        if cookies and "cookie" in configured:
-            name = next(name for name in headers if header_key(name) == "cookie")
-            # Functions may provide the configured headers, so that their names are known only now.
-            owned = frozenset(written_names("cookie", [headers[name]]))
-            enforce_unowned("cookie", "cookie", draft.cookies, owned)
-            cookies = [headers.pop(name), *cookies]
-    if cookies:
-        headers["Cookie"] = "; ".join(cookies)
-    url = draft.base.rstrip("/") + draft.path
-    if query:
-        url += ("&" if "?" in url else "?") + "&".join(query)
-    return HTTPRequest(
-        method=draft.method,
-        url=url,
-        headers=headers,
-        body=draft.body,
-        timeout=max(seconds, 0.001),
-        is_stream=is_stream,
-        public_only=public_only,
-    )
 
 
 def _is_failure(error: BaseException, context: OperationContext | None) -> bool:

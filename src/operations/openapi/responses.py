@@ -194,9 +194,6 @@ class JSONLinesDecoder:
         return self.feed(b"\n")
 
 
-ACCEPTED = "gzip, deflate"
-"""The content codings to request: those that the standard library decodes in bounded steps."""
-
 _STEP = 1 << 16
 _TURN = 1 << 20
 _MAX_LAYERS = 3

@@ -36,7 +36,16 @@ from operations.openapi.config import (
     RefreshToken,
     credential_of,
 )
-from operations.openapi.transport import enforce_header, header_key, name_key, written_names
+from operations.openapi.transport import (
+    Draft,
+    HTTPRequest,
+    enforce_header,
+    enforce_unowned,
+    header_key,
+    merged_headers,
+    name_key,
+    written_names,
+)
 from operations.types import JSONObject
 
 MAX_SOURCES = 1000
@@ -274,6 +283,49 @@ _COOKIE_NAME = "!#$%&'*+-.^_`|~[]()/:<>?@{}"
 
 NOTHING = Signature()
 """The signature of a request without credentials."""
+
+
+DEFAULT_HEADERS = {"User-Agent": "alkdev-operations", "Accept-Encoding": "gzip, deflate"}
+"""The content codings are those that the standard library decodes in bounded steps."""
+
+_UNIQUE = frozenset({*DEFAULT_HEADERS, "Accept", "Content-Type"})
+"""Headers in their usual spelling. A request with only these has no duplicate headers."""
+
+
+def signed_request(
+    draft: Draft, signature: Signature, seconds: float, *, is_stream: bool, public_only: bool
+) -> HTTPRequest:
+    """Return the signed request for `draft`."""
+    headers = {**DEFAULT_HEADERS, **draft.headers}
+    if not headers.keys() <= _UNIQUE:
+        headers = merged_headers(headers)
+    query, cookies = draft.query, draft.cookies
+    if signature is not NOTHING:
+        configured = {header_key(name) for name in signature.headers}
+        headers = {k: v for k, v in headers.items() if header_key(k) not in configured}
+        headers = merged_headers(headers, signature.headers)
+        query = [*query, *signature.query]
+        cookies = [*cookies, *signature.cookies]
+        if cookies and "cookie" in configured:
+            name = next(name for name in headers if header_key(name) == "cookie")
+            # Functions may provide the configured headers, so that their names are known only now.
+            owned = frozenset(written_names("cookie", [headers[name]]))
+            enforce_unowned("cookie", "cookie", draft.cookies, owned)
+            cookies = [headers.pop(name), *cookies]
+    if cookies:
+        headers["Cookie"] = "; ".join(cookies)
+    url = draft.base.rstrip("/") + draft.path
+    if query:
+        url += ("&" if "?" in url else "?") + "&".join(query)
+    return HTTPRequest(
+        method=draft.method,
+        url=url,
+        headers=headers,
+        body=draft.body,
+        timeout=max(seconds, 0.001),
+        is_stream=is_stream,
+        public_only=public_only,
+    )
 
 
 class Security:
