@@ -288,7 +288,7 @@ class _Tool:
         self._rate = RateLimiter(config.rate, math.ceil(config.rate or 1))
         limit = config.concurrency
         what = f"concurrent calls of {self._id}"
-        self._slots = None if limit is None else ConcurrencyLimiter(limit, limit, what)
+        self._slots = None if limit is None else ConcurrencyLimiter(what, limit, limit)
         retry = config.retry or 0
         self._retry = RetryPolicy(attempts=retry + 1) if isinstance(retry, int) else retry
         self._budget = RetryBudget(self._retry.budget)

@@ -246,7 +246,7 @@ async def test_a_caller_may_confirm_its_own_call_if_the_rule_allows_it(
 
 
 async def test_a_waiting_call_runs_when_it_is_approved_and_gives_its_slot_back() -> None:
-    office, limiter = Office(hold=30), ConcurrencyLimiter(1, 1)
+    office, limiter = Office(hold=30), ConcurrencyLimiter(limit=1, limit_per_caller=1)
     held_slot.set(limiter.enter("alice").lent)
     call = asyncio.create_task(office.call())
     while not await office.pending():

@@ -284,7 +284,7 @@ def test_memory_of_rates_is_bounded() -> None:
 
 
 def test_a_limiter_forgets_callers_that_have_left() -> None:
-    gate = ConcurrencyLimiter(10, 10)
+    gate = ConcurrencyLimiter(limit=10, limit_per_caller=10)
 
     with gate.enter("a"), gate.enter("a"), gate.enter("b"):
         assert gate.total == 3

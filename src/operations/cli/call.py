@@ -315,11 +315,15 @@ def terminal_channel(
         disable=not screen.err.is_terminal or screen.json,
     )
     bar = progress.add_task(plain(title), total=None, visible=False)
-    lines = _Lines(screen, title)
+    next_line = 0.0
 
     async def show(done: float, total: float | None, message: str | None) -> None:
+        nonlocal next_line
         if progress.disable:
-            lines.show(done, total, message)
+            if not screen.json and monotonic() >= next_line:
+                next_line = monotonic() + _LINE_SECONDS
+                share = f"{done:g}" if total is None else f"{done:g} of {total:g}"
+                screen.note(f"{message or title}: {share}")
             return
         progress.start()
         progress.update(
@@ -351,24 +355,6 @@ def terminal_channel(
         yield channel, progress.stop
     finally:
         progress.stop()
-
-
-class _Lines:
-    """Prints progress as a few lines, for logs; the first at once."""
-
-    def __init__(self, screen: Screen, title: str) -> None:
-        self._screen = screen
-        self._title = title
-        self._next = 0.0
-
-    def show(self, done: float, total: float | None, message: str | None) -> None:
-        """Print the progress, at most once per second."""
-        now = monotonic()
-        if self._screen.json or now < self._next:
-            return
-        self._next = now + _LINE_SECONDS
-        share = f"{done:g}" if total is None else f"{done:g} of {total:g}"
-        self._screen.note(f"{message or self._title}: {share}")
 
 
 # ------------------------------------------------------------ operations trace

@@ -164,16 +164,9 @@ def enforce_trusted(path: Path, environ: Mapping[str, str] | None = None) -> Non
     named = [entry for entry in variables.get(TRUST_VARIABLE, "").split(os.pathsep) if entry]
     if stranger is None or any(where.is_relative_to(Path(entry).resolve()) for entry in named):
         return
-    raise ConfigError(
-        [
-            ConfigFault(
-                _shown(path),
-                None,
-                "",
-                f"belongs to another user (id {stranger}), and can run programs as you. If you trust it, add"
-                f" --trust, or set {TRUST_VARIABLE}={shlex.quote(str(where.parent))}.",
-            )
-        ]
+    raise ConfigFile(path=path).fault(
+        f"belongs to another user (id {stranger}), and can run programs as you. If you trust it, add"
+        f" --trust, or set {TRUST_VARIABLE}={shlex.quote(str(where.parent))}."
     )
 
 
@@ -261,7 +254,7 @@ def _text(path: Path) -> str:
         reason = "is not UTF-8 text."
     except OSError as error:
         reason = f"cannot be read: {error.strerror}."
-    raise ConfigError([ConfigFault(_shown(path), None, "", reason)])
+    raise ConfigFile(path=path).fault(reason)
 
 
 def _no_toml(file: str, text: str, message: str) -> ConfigFault:

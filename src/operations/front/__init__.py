@@ -99,10 +99,9 @@ class AuthThrottle:
     """
 
     def __init__(self, limits: Limits) -> None:
-        self._checking = ConcurrencyLimiter(
-            limits.calls, limits.calls_per_caller, "credentials being checked"
-        )
-        self._failures = RateLimiter(limits.failed_attempts_per_second, limits.failed_attempts)
+        self._checking = ConcurrencyLimiter("credentials being checked")
+        self._failures = RateLimiter()
+        self.configure(limits)
         self._delayed = 0
         # Keyed hashes with a key of this process: no credential is stored.
         self._valid: OrderedDict[int, None] = OrderedDict()
@@ -422,10 +421,9 @@ class Front:
         public_url: str = "",
         authorization_servers: Collection[str] = (),
     ) -> None:
+        limits = limits or Limits()
         self.registry = registry
-        self.limits = limits = limits or Limits()
-        self.gateway = Gateway(registry, admit=self.find, max_query=limits.query_characters)
-        self.timeout = timeout
+        self.gateway = Gateway(registry, admit=self.find)
         self.max_timeout = max_timeout
         self.heartbeat = 15.0
         """Seconds without an item after which a stream sends a comment, so that proxies keep the connection open."""
@@ -437,21 +435,16 @@ class Front:
             authorization_servers=tuple(authorization_servers),
             scopes_supported=self.scopes_supported,
         )
-        self.calls = ConcurrencyLimiter(limits.calls, limits.calls_per_caller)
-        self.answers = ConcurrencyLimiter(
-            limits.calls, limits.calls_per_caller, "answers being read"
-        )
+        self.calls = ConcurrencyLimiter()
+        self.answers = ConcurrencyLimiter("answers being read")
         """Separate slots for answers of clients, because calls that wait for an answer may hold all other slots."""
-        self.streams = ConcurrencyLimiter(limits.streams, limits.streams_per_caller, "open streams")
-        self.sockets = ConcurrencyLimiter(
-            limits.streams, limits.streams_per_caller, "open WebSockets"
-        )
-        self.output = ConcurrencyLimiter(
-            limits.output_bytes, limits.output_bytes_per_caller, "response bytes that were not read"
-        )
-        self.rate = RateLimiter(limits.rate_per_caller, limits.burst)
+        self.streams = ConcurrencyLimiter("open streams")
+        self.sockets = ConcurrencyLimiter("open WebSockets")
+        self.output = ConcurrencyLimiter("response bytes that were not read")
+        self.rate = RateLimiter()
         self.auth = AuthThrottle(limits)
         self.credentials = CredentialMonitor()
+        self.configure(limits, timeout=timeout)
 
     def configure(self, limits: Limits, *, timeout: float) -> None:
         """Change the limits while calls run."""

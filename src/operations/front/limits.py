@@ -151,7 +151,7 @@ class RateLimiter:
     """
 
     def __init__(
-        self, per_second: float | None, burst: int, *, remembered: int = REMEMBERED
+        self, per_second: float | None = None, burst: int = 0, *, remembered: int = REMEMBERED
     ) -> None:
         self._remembered = remembered
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
@@ -211,12 +211,14 @@ class ConcurrencyLimiter:
     """Limits the slots in use, per caller and in total.
 
     Args:
+        what: The noun for messages, in the plural.
         limit: The number of slots for all callers together.
         limit_per_caller: The number of slots for one caller.
-        what: The noun for messages, in the plural.
     """
 
-    def __init__(self, limit: int, limit_per_caller: int, what: str = "concurrent calls") -> None:
+    def __init__(
+        self, what: str = "concurrent calls", limit: int = 0, limit_per_caller: int = 0
+    ) -> None:
         self._what = what
         self._by_caller: dict[str, int] = {}
         self.total = 0

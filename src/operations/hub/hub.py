@@ -22,7 +22,7 @@ from typing import Any
 from operations._text import suggestion
 from operations.access import Identity
 from operations.authority.grants import PREFIX
-from operations.config import ConfigError, ConfigFault, ConfigFile, load_config
+from operations.config import ConfigError, ConfigFile, load_config
 from operations.errors import CallError, ErrorCode, OperationsError, operation_not_found
 from operations.front import Front
 from operations.hub.journal import recall_ids
@@ -330,11 +330,7 @@ class Hub:
             return Identity(name, **self.file.options(Identity, keys[name]))
         if name == "anonymous":
             return None
-        near = suggestion(name, keys)
-        message = f"there is no {name} in [access.keys].{near}"
-        raise ConfigError(
-            [ConfigFault(str(self.file.path or "operations.toml"), None, "", message)]
-        )
+        raise self.file.fault(f"there is no {name} in [access.keys].{suggestion(name, keys)}")
 
 
 def tools_of(file: ConfigFile) -> dict[str, ToolConfig]:
@@ -385,7 +381,7 @@ async def _apply(hub: Hub, path: Path) -> None:
     try:
         hub.tools.change(tools)
     except (OperationsError, ValueError) as error:
-        raise ConfigError([ConfigFault(str(path), None, "tools", str(error))]) from error
+        raise new.fault(str(error), "tools") from error
     # No step fails from here on.
     if access is not None:
         hub.access.become(access)

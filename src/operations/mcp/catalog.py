@@ -135,35 +135,6 @@ class Source:
         return await settle(await send({}), send, self.config, context)
 
 
-class ResourceReader:
-    """Reads any resource of one server; the handler of `<server>.resources.read`.
-
-    Args:
-        source: The server.
-        pins: The accepted definitions.
-    """
-
-    def __init__(self, source: Source, pins: Pins) -> None:
-        self._source = source
-        self._pins = pins
-
-    async def __call__(self, input: Any, context: OperationContext) -> ResponseEnvelope[Any]:
-        """Read the resource at `uri`."""
-        return await self.read(input["uri"], context)
-
-    async def read(self, uri: str, context: OperationContext) -> ResponseEnvelope[Any]:
-        """Read the resource at a URI.
-
-        Raises:
-            CallError: If it is in quarantine, or cannot be read.
-        """
-        key = f"resources/{uri}"
-        if key in self._pins.waiting:
-            raise in_quarantine(key, self._source.server)
-        result = await self._source.settled("resources/read", {"uri": uri}, context)
-        return question_envelope(result) if is_question(result) else resource_envelope(result)
-
-
 class ResourceOperations:
     """Builds the operations for one server's listing."""
 
@@ -179,7 +150,6 @@ class ResourceOperations:
             for entry in listing.resources
             if pin_key("resources", entry) not in self._pins.waiting and is_url(entry["uri"])
         ]
-        reader = ResourceReader(self._source, self._pins)
         if listing.resources or listing.templates:
             yield "", self._lister("resources", "The resources of the server.", "resources/list")
             yield (
@@ -190,28 +160,41 @@ class ResourceOperations:
             )
             spec = self._spec(READ, "Read a resource by its URI.", _URI)
             timeout = self._config.timeout
-            yield "", Operation(spec, reader, resources=shown, source_timeout=timeout)
+            yield "", Operation(spec, self._read_any, resources=shown, source_timeout=timeout)
             if listing.can_watch:
                 yield "", self._watcher()
         for template in listing.templates:
-            yield from self._named(template, "templates", reader, skipped)
+            yield from self._named(template, "templates", self._template, skipped)
         for prompt in listing.prompts:
-            yield from self._named(prompt, "prompts", reader, skipped)
+            yield from self._named(prompt, "prompts", self._prompt, skipped)
         if listing.can_complete and (listing.templates or listing.prompts):
             yield "", self._completer()
 
+    async def _read_any(self, input: Any, context: OperationContext) -> ResponseEnvelope[Any]:
+        return await self._read(input["uri"], context)
+
+    async def _read(self, uri: str, context: OperationContext) -> ResponseEnvelope[Any]:
+        """Read the resource at a URI.
+
+        Raises:
+            CallError: If it is in quarantine, or cannot be read.
+        """
+        key = f"resources/{uri}"
+        if key in self._pins.waiting:
+            raise in_quarantine(key, self._source.server)
+        result = await self._source.settled("resources/read", {"uri": uri}, context)
+        return question_envelope(result) if is_question(result) else resource_envelope(result)
+
     def _named(
-        self, entry: JSONObject, kind: str, reader: ResourceReader, skipped: dict[str, str]
+        self,
+        entry: JSONObject,
+        kind: str,
+        build: Callable[[JSONObject, str], Operation],
+        skipped: dict[str, str],
     ) -> Iterator[tuple[str, Operation]]:
         given = entry.get("name") or entry.get("uriTemplate")
         try:
-            name = f"{kind}.{safe_name(str(given))}"
-            built = (
-                self._template(entry, name, reader)
-                if kind == "templates"
-                else self._prompt(entry, name)
-            )
-            yield pin_key(kind, entry), built
+            yield pin_key(kind, entry), build(entry, f"{kind}.{safe_name(str(given))}")
         except ValueError as error:
             skipped[f"{kind}.{ascii(given)[1:-1]}"] = str(error)
 
@@ -284,7 +267,7 @@ class ResourceOperations:
         description = "Suggest values for an argument of a prompt or template."
         return Operation(self._spec("completions.complete", description, _COMPLETION), complete)
 
-    def _template(self, entry: JSONObject, name: str, reader: ResourceReader) -> Operation:
+    def _template(self, entry: JSONObject, name: str) -> Operation:
         template = UriTemplate.parse(entry["uriTemplate"])
         schema: JSONObject = {
             "type": "object",
@@ -300,7 +283,7 @@ class ResourceOperations:
                 uri = template.expand(input or {})
             except (TypeError, ValueError) as error:
                 raise CallError(ErrorCode.VALIDATION_ERROR, str(error)) from None
-            return await reader.read(uri, context)
+            return await self._read(uri, context)
 
         mcp = {"resource": {"uri": entry["uriTemplate"]}}
         spec = self._spec(name, str(entry.get("description") or ""), schema, entry, mcp)

@@ -504,12 +504,8 @@ class MCPClient:
 
     async def _ask_for_logs(self, session: RelaySession) -> None:
         offers = session.server_capabilities
-        if (
-            self.config.log_level is None
-            or session.is_modern
-            or offers is None
-            or offers.logging is None
-        ):
+        is_offered = offers is not None and offers.logging is not None
+        if self.config.log_level is None or session.is_modern or not is_offered:
             return
         try:
             await session.relay("logging/setLevel", {"level": self.config.log_level})

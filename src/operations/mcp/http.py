@@ -60,6 +60,7 @@ from operations.mcp.failures import (
 from operations.mcp.oauth import TokenStore, stored_login
 from operations.mcp.session import (
     CONNECT_SECONDS,
+    EVENT_END,
     HANDOVER,
     READ_SECONDS,
     OpenStream,
@@ -414,18 +415,14 @@ class _BoundedStream(httpx2.AsyncByteStream):
         await self._stream.aclose()
 
 
-_EVENT_END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
-
-
 _FIELD = re.compile(rb"^(?:data: ?|(?:event|id|retry)\b.*|:.*)", re.MULTILINE)
 
 
-class _BoundedEvents(httpx2.AsyncByteStream):
+class _BoundedEvents(_BoundedStream):
     """Replaces each event that has too many values by an error for its request, before the SDK decodes it."""
 
     def __init__(self, stream: httpx2.AsyncByteStream, limit: int, max_values: int) -> None:
-        self._stream = stream
-        self._limit = limit
+        super().__init__(stream, limit)
         self._max_values = max_values
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
@@ -434,7 +431,7 @@ class _BoundedEvents(httpx2.AsyncByteStream):
             # An event may end between two chunks.
             start = max(0, len(event) - 3)
             event += chunk
-            while (end := _EVENT_END.search(event, start)) is not None:
+            while (end := EVENT_END.search(event, start)) is not None:
                 yield self._bounded(bytes(event[: end.end()]))
                 del event[: end.end()]
                 start = 0
@@ -453,9 +450,6 @@ class _BoundedEvents(httpx2.AsyncByteStream):
             wire = {"jsonrpc": "2.0", "id": request_id, "error": message}
             return b"data: %b\n\n" % msgspec.json.encode(wire) if request_id is not None else b""
         return event
-
-    async def aclose(self) -> None:
-        await self._stream.aclose()
 
 
 # ------------------------------------------------------------ authentication

@@ -64,7 +64,7 @@ _END_SECONDS: Final = 1.0
 _FIRST_ID: Final = 1_000_000_001
 """Higher than any request id of the SDK in the same session."""
 
-_EVENT_END: Final = re.compile(rb"\r\n\r\n|\n\n|\r\r")
+EVENT_END: Final = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 _DATA: Final = re.compile(rb"^data: ?(.*?)\r?$", re.MULTILINE)
 
 _encode = msgspec.json.Encoder().encode
@@ -234,32 +234,27 @@ class PlainCalls:
         self, request_id: int, response: aiohttp.ClientResponse
     ) -> JSONObject | OpenStream:
         """Return the result if it is the first message on a stream, else the whole stream."""
+        received = bytearray()
+        start = 0
         try:
-            return await self._look(request_id, response)
+            async for part in response.content.iter_any():
+                searched = max(start, len(received) - 3)
+                received += part
+                while (end := EVENT_END.search(received, searched)) is not None:
+                    data = b"\n".join(_DATA.findall(bytes(received[start : end.end()])))
+                    start = searched = end.end()
+                    if not data:
+                        # A comment, or an event that has only an id.
+                        continue
+                    if len(data) <= self._max_bytes and _answers(data, request_id):
+                        self._end(response)
+                        return self._result(request_id, data)
+                    return self._handed_over(request_id, bytes(received), response)
+                if len(received) - start > self._max_bytes:
+                    break
         except BaseException:
             response.close()
             raise
-
-    async def _look(
-        self, request_id: int, response: aiohttp.ClientResponse
-    ) -> JSONObject | OpenStream:
-        received = bytearray()
-        start = 0
-        async for part in response.content.iter_any():
-            searched = max(start, len(received) - 3)
-            received += part
-            while (end := _EVENT_END.search(received, searched)) is not None:
-                data = b"\n".join(_DATA.findall(bytes(received[start : end.end()])))
-                start = searched = end.end()
-                if not data:
-                    # A comment, or an event that has only an id.
-                    continue
-                if len(data) <= self._max_bytes and _answers(data, request_id):
-                    self._end(response)
-                    return self._result(request_id, data)
-                return self._handed_over(request_id, bytes(received), response)
-            if len(received) - start > self._max_bytes:
-                break
         return self._handed_over(request_id, bytes(received), response)
 
     def _end(self, response: aiohttp.ClientResponse) -> None:

@@ -4,7 +4,7 @@ access log -> root path -> Host and Origin -> operations, gateway, pages, mounte
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import Any, cast
@@ -18,7 +18,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 from operations.access import Identity
 from operations.calls import serve_calls
 from operations.front import CredentialResolver, Front, credential_ended, credentials_in
-from operations.front.config import MCPServerSettings, Resolver, ServerConfig
+from operations.front.config import MCPServerSettings, ServerConfig
 from operations.front.http import CREDENTIAL, IDENTITY, PIPELINE, RequestPipeline, RequestState
 from operations.front.limits import client_address
 from operations.front.messages import AccessLog, HostGuard, route_path
@@ -53,7 +53,9 @@ def create_app(config: ServerConfig, registry: OperationRegistry) -> Starlette:
     sessions = Sessions()
     pipeline = _pipeline(config, registry, sessions)
     metrics = CallMetrics(registry, time_all=False)
-    mcp, websocket, console = _applications(config, registry)
+    mcp = _mounted(config.mcp, lambda: _mcp_app(config, registry))
+    websocket = _mounted(config.websocket, lambda: WebSocketEntry(registry, config.resolve))
+    console = _mounted(config.console, console_app)
     graph = config.graph
     if graph is None and config.console is True:
         graph = CallGraph(limit=_REMEMBERED)
@@ -107,11 +109,8 @@ def create_app(config: ServerConfig, registry: OperationRegistry) -> Starlette:
         return AccessLog(_RootPath(app, root) if root else app)
 
     app = _App(wrap, routes=routes, lifespan=lifespan)
-    app.router.redirect_slashes = False
-    app.state.pipeline = pipeline
-    app.state.readiness = readiness
-    app.state.sessions = sessions
-    app.state.metrics = metrics
+    app.state.pipeline, app.state.readiness = pipeline, readiness
+    app.state.sessions, app.state.metrics = sessions, metrics
     if recording is not None:
         finalize(app, recording.close)
     return app
@@ -130,10 +129,7 @@ def create_probe_app(config: ServerConfig, registry: OperationRegistry) -> Starl
         ),
         routes=[route_table(pipeline, routes), unknown_paths(pipeline)],
     )
-    app.router.redirect_slashes = False
-    app.state.pipeline = pipeline
-    app.state.readiness = readiness
-    app.state.metrics = metrics
+    app.state.pipeline, app.state.readiness, app.state.metrics = pipeline, readiness, metrics
     return app
 
 
@@ -150,19 +146,14 @@ def _pipeline(
         public_url=config.public_url,
         authorization_servers=config.authorization_servers,
     )
-    resolver = _one(config.identity)
+    given = config.identity
+    resolver = given if given is None or callable(given) else any_of(*given)
     return RequestPipeline(front, None if resolver is None else SessionResolver(resolver, sessions))
 
 
-def _applications(config: ServerConfig, registry: OperationRegistry) -> list[ASGIApp | None]:
-    """Return the applications at `/mcp`, `/ws` and `/`; each is imported only if it is enabled."""
-    made: dict[str, Callable[[], ASGIApp]] = {
-        "mcp": lambda: _mcp_app(config, registry),
-        "websocket": lambda: WebSocketEntry(registry, config.resolve),
-        "console": console_app,
-    }
-    given = ((make, getattr(config, name)) for name, make in made.items())
-    return [make() if _is_built(app) else app or None for make, app in given]
+def _mounted(given: Any, build: Callable[[], ASGIApp]) -> ASGIApp | None:
+    """Return the application at a path: built here, given, or none."""
+    return build() if _is_built(given) else given or None
 
 
 def _is_built(app: Any) -> bool:
@@ -211,6 +202,7 @@ class _App(Starlette):
 
     def __init__(self, wrap: Callable[[ASGIApp], ASGIApp], **options: Any) -> None:
         super().__init__(**options)
+        self.router.redirect_slashes = False
         self._wrap = wrap
 
     def build_middleware_stack(self) -> ASGIApp:
@@ -257,14 +249,6 @@ class _RootPath:
                 if "raw_path" in scope:
                     scope["raw_path"] = root.encode() + scope["raw_path"]
         await self._app(scope, receive, send)
-
-
-def _one(
-    identity: Resolver | Sequence[Resolver] | None,
-) -> Resolver | None:
-    if identity is None or callable(identity):
-        return identity
-    return any_of(*identity)
 
 
 # ------------------------------------------------------------ the call protocol on WebSockets

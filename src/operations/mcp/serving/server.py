@@ -5,7 +5,7 @@ Rule 1: a subscription to an imported resource runs as the caller that requested
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager, nullcontext, suppress
+from contextlib import aclosing, asynccontextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any, Unpack, cast
 
@@ -356,8 +356,8 @@ class RegistryServer(Server[None]):
         readable: Mapping[str, tuple[Resource, JSONObject]],
     ) -> SubscriptionsListenResult:
         """Serve a stream of changes that includes changes of imported resources."""
-        bus = JoinedBus(self._bus)
-        async with AsyncExitStack() as stack:
+        bus, tasks = JoinedBus(self._bus), list[asyncio.Task[None]]()
+        try:
             for uri, (resource, value) in tuple(readable.items())[:_MAX_WATCHED]:
                 watcher = watcher_of(self.service, resource, asker)
                 if watcher is not None:
@@ -365,10 +365,12 @@ class RegistryServer(Server[None]):
                     address = resource.address(value)
                     # A resource without support for subscriptions is skipped.
                     with suppress(MCPError):
-                        await stack.enter_async_context(
-                            following(self.service, watcher, address, asker, report)
-                        )
+                        tasks.append(await follow(self.service, watcher, address, asker, report))
             return await ListenHandler(bus)(request, params)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _initialized(self, request: RequestContext, _params: NotificationParams) -> None:
         connection = connection_of(request)
@@ -527,20 +529,3 @@ async def follow(
         task.cancel()
         raise
     return task
-
-
-@asynccontextmanager
-async def following(
-    service: Service,
-    operation_id: str,
-    uri: str,
-    asker: Asker,
-    report: Callable[[], Awaitable[None]],
-) -> AsyncGenerator[None]:
-    """Watch the resource at `uri` during this block."""
-    task = await follow(service, operation_id, uri, asker, report)
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.wait({task})
