@@ -151,6 +151,7 @@ CALLS: dict[str, Callable[..., Any]] = {
 
 NOT_CALLED = {
     "operations.front.search.Found": "made by a search, not by users",
+    "operations.front.search.Search": "decoded from a request, not made by users",
     "operations.pubsub.EventTarget.listen": "a protocol without code",
 }
 

@@ -403,38 +403,26 @@ async def trace(
     """
     screen = common.screen()
     path = journal_path(common.load(required=False))
+    shown: set[str] = set()
     # Ctrl-C is the normal end of --follow.
     with suppress(asyncio.CancelledError) if follow else nullcontext():
-        await _trace(path, screen, operation_id, limit=limit, failed=failed, follow=follow)
-
-
-async def _trace(
-    path: Path,
-    screen: Screen,
-    operation_id: str | None,
-    *,
-    limit: int,
-    failed: bool,
-    follow: bool,
-) -> None:
-    shown: set[str] = set()
-    while True:
-        seen = _mark(path)
-        roots = [
-            root
-            for root in spans(read_journal(path))
-            if root.record.request_id not in shown
-            and (operation_id is None or root.record.operation_id == operation_id)
-            and (not failed or root.has_failed)
-        ][-limit:]
-        _show(roots, screen, many=not follow)
-        if not follow:
-            if not roots and screen.is_terminal:
-                screen.note(f"no calls are recorded in {path}")
-            return
-        shown.update(root.record.request_id for root in roots)
-        while _mark(path) == seen:  # noqa: ASYNC110 - another process writes it
-            await asyncio.sleep(_LOOK_AGAIN)
+        while True:
+            seen = _mark(path)
+            roots = [
+                root
+                for root in spans(read_journal(path))
+                if root.record.request_id not in shown
+                and (operation_id is None or root.record.operation_id == operation_id)
+                and (not failed or root.has_failed)
+            ][-limit:]
+            _show(roots, screen, many=not follow)
+            if not follow:
+                if not roots and screen.is_terminal:
+                    screen.note(f"no calls are recorded in {path}")
+                return
+            shown.update(root.record.request_id for root in roots)
+            while _mark(path) == seen:  # noqa: ASYNC110 - another process writes it
+                await asyncio.sleep(_LOOK_AGAIN)
 
 
 def spans(records: Iterable[CallRecord]) -> list[Span]:

@@ -1,8 +1,7 @@
 """`operations serve`: serve the operations of a config to external callers."""
 
 import logging
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from dataclasses import asdict, replace
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
@@ -12,8 +11,6 @@ from operations._signals import shutdown_event
 from operations._text import counted
 from operations.cli.options import DEFAULTS, Common, Screen, command, open_file, settle
 from operations.config import ConfigFile
-from operations.errors import OperationsError
-from operations.front.config import ListenConfig
 from operations.hub.hub import Hub, following
 from operations.hub.journal import writing_logs
 from operations.hub.serving import (
@@ -22,20 +19,19 @@ from operations.hub.serving import (
     entry_points_of,
     is_shared,
     listen_config,
+    listening_errors,
     mcp_server,
     supervise,
 )
 from operations.server.running import (
     GRACE,
-    InsecureBindError,
     is_loopback,
     listen,
-    running,
     running_on,
 )
 
 if TYPE_CHECKING:
-    from starlette.applications import Starlette
+    pass
 
 EntryPoint = Literal["http", "mcp", "websocket", "console"]
 
@@ -73,47 +69,26 @@ async def serve(
             identity = None if as_ is None else await hub.identity(as_)
             await mcp_server(hub, identity).run_stdio()
             return None
-        listen = listen_config(hub.file)
+        config = listen_config(hub.file, host, port)
         entry_points = entry_point or entry_points_of(hub.file)
-        address = host or listen.host
-        number = listen.port if port is None else port
-        config = replace(listen, host=address, port=number)
-        app = build_app(hub, entry_points=entry_points, host=address)
-        try:
-            async with _running(app, config, process) as url:
-                with shutdown_event() as shutdown:
-                    await stack.enter_async_context(following(hub))
-                    if process is not None:
-                        hub.reload_others = process.reload_all
-                        process.is_ready(end=shutdown.set)
-                    if process is None or process.announces:
-                        await settle(hub, screen, common)
-                        announce(url, entry_points, hub, screen)
-                        _point_out_open(address, hub, screen)
-                        screen.note("press Ctrl-C to stop")
-                    await shutdown.wait()
-                if process is None:
-                    screen.note("closing ...")
-                return None
-        except InsecureBindError:
-            raise OperationsError(
-                f"{address} accepts requests of other machines without authentication:"
-                " add [access.keys.NAME] to the config, or public = true to [serve]"
-            ) from None
-        except OSError as error:
-            raise _cannot_listen(address, number, error) from error
-
-
-def _running(
-    app: "Starlette", config: ListenConfig, process: Process | None
-) -> AbstractAsyncContextManager[str]:
-    if process is None:
-        return running(app, **asdict(config))
-    return running_on(app, process.listener, config)
-
-
-def _cannot_listen(address: str, port: int, error: OSError) -> OperationsError:
-    return OperationsError(f"cannot listen on {address}:{port}: {error.strerror}")
+        app = build_app(hub, entry_points=entry_points, host=config.host)
+        stack.enter_context(listening_errors(config, "serve"))
+        listener = None if process is None else process.listener
+        async with running_on(app, config, listener) as url:
+            with shutdown_event() as shutdown:
+                await stack.enter_async_context(following(hub))
+                if process is not None:
+                    hub.reload_others = process.reload_all
+                    process.is_ready(end=shutdown.set)
+                if process is None or process.announces:
+                    await settle(hub, screen, common)
+                    announce(url, entry_points, hub, screen)
+                    _point_out_open(config.host, hub, screen)
+                    screen.note("press Ctrl-C to stop")
+                await shutdown.wait()
+            if process is None:
+                screen.note("closing ...")
+            return None
 
 
 async def _serve_shared(
@@ -124,18 +99,15 @@ async def _serve_shared(
     common: Common,
 ) -> int:
     """Serve with several processes, which this process starts."""
-    config = listen_config(file)
-    address, number = host or config.host, config.port if port is None else port
-    arguments = ["serve", "--host", address]
+    config = listen_config(file, host, port)
+    arguments = ["serve", "--host", config.host]
     for each in entry_points:
         arguments += ["--entry-point", each]
     if common.config is not None:
         arguments += ["--config", str(common.config)]
     arguments += [f"--{name}" for name in ("json", "verbose", "trust") if getattr(common, name)]
-    try:
-        listener = listen(address, number)
-    except OSError as error:
-        raise _cannot_listen(address, number, error) from error
+    with listening_errors(config, "serve"):
+        listener = listen(config.host, config.port)
     if not common.verbose:
         # Report restarted processes.
         logging.getLogger("operations.hub").setLevel(logging.WARNING)

@@ -4,7 +4,7 @@ import asyncio
 import os
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from socket import gethostname
 from time import time
@@ -32,7 +32,6 @@ from operations.cli.options import (
 from operations.config import ConfigFile
 from operations.config.model import BrokerEntry, WorkEntry
 from operations.errors import OperationsError
-from operations.front.config import ListenConfig
 from operations.hub.hub import Hub, following
 from operations.hub.journal import writing_logs
 from operations.hub.sources import connect_broker, worker_config
@@ -90,7 +89,7 @@ async def work(
         async with (
             serve_calls(hub.registry, target, **options, resolve=hub.access.resolve) as worker,
             following(hub, {f"broker:{chosen}": lambda: target.is_connected}),
-            _shown(hub, worker, _listen_config(file, host, port)) as url,
+            _shown(hub, worker, host, port) as url,
         ):
             with writing_logs(file, verbose=common.verbose):
                 with shutdown_event() as shutdown:
@@ -115,40 +114,24 @@ async def work(
                 await worker.aclose()
 
 
-def _listen_config(file: ConfigFile, host: str | None, port: int | None) -> ListenConfig | None:
-    """Return the address for health and metrics; None if there is none."""
-    entry = file.config.work
-    if entry is None and host is None and port is None:
-        return None
-    config = ListenConfig(**file.options(ListenConfig, entry or WorkEntry()))
-    config = config if host is None else replace(config, host=host)
-    return config if port is None else replace(config, port=port)
-
-
 @asynccontextmanager
 async def _shown(
-    hub: Hub, worker: CallServer, config: ListenConfig | None
+    hub: Hub, worker: CallServer, host: str | None, port: int | None
 ) -> AsyncGenerator[str | None]:
-    """Serve the health and metrics of a worker for the duration of an `async with` block; yield the address."""
-    if config is None:
+    """Serve the health and metrics of a worker for the duration of an `async with` block; yield the address, if any."""
+    entry = hub.file.config.work
+    if entry is None and host is None and port is None:
         yield None
         return
-    from operations.hub.serving import build_worker_app  # noqa: PLC0415 - needs an extra
-    from operations.server.running import InsecureBindError, running  # noqa: PLC0415 - needs an extra
+    from operations.hub import serving  # noqa: PLC0415 - needs an extra
+    from operations.server.running import running_on  # noqa: PLC0415 - needs an extra
 
+    config = serving.listen_config(hub.file, host, port, entry or WorkEntry())
     async with monitor_group(worker.target, worker.group) as monitor:
-        app = build_worker_app(hub, worker, monitor, config.host)
-        try:
-            async with running(app, **asdict(config)) as url:
+        app = serving.build_worker_app(hub, worker, monitor, config.host)
+        with serving.listening_errors(config, "work"):
+            async with running_on(app, config) as url:
                 yield url
-        except InsecureBindError:
-            raise OperationsError(
-                f"{config.host} shows the metrics to other machines without authentication:"
-                " add [access.keys.NAME] to the config, or public = true to [work]"
-            ) from None
-        except OSError as error:
-            reason = f"cannot listen on {config.host}:{config.port}: {error.strerror}"
-            raise OperationsError(reason) from error
 
 
 def chosen_broker(name: str | None, file: ConfigFile) -> tuple[str, BrokerEntry]:

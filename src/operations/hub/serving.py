@@ -12,8 +12,8 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Generator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,7 +24,8 @@ from operations.access import Identity
 from operations.calls import CallServer
 from operations.calls.monitoring import GroupMonitor
 from operations.config import ConfigFile
-from operations.errors import TransportError
+from operations.config.model import Entry
+from operations.errors import OperationsError, TransportError
 from operations.front.config import JWTConfig, ListenConfig, MCPServerSettings, ServerConfig
 from operations.hub.controls import (
     WORKERS,
@@ -38,6 +39,7 @@ from operations.hub.source import FIRST_PAUSE, LONGEST_PAUSE, limits_of
 from operations.hub.sources import can_sign_in, serves_anonymous
 from operations.server import APIKeys, IdentityResolver, create_app, credential_resolver
 from operations.server.app import create_probe_app
+from operations.server.running import InsecureBindError
 from operations.telemetry import group_metrics, worker_metrics
 from operations.types import JSONObject
 
@@ -47,9 +49,29 @@ if TYPE_CHECKING:
 logger = logging.getLogger("operations.hub")
 
 
-def listen_config(file: ConfigFile) -> ListenConfig:
-    """Return the address that a config is served at."""
-    return ListenConfig(**file.options(ListenConfig, file.config.serve))
+def listen_config(
+    file: ConfigFile, host: str | None = None, port: int | None = None, table: Entry | None = None
+) -> ListenConfig:
+    """Return the address of a table of a config, by default `[serve]`, unless `host` and `port` replace it."""
+    options = file.options(ListenConfig, file.config.serve if table is None else table)
+    given = {"host": host, "port": port}
+    options |= {key: value for key, value in given.items() if value is not None}
+    return ListenConfig(**options)
+
+
+@contextmanager
+def listening_errors(config: ListenConfig, table: str) -> Generator[None]:
+    """Explain why a server cannot listen at an address of a table of the file."""
+    try:
+        yield
+    except InsecureBindError:
+        raise OperationsError(
+            f"{config.host} accepts requests of other machines without authentication:"
+            f" add [access.keys.NAME] to the config, or public = true to [{table}]"
+        ) from None
+    except OSError as error:
+        reason = f"cannot listen on {config.host}:{config.port}: {error.strerror}"
+        raise OperationsError(reason) from error
 
 
 def entry_points_of(file: ConfigFile) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ import ipaddress
 import logging
 import socket
 from collections.abc import AsyncGenerator, Generator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from typing import Any, cast
 
 import uvicorn
@@ -203,8 +203,7 @@ def _is_notable(record: logging.LogRecord) -> bool:
 
 
 @options_of(ListenConfig)
-@asynccontextmanager
-async def running(config: ListenConfig, app: Starlette) -> AsyncGenerator[str]:
+def running(config: ListenConfig, app: Starlette) -> AbstractAsyncContextManager[str]:
     """Serve on this event loop for the duration of an `async with` block; yield the address.
 
     The options are the fields of `ListenConfig`.
@@ -213,25 +212,31 @@ async def running(config: ListenConfig, app: Starlette) -> AsyncGenerator[str]:
         InsecureBindError: As `build_server`.
         OSError: If the port is taken.
     """
-    # Build the server first, so that errors are raised before the port is bound.
-    server = _server(app, config)
-    with listen(config.host, config.port) as listener:
-        async with _served(server, config, listener) as url:
-            yield url
+    return running_on(app, config)
 
 
 @asynccontextmanager
 async def running_on(
-    app: Starlette, listener: socket.socket, config: ListenConfig
+    app: Starlette, config: ListenConfig, listener: socket.socket | None = None
 ) -> AsyncGenerator[str]:
-    """Serve on an existing listening socket, which several processes may share.
-
-    Raises:
-        InsecureBindError: As `build_server`.
-    """
-    with listener:
-        async with _served(_server(app, config), config, listener) as url:
-            yield url
+    """As `running`, also on an existing listening socket, which several processes may share."""
+    # Build the server first, so that errors are raised before the port is bound.
+    server = _Server(_config(app, config), getattr(app.state, "readiness", None))
+    host = config.host
+    with listener or listen(host, config.port) as listening:
+        task = asyncio.create_task(server.serve([listening]))
+        ready = asyncio.create_task(server.is_ready.wait())
+        try:
+            await asyncio.wait({task, ready}, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                task.result()
+            name = f"[{host}]" if ":" in host else host
+            scheme = "http" if config.certificate is None else "https"
+            yield f"{scheme}://{name}:{listening.getsockname()[1]}"
+        finally:
+            ready.cancel()
+            server.should_exit = True
+            await task
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -251,30 +256,6 @@ def listen(host: str, port: int) -> socket.socket:
         listener.close()
         raise
     return listener
-
-
-def _server(app: Starlette, config: ListenConfig) -> _Server:
-    return _Server(_config(app, config), getattr(app.state, "readiness", None))
-
-
-@asynccontextmanager
-async def _served(
-    server: _Server, config: ListenConfig, listener: socket.socket
-) -> AsyncGenerator[str]:
-    host = config.host
-    task = asyncio.create_task(server.serve([listener]))
-    ready = asyncio.create_task(server.is_ready.wait())
-    try:
-        await asyncio.wait({task, ready}, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            task.result()
-        name = f"[{host}]" if ":" in host else host
-        scheme = "http" if config.certificate is None else "https"
-        yield f"{scheme}://{name}:{listener.getsockname()[1]}"
-    finally:
-        ready.cancel()
-        server.should_exit = True
-        await task
 
 
 def is_loopback(host: str) -> bool:
