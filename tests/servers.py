@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
 import urllib.request
 from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
@@ -173,6 +174,9 @@ def _is_healthy(port: int) -> bool:
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=5) as answer:
             return bool(answer.status == 200)
+    except urllib.error.HTTPError as error:
+        error.close()
+        return False
     except OSError:
         return False
 
