@@ -4,17 +4,20 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 import aiohttp
 import anyio
 import pytest
+from mcp import Client as MCPClient
+from mcp.client.subscriptions import SubscriptionLost, listen
 
 from operations import OperationRegistry
 from operations.mcp import to_mcp
 from operations.server import APIKeys, create_app
+from operations.server import running as running_module
 from operations.server.running import InsecureBindError, build_server, is_loopback, running
 
 
@@ -67,6 +70,68 @@ async def test_resources_live_as_long_as_the_server_and_calls_may_finish() -> No
             response = await call
             assert await response.json() == "finished"
     assert steps == ["opened", "closed"]
+
+
+HELLO = {
+    "jsonrpc": "2.0",
+    "id": 1,
+    "method": "initialize",
+    "params": {
+        "protocolVersion": "2025-06-18",
+        "capabilities": {},
+        "clientInfo": {"name": "a", "version": "1"},
+    },
+}
+ACCEPT = {"Accept": "application/json, text/event-stream"}
+
+
+async def test_streams_without_a_call_do_not_delay_a_shutdown() -> None:
+    """Clients of MCP keep a stream open for notifications, however long they are idle."""
+    app, lost = create_app(OperationRegistry(), mcp=True), asyncio.Event()
+
+    async def follow(url: str, is_open: asyncio.Event) -> None:
+        async with MCPClient(f"{url}/mcp") as client:
+            with suppress(SubscriptionLost):
+                async with listen(client.session, tools_list_changed=True) as changes:
+                    is_open.set()
+                    async for _ in changes:
+                        pass
+            lost.set()
+
+    with anyio.fail_after(8):
+        async with aiohttp.ClientSession(headers=ACCEPT) as client:
+            async with running(app) as url:
+                async with client.post(f"{url}/mcp", json=HELLO) as response:
+                    session = {"Mcp-Session-Id": response.headers["Mcp-Session-Id"]}
+                old = await client.get(f"{url}/mcp", headers=session)
+                assert await old.content.readline() == b": open\n"
+                is_open = asyncio.Event()
+                following = asyncio.create_task(follow(url, is_open))
+                await is_open.wait()
+            # The stream ended as HTTP requires; aiohttp would raise an error for one that was cut.
+            assert await old.content.read() == b"\n"
+            await lost.wait()
+            following.cancel()
+            await asyncio.wait({following})
+
+
+async def test_a_subscription_that_outlives_the_grace_ends_with_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(running_module, "GRACE", 0.2)
+    registry = OperationRegistry()
+
+    @registry.operation("test.watch")
+    async def watch() -> AsyncIterator[int]:
+        yield 1
+        await asyncio.Event().wait()
+
+    with anyio.fail_after(8):
+        async with aiohttp.ClientSession() as client:
+            async with running(create_app(registry)) as url:
+                response = await client.post(f"{url}/test/watch")
+                assert await response.content.readline() == b"data: 1\n"
+            assert b'event: error\ndata: {"code":"UNAVAILABLE"' in await response.content.read()
 
 
 @pytest.mark.requirement("R62")

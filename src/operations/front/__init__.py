@@ -29,7 +29,7 @@ from collections.abc import (
     MutableMapping,
     Sequence,
 )
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from time import monotonic, time
 from typing import Any, Final, TypeAlias
 
@@ -295,6 +295,66 @@ def credential_ended() -> CallError:
     return CallError(ErrorCode.ACCESS_DENIED, "The credential is no longer valid")
 
 
+@contextmanager
+def _ended_by(
+    watch: Callable[[Callable[[], None]], AbstractContextManager[None]],
+) -> Generator[asyncio.Event]:
+    """End the block by cancellation when the function that `watch` receives is called; the event is set then."""
+    task: asyncio.Task[Any] = asyncio.current_task()  # type: ignore[assignment]
+    ended = asyncio.Event()
+
+    def end() -> None:
+        ended.set()
+        task.cancel()
+
+    try:
+        with watch(end):
+            yield ended
+    except asyncio.CancelledError:
+        if not ended.is_set() or task.uncancel():
+            raise
+
+
+class OpenStreams:
+    """The streams that a server ends when it shuts down."""
+
+    def __init__(self) -> None:
+        self._ends: dict[object, tuple[Callable[[], None], bool]] = {}
+        self._is_closing = False
+
+    @contextmanager
+    def watching(self, end: Callable[[], None], *, is_idle: bool = False) -> Generator[None]:
+        """Call `end` if the server shuts down before the block ends.
+
+        Args:
+            end: Ends the stream.
+            is_idle: The stream belongs to no call, so it ends as soon as the shutdown begins.
+        """
+        token = object()
+        self._ends[token] = end, is_idle
+        if is_idle and self._is_closing:
+            end()
+        try:
+            yield
+        finally:
+            del self._ends[token]
+
+    def idle(self) -> AbstractContextManager[asyncio.Event]:
+        """End the block by cancellation when the server begins to shut down; the yielded event is set then."""
+        return _ended_by(lambda end: self.watching(end, is_idle=True))
+
+    def open(self) -> None:
+        """Keep streams from now on, because the server has started."""
+        self._is_closing = False
+
+    def close(self, *, idle_only: bool = False) -> None:
+        """End streams that belong to no call, also those that are opened from now on, or all."""
+        self._is_closing = True
+        for end, is_idle in tuple(self._ends.values()):
+            if is_idle or not idle_only:
+                end()
+
+
 class CredentialMonitor:
     """Ends sessions, streams and sockets when their credentials expire or are revoked.
 
@@ -314,22 +374,9 @@ class CredentialMonitor:
         finally:
             stop()
 
-    @contextmanager
-    def ending(self, credential: Credential | None) -> Generator[asyncio.Event]:
+    def ending(self, credential: Credential | None) -> AbstractContextManager[asyncio.Event]:
         """End the block by cancellation if the credential becomes invalid; the yielded event is set then."""
-        task: asyncio.Task[Any] = asyncio.current_task()  # type: ignore[assignment]
-        revoked = asyncio.Event()
-
-        def revoke() -> None:
-            revoked.set()
-            task.cancel()
-
-        try:
-            with self.watching(credential, revoke):
-                yield revoked
-        except asyncio.CancelledError:
-            if not revoked.is_set() or task.uncancel():
-                raise
+        return _ended_by(lambda end: self.watching(credential, end))
 
     def watch(self, credential: Credential | None, end: Callable[[], None]) -> Callable[[], None]:
         """Call `end` when the credential becomes invalid; return a function that stops the checks."""
@@ -444,6 +491,7 @@ class Front:
         self.rate = RateLimiter()
         self.auth = AuthThrottle(limits)
         self.credentials = CredentialMonitor()
+        self.open_streams = OpenStreams()
         self.configure(limits, timeout=timeout)
 
     def configure(self, limits: Limits, *, timeout: float) -> None:

@@ -458,8 +458,16 @@ async def serve_events(state: RequestState, spec: OperationSpec, input: Any) -> 
     state.take_slot(is_stream=True)
     response = _Response(state, resuming)
     subscription = state.front.registry.subscribe(spec.id, input, state.context)
-    with state.front.credentials.watching(state.credential, response.revoke):
+    front, end = state.front, response.end
+    with (
+        front.credentials.watching(state.credential, lambda: end(credential_ended())),
+        front.open_streams.watching(lambda: end(_shutting_down())),
+    ):
         await response.run(subscription)
+
+
+def _shutting_down() -> CallError:
+    return CallError(ErrorCode.UNAVAILABLE, "The server is shutting down")
 
 
 class _Response:
@@ -473,13 +481,13 @@ class _Response:
         self._started = False
         self._silent = True
         """Whether no item was sent since the last heartbeat."""
-        self._is_revoked = False
+        self._ended: CallError | None = None
         self._pump_task: asyncio.Task[None] | None = None
         self._turn = asyncio.Lock()
 
-    def revoke(self) -> None:
-        """End the stream: the caller's credential is no longer valid."""
-        self._is_revoked = True
+    def end(self, error: CallError) -> None:
+        """End the stream with an error."""
+        self._ended = error
         if self._pump_task is not None:
             self._pump_task.cancel()
 
@@ -500,11 +508,10 @@ class _Response:
             await asyncio.wait({pump}, timeout=_FAREWELL)
             if not pump.done():
                 self._front.registry.keep(pump)
-        if self._is_revoked:
-            error = credential_ended()
+        if self._ended is not None:
             if not self._started:
-                raise error
-            await self._write(self._failure(error), last=True)
+                raise self._ended
+            await self._write(self._failure(self._ended), last=True)
             return
         if pump.cancelled() or not pump.done():
             raise ClientDisconnectedError

@@ -18,6 +18,7 @@ from typing import Any, cast
 import uvicorn
 from starlette.applications import Starlette
 
+from operations.front import OpenStreams
 from operations.front.config import ListenConfig
 from operations.front.http import RequestPipeline
 from operations.front.limits import Limits
@@ -119,26 +120,32 @@ class _Server(uvicorn.Server):
     balancer may not have noticed yet.
     """
 
-    def __init__(self, config: uvicorn.Config, readiness: Readiness | None) -> None:
+    def __init__(self, config: uvicorn.Config, app: Starlette) -> None:
         super().__init__(config)
         self.is_ready = asyncio.Event()
-        self._readiness = readiness
+        # Other ASGI applications have neither.
+        self._readiness: Readiness | None = getattr(app.state, "readiness", None)
+        pipeline: RequestPipeline | None = getattr(app.state, "pipeline", None)
+        self._streams = OpenStreams() if pipeline is None else pipeline.front.open_streams
 
     @contextmanager
     def capture_signals(self) -> Generator[None]:
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._streams.open()
         await super().startup(sockets)
         self.is_ready.set()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self._readiness is not None:
             self._readiness.is_up = False
+        self._streams.close(idle_only=True)
         loop = asyncio.get_running_loop()
         ends, running = loop.time() + GRACE, self._exchanges()
         while loop.time() < ends and not running.isdisjoint(self._exchanges()):  # noqa: ASYNC110
             await asyncio.sleep(_POLL)
+        self._streams.close()
         self.config.timeout_graceful_shutdown = max(1, round(ends - loop.time()))
         await super().shutdown(sockets)
 
@@ -221,7 +228,7 @@ async def running_on(
 ) -> AsyncGenerator[str]:
     """As `running`, also on an existing listening socket, which several processes may share."""
     # Build the server first, so that errors are raised before the port is bound.
-    server = _Server(_config(app, config), getattr(app.state, "readiness", None))
+    server = _Server(_config(app, config), app)
     host = config.host
     with listener or listen(host, config.port) as listening:
         task = asyncio.create_task(server.serve([listening]))

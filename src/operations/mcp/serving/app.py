@@ -15,7 +15,7 @@ import logging
 import os
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Generator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from typing import Any, BinaryIO, Final, TypedDict, Unpack, cast
 
 import anyio.to_thread
@@ -219,7 +219,7 @@ class MCPApp:
             reply = reply or reject_malformed(body, state.front.limits.values)
             if reply is not None:
                 return reply
-        await self._by_sdk(state, _replayed(body, state.receive))
+        await self._by_sdk(state, _replayed(body, state.receive), is_idle=is_stream)
         return None
 
     def _take_slot(self, state: RequestState, *, is_stream: bool) -> CallError | None:
@@ -239,8 +239,11 @@ class MCPApp:
             return error
         return None
 
-    async def _by_sdk(self, state: RequestState, receive: Receive) -> None:
-        """Let the SDK respond. Its streams are counted, and end when the caller's credential expires."""
+    async def _by_sdk(self, state: RequestState, receive: Receive, *, is_idle: bool) -> None:
+        """Let the SDK respond. Its streams are counted, and end when the caller's credential expires.
+
+        A stream of notifications (`is_idle`) also ends when the server shuts down.
+        """
         is_open = False
 
         async def send(message: Message) -> None:
@@ -255,10 +258,12 @@ class MCPApp:
             if not is_open:
                 await state.send({"type": "http.response.body", "body": b""})
 
-        with state.front.credentials.ending(state.credential) as revoked:
+        front = state.front
+        idle = front.open_streams.idle() if is_idle else nullcontext(asyncio.Event())
+        with front.credentials.ending(state.credential) as revoked, idle as closed:
             if self._manager is not None:
                 await self._manager.handle_request(state.scope, receive, send)
-        if revoked.is_set() and is_open:
+        if is_open and (revoked.is_set() or closed.is_set()):
             await state.send({"type": "http.response.body", "body": b""})
 
 

@@ -10,7 +10,7 @@ Rule 3: a session belongs to the caller that opened it; other callers cannot use
 """
 
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from functools import partial
 from typing import Any, Final, Literal
 
@@ -482,7 +482,8 @@ class HandshakeTransport:
         headers = [*EVENT_STREAM, (SESSION_HEADER, session.id.encode())]
         await state.send({"type": "http.response.start", "status": 200, "headers": headers})
         state.timeout.start(None, state.receive)
-        with state.front.credentials.ending(state.credential):
+        idle = nullcontext() if last is not None else state.front.open_streams.idle()
+        with state.front.credentials.ending(state.credential), idle:
             if place is not None:
                 # Some servers send the headers only with the first part of the body.
                 await state.send_part(b": open\n\n")
