@@ -14,7 +14,7 @@ Rule 4: the values of `headers`, the token, and values from the environment are 
 import logging
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from secrets import token_hex
@@ -222,7 +222,7 @@ def redactor_for(config: MCPClientConfig) -> Redactor:
 
 def command_line(config: MCPClientConfig, redactor: Redactor) -> str:
     """Return the command line of a server in a form that can be copied."""
-    shown = [shown for shown, _ in _arguments(config)]
+    shown = [_hidden(argument, secrets) for argument, secrets in _arguments(config)]
     # Redacted words are not quoted; other words are quoted if necessary.
     return " ".join(
         word if HIDDEN in word else shlex.quote(word)
@@ -264,59 +264,47 @@ def _of_addresses(text: str) -> Iterator[str]:
 
 
 def _arguments(config: MCPClientConfig) -> Iterator[tuple[str, list[str]]]:
-    """Yield each argument in redacted form, with its secrets."""
+    """Yield each argument with its secrets."""
     follows_secret = False
     for argument in config.args:
         is_option = argument.startswith("-")
         # A value may begin with a dash, but text such as `-v` or `--verbose` is the next option.
         is_value = not is_option or (len(argument) > 2 and not argument.startswith("--"))
         if follows_secret and is_value:
-            yield HIDDEN, [argument]
+            yield argument, [argument]
             follows_secret = False
         else:
-            yield _shown(argument)
+            yield argument, list(_secrets_in(argument))
             is_named = _NAMED.fullmatch(argument) is not None
             follows_secret = is_option and not is_named and names_a_secret(argument)
 
 
-def _shown(text: str) -> tuple[str, list[str]]:
-    """Return an argument, or a part of it, in redacted form, with its secrets."""
-    named = _NAMED.fullmatch(text)
-    if named is not None and not _URL.match(text):
-        if names_a_secret(named["name"]):
-            return f"{named['name']}{named['sign']}{HIDDEN}", [named["value"]]
-        shown, hidden = _shown(named["value"])
-        return f"{named['name']}{named['sign']}{shown}", hidden
-    if text.lstrip().startswith(("{", "[")):
-        try:
-            value: Any = msgspec.json.decode(text)
-        except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError):
-            pass
-        else:
-            hidden = list[str]()
-            shown_value = _shown_json(value, hidden)
-            return (msgspec.json.encode(shown_value).decode(), hidden) if hidden else (text, [])
-    return _URL.sub(lambda match: without_secrets(match[0]), text), list(_of_addresses(text))
+def _hidden(argument: str, secrets: Iterable[str]) -> str:
+    for secret in secrets:
+        if secret and secret in argument:
+            before, _, after = argument.rpartition(secret)
+            argument = f"{before}{HIDDEN}{after}"
+    return _URL.sub(lambda match: without_secrets(match[0]), argument)
 
 
-def _shown_json(value: Any, hidden: list[str]) -> Any:
-    """Return the JSON `value` in redacted form; add its secrets to `hidden`."""
-    if isinstance(value, str):
-        shown, secrets = _shown(value)
-        hidden += secrets
-        return shown
-    if is_list(value):
-        return [_shown_json(item, hidden) for item in value]
-    if not is_object(value):
-        return value
-    result = dict[str, Any]()
-    for name, item in value.items():
-        if isinstance(item, str) and names_a_secret(name):
-            hidden.append(item)
-            result[name] = HIDDEN
-        else:
-            result[name] = _shown_json(item, hidden)
-    return result
+def _secrets_in(value: Any) -> Iterator[str]:
+    """Yield the secrets in an argument, or in a part of it."""
+    if is_object(value):
+        for name, item in value.items():
+            is_secret = isinstance(item, str) and names_a_secret(name)
+            yield from [item] if is_secret else _secrets_in(item)
+    elif is_list(value):
+        for item in value:
+            yield from _secrets_in(item)
+    elif isinstance(value, str):
+        named = None if _URL.match(value) else _NAMED.fullmatch(value)
+        if named is not None:
+            is_secret = names_a_secret(named["name"])
+            yield from [named["value"]] if is_secret else _secrets_in(named["value"])
+        elif value.lstrip().startswith(("{", "[")):
+            with suppress(msgspec.MsgspecError, UnicodeEncodeError, RecursionError):
+                yield from _secrets_in(msgspec.json.decode(value))
+        yield from _of_addresses(value)
 
 
 # ------------------------------------------------------------ logs of other libraries

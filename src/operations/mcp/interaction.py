@@ -262,27 +262,38 @@ def callbacks(name: str, config: MCPClientConfig, calls: CallsInFlight) -> dict[
 
     The session advertises all of them, because capabilities are sent once, before the first caller is known.
     """
-    asked: set[asyncio.Future[JSONObject]] = set()
+    open_now = 0
+
+    def ended(_: object = None) -> None:
+        nonlocal open_now
+        open_now -= 1
 
     async def answer(method: str, params: Any) -> JSONObject | None:
         """Return the answer of the caller or of the application; None if neither can answer."""
+        nonlocal open_now
         request: JSONObject = {}
         if params is not None:
             request = params.model_dump(by_alias=True, mode="json", exclude_none=True)
-        call = calls.addressee()
+        call, question = calls.addressee(), None
         if call is not None:
             question = caller_answer(method, request, call.context, call.client)
-            if question is not None:
-                if len(asked) >= MAX_QUESTIONS:
-                    question.close()
-                    raise CallError(ErrorCode.RESOURCE_EXHAUSTED, _TOO_MANY)
-                return await _counted(call.ask(question), asked)
         handler = _application_handler(method, config)
-        if handler is None:
+        if question is None and handler is None:
             return None
-        if len(asked) >= MAX_QUESTIONS:
+        if open_now >= MAX_QUESTIONS:
+            if question is not None:
+                question.close()
             raise CallError(ErrorCode.RESOURCE_EXHAUSTED, _TOO_MANY)
-        return await _apart(handler, request, asked)
+        open_now += 1
+        if call is not None and question is not None:
+            try:
+                return cast("JSONObject", await call.ask(question))
+            finally:
+                ended()
+        # A separate task, so that a handler that ignores cancellation does not delay the connection.
+        answering = asyncio.ensure_future(cast("AskHandler", handler)(request))
+        answering.add_done_callback(ended)
+        return await _uncancelled(answering)
 
     async def respond(method: str, params: Any, declined: Any) -> Any:
         try:
@@ -345,26 +356,8 @@ def _application_handler(method: str, config: MCPClientConfig) -> AskHandler | N
     return {ELICIT: config.elicit, SAMPLE: config.sample}.get(method)
 
 
-async def _counted(
-    question: Coroutine[Any, Any, Any], asked: set[asyncio.Future[JSONObject]]
-) -> JSONObject:
-    """Await a question, which counts as open until it is answered."""
-    slot: asyncio.Future[JSONObject] = asyncio.get_running_loop().create_future()
-    asked.add(slot)
-    try:
-        return cast("JSONObject", await question)
-    finally:
-        asked.discard(slot)
-        slot.cancel()
-
-
-async def _apart(
-    handler: AskHandler, request: JSONObject, asked: set[asyncio.Future[JSONObject]]
-) -> JSONObject:
-    """Run `handler` in a separate task, so that a handler that ignores cancellation does not delay the connection."""
-    answering = asyncio.ensure_future(handler(request))
-    asked.add(answering)
-    answering.add_done_callback(asked.discard)
+async def _uncancelled(answering: asyncio.Future[JSONObject]) -> JSONObject:
+    """Return the outcome of a handler; if this task is cancelled, do not wait for the handler to end."""
     try:
         await asyncio.wait({answering})
     finally:

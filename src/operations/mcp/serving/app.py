@@ -26,6 +26,7 @@ from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.server.transport_security import TransportSecuritySettings
 from mcp.shared.message import SessionMessage
 from mcp_types import INTERNAL_ERROR, PARSE_ERROR, ErrorData, JSONRPCError
+from starlette.routing import Router
 from starlette.types import Message, Receive, Scope, Send
 
 from operations._decoding import pause_collector
@@ -151,7 +152,7 @@ class MCPApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, or the lifespan."""
         if scope["type"] == "lifespan":
-            await self._lifespan(receive, send)
+            await Router(lifespan=lambda _: self.running()).lifespan(scope, receive, send)
         elif scope["type"] != "http":
             raise RuntimeError("MCP is served over HTTP")
         else:
@@ -177,13 +178,6 @@ class MCPApp:
                 await asyncio.Event().wait()
         finally:
             is_ready.set()
-
-    async def _lifespan(self, receive: Receive, send: Send) -> None:
-        await receive()
-        async with self.running():
-            await send({"type": "lifespan.startup.complete"})
-            await receive()
-        await send({"type": "lifespan.shutdown.complete"})
 
     async def _alone(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request without a host application."""
