@@ -35,7 +35,7 @@ from operations.server.routes import (
     socket_mount,
     unknown_paths,
 )
-from operations.server.system import GATEWAY_ROUTES, Overview, Pages, Readiness
+from operations.server.system import GATEWAY_ROUTES, Pages, Readiness
 from operations.telemetry import CallMetrics
 from operations.types import options_of
 
@@ -61,7 +61,7 @@ def create_app(config: ServerConfig, registry: OperationRegistry) -> Starlette:
         graph = CallGraph(limit=_REMEMBERED)
     recording = None if graph is None else _Recording(registry, graph)
     readiness = Readiness(config.ready)
-    pages = Pages(config, sessions, metrics, readiness)
+    pages = Pages(config, sessions, metrics, readiness, graph)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncGenerator[None]:
@@ -78,16 +78,7 @@ def create_app(config: ServerConfig, registry: OperationRegistry) -> Starlette:
             yield
             readiness.is_up = False
 
-    routes: list[BaseRoute] = [
-        route_table(
-            pipeline,
-            {
-                **GATEWAY_ROUTES,
-                **Overview(readiness, graph).routes,
-                **pages.routes,
-            },
-        ),
-    ]
+    routes: list[BaseRoute] = [route_table(pipeline, {**GATEWAY_ROUTES, **pages.routes})]
     if mcp is not None:
         routes.append(http_mount("/mcp", mcp, pipeline))
     routes.append(socket_mount("/ws", websocket, pipeline))

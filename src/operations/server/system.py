@@ -198,52 +198,6 @@ class Readiness:
         return found if isinstance(found, dict) else {"status": "ok" if found else "unavailable"}
 
 
-class Overview:
-    """The paths `/operations` and, if calls are recorded, `/calls`."""
-
-    def __init__(self, readiness: Readiness, graph: CallGraph | None = None) -> None:
-        self._readiness = readiness
-        self._has_calls = graph is not None
-        self._start = token_hex(16)
-        self.routes = {"/operations": Route(methods=("GET",), endpoint=self._operations)}
-        if graph is not None:
-            self._graph = graph
-            self.routes["/calls"] = Route(methods=("GET",), endpoint=self._calls)
-
-    def _tag(self, state: RequestState, disconnected: Any) -> bytes:
-        """Return an ETag that changes when the set of operations that the caller may call changes."""
-        revision = state.front.registry.revision
-        who = msgspec.json.encode([self._start, revision, state.identity, disconnected])
-        return b'"' + sha256(who).hexdigest()[:32].encode() + b'"'
-
-    async def _operations(self, state: RequestState) -> Reply:
-        disconnected = (await self._readiness.look()).get("disconnected", [])
-        tag = self._tag(state, disconnected)
-        if _is_held(state.headers.get(b"if-none-match", b""), tag):
-            return Reply(304, b"", [(b"etag", tag)])
-        specs = sorted(visible_specs(state.front.registry, state.context), key=lambda spec: spec.id)
-        listed = [_listed(spec) for spec in specs]
-        overview = {
-            "operations": listed,
-            "hasCalls": self._has_calls,
-            "disconnected": disconnected,
-        }
-        return json_reply(overview, headers=[(b"etag", tag)])
-
-    async def _calls(self, state: RequestState) -> Reply:
-        named = {spec.id for spec in visible_specs(state.front.registry, state.context)}
-        latest = islice(reversed(self._mine(state)), MAX_CALLS)
-        return json_reply({"calls": [_shown(record, named) for record in reversed(list(latest))]})
-
-    def _mine(self, state: RequestState) -> list[CallRecord]:
-        identity = state.identity
-        if identity is None and state.pipeline.resolve is not None:
-            # Callers without identity do not see each other's calls.
-            return []
-        caller = None if identity is None else identity.key
-        return [record for record in self._graph if record.identity_id == caller]
-
-
 def _is_held(held: bytes, tag: bytes) -> bool:
     """Return whether `If-None-Match` contains the tag, in strong or weak form, or `*`."""
     tags = [one.strip().removeprefix(b"W/") for one in held.split(b",")]
@@ -280,7 +234,7 @@ _KEPT = 16
 
 
 class Pages:
-    """The fixed paths besides the gateway."""
+    """The fixed paths besides the gateway; `/calls` only if calls are recorded."""
 
     def __init__(
         self,
@@ -288,13 +242,17 @@ class Pages:
         sessions: Sessions,
         metrics: CallMetrics,
         readiness: Readiness,
+        graph: CallGraph | None = None,
     ) -> None:
         self._config = config
+        self._graph = graph
+        self._start = token_hex(16)
         self._sessions = sessions
         self._metrics = metrics
         self._readiness = readiness
         self._documents: OrderedDict[tuple[Any, ...], bytes] = OrderedDict()
         self.routes = {
+            "/operations": Route(methods=("GET",), endpoint=self._operations),
             "/openapi.json": Route(methods=("GET",), endpoint=self._openapi),
             "/session": Route(
                 methods=("GET", "POST", "DELETE"), endpoint=self._session, is_open=True
@@ -303,9 +261,44 @@ class Pages:
             "/healthz": Route(methods=("GET", "HEAD"), endpoint=self._healthz, is_probe=True),
             "/readyz": Route(methods=("GET", "HEAD"), endpoint=self._readyz, is_probe=True),
         }
+        if graph is not None:
+            self.routes["/calls"] = Route(methods=("GET",), endpoint=self._calls)
         if config.authorization_servers:
             metadata = Route(methods=("GET",), endpoint=self._resource_metadata, is_probe=True)
             self.routes |= {METADATA_PATH: metadata, f"{METADATA_PATH}/mcp": metadata}
+
+    def _tag(self, state: RequestState, disconnected: Any) -> bytes:
+        """Return an ETag that changes when the set of operations that the caller may call changes."""
+        revision = state.front.registry.revision
+        who = msgspec.json.encode([self._start, revision, state.identity, disconnected])
+        return b'"' + sha256(who).hexdigest()[:32].encode() + b'"'
+
+    async def _operations(self, state: RequestState) -> Reply:
+        disconnected = (await self._readiness.look()).get("disconnected", [])
+        tag = self._tag(state, disconnected)
+        if _is_held(state.headers.get(b"if-none-match", b""), tag):
+            return Reply(304, b"", [(b"etag", tag)])
+        specs = sorted(visible_specs(state.front.registry, state.context), key=lambda spec: spec.id)
+        listed = [_listed(spec) for spec in specs]
+        overview = {
+            "operations": listed,
+            "hasCalls": self._graph is not None,
+            "disconnected": disconnected,
+        }
+        return json_reply(overview, headers=[(b"etag", tag)])
+
+    async def _calls(self, state: RequestState) -> Reply:
+        named = {spec.id for spec in visible_specs(state.front.registry, state.context)}
+        latest = islice(reversed(self._mine(state)), MAX_CALLS)
+        return json_reply({"calls": [_shown(record, named) for record in reversed(list(latest))]})
+
+    def _mine(self, state: RequestState) -> list[CallRecord]:
+        identity = state.identity
+        if identity is None and state.pipeline.resolve is not None:
+            # Callers without identity do not see each other's calls.
+            return []
+        caller = None if identity is None else identity.key
+        return [record for record in self._graph or () if record.identity_id == caller]
 
     async def _openapi(self, state: RequestState) -> Reply:
         specs = list(visible_specs(state.front.registry, state.context))

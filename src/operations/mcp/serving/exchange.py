@@ -56,9 +56,9 @@ class Exchange:
         request_id: The id of the JSON-RPC request.
         version: The version of the protocol.
         session: The session, if there is one. Without a session, the client cannot be asked questions.
+        progress_token: The token of progress reports, if the client requested them.
         streams: Whether the response may become a stream; otherwise messages before the result are dropped.
         prefers_stream: Whether the response is a stream from the beginning.
-        progress_token: The token of progress reports, if the client requested them.
     """
 
     def __init__(
@@ -66,11 +66,11 @@ class Exchange:
         state: RequestState,
         request_id: int | str,
         version: str,
-        *,
         session: Session | None,
+        progress_token: int | str | None = None,
+        *,
         streams: bool,
         prefers_stream: bool = False,
-        progress_token: int | str | None = None,
     ) -> None:
         self.request_id = request_id
         self._state = state

@@ -399,7 +399,7 @@ class HandshakeTransport:
         await sessions.make_room(state.caller, state.front.limits)
         session = Session(state.caller, None if state.identity is None else state.identity.key)
         params = message.get("params")
-        exchange = Exchange(state, message["id"], "", session=session, streams=False)
+        exchange = Exchange(state, message["id"], "", session, streams=False)
         options = self._server.create_initialization_options()
         options.instructions = self._service.instructions(state.identity)
         runner = ServerRunner(self._server, session.connection, None, init_options=options)
@@ -442,23 +442,10 @@ class HandshakeTransport:
     async def _list(self, asker: Asker, cursor: str | None) -> JSONObject:
         return self._service.list_tools_encoded(asker, cursor)
 
-    def _exchange(
-        self,
-        state: RequestState,
-        request_id: int | str,
-        version: str,
-        session: Session | None,
-        progress_token: int | str | None,
-    ) -> Exchange:
-        return Exchange(
-            state,
-            request_id,
-            version,
-            session=session,
-            streams=self._streams,
-            prefers_stream=self._streams and _accepted(state.headers)[2],
-            progress_token=progress_token,
-        )
+    def _exchange(self, state: RequestState, *what: Any) -> Exchange:
+        """Return the exchange of a request; `what` are the other arguments of `Exchange`."""
+        prefers_stream = self._streams and _accepted(state.headers)[2]
+        return Exchange(state, *what, streams=self._streams, prefers_stream=prefers_stream)
 
     @staticmethod
     def _version(state: RequestState, session: Session | None) -> str:
