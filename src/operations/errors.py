@@ -248,6 +248,11 @@ def nested_error(operation_id: str, error: CallError) -> CallError | None:
     return outer
 
 
+def forward_error(error: CallError) -> None:
+    """Let the error of a nested call reach the caller unchanged, because the caller chose its operation and input."""
+    error.operation_id = error.parent_request_id = None
+
+
 def invalid_argument(path: str, message: str, keyword: str) -> CallError:
     """Return the `VALIDATION_ERROR` for one place of an input, with the place in its details.
 

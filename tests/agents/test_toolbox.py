@@ -148,8 +148,20 @@ async def test_many_operations_are_found_described_and_called() -> None:
     assert (await run("results__next", cursor=page["cursor"]))["value"]
     for hidden in ("shop.refund", "nothing.here"):
         assert "error" in await run("tools__call", operation=hidden, input={"id": 1})
+    wrong = await run("tools__call", operation="shop.item", input={"id": "seven"})
+    assert (wrong["error"]["code"], wrong["error"]["details"]["errors"][0]["path"]) == (
+        "VALIDATION_ERROR",
+        "/id",
+    )
     call = list(toolbox.transcript)[2]
     assert (call.operation_id, call.steps[0].operation_id) == ("tools.call", "shop.item")
+
+
+async def test_arguments_given_as_text_are_recorded_as_an_object(toolbox: Toolbox) -> None:
+    call = {"id": "c1", "function": {"name": "shop__item", "arguments": '{"id": 1}'}}
+    await toolbox.run(call)
+    await toolbox.run({"id": "c2", "function": {"name": "shop__item", "arguments": "{"}})
+    assert [step.input for step in toolbox.transcript] == [{"id": 1}, "{"]
 
 
 async def test_arguments_that_are_not_an_object_are_an_error(toolbox: Toolbox) -> None:

@@ -59,7 +59,14 @@ from operations.envelopes import (
     add_changes,
     local_envelope,
 )
-from operations.errors import CallError, ErrorCode, SchemaError, timed_out, timeout_error
+from operations.errors import (
+    CallError,
+    ErrorCode,
+    SchemaError,
+    forward_error,
+    timed_out,
+    timeout_error,
+)
 from operations.schema import Change, CompiledSchema, Normalise, Schema, validate_or_raise
 from operations.specs import Operation, OperationSpec, OutputPolicy
 
@@ -134,8 +141,7 @@ async def authorize(plan: Plan, value: Any, context: OperationContext) -> None:
         plan, value = admit(plan, value, context)
         await guard(plan, value, context)
     except CallError as error:
-        # The caller of the current operation sent this input, so the error is not one of a nested call.
-        error.operation_id = None
+        forward_error(error)
         raise
 
 

@@ -298,7 +298,10 @@ class Toolbox:
         try:
             registry, spec = self._find(name)
             step.operation_id = spec.id
-            given = input_of(spec, read_arguments(name, arguments))
+            read = read_arguments(name, arguments)
+            if isinstance(arguments, (str, bytes)):
+                step.input = read
+            given = input_of(spec, read)
             context = self._context(request_id)
             envelope = await registry.execute(spec.id, given, context)
             source = given.get("operation") if registry is self._own else spec.id

@@ -22,7 +22,7 @@ from operations._text import enforce_lists
 from operations.access import Identity, check_access
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
-from operations.errors import CallError, ErrorCode, map_error
+from operations.errors import CallError, ErrorCode, forward_error, map_error
 from operations.registry import OperationRegistry
 from operations.specs import OperationSpec, OperationType
 from operations.types import JSONObject
@@ -483,7 +483,11 @@ class Gateway:
         """
         if self._admit is not None:
             self._admit(operation_id, context.identity)
-        return await self._registry.execute(operation_id, input, _as_caller(context))
+        try:
+            return await self._registry.execute(operation_id, input, _as_caller(context))
+        except CallError as error:
+            forward_error(error)
+            raise
 
     async def batch(
         self,
