@@ -607,14 +607,12 @@ async def test_requests_of_several_clients_are_taken_in_turn(redis_server: Broke
 
         blocker = asyncio.create_task(busy.call("slow.sleep", {"seconds": 60}))
         await until(lambda: server.active == 1)
-        admin = server.target.admin
-        assert admin is not None
         async with asyncio.TaskGroup() as tasks:
             for calls, name, count in ((busy, "busy", 20), (calm, "calm", 3)):
                 for _ in range(count):
                     tasks.create_task(call(calls, name))
             with anyio.fail_after(20):
-                while (await admin.state("operations")).waiting != 23:
+                while (await server.target.state("operations")).waiting != 23:
                     await asyncio.sleep(0.01)
             blocker.cancel()
 

@@ -51,11 +51,8 @@ from operations.calls.sending import (
 from operations.calls.states import (
     NEVER,
     Deadlines,
-    Expects,
     PendingCall,
     StreamEntry,
-    Verdict,
-    judge,
 )
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
@@ -323,9 +320,7 @@ class PendingRequestMap(CallSender):
             )
             now = asyncio.get_running_loop().time()
             stream = StreamEntry(payload.request_id, window)
-            call = PendingCall(
-                payload, False, now + limit, limit, now, Expects.MANY, stream=stream, to=worker
-            )
+            call = PendingCall(payload, False, now + limit, limit, now, stream=stream, to=worker)
             self._add(call)
             try:
                 await self._send(call)
@@ -424,7 +419,7 @@ class PendingRequestMap(CallSender):
     ) -> None:
         request_id = event.payload.request_id
         call = self.pending.get(request_id)
-        if call is None or judge(call.expects, event) is Verdict.IGNORE:
+        if call is None:
             self.ignored += 1
             return
         if isinstance(event, CallFailed) and self._send_elsewhere(call, event.payload):

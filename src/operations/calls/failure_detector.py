@@ -40,7 +40,7 @@ from operations.calls.events import (
     encode_event,
 )
 from operations.calls.jobs import is_there
-from operations.calls.states import NEVER, Census, PendingCall
+from operations.calls.states import NEVER, PendingCall
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, NotSentError, TransportError
 from operations.pubsub.base import EventTarget
@@ -114,6 +114,11 @@ class FailureDetector:
         specs_changed: Called when the workers serve other operations than before.
         heartbeat: Seconds between probes.
         silence: Seconds after which a connected worker that does not respond counts as lost.
+
+    Attributes:
+        is_complete: Whether every worker that can start its requests without confirmation is known.
+        departures: The number of workers that were lost or have left.
+        restorations: How often the connection was restored.
     """
 
     def __init__(
@@ -140,6 +145,8 @@ class FailureDetector:
         self._all_workers = target.control(group)
         self._heartbeat = heartbeat
         self._silence = silence
+        self.is_complete = False
+        self.departures = self.restorations = 0
         self._workers: dict[str, float] = {}
         self._specs: dict[str, str] = {}
         self._specs_changed = specs_changed
@@ -158,7 +165,6 @@ class FailureDetector:
         # Only known workers can be detected as lost.
         self._roll_call_at = 0.0
         self._roll_call_pause = heartbeat
-        self.census = Census()
 
     def on_alive(self, alive: AlivePayload) -> None:
         """Process the report of a worker."""
@@ -170,7 +176,7 @@ class FailureDetector:
         if alive.leaving and all(call.worker != alive.worker for call in self._pending.values()):
             self._forget(alive.worker)
         elif alive.worker not in self._workers and len(self._workers) >= _MAX_WORKERS:
-            self.census.is_complete = False
+            self.is_complete = False
         else:
             self._workers[alive.worker] = now
             self._absent_since.pop(alive.worker, None)
@@ -192,7 +198,7 @@ class FailureDetector:
 
     def _forget(self, worker: str) -> None:
         if self._workers.pop(worker, None) is not None:
-            self.census.departures += 1
+            self.departures += 1
         if self._specs.pop(worker, None) is not None:
             self._specs_changed()
 
@@ -258,7 +264,7 @@ class FailureDetector:
 
     def lost(self) -> None:
         """Handle a lost connection: until it is restored, workers may start and stop unnoticed."""
-        self.census.is_complete = False
+        self.is_complete = False
         if self._lost_at <= self.restored_at:
             self._lost_at = asyncio.get_running_loop().time()
 
@@ -270,7 +276,7 @@ class FailureDetector:
         self._settled_at = now + SETTLING + min(outage / 2, _LONGEST_PAUSE)
         self._roll_call_at = 0.0
         self._roll_call_pause = self._heartbeat
-        self.census.restorations += 1
+        self.restorations += 1
         self.restored_at = self._changed_at = now
         self._hurry.set()
 
@@ -337,7 +343,7 @@ class FailureDetector:
         count = await self._target.count_present(self._all_workers)
         heard = sum(seen_at >= asked_at for seen_at in self._workers.values())
         if count is not None and self._lost_at < asked_at:
-            self.census.is_complete = heard >= count
+            self.is_complete = heard >= count
             if heard < count:
                 self._roll_call_at = asked_at + self._roll_call_pause
                 self._roll_call_pause = min(2 * self._roll_call_pause, _ROLL_CALL_PAUSE)
@@ -474,7 +480,7 @@ class FailureDetector:
 
     def _can_be_fenced(self, call: PendingCall) -> bool:
         """Return whether the workers that can have a call are known, and none has claimed it."""
-        is_covered = call.worker is not None or call.departures == self.census.departures
+        is_covered = call.worker is not None or call.departures == self.departures
         return is_covered and not call.is_claimed and call.sends < MAX_SENDS
 
     async def _replace(self, call: PendingCall) -> None:

@@ -105,7 +105,6 @@ class GroupMonitor:
     def __init__(self, target: EventTarget, group: str) -> None:
         self._target = target
         self._group = group
-        self._admin = target.admin
         self._workers = target.control(group)
         self.mailbox = target.mailbox()
         self._reports: dict[str, WorkerReport] = {}
@@ -180,10 +179,8 @@ class GroupMonitor:
 
     async def _state(self) -> QueueState:
         """Return the broker's data about the queue, if this client may read it."""
-        if self._admin is None:
-            return QueueState()
         try:
-            return await self._admin.state(self._group)
+            return await self._target.state(self._group)
         except TransportError as error:
             logger.debug("the queue of %s is not known: %s", self._group, error)
             return QueueState()
@@ -254,7 +251,7 @@ class GroupMonitor:
             CallError: `VALIDATION_ERROR` if there is none with this id.
             TransportError: As `letters`.
         """
-        if self._admin is None or not await self._admin.remove(self._group, letter_id):
+        if not await self._target.remove(self._group, letter_id):
             raise _no_letter(letter_id)
 
     async def _one(self, letter_id: str) -> tuple[str, int, RequestPayload]:
@@ -264,9 +261,7 @@ class GroupMonitor:
         return found[0]
 
     async def _find(self, letter_id: str) -> list[tuple[str, int, RequestPayload]]:
-        if self._admin is None:
-            raise TransportError("this broker does not store dead letters")
-        stored = await self._admin.letters(self._group, MAX_LETTERS, letter_id)
+        stored = await self._target.letters(self._group, MAX_LETTERS, letter_id)
         events = ((each, read_event(each.body, self._target.max_values)) for each in stored)
         # Other programs may write to the queue too: skip entries that are not requests.
         return [

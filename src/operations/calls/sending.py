@@ -200,9 +200,9 @@ class CallSender(ABC):
         if refused is not None:
             raise refused
         call.sends += 1
-        census = self._detector.census
-        call.departures = census.departures if census.is_complete else -1
-        restorations = census.restorations
+        detector = self._detector
+        call.departures = detector.departures if detector.is_complete else -1
+        restorations = detector.restorations
         # A broker drops a message whose key it has already received.
         key = request.request_id if call.sends == 1 else f"{request.request_id}-{call.sends}"
         self._waiting += 1
@@ -232,7 +232,7 @@ class CallSender(ABC):
                 task.uncancel()
             self._waiting -= 1
             self._waiting_bytes -= size
-        if census.restorations != restorations:
+        if detector.restorations != restorations:
             # The request may have been sent over a new connection, with other workers present.
             call.departures = -1
         call.sent_at = call.seen_at = loop.time()

@@ -1,25 +1,21 @@
-"""The client-side states of calls, without I/O: events, the order of items, deadlines.
+"""The client-side states of calls, without I/O: the order of items, flow control, deadlines.
 
-Rule 1: the effect of an event depends only on the result that its caller expects: see `TRANSITIONS`.
-Rule 2: an event for a call that is not open is normal (it timed out, or was aborted) and is ignored.
-Rule 3: items of a subscription are delivered in order or not at all; a gap ends it with an error. Items received
+Rule 1: items of a subscription are delivered in order or not at all; a gap ends it with an error. Items received
         before an error are delivered before the error.
-Rule 4: credit is granted as items of a subscription are read, so that a slow reader slows the worker.
-Rule 5: one timer serves all deadlines of a table, because most calls end long before their deadline. Starting a call
+Rule 2: credit is granted as items of a subscription are read, so that a slow reader slows the worker.
+Rule 3: one timer serves all deadlines of a table, because most calls end long before their deadline. Starting a call
         costs one comparison.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from enum import Enum, StrEnum
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
 from operations.calls.events import (
     CallAborted,
-    CallCompleted,
     CallCredited,
     CallEvent,
     CallFailed,
@@ -35,46 +31,6 @@ from operations.errors import CallError, ErrorCode, timeout_error
 
 REORDER_WINDOW = 64
 """The number of later items that may arrive before a missing item counts as lost."""
-
-
-class Expects(StrEnum):
-    """The result that a caller waits for."""
-
-    ONE = "one"
-    MANY = "many"
-
-
-class Verdict(Enum):
-    """The effect of an event on a call."""
-
-    ITEM = "item"
-    """One of several results; the call stays open."""
-
-    LAST = "last"
-    """The call is over."""
-
-    IGNORE = "ignore"
-    """The event is ignored."""
-
-
-TRANSITIONS: dict[tuple[Expects, type[Any]], Verdict] = {
-    (Expects.ONE, CallResponded): Verdict.LAST,
-    (Expects.ONE, CallFailed): Verdict.LAST,
-    (Expects.ONE, CallAborted): Verdict.LAST,
-    # A worker that completes a call without a reply violates the protocol, so the call fails.
-    (Expects.ONE, CallCompleted): Verdict.LAST,
-    (Expects.MANY, CallResponded): Verdict.ITEM,
-    (Expects.MANY, CallFailed): Verdict.LAST,
-    (Expects.MANY, CallAborted): Verdict.LAST,
-    (Expects.MANY, CallCompleted): Verdict.LAST,
-}
-
-
-def judge(expects: Expects | None, event: CallEvent) -> Verdict:
-    """Return the effect of `event` on a call that expects `expects`; None stands for a call that is not open."""
-    if expects is None:
-        return Verdict.IGNORE
-    return TRANSITIONS.get((expects, type(event)), Verdict.IGNORE)
 
 
 Arrival: TypeAlias = tuple[CallEvent, int]
@@ -288,22 +244,6 @@ def _numbered(payload: ResponsePayload) -> ResponseEnvelope[Any]:
     return ResponseEnvelope(envelope.data, meta)
 
 
-class Census:
-    """The workers of a group that a client knows.
-
-    Attributes:
-        is_complete: Whether every worker that can start its requests without confirmation is known.
-        departures: The number of workers that were lost or have left.
-        restorations: How often the connection was restored.
-    """
-
-    __slots__ = ("departures", "is_complete", "restorations")
-
-    def __init__(self) -> None:
-        self.is_complete = False
-        self.departures = self.restorations = 0
-
-
 class PendingCall(msgspec.Struct, eq=False):
     """A pending call."""
 
@@ -321,9 +261,11 @@ class PendingCall(msgspec.Struct, eq=False):
     made_at: float
     """When the call was made, by the loop's clock."""
 
-    expects: Expects = Expects.ONE
     future: "asyncio.Future[ResponseEnvelope[Any]] | None" = None
+    """The result of a call; None for a subscription."""
+
     stream: StreamEntry | None = None
+    """The items of a subscription; None for a call."""
 
     attempt: int = 1
     """The number of possible executions."""

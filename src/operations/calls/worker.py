@@ -132,8 +132,7 @@ class CallServer(JobRunner):
         """
         await self.listen()
         self._consuming = await self.target.consume(self.group, self)
-        if self.target.admin is not None:
-            self._advertised = await self.target.admin.advertise(self.group, self.stats)
+        self._advertised = await self.target.advertise(self.group, self.stats)
 
     def capacity(self) -> int:
         """Return the number of requests that can start now."""

@@ -22,7 +22,7 @@ import msgspec
 
 from operations._resilience import LogThrottle
 from operations.access import Identity
-from operations.errors import NotSentError, TooLargeError
+from operations.errors import NotSentError, TooLargeError, TransportError
 
 logger = logging.getLogger("operations")
 
@@ -138,6 +138,67 @@ class Subscription(Protocol):
         ...
 
 
+ShortText: TypeAlias = Annotated[str, msgspec.Meta(max_length=512)]
+
+
+class QueueState(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of a queue at a broker; None for unknown values."""
+
+    waiting: int | None = None
+    """The number of messages that no consumer has started."""
+
+    oldest: float | None = None
+    """Seconds that the oldest waiting message has waited; 0 if there is none."""
+
+    dead_letters: int | None = None
+
+
+class StoredLetter(msgspec.Struct, frozen=True, kw_only=True):
+    """A dead letter at a broker."""
+
+    id: str
+    body: bytes
+
+    stored_at: int
+    """Milliseconds since the epoch, by the clock of the broker."""
+
+
+class WorkerStats(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """Counters of a worker since it started. They contain no operations, callers or inputs."""
+
+    name: ShortText = ""
+    version: ShortText = ""
+
+    started_at: int = 0
+    """Milliseconds since the epoch."""
+
+    concurrency: int = 0
+    """The largest number of concurrent calls."""
+
+    running: int = 0
+
+    waiting: int = 0
+    """Calls that wait for a slot in the worker."""
+
+    finished: int = 0
+    """Calls that ended, also with an error."""
+
+    failed: int = 0
+    """Calls that ended with an error."""
+
+    refused: int = 0
+    """Calls that were rejected before they started."""
+
+    seconds: float = 0.0
+    """The total run time of finished calls, in seconds."""
+
+    queue_seconds: float = 0.0
+    """The total time that calls waited at the broker and in the worker before they started, in seconds."""
+
+    leaving: bool = False
+    """Whether the worker has stopped accepting calls."""
+
+
 class EventTarget(Protocol):
     """Transports events over one connection to a broker or to a peer, or within this process.
 
@@ -153,7 +214,6 @@ class EventTarget(Protocol):
             process, to one peer, or if replies are not private anyway. False if replies need the caller's mailbox.
         durable: Whether requests wait at the broker until there is a worker, and a started request is never delivered
             again.
-        admin: The administration of the broker; None if there is no broker that stores messages.
         values: Values at the broker that several processes share (`authority.store.Values`); None if not supported.
         names_consumer: Whether `enqueue` returns the address of the consumer that it sent a message to.
         is_connected: Whether the other end can be reached now.
@@ -166,7 +226,6 @@ class EventTarget(Protocol):
     direct: bool = False
     broadcasts_replies: bool = False
     durable: bool = False
-    admin: "QueueAdmin | None" = None
     values: Any = None
     names_consumer: bool = False
 
@@ -268,94 +327,31 @@ class EventTarget(Protocol):
         """Store a message that crashed every worker which received it, for an operator."""
         ...
 
-
-ShortText: TypeAlias = Annotated[str, msgspec.Meta(max_length=512)]
-
-
-class QueueState(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of a queue at a broker; None for unknown values."""
-
-    waiting: int | None = None
-    """The number of messages that no consumer has started."""
-
-    oldest: float | None = None
-    """Seconds that the oldest waiting message has waited; 0 if there is none."""
-
-    dead_letters: int | None = None
-
-
-class StoredLetter(msgspec.Struct, frozen=True, kw_only=True):
-    """A dead letter at a broker."""
-
-    id: str
-    body: bytes
-
-    stored_at: int
-    """Milliseconds since the epoch, by the clock of the broker."""
-
-
-class WorkerStats(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """Counters of a worker since it started. They contain no operations, callers or inputs."""
-
-    name: ShortText = ""
-    version: ShortText = ""
-
-    started_at: int = 0
-    """Milliseconds since the epoch."""
-
-    concurrency: int = 0
-    """The largest number of concurrent calls."""
-
-    running: int = 0
-
-    waiting: int = 0
-    """Calls that wait for a slot in the worker."""
-
-    finished: int = 0
-    """Calls that ended, also with an error."""
-
-    failed: int = 0
-    """Calls that ended with an error."""
-
-    refused: int = 0
-    """Calls that were rejected before they started."""
-
-    seconds: float = 0.0
-    """The total run time of finished calls, in seconds."""
-
-    queue_seconds: float = 0.0
-    """The total time that calls waited at the broker and in the worker before they started, in seconds."""
-
-    leaving: bool = False
-    """Whether the worker has stopped accepting calls."""
-
-
-class QueueAdmin(Protocol):
-    """Administration of a broker's queues: the attribute `admin` of targets that support it."""
+    # ---------------------------------------------------------------------------------------- administration
 
     async def advertise(self, queue: str, stats: Callable[[], WorkerStats]) -> Subscription | None:
-        """Register a consumer in the service discovery of the broker; return None if this is not possible.
+        """Register a consumer in the service discovery of the broker; return None, the default, if there is none.
 
         Raises:
             TransportError: If the broker cannot be reached.
         """
-        ...
+        return None
 
     async def state(self, queue: str) -> QueueState:
-        """Return the state of a queue.
+        """Return the state of a queue; unknown by default.
 
         Raises:
             TransportError: If that cannot be known now.
         """
-        ...
+        return QueueState()
 
     async def letters(self, queue: str, limit: int, letter: str = "") -> list[StoredLetter]:
         """Return the newest dead letters, or the one with this id.
 
         Raises:
-            TransportError: If the broker cannot be reached, or does not store dead letters.
+            TransportError: If the broker cannot be reached, or, by default, because it does not store dead letters.
         """
-        ...
+        raise TransportError("this broker does not store dead letters")
 
     async def remove(self, queue: str, letter: str) -> bool:
         """Remove a dead letter; return False if it does not exist.
@@ -363,7 +359,7 @@ class QueueAdmin(Protocol):
         Raises:
             TransportError: If the broker cannot be reached.
         """
-        ...
+        return False
 
 
 def enforce_size(body: bytes, max_bytes: int) -> None:

@@ -10,7 +10,7 @@ Rule 4: signing protects against forged messages. To protect against readers, us
 
 import hmac
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from heapq import nlargest
 from itertools import count
@@ -20,7 +20,16 @@ from time import time
 import msgspec
 
 from operations._resilience import LogThrottle
-from operations.pubsub.base import Consumer, Delivery, EventTarget, Receiver, Subscription
+from operations.pubsub.base import (
+    Consumer,
+    Delivery,
+    EventTarget,
+    QueueState,
+    Receiver,
+    StoredLetter,
+    Subscription,
+    WorkerStats,
+)
 
 logger = logging.getLogger("operations")
 
@@ -153,7 +162,6 @@ class SignedTarget(EventTarget):
         self.trusted = target.trusted
         self.identity = target.identity
         self.max_values = target.max_values
-        self.admin = target.admin
         self.values = target.values
         self.signer = Signer(secret)
         self._target = target
@@ -223,6 +231,22 @@ class SignedTarget(EventTarget):
     async def dead_letter(self, queue: str, body: bytes) -> None:
         """Store a message without its signature, because operators inspect it and workers do not read it again."""
         await self._target.dead_letter(queue, body)
+
+    async def advertise(self, queue: str, stats: Callable[[], WorkerStats]) -> Subscription | None:
+        """Register a consumer in the service discovery of the broker."""
+        return await self._target.advertise(queue, stats)
+
+    async def state(self, queue: str) -> QueueState:
+        """Return the state of a queue."""
+        return await self._target.state(queue)
+
+    async def letters(self, queue: str, limit: int, letter: str = "") -> list[StoredLetter]:
+        """Return the newest dead letters, or one."""
+        return await self._target.letters(queue, limit, letter)
+
+    async def remove(self, queue: str, letter: str) -> bool:
+        """Remove a dead letter."""
+        return await self._target.remove(queue, letter)
 
     def refuse(self) -> None:
         """Count and log a dropped message; its sender receives no reply."""

@@ -175,7 +175,6 @@ class NatsTarget(EventTarget):
         self._receivers: list[Receiver] = []
         self._consumers: dict[str, _Consumers] = {}
         self._connected = asyncio.Event()
-        self.admin = self
         self.values = NatsValues(self._nats, self._prefix, config.replicas)
 
     async def open(self, config: NatsConfig) -> None:

@@ -288,9 +288,8 @@ class ReconnectingClient(Client):
                 self._log_broken()
 
     def _log_broken(self) -> None:
-        """Log a message that failed."""
         level = self._broken.level()
-        logger.log(level, "a message from NATS could not be taken", exc_info=True)
+        logger.log(level, "a message could not be processed", exc_info=True)
 
     async def publish_now(self, subject: str, body: bytes, reply: str = "") -> None:
         """Publish a message to a checked subject; wait only while the output buffer is full.

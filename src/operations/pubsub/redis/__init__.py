@@ -18,7 +18,7 @@ subscribes only to channels it needs: Redis counts them, so a caller learns at o
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from importlib.util import find_spec
 from secrets import token_hex
@@ -48,7 +48,6 @@ from operations.pubsub.base import (
     QueueState,
     Receiver,
     StoredLetter,
-    WorkerStats,
     enforce_size,
 )
 from operations.pubsub.config import ANY_CLIENT, RedisConfig, enforce_client
@@ -102,7 +101,6 @@ class RedisTarget(RedisClient):
         self._max_backlog = config.max_backlog
         self._channels = Channels(self, sender_of=self._sender_of)
         self._batches: dict[str, _Batch] = {}
-        self.admin = self
         self.values = RedisValues(self.link, f"{self._prefix}authority:")
 
     async def check_privacy(self) -> None:
@@ -329,9 +327,6 @@ class RedisTarget(RedisClient):
         await self.link.post("XADD", name, "MAXLEN", "~", 1000, "*", "e", body)
 
     # ---------------------------------------------------------------------------------------- administration
-
-    async def advertise(self, queue: str, stats: Callable[[], WorkerStats]) -> None:
-        """Do nothing: Redis has no service discovery."""
 
     async def state(self, queue: str) -> QueueState:
         """Return the length of the streams of all clients, and the age of their first entry."""

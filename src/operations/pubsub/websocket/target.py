@@ -18,7 +18,6 @@ from websockets.exceptions import ConnectionClosed
 from websockets.protocol import State
 
 from operations._decoding import enforce_bounds
-from operations._resilience import LogThrottle
 from operations._text import enforce_lists
 from operations.access import Identity
 from operations.errors import NotSentError, TransportError
@@ -28,6 +27,7 @@ from operations.pubsub.base import (
     Delivery,
     EventTarget,
     Receiver,
+    deliver,
     enforce_size,
     wait_until,
 )
@@ -259,7 +259,9 @@ class WebSocketTarget(EventTarget):
         self.direct = True
         self.broadcasts_replies = True
         self.malformed = 0
-        self._topics = _Topics(max_values) if interop else None
+        self._interop = interop
+        self._wanted: set[str] = set()
+        self._wanted_more = asyncio.Event()
         self._subscribed: set[str] = set()
         self._socket: Socket | None = None
         self._connected = asyncio.Event()
@@ -267,7 +269,6 @@ class WebSocketTarget(EventTarget):
         self._early: list[bytes] = []
         self._listeners: list[Receiver] = []
         self._takers: list[Receiver] = []
-        self._broken = LogThrottle()
 
     @property
     def is_connected(self) -> bool:
@@ -296,7 +297,7 @@ class WebSocketTarget(EventTarget):
         self._attached.set()
         early, self._early = self._early, []
         for body in early:
-            self._deliver_safely(body)
+            self._deliver(body)
         await self._update_topics()
         return undo
 
@@ -336,8 +337,7 @@ class WebSocketTarget(EventTarget):
         """Use a new socket. `run` must follow."""
         self._socket = socket
         self._subscribed = set()
-        if self._topics is not None:
-            self._topics.clear()
+        self._wanted.clear()
         self._connected.set()
 
     async def run(self, socket: Socket) -> str:
@@ -350,7 +350,7 @@ class WebSocketTarget(EventTarget):
                 frame = await socket.receive()
                 for body in frame.split(b"\n") if batches else (frame,):
                     if self._attached.is_set():
-                        self._deliver_safely(body)
+                        self._deliver(body)
                     else:
                         await self._keep(body)
         except EOFError as error:
@@ -373,14 +373,6 @@ class WebSocketTarget(EventTarget):
         for receiver in (*self._listeners, *self._takers):
             receiver.restored()
 
-    def _deliver_safely(self, body: bytes) -> None:
-        try:
-            self._deliver(body)
-        except Exception:
-            # The next message must be read even if this one is not valid.
-            self.malformed += 1
-            logger.log(self._broken.level(), "a message could not be processed", exc_info=True)
-
     def _deliver(self, body: bytes) -> None:
         if body.startswith(_REQUEST_START):
             is_request = True
@@ -400,32 +392,37 @@ class WebSocketTarget(EventTarget):
         # Without a consumer, a listener rejects the request.
         receivers = (self._takers or self._listeners)[:1] if is_request else self._listeners
         for receiver in tuple(receivers):
-            receiver.receive(Delivery(body, _PEER))
+            deliver(receiver, Delivery(body, _PEER))
 
     # ---------------------------------------------------------------------------------------- interop
 
     def _control(self, kind: str, payload: Any) -> None:
         """Process a control message, with which the original protocol subscribes to events."""
-        if self._topics is None or not self._topics.control(kind, payload):
+        topic = cast("JSONObject", payload).get("topic") if isinstance(payload, dict) else None
+        if not self._interop or not isinstance(topic, str):
             self.malformed += 1
+        elif kind == "__unsubscribe":
+            self._wanted.discard(topic)
+        elif len(self._wanted) >= _MAX_TOPICS:
+            self.malformed += 1
+        else:
+            self._wanted.add(topic)
+            self._wanted_more.set()
 
     async def wants(self, topic: str) -> None:
         """Wait until the peer has subscribed to `topic`, for example to `call.requested:`."""
-        if self._topics is not None:
-            await self._topics.wait_for(topic)
+        while self._interop and topic not in self._wanted:
+            self._wanted_more.clear()
+            await self._wanted_more.wait()
 
     async def _update_topics(self) -> None:
         """Subscribe once to each topic with a local listener, and unsubscribe from topics without one."""
         socket = self._socket
-        if self._topics is None or socket is None:
+        if not self._interop or socket is None:
             return
-        before, self._subscribed = (
-            self._subscribed,
-            {
-                *(_CALLER_TOPICS if self._listeners else ()),
-                *(_WORKER_TOPICS if self._takers else ()),
-            },
-        )
+        before = self._subscribed
+        callers = _CALLER_TOPICS if self._listeners else ()
+        self._subscribed = {*callers, *(_WORKER_TOPICS if self._takers else ())}
         with suppress(EOFError):
             for topic in sorted(self._subscribed - before):
                 await socket.send(_control_message("__subscribe", topic))
@@ -433,8 +430,12 @@ class WebSocketTarget(EventTarget):
                 await socket.send(_control_message("__unsubscribe", topic))
 
     def _is_wanted(self, body: bytes) -> bool:
-        """Return whether the peer has subscribed to this event."""
-        return self._topics is None or self._topics.has(body)
+        """Return whether the peer has subscribed to this event, by its type or by its type and request id."""
+        if not self._interop:
+            return True
+        frame = _read_frame(body, self.max_values)
+        request_id = frame.payload.get("requestId", "")
+        return not self._wanted.isdisjoint((f"{frame.type}:", f"{frame.type}:{request_id}"))
 
 
 _CALLER_TOPICS = ("call.responded:", "call.completed:", "call.error:", "call.aborted:")
@@ -467,48 +468,3 @@ def _read_frame(body: bytes, max_values: int) -> _Frame:
 def _control_message(kind: str, topic: str) -> bytes:
     """Return the control message that subscribes to a topic (`__subscribe`) or unsubscribes (`__unsubscribe`)."""
     return msgspec.json.encode({"type": kind, "id": "", "payload": {"topic": topic}})
-
-
-class _Topics:
-    """The topics that the peer has subscribed to.
-
-    Args:
-        max_values: The largest number of JSON values in a message.
-    """
-
-    def __init__(self, max_values: int) -> None:
-        self._max_values = max_values
-        self._topics: set[str] = set()
-        self._changed = asyncio.Event()
-
-    def clear(self) -> None:
-        """Remove all topics, because the peer is new."""
-        self._topics.clear()
-
-    def control(self, kind: str, payload: Any) -> bool:
-        """Process a control message; return False if it is malformed."""
-        topic = cast("JSONObject", payload).get("topic") if isinstance(payload, dict) else None
-        if not isinstance(topic, str):
-            return False
-        if kind == "__unsubscribe":
-            self._topics.discard(topic)
-            return True
-        if len(self._topics) >= _MAX_TOPICS:
-            return False
-        self._topics.add(topic)
-        self._changed.set()
-        return True
-
-    async def wait_for(self, topic: str) -> None:
-        """Wait until the peer has subscribed to `topic`."""
-        while topic not in self._topics:
-            self._changed.clear()
-            await self._changed.wait()
-
-    def has(self, body: bytes) -> bool:
-        """Return whether the peer has subscribed to this event, by its type or by its type and request id."""
-        frame = _read_frame(body, self._max_values)
-        if f"{frame.type}:" in self._topics:
-            return True
-        request_id = frame.payload.get("requestId", "")
-        return f"{frame.type}:{request_id}" in self._topics
