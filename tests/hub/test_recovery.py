@@ -173,6 +173,22 @@ async def test_a_hub_follows_the_workers_of_a_broker(tmp_path: Path) -> None:
                 assert (await hub.registry.execute("shop.refund", {}, OPERATOR)).data is None
 
 
+async def test_a_hub_that_may_see_no_operation_of_its_workers_reports_what_it_lacks(
+    tmp_path: Path,
+) -> None:
+    registry = OperationRegistry()
+    registry.operation("shop.pay", scopes=["pay"])(_nothing)
+    with broker_running(RedisServer()) as broker, anyio.fail_after(30):
+        path = written(tmp_path, f'[brokers.main]\nurl = "{broker.url}"\nworkers = true')
+        async with (
+            connect_redis(broker.url) as target,
+            serve_calls(registry, target),
+            open_hub(path, wait=10) as hub,
+        ):
+            (source,) = hub.sources
+            assert [part.where for part in source.warnings] == ["credential"]
+
+
 async def _nothing() -> None:
     """Do nothing."""
 

@@ -240,8 +240,13 @@ async def open_workers(name: str, entry: BrokerEntry, file: ConfigFile) -> Opene
     except BaseException:
         await stack.aclose()
         raise
+    warnings: list[Skipped] = []
+    if "credential" not in options and not any(True for _ in service):
+        reason = f"is not set, and group {group} has no operation that needs none"
+        warnings.append(Skipped("credential", reason))
     return Opened(
         operations=service,
+        warnings=warnings,
         problem=lambda: service.problem,
         close=stack.aclose,
         calls=lambda: service.calls.pending_count,
