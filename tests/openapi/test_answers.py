@@ -192,9 +192,8 @@ async def test_bytes_in_an_error_are_base64() -> None:
 
 @pytest.mark.parametrize(
     ("coding", "encode"),
-    [("gzip", gzip.compress), ("deflate", zlib.compress), ("identity", bytes),
-     ("gzip, gzip", lambda b: gzip.compress(gzip.compress(b)))],
-)  # fmt: skip
+    [("gzip", gzip.compress), ("deflate", zlib.compress), ("identity", bytes)],
+)
 async def test_content_codings_are_taken_off(coding: str, encode: Any) -> None:
     content = json.dumps(["x" * 300_000]).encode()
     async with (
@@ -334,10 +333,10 @@ async def test_a_large_body_goes_out_in_pieces_and_without_a_warning(
 
 @pytest.mark.requirement("R18")
 async def test_a_bomb_is_refused_while_it_unfolds() -> None:
-    bomb = gzip.compress(gzip.compress(bytes(256 << 20), 9), 9)
-    assert len(bomb) < 2000
+    bomb = gzip.compress(bytes(256 << 20), 9)
+    assert len(bomb) < 300_000
     async with (
-        serving(responding(bomb, "application/json", Content_Encoding="gzip, gzip")) as url,
+        serving(responding(bomb, "application/json", Content_Encoding="gzip")) as url,
         imported(SCHEMALESS, base_url=url, max_response_bytes=1 << 20) as registry,
     ):
         before = _resident()

@@ -34,6 +34,7 @@ from operations.errors import CallError, DocumentError, ErrorCode, timed_out
 from operations.observe import trace_context
 from operations.openapi.config import HTTPServiceConfig
 from operations.openapi.files import StreamedBody, Target, save
+from operations.openapi.reading.expected import ANY_JSON
 from operations.openapi.responses import (
     WholeResponse,
     decoded,
@@ -338,7 +339,7 @@ class Client:
             if response.status == 429 or response.status >= 500:
                 raise CallError(ErrorCode.UNAVAILABLE, message)
             raise TokenRefusedError(message)
-        return read_data(content, content_type, status=200, expects_json=True)
+        return read_data(content, content_type, ANY_JSON, status=200)
 
     async def download(self, url: str, headers: Mapping[str, str] | None = None) -> bytes:
         """Fetch a document from an address that the operator configured, or from the same folder.

@@ -282,13 +282,7 @@ class Endpoint:
             schema = described.listed if described.is_stream else schema
             try:
                 data = read_data(
-                    content,
-                    kind,
-                    status=response.status,
-                    expects_json=described.is_json,
-                    expects_items=described.is_stream,
-                    expects_text=described.is_text,
-                    max_values=max_values,
+                    content, kind, described, status=response.status, max_values=max_values
                 )
             except CallError as error:
                 raise with_response(error, response, self._shared.config.max_error_bytes) from None

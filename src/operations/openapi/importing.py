@@ -277,7 +277,6 @@ class Importer:
         )
         self._restored: list[Operation] = []
         self._taken: set[str] = set()
-        self._tags: dict[tuple[str, ...], tuple[str, ...]] = {}
         self._version = text_of(description.info.get("version")) or "1.0.0"
         self._source = source or description.title or "openapi"
 
@@ -290,15 +289,14 @@ class Importer:
         names = operation_names((d.wanted, d.entry.method, d.entry.path) for d in drafts)
         operations = self._restored
         self._taken = set(names)
-        if self._has_rules():
-            for draft, name in zip(drafts, names, strict=True):
+        config = self._config
+        rules = (config.include, config.exclude, config.rename, config.pagination, config.access)
+        is_ruled = any(rule is not None for rule in rules)
+        for draft, name in zip(drafts, names, strict=True):
+            if is_ruled:
                 operations.extend(self._ruled(draft, _outline(draft, name)))
-        else:
-            for draft, name in zip(drafts, names, strict=True):
-                if draft.declared.has_stream:
-                    operations.extend(self._operations(draft, name, OPEN))
-                else:
-                    operations.append(self._operation(draft, name, OPEN, is_stream=False))
+            else:
+                operations.extend(self._operations(draft, name, OPEN))
         self._warn_of_names(self._taken)
         description.problems.extend(self._requests.problems())
         for problem in description.problems:
@@ -343,11 +341,6 @@ class Importer:
                         name,
                     )
 
-    def _has_rules(self) -> bool:
-        config = self._config
-        rules = (config.include, config.exclude, config.rename, config.pagination, config.access)
-        return any(rule is not None for rule in rules)
-
     def _ruled(self, draft: "_Draft", outline: OperationOutline) -> Iterator[Operation]:
         """Yield the selected variants of one operation: the call, its stream and its pages."""
         if self._is_wanted(outline):
@@ -382,18 +375,10 @@ class Importer:
             (description if type(description) is str else "")
             or title
             or f"{entry.method} {entry.path}",
-            self._tags_of(tags) if tags else (),
+            tuple([tag for tag in list_of(tags) if type(tag) is str]) if tags else (),
             declared,
             meta,
         )
-
-    def _tags_of(self, tags: Any) -> tuple[str, ...]:
-        """Return tags as a tuple; operations with the same tags share one tuple."""
-        try:
-            return self._tags[tuple(tags)]
-        except (KeyError, TypeError):
-            found = tuple([tag for tag in list_of(tags) if type(tag) is str])
-            return self._tags.setdefault(found, found)
 
     def _operations(self, draft: _Draft, name: str, access: AccessControl) -> list[Operation]:
         """Return an operation, and a subscription if the document also declares its response as a stream."""

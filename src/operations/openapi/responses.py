@@ -30,6 +30,7 @@ from operations.envelopes import DescribedEnvelope, HTTPResponseMeta
 from operations.errors import CallError, ErrorCode
 from operations.front.public_errors import Redactor, parts_of
 from operations.openapi.reading import media
+from operations.openapi.reading.expected import Described
 from operations.openapi.reading.files import MARKS
 from operations.openapi.transport import HTTPResponse
 from operations.schema import Schema
@@ -196,7 +197,6 @@ class JSONLinesDecoder:
 
 _STEP = 1 << 16
 _TURN = 1 << 20
-_MAX_LAYERS = 3
 
 DONE = "[DONE]"
 """The data that many APIs send at the end of a stream."""
@@ -229,41 +229,29 @@ async def decoded(response: HTTPResponse, *, max_bytes: int | None = None) -> As
     Raises:
         CallError: `RESOURCE_EXHAUSTED` if `max_bytes` is exceeded, `EXECUTION_ERROR` for an unknown or invalid coding.
     """
-    coding, chunks = response.headers.get("content-encoding", ""), response.chunks()
-    names = [name for part in coding.split(",") if (name := part.strip().lower())]
-    layers = [_Layer(name) for name in reversed(names) if name != "identity"]
-    if len(layers) > _MAX_LAYERS:
-        raise CallError(ErrorCode.EXECUTION_ERROR, "The response has too many content codings.")
+    coding, chunks = response.headers.get("content-encoding", "").strip().lower(), response.chunks()
+    decoder = _Decompressor(coding) if coding not in {"", "identity"} else None
     total = turn = 0
     async with aclosing(chunks):
         async for chunk in chunks:
             if not chunk:
                 continue
-            for piece in _through(chunk, layers) if layers else (chunk,):
+            for piece in decoder.steps(chunk) if decoder else (chunk,):
                 total += len(piece)
                 if max_bytes is not None and total > max_bytes:
                     raise too_large("The response", max_bytes)
                 yield piece
-                if layers and total > turn:
+                if decoder and total > turn:
                     # Compressed data may expand greatly: let other tasks run in between.
                     turn = total + _TURN
                     await asyncio.sleep(0)
-    if max_bytes is not None and not all(layer.is_whole for layer in layers):
+    if max_bytes is not None and decoder and not decoder.is_whole:
         raise CallError(
             ErrorCode.EXECUTION_ERROR, "The response's compressed content is incomplete."
         )
 
 
-def _through(chunk: bytes, layers: list["_Layer"]) -> Generator[bytes]:
-    if not layers:
-        yield chunk
-        return
-    first, *rest = layers
-    for piece in first.steps(chunk):
-        yield from _through(piece, rest)
-
-
-class _Layer:
+class _Decompressor:
     """Decodes one content coding step by step."""
 
     def __init__(self, name: str) -> None:
@@ -368,11 +356,9 @@ def shown_headers(headers: Mapping[str, str]) -> dict[str, str]:
 def read_data(
     content: bytes,
     content_type: str,
+    described: Described,
     *,
     status: int,
-    expects_json: bool,
-    expects_items: bool = False,
-    expects_text: bool = False,
     max_values: int = MAX_RESPONSE_VALUES,
 ) -> Any:
     """Return the data of a successful response: JSON, text, bytes, or None if it is empty.
@@ -380,10 +366,9 @@ def read_data(
     Args:
         content: The body, without content coding.
         content_type: The Content-Type; may be empty.
+        described: What the document declares: JSON, also with another content type; a stream, whose items become a
+            list; or text, so that an empty body is empty text.
         status: The status code.
-        expects_json: Whether the document declares JSON, so that JSON with another content type is decoded too.
-        expects_items: Whether the document declares a stream, so that its items become a list.
-        expects_text: Whether the document declares text, so that an empty body is empty text.
         max_values: The largest number of JSON values.
 
     Raises:
@@ -391,16 +376,16 @@ def read_data(
             `RESOURCE_EXHAUSTED` if it has too many values.
     """
     if not content or status in _EMPTY:
-        return "" if expects_text else None
+        return "" if described.is_text else None
     if media.is_json(content_type):
         return _json(content, content_type, max_values)
-    if expects_json and (media.is_text(content_type) or media.says_nothing(content_type)):
+    if described.is_json and (media.is_text(content_type) or media.says_nothing(content_type)):
         try:
             return _json(content, content_type, max_values)
         except CallError as error:
             if error.code == ErrorCode.RESOURCE_EXHAUSTED or not media.says_nothing(content_type):
                 raise
-    if expects_items and media.is_sequence(content_type):
+    if described.is_stream and media.is_sequence(content_type):
         lines = content.replace(b"\x1e", b"\n").split(b"\n")
         items: list[Any] = []
         for line in lines:
@@ -408,7 +393,7 @@ def read_data(
                 items.append(_json(line, content_type, max_values))
                 max_values -= count_values(items[-1], max_values)
         return items
-    if expects_items and media.essence(content_type) == media.EVENT_STREAM:
+    if described.is_stream and media.essence(content_type) == media.EVENT_STREAM:
         decoder = EventStreamDecoder(max_event_bytes=len(content) + 1)
         events = decoder.feed(content)
         return [event_data(event.data) for event in events if event.data != DONE]

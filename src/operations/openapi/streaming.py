@@ -147,8 +147,8 @@ class EventStream:
                 data = read_data(
                     content,
                     kind,
+                    described,
                     status=response.status,
-                    expects_json=described.is_json,
                     max_values=self._config.max_response_values,
                 )
                 yield item(data, headers=headers)

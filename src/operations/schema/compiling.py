@@ -405,14 +405,19 @@ class Graph:
 
 def _refuse_idle_loops(graph: dict[str, _Edges]) -> None:
     here = {place: edges.here for place, edges in graph.items() if edges.here}
+    chains = {
+        place: onward
+        for place, edges in here.items()
+        if (onward := [edge for edge in edges if edge in here])
+    }
     try:
-        order = list(TopologicalSorter(here).static_order())
+        order = list(TopologicalSorter(chains).static_order())
     except CycleError as error:
         place = error.args[1][0] or "the schema"
         raise SchemaError(f"{place}: refers to itself without consuming any data") from None
     lengths: dict[str, int] = {}
-    for place in filter(here.__contains__, order):
-        lengths[place] = 1 + max(lengths.get(edge, 0) for edge in here[place])
+    for place in order:
+        lengths[place] = 1 + max([lengths[edge] for edge in chains.get(place, ())], default=0)
         if lengths[place] > MAX_CHAIN:
             raise SchemaError(
                 f"{place or 'the schema'}: leads to more than {MAX_CHAIN} schemas in a row "

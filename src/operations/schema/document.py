@@ -34,26 +34,25 @@ from operations.types import JSONSchema
 _logger = logging.getLogger("operations")
 
 
-class CompiledSchema:
+class CompiledSchema(Checker):
     """A compiled schema.
 
     Attributes:
-        accepts: Returns whether a plain JSON value is valid.
-        flat: As `Checker.flat`.
-        is_valid: Converts any value to JSON and returns whether it is valid. Raises `JSONValueError` if it cannot be
-            converted.
         is_refused: Whether this replaces a schema that cannot be compiled.
     """
 
-    __slots__ = ("_checker", "_normalisers", "accepts", "flat", "is_refused", "is_valid")
+    __slots__ = ("_normalisers", "is_refused")
 
-    def __init__(self, checker: Checker) -> None:
-        self._checker = checker
+    def __init__(
+        self,
+        root: JSONSchema,
+        *,
+        drop_patterns: bool = False,
+        shared: SharedDefinitions | None = None,
+    ) -> None:
+        super().__init__(root, drop_patterns=drop_patterns, shared=shared)
         self._normalisers: dict[CastPolicy, Normaliser] = {}
         self.is_refused = False
-        self.accepts: Callable[[Any], bool] = checker.accepts
-        self.flat = checker.flat
-        self.is_valid: Callable[[Any], bool] = checker.is_valid
 
     @property
     def certain(self) -> frozenset[type]:
@@ -68,12 +67,12 @@ class CompiledSchema:
     @property
     def plan(self) -> Plan:
         """The merged requirements of the whole document."""
-        return self._caches.planner.plan((self._checker.document.root,))
+        return self._caches.planner.plan((self.document.root,))
 
     @property
     def _caches(self) -> Caches:
         # Created when first needed: an input is validated, but never cast.
-        return caches_of(self._checker.scope, "cast")
+        return caches_of(self.scope, "cast")
 
     def normaliser(self, policy: CastPolicy, *, owns: bool = False) -> Normalise:
         """Return the cast under `policy`, which is created once.
@@ -84,7 +83,7 @@ class CompiledSchema:
         """
         found = self._normalisers.get(policy)
         if found is None:
-            found = self._normalisers[policy] = Normaliser(self._checker, policy)
+            found = self._normalisers[policy] = Normaliser(self, policy)
         return found.normalise_own if owns else found.normalise
 
     def is_clean(self, text: bytes) -> bool:
@@ -104,7 +103,7 @@ class CompiledSchema:
 
     def mismatches(self, value: Any) -> list[Change]:
         """Return the mismatches of a JSON value, one entry per location."""
-        return mismatches(self._caches, self._checker.document.root, value)
+        return mismatches(self._caches, self.document.root, value)
 
     def errors(self, value: Any) -> list[ValidationIssue]:
         """Return the failures of `value`; empty if it is valid. Never raises."""
@@ -114,7 +113,7 @@ class CompiledSchema:
             return [ValidationIssue(error.path, error.reason, "json")]
         if self.accepts(value):
             return []
-        return explain(self._caches.planner, self._checker.document.root, value)
+        return explain(self._caches.planner, self.document.root, value)
 
 
 class Schema:
@@ -219,27 +218,27 @@ class Schema:
 
     def _compile(self) -> CompiledSchema:
         if not self._lenient:
-            return CompiledSchema(Checker(self.document))
+            return CompiledSchema(self.document)
         try:
-            checker = self._sharing() or Checker(self.document, drop_patterns=True)
+            compiled = self._sharing() or CompiledSchema(self.document, drop_patterns=True)
         except SchemaError as error:
             _logger.warning("A schema cannot be used and is treated as unknown: %s", error)
-            compiled = CompiledSchema(Checker(True))
+            compiled = CompiledSchema(True)
             compiled.is_refused = True
-            return compiled
-        if checker.dropped:
+        if compiled.dropped:
             _logger.warning(
-                "Patterns that cannot be run safely are not checked: %s", "; ".join(checker.dropped)
+                "Patterns that cannot be run safely are not checked: %s",
+                "; ".join(compiled.dropped),
             )
-        return CompiledSchema(checker)
+        return compiled
 
-    def _sharing(self) -> Checker | None:
-        """Return the checker that uses shared definitions; None if the document has none or cannot share them."""
+    def _sharing(self) -> CompiledSchema | None:
+        """Return the schema compiled with shared definitions; None if it has none or cannot share them."""
         document = self.document
         if self._shared is None or isinstance(document, bool) or not document.get("$defs"):
             return None
         try:
-            return Checker(document, drop_patterns=True, shared=self._shared)
+            return CompiledSchema(document, drop_patterns=True, shared=self._shared)
         except SchemaError:
             return None
 

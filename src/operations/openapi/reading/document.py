@@ -304,10 +304,6 @@ class DeclaredResponses:
         self._errors: dict[str, dict[str | None, ErrorDefinition]] = {}
         """Errors by status, then by a key that is equal for equal responses."""
         self._produces = description.document.get("produces")
-        self._others: set[str] = set()
-        self._tuples: dict[tuple[int, ...], tuple[ErrorDefinition, ...]] = {}
-        """Tuples of errors, by the `id()`s of the errors, which are held here. Most operations declare the same
-        errors."""
 
     def read(self, entry: Entry) -> Declared:
         """Return the declared responses of this operation."""
@@ -340,25 +336,15 @@ class DeclaredResponses:
                 if "$ref" in content:
                     content = references.object_at(content)
                 for kind in content:
-                    if kind in self._others or not self._is_stream(kind):
-                        others = True
-                    else:
+                    if is_stream(kind):
                         streams = True
+                    else:
+                        others = True
         if self._description.is_swagger:
             produces = entry.operation.get("produces", self._produces)
             kinds = [is_stream(text_of(kind)) for kind in list_of(produces)]
             streams, others = True in kinds, False in kinds
-        same: tuple[ErrorDefinition, ...] = ()
-        if errors:
-            key = tuple(map(id, errors))
-            same = self._tuples.get(key) or self._tuples.setdefault(key, tuple(errors))
-        return Declared(same, links, streams, others or not streams)
-
-    def _is_stream(self, kind: str) -> bool:
-        if is_stream(kind):
-            return True
-        self._others.add(kind)
-        return False
+        return Declared(tuple(errors), links, streams, others or not streams)
 
     def _error(self, entry: Entry, status: str, node: JSONObject) -> ErrorDefinition:
         """Return the error that a response declares; equal responses share one error."""
@@ -426,7 +412,6 @@ class DeclaredRequests:
         self._description = description
         self._is_signed = is_signed
         self._has_security = bool(description.document.get("security"))
-        self._correct: set[Any] = set()
         self._corrected: dict[str, str] = {}
         self._unsigned: list[str] = []
 
@@ -441,8 +426,7 @@ class DeclaredRequests:
         body = operation.get("requestBody")
         if is_object(body):
             for kind in object_of(body.get("content")):
-                if kind not in self._correct:
-                    self._note(entry, kind)
+                self._note(entry, kind)
         elif "consumes" in operation:
             for kind in list_of(operation["consumes"]):
                 self._note(entry, kind)
@@ -465,5 +449,3 @@ class DeclaredRequests:
         meant = intended(text)
         if meant != text:
             self._corrected[f"{entry.method} {entry.path}"] = meant
-        else:
-            self._correct.add(text)

@@ -66,6 +66,8 @@ class Described:
 
 
 _UNKNOWN = Described(None, None)
+ANY_JSON = Described(Media(media_type="application/json"), None)
+"""Describes a response that is JSON without a schema."""
 
 
 class Expected:

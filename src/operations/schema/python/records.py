@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import InitVar
 from functools import partial
-from itertools import repeat
+from itertools import count, repeat
 from typing import (
     Annotated,
     Any,
@@ -44,7 +44,7 @@ from operations.schema.python.shapes import (
     Kinds,
     Shape,
     attempt,
-    gather,
+    convert_parts,
 )
 from operations.types import JSONObject
 
@@ -86,18 +86,8 @@ class Array(msgspec.Struct, frozen=True, eq=False):
 
 
 def _convert_each(items: list[Any], converters: Iterable[Converter | None]) -> list[Any]:
-    """Return each item converted by its own converter; report every failure."""
-    result: list[Any] = []
-    errors: dict[int, ConversionError] = {}
-    for item, convert in zip(items, converters, strict=False):
-        try:
-            result.append(item if convert is None else convert(item))
-        except ConversionError as error:
-            errors[len(result)] = error
-            result.append(None)
-    if errors:
-        raise gather(errors)
-    return result
+    """Return each item converted by its own converter."""
+    return list(convert_parts(zip(count(), items, converters)).values())
 
 
 class FixedTuple(msgspec.Struct, frozen=True, eq=False):
@@ -159,16 +149,10 @@ class Table(msgspec.Struct, frozen=True, eq=False):
             return build
 
         def converter(value: dict[str, Any]) -> Any:
-            result: dict[Any, Any] = {}
-            errors: dict[str, ConversionError] = {}
-            for key, item in value.items():
-                try:
-                    name = key if convert_key is None else convert_key(key)
-                    result[name] = item if convert is None else convert(item)
-                except ConversionError as error:
-                    errors[key] = error
-            if errors:
-                raise gather(errors)
+            result = convert_parts((key, item, convert) for key, item in value.items())
+            if convert_key is not None:
+                names = convert_parts((key, key, convert_key) for key in value)
+                result = {names[key]: item for key, item in result.items()}
             if len(result) != len(value):
                 raise ConversionError("two keys mean the same")
             return result if build is None else build(result)
@@ -291,22 +275,15 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             return None
 
         def converter(value: JSONObject) -> JSONObject:
-            result = dict(value)
-            errors: dict[str, ConversionError] = {}
-            for name, kind, convert in steps:
-                if name in result and type(item := result[name]) is not kind:
-                    try:
-                        result[name] = convert(item)
-                    except ConversionError as error:
-                        errors[name] = error
+            parts = [
+                (name, item, convert)
+                for name, kind, convert in steps
+                if name in value and type(item := value[name]) is not kind
+            ]
             if convert_extra is not None:
-                for name in result.keys() - arguments.keys():
-                    try:
-                        result[name] = convert_extra(result[name])
-                    except ConversionError as error:
-                        errors[name] = error
-            if errors:
-                raise gather(errors)
+                extra = value.keys() - arguments.keys()
+                parts += [(name, value[name], convert_extra) for name in extra]
+            result = {**value, **convert_parts(parts)}
             if not select:
                 return result
             return {arguments[name]: item for name, item in result.items() if name in arguments}

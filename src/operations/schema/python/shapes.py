@@ -7,7 +7,7 @@ Rule 3: the first matching member of a union is used, with two exceptions: an ex
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -50,13 +50,22 @@ class ConversionError(ValueError):
         return [ValidationIssue(path, f"is not valid: {why}", "type") for path, why in self.faults]
 
 
-def gather(errors: Mapping[Any, ConversionError]) -> ConversionError:
-    """Combine the errors of the parts of a value, by index or name, into one error."""
-    return ConversionError(
-        (pointer(token) + path, reason)
-        for token, error in errors.items()
-        for path, reason in error.faults
-    )
+def convert_parts(parts: Iterable[tuple[Any, Any, Converter | None]]) -> dict[Any, Any]:
+    """Return the parts of a value by index or name, each converted by its own converter.
+
+    Raises:
+        ConversionError: With the faults of all parts.
+    """
+    result: dict[Any, Any] = {}
+    faults: list[tuple[str, str]] = []
+    for token, item, convert in parts:
+        try:
+            result[token] = item if convert is None else convert(item)
+        except ConversionError as error:
+            faults += [(pointer(token) + path, reason) for path, reason in error.faults]
+    if faults:
+        raise ConversionError(faults)
+    return result
 
 
 def attempt(convert: Converter, value: Any) -> Any:
