@@ -18,7 +18,7 @@ from operations import AccessControl, Schema
 from operations._derive import MISSING, _options, file_class, keys_of
 from operations.authority import ApprovalRule
 from operations.caller_tokens import TokenExchange
-from operations.cli.setup import STARTER
+from operations.cli.setup import starter
 from operations.config import (
     Config,
     ConfigError,
@@ -147,9 +147,10 @@ def test_an_empty_file_is_a_config(tmp_path: Path) -> None:
 
 def test_the_starting_file_is_a_config_with_and_without_its_comments(tmp_path: Path) -> None:
     (tmp_path / "hello.py").touch()
-    parse_config(STARTER, tmp_path / "operations.toml")
+    text = starter("config.toml")
+    parse_config(text, tmp_path / "operations.toml")
 
-    lines = STARTER.splitlines()
+    lines = text.splitlines()
     bare = [
         line.removeprefix("# ") for line in lines if "=" in line or line.startswith(("[", "# ["))
     ]

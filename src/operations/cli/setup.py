@@ -6,6 +6,7 @@ import shutil
 import webbrowser
 from collections import Counter
 from collections.abc import Sequence
+from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -232,65 +233,10 @@ def _show_skipped(source: Source, screen: Screen, *, verbose: bool) -> None:
 SCHEMA_NAME = "operations.schema.json"
 MODULE_NAME = "hello.py"
 
-STARTER = """\
-#:schema ./operations.schema.json
-# The configuration of `operations` in this folder. Try: operations list
 
-# Your Python code: packages, folders or files with @operation functions.
-modules = ["hello.py"]
-
-# Existing MCP servers, in the file that other programs use.
-# mcp_json = ["mcp.json"]
-
-# An HTTP API with an OpenAPI document. Its operations are shop.*
-# [openapi.shop]
-# document = "shop.yaml"                        # or an address
-# base_url = "https://shop.example.com/v1"
-# auth = { type = "bearer", token = { env = "SHOP_TOKEN" } }
-# include = { methods = ["GET"], paths = ["/orders*"] }
-# scopes = ["shop:use"]                         # required from external callers
-
-# An MCP server: a program to start, or an address. Its operations are files.*
-# [mcp.files]
-# command = "npx"
-# args = ["-y", "@modelcontextprotocol/server-filesystem", "."]
-# queries = ["read_*", "list_*"]                # tools that only read
-
-# Redis or NATS, for workers (operations work) and their callers.
-# [brokers.main]
-# url = "redis://127.0.0.1:6379"
-# workers = true                                # import the operations of its workers
-
-# External callers. This file names secrets, but never contains them.
-# [access.keys.alice]
-# key = { env = "ALICE_KEY" }
-# scopes = ["shop:use"]
-
-[serve]
-host = "127.0.0.1"
-port = 8000
-# console = false                               # also mcp, websocket
-
-# [limits]
-# timeout = 30
-"""
-
-MODULE = '''\
-"""A first operation. Try: operations call hello.greet name=World"""
-
-from operations import operation
-
-
-@operation("hello.greet", type="query")
-async def greet(name: str, times: int = 1) -> str:
-    """Say hello.
-
-    Args:
-        name: Who is greeted.
-        times: How often.
-    """
-    return " ".join([f"Hello, {name}!"] * times)
-'''
+def starter(name: str) -> str:
+    """Return a file that `operations init` writes."""
+    return files("operations.cli").joinpath("starter", name).read_text(encoding="utf-8")
 
 
 @command
@@ -314,16 +260,16 @@ async def init(
     if schema:
         screen.write(encoded(config_schema().document, indent=2))
         return
-    files = {
-        FILE_NAME: STARTER,
-        MODULE_NAME: MODULE,
+    written = {
+        FILE_NAME: starter("config.toml"),
+        MODULE_NAME: starter("hello.txt"),
         SCHEMA_NAME: encoded(config_schema().document, indent=2) + "\n",
     }
-    _write(folder, files, force=force)
+    _write(folder, written, force=force)
     if screen.json:
-        screen.value({"written": [str(folder / name) for name in files]})
+        screen.value({"written": [str(folder / name) for name in written]})
         return
-    for name in files:
+    for name in written:
         screen.write(f"wrote {folder / name}")
     screen.note("next: operations list, then operations call hello.greet name=World")
 

@@ -5,11 +5,11 @@ Rule: servers start concurrently and independently of each other.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, cast
-from urllib.parse import parse_qs, urlsplit
 
 import anyio
 from mcp.shared.auth import AuthorizationCodeResult, OAuthClientInformationFull
@@ -179,8 +179,6 @@ def _configs(
 SIGN_IN_SECONDS = 300
 """Seconds that a person has to sign in."""
 
-_MAX_REQUEST = 16 * 1024
-
 
 async def sign_in(name: str, config: MCPClientConfig, show: Callable[[str], object]) -> MCPClient:
     """Sign in to a server through a browser, store the tokens, and return the server's closed client.
@@ -198,17 +196,17 @@ async def sign_in(name: str, config: MCPClientConfig, show: Callable[[str], obje
     if login is None:
         raise ValueError(f'{name} does not sign in through a browser: set auth = "oauth"')
     file = TokenStore(token_path(config, login))
-    async with _Callback(login.redirect_port) as callback:
+    async with _callback(login.redirect_port) as (address, result):
         if login.client_id is None:
             # An earlier client registration has another port, which strict servers reject.
             file.clear()
         else:
-            await file.set_client_info(_registered(login, callback.address))
+            await file.set_client_info(_registered(login, address))
 
         async def redirect(url: str) -> None:
             show(url)
 
-        provider = build_provider(config, login, file, callback.address, redirect, callback.wait)
+        provider = build_provider(config, login, file, address, redirect, lambda: result)
         client = MCPClient(
             name, replace(config, login=None, auth=provider, connect_timeout=SIGN_IN_SECONDS)
         )
@@ -227,58 +225,34 @@ def _registered(login: OAuthLogin, redirect_uri: str) -> OAuthClientInformationF
     )
 
 
-class _Callback:
-    """Listens on this machine for the redirect of the browser from the authorization server."""
+@asynccontextmanager
+async def _callback(port: int) -> AsyncGenerator[tuple[str, asyncio.Future[Any]]]:
+    """Listen on this machine for the redirect of the browser; yield the address and the future result."""
+    from aiohttp import web  # noqa: PLC0415 - takes long to import
 
-    def __init__(self, port: int) -> None:
-        self._port = port
-        self._result: asyncio.Future[AuthorizationCodeResult] = (
-            asyncio.get_running_loop().create_future()
-        )
+    result = asyncio.get_running_loop().create_future()
 
-    async def __aenter__(self) -> "_Callback":
-        self._server = await asyncio.start_server(
-            self._serve, "127.0.0.1", self._port, limit=_MAX_REQUEST
-        )
-        port = self._server.sockets[0].getsockname()[1]
-        self.address = f"http://127.0.0.1:{port}/callback"
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        self._server.close()
-        self._result.cancel()
-
-    async def wait(self) -> AuthorizationCodeResult:
-        """Return the response of the authorization server."""
-        return await self._result
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            line = (await reader.readuntil(b"\r\n\r\n")).split(b"\r\n", 1)[0].decode("latin-1")
-            _, target, _ = line.split(" ", 2)
-            parts = urlsplit(target)
-            query = {name: values[0] for name, values in parse_qs(parts.query).items()}
-            if parts.path == "/callback" and not self._result.done():
-                self._finish(query)
-            text = "You are signed in." if "code" in query else "Signing in failed."
-            body = f"<!doctype html><title>operations</title><p>{text} You can close this window.".encode()
-            writer.write(
-                b"HTTP/1.1 200 OK\r\ncontent-type: text/html; charset=utf-8\r\nconnection: close\r\n"
-                + f"content-length: {len(body)}\r\n\r\n".encode()
-                + body
-            )
-            await writer.drain()
-        except (ValueError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass
-        finally:
-            writer.close()
-
-    def _finish(self, query: dict[str, str]) -> None:
-        if "code" in query:
-            result = AuthorizationCodeResult(
+    async def receive(request: web.Request) -> web.Response:
+        query = request.query
+        if "code" in query and not result.done():
+            found = AuthorizationCodeResult(
                 code=query["code"], state=query.get("state"), iss=query.get("iss")
             )
-            self._result.set_result(result)
-        elif "error" in query:
+            result.set_result(found)
+        elif "error" in query and not result.done():
             reason = query.get("error_description") or query["error"]
-            self._result.set_exception(OperationsError(f"Signing in was rejected: {reason!a}"))
+            result.set_exception(OperationsError(f"Signing in was rejected: {reason!a}"))
+        text = "You are signed in." if "code" in query else "Signing in failed."
+        page = f"<!doctype html><title>operations</title><p>{text} You can close this window."
+        return web.Response(text=page, content_type="text/html")
+
+    app = web.Application()
+    app.router.add_get("/callback", receive)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", port).start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}/callback", result
+    finally:
+        await runner.cleanup()
+        result.cancel()

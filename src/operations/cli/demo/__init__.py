@@ -24,7 +24,7 @@ from operations.errors import CallError, MissingExtraError, OperationsError
 try:
     from starlette.applications import Starlette
     from starlette.requests import Request
-    from starlette.responses import JSONResponse
+    from starlette.responses import FileResponse, JSONResponse
     from starlette.routing import Route
 except ModuleNotFoundError as error:
     # It also needs those of its sources.
@@ -108,29 +108,7 @@ async def open_demo(key: str) -> AsyncGenerator[Hub]:
             yield hub
 
 
-_CONFIG = """\
-modules = ["operations.cli.demo.local"]
-
-[openapi.shop]
-document = {document}
-base_url = {api}
-
-[mcp.money]
-command = {python}
-args = [{tools}]
-queries = ["convert"]
-
-[access.keys.manager]
-sha256 = {sha256}
-scopes = {scopes}
-
-[serve]
-port = 0
-scopes_supported = {scopes}
-
-[trace]
-file = "trace.jsonl"
-"""
+_HERE = Path(__file__).parent
 
 
 def _file(folder: Path, api: str, key: str) -> ConfigFile:
@@ -139,12 +117,13 @@ def _file(folder: Path, api: str, key: str) -> ConfigFile:
         "document": f"{api}/openapi.json",
         "api": api,
         "python": sys.executable,
-        "tools": str(Path(__file__).with_name("tools.py")),
+        "tools": str(_HERE / "tools.py"),
         "sha256": hash_key(key),
         "scopes": list(MANAGER.scopes),
     }
     # JSON strings, and lists of them, are valid TOML.
-    text = _CONFIG.format(**{name: json.dumps(value) for name, value in values.items()})
+    config = (_HERE / "config.toml").read_text(encoding="utf-8")
+    text = config.format(**{name: json.dumps(value) for name, value in values.items()})
     (folder / FILE_NAME).write_text(text, encoding="utf-8")
     return load_config(folder / FILE_NAME)
 
@@ -228,55 +207,6 @@ def _answered(answer: JSONObject, screen: Screen) -> None:
 
 # ------------------------------------------------------------ the REST API
 
-_ITEM: JSONObject = {
-    "type": "object",
-    "required": ["id", "name", "price"],
-    "properties": {
-        "id": {"type": "integer"},
-        "name": {"type": "string"},
-        "price": {"type": "number", "description": "In euros."},
-    },
-}
-
-DOCUMENT: JSONObject = {
-    "openapi": "3.1.0",
-    "info": {"title": "The shop", "version": "1.0.0"},
-    "paths": {
-        "/items": {
-            "get": {
-                "operationId": "list_items",
-                "summary": "Everything on the menu",
-                "tags": ["menu"],
-                "responses": {
-                    "200": {
-                        "description": "The menu.",
-                        "content": {
-                            "application/json": {"schema": {"type": "array", "items": _ITEM}}
-                        },
-                    }
-                },
-            }
-        },
-        "/items/{id}": {
-            "get": {
-                "operationId": "get_item",
-                "summary": "One item of the menu",
-                "tags": ["menu"],
-                "parameters": [
-                    {"name": "id", "in": "path", "required": True, "schema": {"type": "integer"}}
-                ],
-                "responses": {
-                    "200": {
-                        "description": "The item.",
-                        "content": {"application/json": {"schema": _ITEM}},
-                    },
-                    "404": {"description": "There is no such item."},
-                },
-            }
-        },
-    },
-}
-
 _MENU: list[dict[str, Any]] = [
     {"id": 1, "name": "Espresso", "price": 2.2},
     {"id": 2, "name": "Flat white", "price": 3.8},
@@ -284,8 +214,8 @@ _MENU: list[dict[str, Any]] = [
 ]
 
 
-async def _document(_: Request) -> JSONResponse:
-    return JSONResponse(DOCUMENT)
+async def _document(_: Request) -> FileResponse:
+    return FileResponse(_HERE / "shop.json")
 
 
 async def _items(_: Request) -> JSONResponse:
