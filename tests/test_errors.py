@@ -169,6 +169,10 @@ def nesting() -> OperationRegistry:
 
     @registry.operation("outer.execute")
     async def execute(tool: str, input: Any) -> Any:
+        return (await registry.execute(tool, input)).data
+
+    @registry.operation("outer.hurry")
+    async def hurry(tool: str, input: Any) -> Any:
         return (await registry.execute(tool, input, timeout=0.01)).data
 
     @registry.operation("outer.read")
@@ -228,10 +232,10 @@ async def test_an_invalid_nested_call_is_a_failure_of_the_operation_that_made_it
 async def test_a_nested_timeout_names_the_operation_that_the_caller_called() -> None:
     registry = nesting()
 
-    timed_out = await failure(registry, "outer.execute", "inner.count", {"upto": 5})
+    timed_out = await failure(registry, "outer.hurry", "inner.count", {"upto": 5})
 
     assert timed_out.code == ErrorCode.TIMEOUT
-    assert timed_out.message == "outer.execute calls an operation that did not finish in time"
+    assert timed_out.message == "outer.hurry calls an operation that did not finish in time"
     assert timed_out.details.keys() == {"deadline"}
 
 
