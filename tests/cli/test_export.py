@@ -244,6 +244,37 @@ def test_the_python_client_has_a_class_once_however_many_operations_share_it() -
     assert source.count('amount: "NotRequired[str]"') == 1
 
 
+def test_the_python_client_has_one_class_for_a_type_and_its_definition() -> None:
+    node = {
+        "title": "Node",
+        "type": "object",
+        "properties": {"next": {"$ref": "#/$defs/Node"}},
+    }
+    source = python_client([spec("n", {}, output_schema={**node, "$defs": {"Node": node}})])
+
+    assert source.count('next: "NotRequired[Node]"') == 1
+    assert 'def n(self, input: "Any" = None) -> "Node":' in source
+
+
+def test_methods_of_the_python_client_do_not_hide_the_types_of_others() -> None:
+    integers = {"type": "array", "items": {"type": "integer"}}
+    kind = {"properties": {"kind": {"enum": ["list"]}}}
+    specs = [spec("int", {}), spec("list", kind), spec("of", {}, output_schema=integers)]
+
+    source = python_client(specs)
+
+    assert 'def of(self, input: "Any" = None) -> "builtins.list[builtins.int]":' in source
+    assert "kind: \"Literal['list'] | str | Unset\"" in source
+    assert "\nimport builtins\n" in source
+    assert "builtins" not in python_client(specs[2:])
+
+
+def test_bytes_are_bytes_in_the_python_client() -> None:
+    file = {"type": "string", "contentEncoding": "base64"}
+
+    assert '-> "bytes":' in python_client([spec("file", {}, output_schema=file)])
+
+
 def test_the_python_client_separates_types_of_the_same_name() -> None:
     def at_home(**home: str) -> dict[str, Any]:
         properties = {name: {"type": kind} for name, kind in home.items()}

@@ -7,6 +7,7 @@ Rule 2: an identifier in the module is either generated ASCII, or a property nam
 Rule 3: a module is returned only after it has compiled.
 """
 
+import ast
 import builtins
 import keyword
 import re
@@ -150,6 +151,9 @@ _TAKEN = frozenset(
 )
 """Names that a generated class must not have."""
 
+_TYPES = frozenset({"bool", "bytes", "dict", "float", "int", "list", "str"})
+"""Builtins in annotations. In a class with a method of that name, the name alone would be the method."""
+
 _USED_IN_METHODS = frozenset({"self", "given", "cast"})
 """Names that a generated parameter must not have, because the method uses them."""
 
@@ -196,6 +200,8 @@ def client_runtime(body: str = "") -> str:
     names = ", ".join(
         sorted(["Any", "Self", "cast", *needed], key=lambda name: (name == "cast", name))
     )
+    if "builtins." in body:
+        source = source.replace("import base64\n", "import base64\nimport builtins\n", 1)
     return source.replace("from typing import Any, Self, cast", f"from typing import {names}")
 
 
@@ -221,32 +227,51 @@ def _namespace(class_: str, name: str, specs: list[OperationSpec], types: "_Type
         "        self._connection = connection",
     ]
     taken = set[str]()
-    lines += ["\n" + _method(_free(_identifier(spec.name), taken), spec, types) for spec in specs]
+    methods = [(_free(_identifier(spec.name), taken), spec) for spec in specs]
+    hidden = _TYPES & taken
+    lines += ["\n" + _method(method, spec, types, hidden) for method, spec in methods]
     return "\n".join(lines)
 
 
-def _method(method: str, spec: OperationSpec, types: "_Types") -> str:
+def _method(method: str, spec: OperationSpec, types: "_Types", hidden: frozenset[str]) -> str:
+    """Return the source of a method; `hidden` are the types with a name that is also a method."""
     hint = class_name(spec.namespace, spec.name)
     parameters, value = _input(spec, hint, types)
     outline = Outline.of(spec.output_schema)
     result = types.annotation(outline, f"{hint}Output", types.home_of(spec.output_schema))
-    signature = ", ".join(["self", *parameters])
+    if spec.output_schema.is_binary and spec.type is not OperationType.SUBSCRIPTION:
+        result = "bytes"
+    signature = ", ".join(["self", *(each.source(hidden) for each in parameters)])
     docstring = f"        {_docstring(spec.title or spec.description or spec.id)}\n"
     if spec.type is OperationType.SUBSCRIPTION:
         return (
-            f"    def {method}({signature}) -> {_quoted(f'AsyncIterator[{result}]')}:\n"
+            f"    def {method}({signature}) -> {_quoted(f'AsyncIterator[{result}]', hidden)}:\n"
             f"{docstring}"
             f"        return self._connection.subscribe({_literal(spec.id)}, {value})"
         )
     call = f"await self._connection.call({_literal(spec.id)}, {value})"
     return (
-        f"    async def {method}({signature}) -> {_quoted(result)}:\n"
+        f"    async def {method}({signature}) -> {_quoted(result, hidden)}:\n"
         f"{docstring}"
         f"        return {call if result == 'Any' else f'cast({_quoted(result)}, {call})'}"
     )
 
 
-def _input(spec: OperationSpec, hint: str, types: "_Types") -> tuple[list[str], str]:
+class _Argument(NamedTuple):
+    """A parameter of a method."""
+
+    name: str
+    kind: str = ""
+    default: str = ""
+
+    def source(self, hidden: frozenset[str]) -> str:
+        """Return the parameter with its annotation."""
+        return (
+            f"{self.name}: {_quoted(self.kind, hidden)}{self.default}" if self.kind else self.name
+        )
+
+
+def _input(spec: OperationSpec, hint: str, types: "_Types") -> tuple[list[_Argument], str]:
     """Return the parameters of a method and the expression for the input that it sends."""
     outline = Outline.of(spec.input_schema)
     home = types.home_of(spec.input_schema)
@@ -255,20 +280,20 @@ def _input(spec: OperationSpec, hint: str, types: "_Types") -> tuple[list[str], 
         if "object" in outline.types and not outline.schema.get("additionalProperties"):
             return [], "{}"
         kind = types.annotation(outline, f"{hint}Input", home)
-        return [f"input: {_quoted(kind)}" + (" = None" if kind == "Any" else "")], "input"
+        return [_Argument("input", kind, " = None" if kind == "Any" else "")], "input"
     if not all(_is_identifier(name) and name not in _USED_IN_METHODS for name in names):
         kind = types.annotation(outline, f"{hint}Input", home)
         if outline.required:
-            return [f"input: {_quoted(kind)}"], "input"
-        return [f"input: {_quoted(f'{kind} | None')} = None"], "input or {}"
+            return [_Argument("input", kind)], "input"
+        return [_Argument("input", f"{kind} | None", " = None")], "input or {}"
     required = set(outline.required)
-    parameters = ["*"]
+    parameters = [_Argument("*")]
     for name in sorted(names, key=lambda name: name not in required):
         kind = types.annotation(outline.properties[name], hint + class_name(name), home)
         parameters.append(
-            f"{name}: {_quoted(kind)}"
+            _Argument(name, kind)
             if name in required
-            else f"{name}: {_quoted(f'{kind} | Unset')} = UNSET"
+            else _Argument(name, f"{kind} | Unset", " = UNSET")
         )
     arguments = ", ".join(f"{name}={name}" for name in names)
     return parameters, f"given({arguments})"
@@ -293,6 +318,7 @@ class _Types:
         self.classes: list[str] = []
         self._names = set(_TAKEN)
         self._by_reference: dict[tuple[str | int, str], str] = {}
+        self._by_content: dict[tuple[Any, ...], str] = {}
         self._scopes = Scopes()
 
     def home_of(self, schema: Schema) -> _Home:
@@ -363,6 +389,11 @@ class _Types:
         for field, inner in outline.properties.items():
             kind = self.annotation(inner, name + class_name(field), home)
             fields[field] = kind if field in required else f"NotRequired[{kind}]"
+        content = (outline.description, *fields.items())
+        known = self._by_content.setdefault(content, name)
+        if known != name and outline.reference is None and outline.description:
+            self._names.discard(name)
+            return known
         self.classes.append(_typed_dict_source(name, fields, outline.description))
         return name
 
@@ -431,14 +462,19 @@ def _literal(text: str) -> str:
     return f'"{plain[1:-1]}"' if plain[0] == "'" and '"' not in plain else plain
 
 
-def _quoted(annotation: str) -> str:
-    """Return an annotation as a literal.
+def _quoted(annotation: str, hidden: frozenset[str] = frozenset()) -> str:
+    """Return an annotation as a literal, with the names in `hidden` as attributes of `builtins`.
 
     Raises:
         SyntaxError: If it is not an expression.
     """
-    compile(annotation, "<annotation>", "eval", dont_inherit=True)
-    return _literal(annotation)
+    tree = ast.parse(annotation, "<annotation>", "eval")
+    if not hidden:
+        return _literal(annotation)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and node.id in hidden:
+            node.id = f"builtins.{node.id}"
+    return _literal(ast.unparse(tree))
 
 
 def _docstring(text: str) -> str:
