@@ -228,13 +228,6 @@ async def test_a_producer_waits_for_room_in_items_and_in_bytes() -> None:
     await asyncio.wait_for(pace.room(), 1)
 
 
-async def test_a_reader_that_does_not_count_is_sent_everything() -> None:
-    pace = Pace(None)
-    for _ in range(1000):
-        await pace.room()
-        pace.sent(1_000_000)
-
-
 @pytest.mark.requirement("R45")
 def test_r45_ids_have_128_bits_and_do_not_repeat() -> None:
     ids = {new_request_id() for _ in range(10_000)}

@@ -537,21 +537,10 @@ def encode_error(
     worker: str | None = None,
 ) -> bytes:
     """Return the `call.error` that ends a call, without details that are not JSON."""
-    wire = error.to_wire()
-    return encode_event(
-        CallFailed(
-            payload=ErrorPayload(
-                request_id=request_id,
-                code=wire["code"],
-                message=wire["message"],
-                details=wire.get("details"),
-                retryable=error.retryable,
-                sequence=sequence,
-                begun=begun,
-                worker=worker,
-            )
-        )
+    payload = ErrorPayload(
+        request_id=request_id, sequence=sequence, begun=begun, worker=worker, **error.to_wire()
     )
+    return encode_event(CallFailed(payload=payload))
 
 
 MAX_METADATA = 16 * 1024

@@ -56,7 +56,7 @@ from operations.errors import CallError, ErrorCode, TransportError
 from operations.front import Front, credential_ended, identify_credential
 from operations.front.limits import UNCOUNTED_OUTPUT, Limits, Slot, caller_key
 from operations.front.public_errors import public_error
-from operations.pubsub.base import BoundedSet, EventTarget
+from operations.pubsub.base import BoundedSet, EventTarget, start_task
 from operations.registry import OperationRegistry
 
 logger = logging.getLogger("operations")
@@ -145,7 +145,7 @@ class AdmissionQueue:
         """Start a call or add it to the queue; return the reason if it is rejected."""
         limits = self._limits
         if self._per_caller is not None:
-            reason = self._count(job, job.principal, self._per_caller)
+            reason = self.identified(job, job.principal)
             if reason is not None:
                 return reason
         if self.running < limits.calls:
@@ -162,9 +162,15 @@ class AdmissionQueue:
         return None
 
     def identified(self, job: Job, principal: str) -> str | None:
-        """Set the identity of a call that has a slot; return the reason if the caller has too many calls."""
+        """Count a call for its caller; return the reason if the caller has too many calls."""
         limit = self._per_caller
-        return None if limit is None else self._count(job, principal, limit)
+        if limit is None or principal in job.counted_as:
+            return None
+        if self._principals.get(principal, 0) >= limit:
+            return f"this caller already has {counted(limit, 'call')} on this worker"
+        self._principals[principal] += 1
+        job.counted_as += (principal,)
+        return None
 
     def done(self, job: Job) -> None:
         """Pass the slot of an ended call to the next call."""
@@ -185,15 +191,6 @@ class AdmissionQueue:
             self._forget(job)
         self._line.clear()
         self._line_bytes = 0
-
-    def _count(self, job: Job, principal: str, limit: int) -> str | None:
-        if principal in job.counted_as:
-            return None
-        if self._principals.get(principal, 0) >= limit:
-            return f"this caller already has {counted(limit, 'call')} on this worker"
-        self._principals[principal] += 1
-        job.counted_as += (principal,)
-        return None
 
     def _forget(self, job: Job) -> None:
         names, job.counted_as = job.counted_as, ()
@@ -247,10 +244,7 @@ class JobRunner(ABC):
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
         """Run a coroutine in the background."""
-        task = self._loop.create_task(work)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
-        return task
+        return start_task(self._background, work)
 
     # ---------------------------------------------------------------------------------------- running
 

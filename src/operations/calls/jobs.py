@@ -103,9 +103,8 @@ MAX_UNREAD_BYTES = 4 * 1024 * 1024
 class Pace:
     """Limits the unread items and bytes of a subscription."""
 
-    def __init__(self, window: int | None) -> None:
-        self._window = window or 0
-        self._credit = window
+    def __init__(self, window: int) -> None:
+        self._window = self._credit = window
         self._sent = 0
         self._unread: deque[int] = deque()
         self._unread_bytes = 0
@@ -113,7 +112,7 @@ class Pace:
 
     def grant(self, credit: int) -> None:
         """Set the total number of items that may be sent, which also confirms the items that were read."""
-        if self._credit is None or credit <= self._credit:
+        if credit <= self._credit:
             return
         self._credit = credit
         read = credit - self._window
@@ -124,17 +123,13 @@ class Pace:
     def sent(self, size: int) -> None:
         """Record that an item was sent."""
         self._sent += 1
-        if self._credit is not None:
-            self._unread.append(size)
-            self._unread_bytes += size
+        self._unread.append(size)
+        self._unread_bytes += size
 
     @property
     def is_full(self) -> bool:
         """Whether no more items may be sent until the reader has read some."""
-        return self._credit is not None and (
-            self._sent >= self._credit
-            or (self._unread_bytes >= MAX_UNREAD_BYTES and bool(self._unread))
-        )
+        return self._sent >= self._credit or self._unread_bytes >= MAX_UNREAD_BYTES
 
     async def room(self) -> None:
         """Wait until another item may be sent."""

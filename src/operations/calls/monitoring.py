@@ -7,7 +7,7 @@ Rule 2: a dead letter is stored without its credential. Replaying it is a new ca
 import asyncio
 import logging
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Any
 
 import msgspec
@@ -28,6 +28,7 @@ from operations.pubsub.base import (
     Delivery,
     EventTarget,
     QueueState,
+    Receiver,
     Subscription,
     WorkerStats,
     usable,
@@ -99,7 +100,7 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     metadata: JSONObject | None = None
 
 
-class GroupMonitor:
+class GroupMonitor(Receiver):
     """Monitors a group of workers. It subscribes with the first `look`, until it is closed."""
 
     def __init__(self, target: EventTarget, group: str) -> None:
@@ -133,15 +134,6 @@ class GroupMonitor:
                 fields = msgspec.structs.asdict(event.payload.stats)
                 self._reports[alive.worker] = WorkerReport(worker=alive.worker, **fields)
                 self._changed.set()
-
-    def undelivered(self, key: str, misdirected: bool = False) -> None:
-        """Do nothing: a monitor sends no requests to queues."""
-
-    def lost(self, reason: str) -> None:
-        """Do nothing: the next `look` fails or waits."""
-
-    def restored(self) -> None:
-        """Do nothing: the next `look` works again."""
 
     # ------------------------------------------------------------ reports
 
@@ -293,8 +285,5 @@ async def monitor_group(
     target: EventTarget, group: str = "operations"
 ) -> AsyncGenerator[GroupMonitor]:
     """Monitor a group of workers for the duration of an `async with` block."""
-    monitor = GroupMonitor(usable(target), group)
-    try:
+    async with aclosing(GroupMonitor(usable(target), group)) as monitor:
         yield monitor
-    finally:
-        await monitor.aclose()

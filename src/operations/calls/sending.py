@@ -48,7 +48,7 @@ from operations.errors import (
     TooLargeError,
     TransportError,
 )
-from operations.pubsub.base import Delivery, EventTarget
+from operations.pubsub.base import Delivery, EventTarget, start_task
 from operations.schema.explain import ValidationIssue, misfit
 from operations.types import JSONObject
 
@@ -119,10 +119,7 @@ class CallSender(ABC):
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
         """Run a coroutine in the background."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+        return start_task(self._tasks, work)
 
     # ---------------------------------------------------------------------------------------- requests
 

@@ -9,7 +9,7 @@ Rule 3: one timer serves all deadlines of a table, because most calls end long b
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 import msgspec
@@ -383,11 +383,9 @@ class Deadlines(Generic[ExpirableT]):
         self.next = NEVER
         now = asyncio.get_running_loop().time()
         # The loop may wake a little early; entries that are nearly due need no further timer.
-        for entry in self._due(now + RESOLUTION / 2):
+        due = [each for each in self._table.values() if each.expires_at <= now + RESOLUTION / 2]
+        for entry in due:
             self._expire(entry)
         nearest = min((entry.expires_at for entry in self._table.values()), default=NEVER)
         if nearest < self.next:
             self.schedule(max(nearest, now + RESOLUTION))
-
-    def _due(self, now: float) -> Iterable[ExpirableT]:
-        return [entry for entry in self._table.values() if entry.expires_at <= now]

@@ -13,7 +13,7 @@ Rule 6: a call handler, for requests that the program itself received, is a work
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine
-from contextlib import asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Any, TypeAlias, cast
 
 from operations._resilience import LogThrottle
@@ -63,6 +63,7 @@ from operations.pubsub.base import (
     BoundedSet,
     Delivery,
     EventTarget,
+    Receiver,
     Subscription,
     WorkerStats,
     usable,
@@ -77,7 +78,7 @@ _CLOSING = 1.0
 """Seconds for cancelled handlers to end, and for last replies, when a worker stops."""
 
 
-class CallServer(JobRunner):
+class CallServer(JobRunner, Receiver):
     """A running worker, created by `serve_calls`.
 
     Attributes:
@@ -432,9 +433,6 @@ class CallServer(JobRunner):
         error = CallError(event.code, f"the request is malformed: {event.reason}")
         return self._spawn(self._send(address, encode_error(event.request_id, error)))
 
-    def undelivered(self, key: str, misdirected: bool = False) -> None:
-        """Do nothing: workers send no requests to queues."""
-
     def lost(self, reason: str) -> None:
         """Handle a lost connection. If the connection is the caller itself, stop its calls."""
         # Until the connection is restored, no request counts as new.
@@ -537,12 +535,9 @@ async def serve_calls(
     """
     if not isinstance(cast("object", registry), OperationRegistry):
         raise TypeError(f"serve_calls takes an OperationRegistry, not {registry!r}")
-    server = CallServer(registry, usable(target), config)
-    try:
+    async with aclosing(CallServer(registry, usable(target), config)) as server:
         await server.start()
         yield server
-    finally:
-        await server.aclose()
 
 
 CallHandler: TypeAlias = Callable[[CallRequested], Coroutine[Any, Any, None]]

@@ -14,7 +14,7 @@ Rule 3: a transport reconnects automatically and restores its subscriptions and 
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from time import monotonic
 from typing import Annotated, Any, Protocol, TypeAlias
 
@@ -85,7 +85,10 @@ class Delivery(msgspec.Struct, frozen=True):
 
 
 class Receiver(Protocol):
-    """Receives messages. Its methods run on the event loop, return at once and never raise."""
+    """Receives messages. Its methods run on the event loop, return at once and never raise.
+
+    By default, only messages are processed.
+    """
 
     def receive(self, delivery: Delivery) -> None:
         """Process a message."""
@@ -98,15 +101,15 @@ class Receiver(Protocol):
             key: The key of the message.
             misdirected: Whether it was sent to one consumer, which has left; there may be others.
         """
-        ...
+        return
 
     def lost(self, reason: str) -> None:
         """Handle a lost connection. The transport reconnects automatically."""
-        ...
+        return
 
     def restored(self) -> None:
         """Handle the restored connection, with all its subscriptions."""
-        ...
+        return
 
 
 class Consumer(Receiver, Protocol):
@@ -360,6 +363,16 @@ class EventTarget(Protocol):
             TransportError: If the broker cannot be reached.
         """
         return False
+
+
+def start_task(
+    tasks: set[asyncio.Task[Any]], work: Coroutine[Any, Any, Any]
+) -> "asyncio.Task[Any]":
+    """Run a coroutine in the background, with a reference to its task in `tasks` until it ends."""
+    task = asyncio.get_running_loop().create_task(work)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
+    return task
 
 
 def enforce_size(body: bytes, max_bytes: int) -> None:

@@ -16,7 +16,7 @@ import asyncio
 import logging
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from functools import lru_cache, partial
 from importlib.util import find_spec
 from secrets import SystemRandom, token_hex
@@ -183,7 +183,8 @@ class NatsTarget(EventTarget):
         Raises:
             TransportError: If the address is malformed, or NATS cannot be reached or rejects the client.
         """
-        servers = [_with_scheme(server.strip()) for server in config.url.split(",")]
+        servers = [server.strip() for server in config.url.split(",")]
+        servers = [server if "://" in server else f"nats://{server}" for server in servers]
         for server in servers:
             enforce_address(server, ("nats", "tls", "ws", "wss"))
         try:
@@ -507,11 +508,6 @@ class NatsTarget(EventTarget):
         return self._jetstream is not None and await self._jetstream.remove(queue, letter)
 
 
-def _with_scheme(server: str) -> str:
-    """Add the default scheme to an address that is only a host."""
-    return server if "://" in server else f"nats://{server}"
-
-
 @options_of(NatsConfig)
 @asynccontextmanager
 async def connect_nats(config: NatsConfig) -> AsyncGenerator[EventTarget]:
@@ -526,10 +522,8 @@ async def connect_nats(config: NatsConfig) -> AsyncGenerator[EventTarget]:
     """
     target = NatsTarget(config)
     signing = signed(target, config.secret)
-    try:
+    async with aclosing(target):
         await target.open(config)
         if config.private:
             await target.check_privacy()
         yield signing
-    finally:
-        await target.aclose()

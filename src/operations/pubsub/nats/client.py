@@ -31,7 +31,7 @@ from nkeys import NkeysError  # type: ignore[import-untyped] # pyright: ignore[r
 
 from operations._resilience import Backoff, LogThrottle
 from operations.errors import TooLargeError, TransportError
-from operations.pubsub.base import NOT_PERMITTED, Subscription, WorkerStats
+from operations.pubsub.base import NOT_PERMITTED, Subscription, WorkerStats, start_task
 
 logger = logging.getLogger("operations")
 
@@ -121,13 +121,13 @@ class ReconnectingClient(Client):
         self._broken = LogThrottle()
         self._violations = LogThrottle()
         self._arriving: dict[str, asyncio.Future[str]] = {}
-        self._background: set[asyncio.Task[None]] = set()
-        self._closing: set[asyncio.Task[None]] = set()
+        self._background: set[asyncio.Task[Any]] = set()
+        self._closing: set[asyncio.Task[Any]] = set()
         self.backoff = Backoff()
 
     def start(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         """Run a coroutine in the background until the client is closed."""
-        return _kept(self._background, work)
+        return start_task(self._background, work)
 
     # ---------------------------------------------------------------------------------------- subscribing
 
@@ -355,7 +355,7 @@ class ReconnectingClient(Client):
             transport.close()
         if isinstance(transport, WebSocketTransport):
             # Only this closes its session.
-            _kept(self._closing, _closed(transport))
+            start_task(self._closing, _closed(transport))
 
     def _refused(self, reason: str, is_first: bool) -> None:
         """Record why a server rejected us.
@@ -405,14 +405,6 @@ class ReconnectingClient(Client):
         else:
             logger.warning("NATS: %s", err_msg)
             await self._process_op_err(Error(f"nats: {err_msg}"))
-
-
-def _kept(tasks: set[asyncio.Task[None]], work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-    """Run a coroutine in the background, with a reference to its task until it ends."""
-    task = asyncio.get_running_loop().create_task(work)
-    tasks.add(task)
-    task.add_done_callback(tasks.discard)
-    return task
 
 
 async def _closed(transport: Any) -> None:

@@ -19,7 +19,7 @@ subscribes only to channels it needs: Redis counts them, so a caller learns at o
 import asyncio
 import re
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from importlib.util import find_spec
 from secrets import token_hex
 from typing import Any
@@ -451,13 +451,11 @@ async def connect_redis(config: RedisConfig) -> AsyncGenerator[EventTarget]:
     """
     target = RedisTarget(config)
     signing = signed(target, config.secret)
-    try:
+    async with aclosing(target):
         await target.open()
         if config.private:
             await target.check_privacy()
         yield signing
-    finally:
-        await target.aclose()
 
 
 _REPLIES = (
@@ -575,9 +573,6 @@ async def connect_redis_interop(
         max_values=max_values,
         connect_timeout=connect_timeout,
     )
-    target = RedisInteropTarget(config)
-    try:
+    async with aclosing(RedisInteropTarget(config)) as target:
         await target.open()
         yield target
-    finally:
-        await target.aclose()

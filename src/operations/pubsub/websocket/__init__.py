@@ -10,7 +10,7 @@ import asyncio
 import inspect
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from functools import partial
 from http import HTTPStatus
 from importlib.util import find_spec
@@ -115,10 +115,8 @@ async def connect_websocket(
         interop=interop,
     )
     await target.start()
-    try:
+    async with aclosing(target):
         yield target
-    finally:
-        await target.aclose()
 
 
 def _hint(error: BaseException) -> str:
@@ -233,10 +231,8 @@ async def accept_websocket(
         interop=interop,
     )
     target.start()
-    try:
+    async with aclosing(target):
         yield target
-    finally:
-        await target.aclose()
 
 
 class AcceptedTarget(WebSocketTarget):
