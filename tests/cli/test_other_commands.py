@@ -182,6 +182,23 @@ def test_doctor_finds_missing_parts(
     assert "CANARY" not in ran.out + ran.err
 
 
+def test_doctor_finds_what_would_stop_a_server(
+    run: Run, monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
+    monkeypatch.setenv("GRANTS_KEY", "CANARY")
+    monkeypatch.setenv("LEDGER_KEY", "k" * 32)
+    (folder / "operations.toml").write_text(
+        "[access.grants]\nkey = { env = 'GRANTS_KEY' }\n"
+        "[ledger]\nkey = { env = 'LEDGER_KEY' }\nfile = 'ledger.jsonl'\nhead = 'none/head'\n"
+    )
+
+    ran = run("doctor", "--json")
+
+    failed = {each["what"] for each in ran.json["findings"] if each["state"] == "failed"}
+    assert failed == {"access", "ledger.head"}
+    assert "CANARY" not in ran.out + ran.err
+
+
 @pytest.mark.parametrize(
     ("url", "more", "words"),
     [

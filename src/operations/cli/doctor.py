@@ -136,10 +136,12 @@ async def _findings(common: Common) -> AsyncIterator[Finding]:
     missing = list(_missing_secrets(file))
     for name, words in missing:
         yield Finding(name, "failed", words)
-    async for finding in _sources(file):
+    async for finding in _sources(file, has_secrets=not missing):
         yield finding
     async for finding in _brokers(file):
         yield finding
+    for name, words in _missing_folders(file):
+        yield Finding(name, "failed", words)
     yield _port(file)
     yield _trace(file)
     for finding in _changes(file):
@@ -204,8 +206,22 @@ def _missing_secrets(file: ConfigFile) -> Iterator[tuple[str, str]]:
             yield ".".join(map(str, path)), error.faults[0].message
 
 
-async def _sources(file: ConfigFile) -> AsyncIterator[Finding]:
+def _missing_folders(file: ConfigFile) -> Iterator[tuple[str, str]]:
+    """Yield the keys of the ledger whose files cannot be created. The ledger of a running hub stays untouched."""
+    entry = file.config.ledger
+    for key in () if entry is None else ("file", "head"):
+        path = getattr(entry, key)
+        if path is not None and not file.resolve(path).parent.is_dir():
+            yield f"ledger.{key}", f"there is no folder {file.resolve(path).parent}"
+
+
+async def _sources(file: ConfigFile, *, has_secrets: bool) -> AsyncIterator[Finding]:
     async with open_hub(file) as hub:
+        if has_secrets:
+            try:
+                _ = hub.access
+            except ConfigError as error:
+                yield Finding("access", "failed", str(error))
         for source in hub.sources:
             if not source.is_enabled:
                 continue
