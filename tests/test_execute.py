@@ -261,7 +261,7 @@ async def test_a_mismatch_is_a_warning_not_an_error(caplog: pytest.LogCaptureFix
 
     assert envelope.data == "b"
     assert [change.kind for change in envelope.meta.changes] == ["mismatch"]
-    assert "does not fit" in caplog.text
+    assert "does not match" in caplog.text
 
 
 PAGE = {

@@ -105,7 +105,7 @@ def numbers(_input: Any, _context: OperationContext) -> Iterator[int]:
         (not_marked, "is not an operation"),
         (42, "is not an operation"),
         (Operation(spec(), 42), "cannot be called"),  # type: ignore[arg-type]
-        (Operation("task.get", answer), "is no OperationSpec"),  # type: ignore[arg-type]
+        (Operation("task.get", answer), "is not an OperationSpec"),  # type: ignore[arg-type]
         (Operation(spec(), items), "its handler is a generator"),
         (Operation(spec(), numbers), "its handler is a generator"),
         (

@@ -1,4 +1,4 @@
-"""Decide where requests may go, where credentials may go with them, and which requests a server accepts.
+"""Decide which hosts may receive requests and credentials, and which requests a server accepts.
 
 Rule 1: a host that the operator configured (`base_url`, `url`, `allowed_hosts`, the document's own address) may have
         any address.
@@ -219,7 +219,7 @@ class HostError(NamedTuple):
 
 
 _UNKNOWN_HOST: Final = HostError(
-    421, "This server does not answer to that Host: its operator can add it to allowed_hosts"
+    421, "This server does not accept that Host: its operator can add it to allowed_hosts"
 )
 _FOREIGN_PAGE: Final = HostError(403, "Pages of that Origin may not use this server")
 

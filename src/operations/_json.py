@@ -6,7 +6,7 @@ Rule 3: a value has the same JSON form in every place: as input and output, in t
         depends on its type only: a `Decimal` is always text.
 Rule 4: objects are converted in C if the result is the same. Each class is examined once. It qualifies if msgspec, or
         the instance's own attributes, give exactly the result of `to_json`. Attrs classes do not qualify, because
-        msgspec omits their private attributes; nor do pydantic dataclasses, because msgspec does not know their
+        msgspec omits their private attributes; nor do pydantic dataclasses, because msgspec ignores their
         serializers. The result is then checked, because NaN, lone surrogates and deep nesting pass.
 """
 
@@ -141,7 +141,7 @@ def unescape(token: str) -> str:
 
 
 def nests_within(value: Any, max_depth: int) -> bool:
-    """Return whether a decoded JSON value has at most `max_depth` levels. Looking at text takes longer."""
+    """Return whether a decoded JSON value has at most `max_depth` levels. Checking the text would take longer."""
     kind = type(value)  # pyright: ignore[reportUnknownVariableType]
     if kind is dict:
         value = value.values()

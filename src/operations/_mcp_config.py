@@ -38,7 +38,7 @@ accept it."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientCredentials:
-    """OAuth client credentials for one authorisation server."""
+    """OAuth client credentials for one authorization server."""
 
     client_id: str
     """The id of the client."""
@@ -47,7 +47,7 @@ class ClientCredentials:
     """The secret of the client."""
 
     issuer: str
-    """The authorisation server that issued the credentials; they are sent only to this server."""
+    """The authorization server that issued the credentials; they are sent only to this server."""
 
     scope: str | None = None
     """The scopes to ask for, separated by spaces."""
@@ -86,7 +86,7 @@ Auth: TypeAlias = (
 )
 """A bearer token, a function that returns one for each request, OAuth credentials, or any `httpx2.Auth`.
 
-`oauth` is short for `login=OAuthLogin()`.
+`oauth` is a short form of `login=OAuthLogin()`.
 """
 
 
@@ -326,7 +326,7 @@ class MCPClientConfig:
             except msgspec.ValidationError:
                 raise ValueError(f"{key!r} has the wrong type") from None
             if name == "allow" and name in fields:
-                raise ValueError(f"{key!r} is another word for 'allow': use one of them")
+                raise ValueError(f"{key!r} has the same meaning as 'allow': use one of them")
             fields[name] = _merged(fields.get(name), given)
         try:
             fields["secrets"] = secrets
@@ -418,7 +418,9 @@ def _filled(value: Any, environ: Mapping[str, str], secrets: list[str]) -> Any:
     """Replace references to environment variables in `value`, at any depth, and add the values to `secrets`."""
     if isinstance(value, str):
         if "${input:" in value:
-            raise ValueError("${input:...} asks a person, which is not done here: use ${env:NAME}")
+            raise ValueError(
+                "${input:...} would ask a person, which is not supported: use ${env:NAME}"
+            )
 
         def variable(match: re.Match[str]) -> str:
             name, default = match.groups()

@@ -75,7 +75,7 @@ def followed(schema: Any, root: Any) -> tuple[JSONObject, list[str]]:
 
 
 def reachable(start: Iterable[T], following: Callable[[T], Iterable[T]]) -> set[T]:
-    """Return everything that `start` leads to, itself included."""
+    """Return everything that can be reached from `start`, including `start` itself."""
     reached = set(start)
     waiting = list(reached)
     while waiting:

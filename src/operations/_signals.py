@@ -10,7 +10,8 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _waiting: dict[asyncio.AbstractEventLoop, list[asyncio.Event]] = {}
 
 _signalled: set[asyncio.AbstractEventLoop] = set()
-"""The event loops that received a signal. An event may also be set without a signal, so it does not show this."""
+"""The event loops that received a signal. An event may also be set without a signal, so the event alone does
+not show this."""
 
 
 @contextmanager

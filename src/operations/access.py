@@ -83,7 +83,7 @@ class _Part(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True)
 
 
 class Block(_Part, frozen=True, kw_only=True):
-    """One step of a delegation: the most that its holder may do."""
+    """One step of a delegation: the limits of its holder."""
 
     id: Name
     """Revoking this id revokes every grant that contains the block."""
@@ -123,12 +123,12 @@ class Origin(_Part, frozen=True, kw_only=True):
 
 
 class Subject(_Part, frozen=True, kw_only=True):
-    """Whose authority a grant narrows."""
+    """The party whose authority a grant narrows."""
 
     id: Name
 
     scopes: tuple[str, ...] | None = None
-    """The scopes of the subject; None for the scopes that the server which verifies the grant assigns to it."""
+    """The scopes of the subject; None if the server that verifies the grant looks them up."""
 
     resources: dict[str, tuple[str, ...]] | None = None
     acting: tuple[str, ...] = ()
@@ -256,7 +256,7 @@ class Grant(Struct, frozen=True, kw_only=True, dict=True):
 
 def _names(field: str, names: Collection[str]) -> tuple[str, ...]:
     enforce_lists(**{field: names})
-    # A set has no order, and a digest needs one.
+    # Sorted, because a digest needs a fixed order.
     return tuple(sorted(names) if isinstance(names, Set) else names)
 
 

@@ -424,7 +424,7 @@ class _Waiting:
 
 def _cannot(what: str) -> CallError:
     return CallError(
-        ErrorCode.UNAVAILABLE, f"this call came in a way that cannot {what}", retryable=False
+        ErrorCode.UNAVAILABLE, f"the entry point of this call cannot {what}", retryable=False
     )
 
 

@@ -271,7 +271,7 @@ class TypedCall:
         """
         data, issues = self.signature.typed_result(envelope.data)
         if issues:
-            sentence = f"The result of {self.operation_id} does not fit its annotation"
+            sentence = f"The result of {self.operation_id} does not match its annotation"
             raise misfit(ErrorCode.EXECUTION_ERROR, sentence, issues)
         return with_fields(envelope, data=data) if self.signature.returns_envelope else data
 
@@ -289,7 +289,7 @@ def validate_operation(candidate: object) -> Operation:
         )
     spec, handler = ready.spec, ready.handler
     if not isinstance(cast("object", spec), OperationSpec):
-        raise RegistrationError(f"{spec!r} is no OperationSpec")
+        raise RegistrationError(f"{spec!r} is not an OperationSpec")
     if not callable(handler):
         raise RegistrationError(f"{spec.id}: its handler cannot be called: {handler!r}")
     is_generator, is_async_generator = _generator_kinds(handler)

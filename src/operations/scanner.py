@@ -77,8 +77,8 @@ def scan_operations(
 
     Args:
         source: A folder, a Python file, the name of a package, or a package.
-        read: Reads files and folders instead of the file system, for example from an archive; see `Read`. `source` is
-            then a path that `read` knows.
+        read: Reads files and folders instead of the file system, for example from an archive; see `Read`. `source`
+        is then a path that `read` accepts.
 
     Raises:
         FileNotFoundError: If `source` is neither a path nor a package that can be found, or is this library.
@@ -228,7 +228,7 @@ class _Scan:
         """Scan the module at `path`, or all modules below it, through `read`.
 
         Raises:
-            FileNotFoundError: If `read` does not know `path`.
+            FileNotFoundError: If `read` does not find `path`.
         """
         try:
             is_file = isinstance(read(path), (str, bytes))

@@ -33,7 +33,7 @@ TABLE: Final = "is a table"
 """Annotates a mapping of any JSON values that a config file contains as a table."""
 
 JSONSchema: TypeAlias = JSONObject | bool
-"""A JSON Schema document: an object, or one of the two trivial schemas."""
+"""A JSON Schema document: an object, or true or false."""
 
 ReadOnlyJSON: TypeAlias = (
     Mapping[str, "ReadOnlyJSON"] | Sequence["ReadOnlyJSON"] | str | int | float | bool | None

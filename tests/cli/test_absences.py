@@ -149,7 +149,7 @@ def test_operations_of_a_disconnected_source_stay_known(run: Run, folder: Path) 
     asked = run("call", "more.run")
 
     assert asked.code == 8
-    assert "more.run was available before, and is not now; these are not: local" in asked.err
+    assert "more.run was available before, but these are not available now: local" in asked.err
     assert run("call", "more.walk").code == 4
 
 

@@ -213,7 +213,7 @@ def test_the_tool_lists_of_other_clients_are_honoured() -> None:
 
     assert list(config.allow or ()) == ["read", "write"]
     assert sorted(config.deny) == ["drop", "write", "x_*"]
-    with pytest.raises(ValueError, match="'includeTools' is another word for 'allow'"):
+    with pytest.raises(ValueError, match="'includeTools' has the same meaning as 'allow'"):
         MCPClientConfig.from_entry({**entry, "allow": ["read"]})
 
 

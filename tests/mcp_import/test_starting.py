@@ -88,7 +88,7 @@ async def test_a_program_that_may_not_be_run_is_named(tmp_path: Path) -> None:
 async def test_one_that_is_too_slow_may_be_given_more_time() -> None:
     report = await report_of(raw("silent", connect_timeout=0.3))
 
-    assert "did not get ready within 0.3 s" in report
+    assert "was not ready within 0.3 s" in report
     assert "increase connect_timeout" in report
     assert "exit code" not in report  # it was ended by us
 

@@ -458,7 +458,7 @@ async def test_a_password_is_not_sent_plainly_where_a_scheme_would_hide_it(echo:
 
 def test_a_credential_for_no_scheme_is_pointed_out(caplog: pytest.LogCaptureFixture) -> None:
     from_openapi(secured(BEARER), HTTPServiceConfig(namespace="api", credentials={"kye": "CANARY"}))
-    assert "'kye' is for no security scheme of the document (it has key)" in caplog.text
+    assert "'kye' does not belong to a security scheme of the document (it has key)" in caplog.text
     assert "CANARY" not in caplog.text
 
 

@@ -287,7 +287,7 @@ def _chain(length: int, link: Callable[[str], Any]) -> dict[str, Any]:
     ],
 )
 def test_a_long_chain_of_references_is_refused_before_anything_follows_it(link: Any) -> None:
-    with pytest.raises(SchemaError, match="in a row"):
+    with pytest.raises(SchemaError, match="a chain of more than"):
         Schema({**_chain(2_500, link), "unevaluatedProperties": False}).compile()
 
 

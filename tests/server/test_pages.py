@@ -133,7 +133,9 @@ async def test_a_socket_elsewhere_is_refused_and_not_given_to_the_console() -> N
 
     async with running(create_app(OperationRegistry(), websocket=other, console=other)) as url:
         for path in ("", "/", "/wss"):
-            with pytest.raises(TransportError, match="HTTP 404: look at the path"):
+            with pytest.raises(
+                TransportError, match="HTTP 404: check the credentials and the path"
+            ):
                 async with connect_websocket(url.replace("http", "ws") + path):
                     pass
 

@@ -361,7 +361,7 @@ async def before(
         return result.result()
     if work.done():
         # Cancelled neither by this function nor by the caller.
-        raise CallError(ErrorCode.ABORTED, f"{plan.id} was cancelled from within")
+        raise CallError(ErrorCode.ABORTED, f"{plan.id} was cancelled, but not by its caller")
     await plan.host.stop(work, context)
     raise timed_out(plan.id, seconds, deadline=deadline, operation_id=plan.id)
 
@@ -570,7 +570,7 @@ def _normalise(
         if not is_valid(data):
             raise CallError(
                 ErrorCode.EXECUTION_ERROR,
-                f"{operation_id} returned a result that does not fit its output schema",
+                f"{operation_id} returned a result that does not match its output schema",
                 {"errors": msgspec.to_builtins(compiled.errors(data))},
             )
         return data, None

@@ -449,7 +449,9 @@ class Plan:
             def abandoned() -> None:
                 if self.series is not None:
                     self.series.abandoned += 1
-                logger.warning("%s: the caller left, the handler's thread runs on", self.id)
+                logger.warning(
+                    "%s: the caller disconnected, but the handler's thread continues", self.id
+                )
                 host.notify(
                     CallAbandoned(
                         request_id=context.request_id, operation_id=self.id, timestamp=now()

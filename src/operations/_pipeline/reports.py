@@ -176,7 +176,9 @@ def fail(plan: Plan, context: OperationContext, error: BaseException) -> NoRetur
         raise error
     if isinstance(error, asyncio.CancelledError):
         # The caller did not cancel: the handler awaited a task that was cancelled.
-        raise CallError(ErrorCode.ABORTED, f"{plan.id} was cancelled from within") from error
+        raise CallError(
+            ErrorCode.ABORTED, f"{plan.id} was cancelled, but not by its caller"
+        ) from error
     if isinstance(error, JSONValueError):
         raise CallError(
             ErrorCode.EXECUTION_ERROR,
@@ -228,7 +230,7 @@ class ChangeLog:
                 logger.warning(
                     "%s: %s: %s %s. More of this kind is not logged: see meta.changes",
                     self._operation_id,
-                    "a result does not fit its output schema"
+                    "a result does not match its output schema"
                     if change.kind == "mismatch"
                     else f"part of a result was {change.kind}",
                     # Property names may come from a third party: escape line breaks, so that they cannot forge a log

@@ -316,7 +316,8 @@ class FailureDetector:
         missing = [call for call in quiet if call.seen_at < asked_at and self._is_open(call)]
         if missing and self._target.is_connected:
             if self.is_settling:
-                # Missing workers are not judged yet, but reconnected workers may report that they have not started a
+                # Missing workers do not count as lost yet,
+                # but reconnected workers may report that they have not started a
                 # call.
                 before = [call for call in missing if call.sent_at <= self.restored_at]
                 kept = await asyncio.gather(*map(self._is_waiting, before))

@@ -265,7 +265,7 @@ def _definition(name: str, text: str) -> JSONSchema:
     except JSONValueError as error:
         found = None
         logger.warning(
-            "The definition %r cannot be decoded and is treated as unknown: %s", name, error
+            "The definition %r cannot be decoded and accepts any value instead: %s", name, error
         )
     return found if is_object(found) or isinstance(found, bool) else True
 

@@ -250,7 +250,7 @@ class PendingCall(msgspec.Struct, eq=False):
     payload: RequestPayload
 
     replayable: bool | None
-    """Whether it may run again if its worker is lost; None if that must be asked."""
+    """Whether it may run again if its worker is lost; None if the workers must be asked."""
 
     expires_at: float
     """The deadline, by the loop's clock."""

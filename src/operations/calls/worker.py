@@ -510,7 +510,7 @@ class CallServer(JobRunner, Receiver):
             is_settling = now - self._restored_at < SETTLING
             if now - job.absent_since >= patience and not is_settling:
                 # A caller that reconnects receives the error.
-                self._give_up(job, "the caller was gone")
+                self._give_up(job, "the caller was disconnected")
 
     async def _watch_specs(self) -> None:
         """Announce operations that were registered, replaced or removed."""

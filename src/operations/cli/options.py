@@ -144,7 +144,7 @@ class Screen:
         self._print(encoded(value, indent=2))
 
     def fields(self, record: JSONObject) -> None:
-        """Write an object as JSON if that was asked for, otherwise one line per field."""
+        """Write an object as JSON with `--json`, otherwise one line per field."""
         if self.json:
             self.value(record)
             return

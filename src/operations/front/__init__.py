@@ -425,7 +425,7 @@ class CredentialMonitor:
 
 
 def _do_nothing() -> None:
-    """Stop watching nothing."""
+    """Do nothing: no credential is watched."""
 
 
 def credentials_in(headers: Iterable[tuple[bytes, bytes]]) -> tuple[bytes, ...]:

@@ -71,10 +71,10 @@ class Limits:
     """The total size of waiting requests, in bytes."""
 
     streams: Count = 10_000
-    """Open streams from all callers, and as many WebSockets."""
+    """Open streams from all callers; the same number of WebSockets is allowed in addition."""
 
     streams_per_caller: Count = 2_000
-    """Open streams of one caller, and as many WebSockets."""
+    """Open streams of one caller; the same number of WebSockets is allowed in addition."""
 
     rate_per_caller: Annotated[float, Meta(gt=0)] | None = None
     """Requests per second, on average; None for no limit."""

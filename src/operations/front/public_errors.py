@@ -92,7 +92,7 @@ def wrong_method(allowed: Sequence[str]) -> RequestError:
 
 def not_found() -> RequestError:
     """Return the error for a path that is not served to this caller."""
-    return RequestError(404, ErrorCode.OPERATION_NOT_FOUND, "There is nothing here")
+    return RequestError(404, ErrorCode.OPERATION_NOT_FOUND, "There is nothing at this path")
 
 
 logger = logging.getLogger("operations")

@@ -277,7 +277,7 @@ class Hub:
             missing = ", ".join(source.label for source in absent)
             raise CallError(
                 ErrorCode.UNAVAILABLE,
-                f"{operation_id} was available before, and is not now; these are not: {missing}",
+                f"{operation_id} was available before, but these are not available now: {missing}",
             )
         near = suggestion(operation_id, {*known, *recalled} - {operation_id})
         unasked = self._unasked(operation_id.partition(".")[0])

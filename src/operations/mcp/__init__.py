@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 from operations.errors import MissingExtraError
 
-# The OpenAI Agents SDK brings the SDK of MCP, but not aiohttp.
+# The OpenAI Agents SDK installs the MCP SDK, but not aiohttp.
 if find_spec("mcp") is None or find_spec("aiohttp") is None:
     raise MissingExtraError("operations.mcp", extra="mcp")
 

@@ -288,7 +288,7 @@ class Connection:
                             return None
         except TimeoutError:
             return self._unavailable(
-                f"did not get ready within {self.config.connect_timeout:g} s", child, advice=_SLOW
+                f"was not ready within {self.config.connect_timeout:g} s", child, advice=_SLOW
             )
         except (Exception, BaseExceptionGroup) as error:  # noqa: BLE001 - rule 3
             return self._explain(root_cause(error), child)

@@ -158,7 +158,7 @@ def refusal(
     error. Without a JSON-RPC error, the result has the status and the beginning of the body.
     """
     if had_session and (status == 404 or (status == 400 and b"session" in body.lower())):
-        return seal("session", "has forgotten this session")
+        return seal("session", "no longer has this session")
     if content_type.startswith("application/json") and status not in _WHO_ASKS:
         error = _rpc_error(body)
         if error is not None:

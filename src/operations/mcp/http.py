@@ -267,7 +267,7 @@ class _Client(httpx2.AsyncClient):
         except Exception as error:
             # The response of a token server may contain secrets.
             logger.exception("signing in failed")
-            return _answer(request, "status", f"was not asked: {type(error).__name__}")
+            return _answer(request, "status", f"was not called: {type(error).__name__}")
         if response.status_code < 400:
             return response
         return await _refusal(request, response, self._redactor)
@@ -511,7 +511,7 @@ class _Bearer(httpx2.Auth):
         except Exception as error:
             # The text of an exception may contain a secret.
             logger.exception("a token could not be obtained")
-            raise sealed("status", f"was not asked: {type(error).__name__}") from error
+            raise sealed("status", f"was not called: {type(error).__name__}") from error
         return cast("str | None", token)
 
     async def async_auth_flow(

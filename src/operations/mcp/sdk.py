@@ -27,7 +27,7 @@ from operations.types import JSONObject
 
 logger = logging.getLogger("operations.mcp")
 
-_NOT_SENT: tuple[Kind, str] = ("closed", "went away before it was asked")
+_NOT_SENT: tuple[Kind, str] = ("closed", "disconnected before the request was sent")
 
 
 class Dispatcher(JSONRPCDispatcher[TransportContext]):

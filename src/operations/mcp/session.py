@@ -200,7 +200,7 @@ class PlainCalls:
         try:
             kind = response.headers.get("content-type", "").lower()
             if response.headers.get("content-encoding", "identity").lower() != "identity":
-                what = "answered with a compressed body, which was not asked for"
+                what = "answered with a compressed body, which was not requested"
                 raise sealed("too_large", what)
             status = response.status
             if status >= 400:

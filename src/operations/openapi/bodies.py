@@ -295,7 +295,7 @@ class _Writer:
             schema = self._converter.resolve(properties.get(name))
             inner = self._converter.resolve(schema.get("items"))
             styled = style_of(encoding)
-            # Styles say nothing about files.
+            # Styles do not apply to files.
             holds_files = is_file(schema) or is_file(inner) or is_file_value(item)
             if styled is not None and not holds_files:
                 style, explode = styled

@@ -60,7 +60,7 @@ from operations.types import JSONObject, JSONSchema
 
 _JSON = "application/json"
 _META = "operations-meta"
-"""Asks for an envelope's meta, and carries it in the response."""
+"""Requests the meta of an envelope; the response contains it in the header of the same name."""
 
 
 class ExportedEndpoint(Endpoint):
@@ -188,7 +188,7 @@ def _bound(
     config: HTTPServiceConfig,
     files: Endpoint | None = None,
 ) -> Operation:
-    """Return a spec with the handler that makes one exchange for a call."""
+    """Return a spec with the handler that sends one request for each call."""
     return Operation(
         spec,
         endpoint.subscribe if endpoint.is_stream else endpoint.call,
@@ -249,9 +249,9 @@ class Importer:
         schemes = description.reader.security_schemes()
         for name in config.credentials:
             if name not in schemes:
-                known = ", ".join(schemes) or "none; auth= signs every request in without one"
+                known = ", ".join(schemes) or "none; auth= is used without security schemes"
                 _LOGGER.warning(
-                    "%s: the credential %r is for no security scheme of the document (it has %s)",
+                    "%s: the credential %r does not belong to a security scheme of the document (it has %s)",
                     config.namespace,
                     name,
                     known,

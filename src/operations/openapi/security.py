@@ -70,13 +70,13 @@ Fetch: TypeAlias = Callable[[str, str, dict[str, str], bytes | None], Awaitable[
 
 
 class TokenSource:
-    """Gives one client's token, from the endpoint that the operator, the document or OpenID discovery names.
+    """Provides the token of one client, from the endpoint that the operator, the document or OpenID discovery names.
 
     Args:
         sources: The state that all token sources of the service share.
-        credentials: Of the client.
+        credentials: The credentials of the client.
         scheme: The security scheme of the document.
-        scopes: To ask for.
+        scopes: The scopes to request.
     """
 
     def __init__(

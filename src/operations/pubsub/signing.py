@@ -64,7 +64,7 @@ class Signer:
         key = secret.encode() if isinstance(secret, str) else secret
         if len(key) < _MIN_SECRET:
             raise ValueError(
-                f"a secret needs at least {_MIN_SECRET} bytes: take secrets.token_hex(32)"
+                f"a secret needs at least {_MIN_SECRET} bytes: use secrets.token_hex(32)"
             )
         self._key = key
         self._epoch = token_hex(_EPOCH // 2).encode()
@@ -253,8 +253,8 @@ class SignedTarget(EventTarget):
         self.forged += 1
         logger.log(
             self._refusals.level(),
-            "a message was dropped: it is not signed with our secret, or not for here and now. Workers and callers "
-            "need the same secret=, or none (%d dropped so far)",
+            "a message was dropped: its signature is missing, wrong, expired or for another address. Workers and "
+            "callers need the same secret=, or none (%d dropped so far)",
             self.forged,
         )
 
@@ -292,7 +292,7 @@ class _Verifying:
 
 
 def _ignore(reason: str = "") -> None:
-    """Do nothing: another one reports the connection."""
+    """Do nothing: another object reports changes of the connection."""
 
 
 class _VerifyingConsumer(_Verifying):

@@ -276,7 +276,7 @@ def enforce_shareable(site: Site) -> None:
     if isinstance(schema, bool):
         return
     if not _IDENTIFIED.isdisjoint(schema) or is_list(schema.get("items")):
-        raise SchemaError(f"{site.pointer}: means something only in its document")
+        raise SchemaError(f"{site.pointer}: depends on its own document")
     for keyword in REFERENCES:
         ref = schema.get(keyword)
         if ref is not None and not (
@@ -305,7 +305,7 @@ def _keyword(shared: SharedDefinitions) -> type[Any]:
             try:
                 return shared.accepts(self._reference)
             except SchemaError as error:
-                _logger.warning("A schema cannot be used and is treated as unknown: %s", error)
+                _logger.warning("A schema cannot be used and accepts any value instead: %s", error)
                 return lambda _value: True
 
     return SharedReference

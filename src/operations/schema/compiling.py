@@ -420,8 +420,8 @@ def _refuse_idle_loops(graph: dict[str, _Edges]) -> None:
         lengths[place] = 1 + max([lengths[edge] for edge in chains.get(place, ())], default=0)
         if lengths[place] > MAX_CHAIN:
             raise SchemaError(
-                f"{place or 'the schema'}: leads to more than {MAX_CHAIN} schemas in a row "
-                "that all meet the same value"
+                f"{place or 'the schema'}: leads to a chain of more than {MAX_CHAIN} schemas "
+                "that apply to the same value"
             )
 
 

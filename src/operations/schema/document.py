@@ -124,8 +124,8 @@ class Schema:
     Args:
         document: The schema, or a function that returns it, which is called once when first needed. The document must
             not be modified afterwards.
-        lenient: Whether a document that cannot be compiled is treated as unknown, with one warning on the logger
-            `operations`, instead of raising `SchemaError` when first used.
+        lenient: Whether a document that cannot be compiled accepts any value, with one warning on the logger
+        `operations`, instead of raising `SchemaError` when first used.
         shared: Compiles the definitions of many documents once. These documents have the same objects under the same
             names in `$defs`.
     """
@@ -222,7 +222,7 @@ class Schema:
         try:
             compiled = self._sharing() or CompiledSchema(self.document, drop_patterns=True)
         except SchemaError as error:
-            _logger.warning("A schema cannot be used and is treated as unknown: %s", error)
+            _logger.warning("A schema cannot be used and accepts any value instead: %s", error)
             compiled = CompiledSchema(True)
             compiled.is_refused = True
         if compiled.dropped:

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 
 from operations.errors import MissingExtraError
 
-# The SDK of MCP brings Starlette, but no parser.
+# The MCP SDK installs Starlette, but no HTTP parser.
 if find_spec("starlette") is None or find_spec("httptools") is None:
     raise MissingExtraError("operations.server", extra="server")
 

@@ -87,7 +87,7 @@ def create_app(config: ServerConfig, registry: OperationRegistry) -> Starlette:
     elif config.console is True:
         routes.append(_console_mount(console, pipeline))
     else:
-        # An application of its own, with its own credentials.
+        # A separate application, with its own credentials.
         routes.append(Mount("/", console))
 
     def wrap(inside: ASGIApp) -> ASGIApp:
@@ -206,7 +206,7 @@ class _App(Starlette):
 
 
 def _console_mount(app: ASGIApp, pipeline: RequestPipeline) -> BaseRoute:
-    """Serve the console at all other paths. With a wrong credential, only its pages: others are 401 as without it."""
+    """Serve the console at all other paths; with a wrong credential only its own pages, and 401 at all others."""
 
     async def endpoint(state: RequestState) -> None:
         await state.identify()

@@ -338,7 +338,7 @@ MAX_META = 7 * 1024
 """The largest meta of an envelope in a header, in bytes. Common clients read header lines of at most 8 KiB."""
 
 _SANDBOX: Header = (b"content-security-policy", b"sandbox; default-src 'none'")
-"""Keeps content of third parties from running as a page of this origin."""
+"""Prevents content of third parties from running as a page of this origin."""
 
 
 def result_reply(envelope: ResponseEnvelope[Any], request_id: str, *, with_meta: bool) -> Reply:
@@ -436,7 +436,7 @@ _FAREWELL = 1.0
 
 _HEADERS: tuple[Header, ...] = (
     (b"content-type", b"text/event-stream"),
-    # Tells proxies not to buffer events.
+    # Proxies must not buffer events.
     (b"x-accel-buffering", b"no"),
     *SAFE,
 )

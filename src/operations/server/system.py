@@ -349,7 +349,7 @@ class Pages:
         return Reply(200, body, [(b"content-type", CONTENT_TYPE)])
 
     async def _resource_metadata(self, state: RequestState) -> Reply:
-        """Return the metadata that tells clients where to get tokens for this server (RFC 9728)."""
+        """Return the metadata with the servers that issue tokens for this server (RFC 9728)."""
         return json_reply(state.front.challenge.metadata())
 
     async def _healthz(self, state: RequestState) -> Reply:

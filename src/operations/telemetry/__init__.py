@@ -169,7 +169,7 @@ class AuditFile:
     def close(self) -> None:
         """Close the file."""
         with suppress(OSError):
-            # What cannot be written was reported.
+            # Errors of writing have already been reported.
             self._handler.close()
 
 

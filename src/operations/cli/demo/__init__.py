@@ -27,7 +27,7 @@ try:
     from starlette.responses import FileResponse, JSONResponse
     from starlette.routing import Route
 except ModuleNotFoundError as error:
-    # It also needs those of its sources.
+    # The demo also needs the extras of its sources.
     raise MissingExtraError("operations demo", extra="all") from error
 
 from operations._signals import shutdown_event

@@ -63,7 +63,7 @@ _SHARED: Mapping[int, tuple[str, str]] = {
 _MANY = 3
 """A response becomes a component if at least this many operations share it."""
 
-_FAILED = "The call failed: a limit, a time-out, or an error of the operation."
+_FAILED = "The call failed: a limit, a timeout, or an error of the operation."
 
 
 def to_openapi(

@@ -145,7 +145,7 @@ class Description:
             for method, operation in object_of(item["additionalOperations"]).items():
                 problem = shared
                 if not is_header(method, ""):
-                    problem = "its method is no HTTP method"
+                    problem = "its method is not an HTTP method"
                 entry = self._entry(path, method.upper(), item, operation, problem)
                 if entry is not None:
                     yield entry

@@ -85,7 +85,7 @@ _MAX_LETTERS = 1000
 """The number of stored dead letters of each queue."""
 
 _NO_JETSTREAM = (
-    "durable=True needs JetStream, and the server runs without it, or not for this account: start it with "
+    "durable=True needs JetStream, which the server does not run, or not for this account: start it with "
     "nats-server -js"
 )
 _SILENT = (

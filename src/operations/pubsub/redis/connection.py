@@ -88,7 +88,7 @@ class Connector:
             self._pool = pool
             return
         raise TransportError(
-            "the address cannot be read: it has an option that redis-py does not take"
+            "the address cannot be read: it has an option that redis-py does not support"
         )
 
     async def connect(self) -> Any:
@@ -139,7 +139,7 @@ class Connector:
         finally:
             await sentinel.disconnect(nowait=True)
         if not answer:
-            raise TransportError(f"Sentinel knows no master {self._address.service!r}")
+            raise TransportError(f"Sentinel has no master called {self._address.service!r}")
         server = {"host": answer[0].decode(), "port": int(answer[1])}
         return await self._open(server, _enforce_master)
 
@@ -332,7 +332,7 @@ class RedisClient(EventTarget):
             raise NotSentError("Redis cannot be reached") from None
 
     def lost(self, reason: str) -> None:
-        """Note that a connection is lost, usually together with the others."""
+        """Record that a connection is lost, usually together with the others."""
         logger.log(self._losses.level(), reason)
         self._is_lost = True
         for receiver in tuple(self.receivers):
@@ -520,7 +520,7 @@ class PipelinedConnection(ReconnectingConnection):
         await self._add(command, command[:2])
 
     async def _ping(self, command: str) -> None:
-        # While commands wait to be written, it would wait with them, and silence would go unnoticed.
+        # A ping would wait behind unwritten commands, and its missing reply would not be noticed.
         if not self._outbox:
             await self.post(command)
 

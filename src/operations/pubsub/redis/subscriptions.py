@@ -106,7 +106,7 @@ class Channels(ReconnectingConnection):
                 # The server rejects a command as a whole, without a reason.
                 missing = [each for each in channels if not self._confirmed[each].is_set()]
                 raise TransportError(
-                    f"Redis does not confirm subscriptions: may this user subscribe to {', '.join(missing)}?"
+                    f"Redis did not confirm subscriptions: check that this user may subscribe to {', '.join(missing)}"
                 ) from None
 
     async def _unsubscribe(self, channels: Sequence[str], receiver: Receiver | None) -> None:

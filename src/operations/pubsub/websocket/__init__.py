@@ -127,7 +127,7 @@ def _hint(error: BaseException) -> str:
     if status == 421:
         return ": add the name in the address to allowed_hosts of the server"
     if status in _REFUSALS:
-        return ": look at the path, which is /ws where `operations serve` listens, and at the login"
+        return ": check the credentials and the path (`operations serve` listens at /ws)"
     return ""
 
 
@@ -159,7 +159,7 @@ class _DialedTarget(WebSocketTarget):
                 try:
                     link = await self._connect()
                 except TransportError as error:
-                    logger.debug("not yet: %s", error)
+                    logger.debug("still disconnected: %s", error)
                 else:
                     break
             self.restored()
@@ -324,7 +324,7 @@ async def serve_websocket(
         if rejected is not None:
             return connection.respond(HTTPStatus(rejected.status), rejected.message + "\n")
         if request.path.partition("?")[0] != path:
-            return connection.respond(HTTPStatus.NOT_FOUND, "There is nothing here\n")
+            return connection.respond(HTTPStatus.NOT_FOUND, "There is nothing at this path\n")
         if process_request is not None:
             response: Response | None = await _settled(process_request(connection, request))
             if response is not None:

@@ -145,7 +145,7 @@ class LibrarySocket:
                 # A large message counts as sent when the peer has read nearly all of it.
                 await self._room()
                 if connection.protocol.state is not State.OPEN:
-                    raise EOFError(self._reason or "it was not read to its end")
+                    raise EOFError(self._reason or "the peer did not read the whole message")
             if self._in_turn > _MAX_IN_TURN:
                 # A sender without pause must let other tasks run.
                 await asyncio.sleep(0)

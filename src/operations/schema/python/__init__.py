@@ -212,7 +212,7 @@ def _distinct(build: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
     def collect(items: list[Any]) -> Any:
         result = attempt(build, items)
         if len(result) != len(items):
-            raise ConversionError("two items mean the same")
+            raise ConversionError("two items are equal after conversion")
         return result
 
     return collect

@@ -154,7 +154,7 @@ class Table(msgspec.Struct, frozen=True, eq=False):
                 names = convert_parts((key, key, convert_key) for key in value)
                 result = {names[key]: item for key, item in result.items()}
             if len(result) != len(value):
-                raise ConversionError("two keys mean the same")
+                raise ConversionError("two keys are equal after conversion")
             return result if build is None else build(result)
 
         return converter
@@ -447,7 +447,7 @@ def _typed_dict(annotation: Any, read: Read) -> Record:
 
 
 def _is_required(cls: Any, name: str, hint: Any) -> bool:
-    """Return whether a key is required; with postponed annotations the class itself does not know this."""
+    """Return whether a key is required. Postponed annotations hide this from the class itself."""
     while (origin := get_origin(hint)) is not None:
         if origin is Required or origin is NotRequired:
             return origin is Required

@@ -242,12 +242,12 @@ class Described(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def kinds(self) -> Kinds:
-        """Those of the shape."""
+        """The kinds of the shape."""
         return self.shape.kinds
 
     @property
     def exact(self) -> Kinds:
-        """Those of the shape."""
+        """The exact kinds of the shape."""
         return self.shape.exact
 
     def schema(self, definitions: Definitions) -> JSONObject:
@@ -277,7 +277,7 @@ class Named(msgspec.Struct, eq=False):
 
     @property
     def exact(self) -> Kinds:
-        """All kinds or none: asking the target would not terminate for a recursive type."""
+        """All kinds or none: reading the kinds of the target would not terminate for a recursive type."""
         return self.kinds if self.converter() is None else NOTHING
 
     def schema(self, definitions: Definitions) -> JSONObject:
@@ -417,7 +417,7 @@ class _Trial:
         return [(Schema(document_of(shape)), shape.converter()) for shape in self._shapes]
 
     def __call__(self, value: Any) -> Any:
-        failure = ConversionError("the value fits no member of the union")
+        failure = ConversionError("the value matches no member of the union")
         for schema, convert in self._ranked(value):
             try:
                 if schema.check(value):

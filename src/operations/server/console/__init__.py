@@ -99,7 +99,7 @@ async def _nothing(scope: Scope, receive: Receive, send: Send) -> None:
     if scope["type"] != "http":
         return
     response = JSONResponse(
-        {"code": ErrorCode.OPERATION_NOT_FOUND, "message": "There is nothing here"},
+        {"code": ErrorCode.OPERATION_NOT_FOUND, "message": "There is nothing at this path"},
         status_code=404,
         headers={"cache-control": "no-store", "x-content-type-options": "nosniff"},
     )
