@@ -1,7 +1,7 @@
 """Time contenders in turn, and print and record the results as one kind of table, for every benchmark.
 
 Each repeat runs every contender once, in turn; a ratio is taken within a repeat, and the median over the repeats is
-printed. So a noisy machine disturbs everyone alike.
+printed. So a noisy machine affects all contenders equally.
 """
 
 import argparse
@@ -41,7 +41,7 @@ class Rate(float):
 
 
 async def rate(contender: Contender, budget: float) -> Rate:
-    """Call over and over for `budget` seconds; the clock is read once per batch."""
+    """Call repeatedly for `budget` seconds; the clock is read once per batch."""
     awaited = inspect.iscoroutinefunction(contender)
     done, batch, began, spent = 0, 1, time.perf_counter(), time.process_time()
     while True:

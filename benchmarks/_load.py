@@ -1,7 +1,7 @@
 """Measure an HTTP server: requests per second, latency, and the processor time the server spends.
 
 The load generator runs in a process of its own (`python _load.py`), so that it never shares an interpreter with the
-program that starts the servers. Each connection is kept alive and has one request under way. It installs with the
+program that starts the servers. Each connection is kept alive and sends one request at a time. It installs with the
 other benchmark requirements, so a fresh clone measures the same thing as a developer's machine.
 """
 
@@ -63,7 +63,7 @@ def load(
     seconds: float,
     connections: int,
 ) -> Load:
-    """POST `body` as JSON over and over, after a second on a single connection.
+    """POST `body` as JSON repeatedly, after a second on a single connection.
 
     `each` has more headers for each connection. Exits with a message if a response is not a success.
     """
@@ -159,7 +159,7 @@ def ratio(loads: list[Load], bases: list[Load], field: str) -> float:
 
 
 class _Connection(asyncio.Protocol):
-    """One keep-alive connection with one request under way."""
+    """One keep-alive connection that sends one request at a time."""
 
     def __init__(self, request: bytes, latencies: "array[float]", until: float) -> None:
         self._request = request

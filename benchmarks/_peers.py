@@ -1,4 +1,4 @@
-"""What a caller learns of a failure, through one library: `scripts/compare` runs this once for each.
+"""Print the information that a caller gets about a failure through one library. `scripts/compare` runs this for each.
 
     http   an endpoint answers 404 with {"detail": "nobody measures in Rome", "code": 17}
     mcp    a tool answers isError, the text "it failed", and structured content {"code": "SOLD_OUT", "left": 0}
@@ -191,7 +191,7 @@ async def main() -> None:
         if call := globals().get(f"{library}_{what}"):
             await show(what, call)
     sys.stdout.flush()
-    os._exit(0)  # some leave tasks and threads behind that never end
+    os._exit(0)  # some libraries leave tasks and threads running
 
 
 asyncio.run(main())

@@ -91,7 +91,7 @@ DIRTY = [
     }
     for item in ITEMS
 ]
-"""What a careless handler returns: one property too many, two that have defaults absent."""
+"""The result of a careless handler: one undeclared property, and two missing properties that have defaults."""
 
 if __name__ == "__main__":
     print(msgspec.json.encode({"items": ITEMS, "dirty": DIRTY}).decode())

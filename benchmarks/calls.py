@@ -3,7 +3,7 @@
     python benchmarks/calls.py [--calls 4000] [--repeats 9] [--workers 1] [--only redis]
 
 The bare contenders do what a user would write by hand: `nats.request`, a request and a reply stream on Redis, an
-echo matched by id on a WebSocket. Ours carry the same kilobyte through access, validation and envelopes.
+echo matched by id on a WebSocket. Our calls send the same kilobyte, with access check, validation and envelope.
 """
 
 import argparse
@@ -143,7 +143,7 @@ async def serve(ports: dict[str, int]) -> None:
 
 
 class Matched:
-    """Answers matched to questions by a number in front."""
+    """Matches answers to questions by a number at their start."""
 
     def __init__(self) -> None:
         self.waiting: dict[bytes, asyncio.Future[Any]] = {}

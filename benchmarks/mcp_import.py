@@ -2,7 +2,7 @@
 
 Promises: at most 1.15x over stdio and over HTTP; 50 servers connect within 1.5x the time of the slowest of them. The
 servers are children: the SDK's own (its costs are the same for both sides) and, for the start of many, one without
-the SDK, so that what is measured is us and not fifty interpreters importing it.
+the SDK, so that the benchmark does not measure fifty interpreters that import the SDK.
 """
 
 import asyncio

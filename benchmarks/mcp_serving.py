@@ -76,7 +76,7 @@ def lowlevel() -> Any:
 
 
 def plain() -> Any:
-    """The floor: a Starlette endpoint that decodes, adds and encodes, and knows no MCP."""
+    """The lower bound: a Starlette endpoint that decodes, adds and encodes, without MCP."""
     import msgspec
     from starlette.applications import Starlette
     from starlette.requests import Request

@@ -3,7 +3,7 @@
 usage: openapi_first_use.py [--document FILE] [--operations N]
 
 The promises, for Stripe: under 300 MB in total, a median under 30 ms, and no block of the loop over 50 ms. The
-responses come from a transport in this process and are made from the schemas: what is measured is this library alone.
+responses come from a transport in this process and are made from the schemas, so that only this library is measured.
 """
 
 import argparse
@@ -38,7 +38,7 @@ def resident() -> float:
 
 
 def sample(schema: Any, definitions: Any, depth: int = 0, *, whole: bool = True) -> Any:
-    """A value of a schema; without `whole`, what is required of it."""
+    """Return a value of a schema; without `whole`, only its required properties."""
     if not isinstance(schema, dict):
         return {}
     if "$ref" in schema:
@@ -90,7 +90,7 @@ class Canned:
 
 
 async def longest_block(until: asyncio.Event, blocks: list[float], busy: list[float]) -> None:
-    """Note how late the loop is whenever it is, and how long its thread worked meanwhile."""
+    """Record the delays of the event loop, and the processor time of its thread during each delay."""
     while not until.is_set():
         began, worked = time.perf_counter(), time.thread_time()
         await asyncio.sleep(0.001)
@@ -100,7 +100,7 @@ async def longest_block(until: asyncio.Event, blocks: list[float], busy: list[fl
 
 async def main(document: Any, count: int) -> None:
     logging.disable(logging.CRITICAL)
-    # Made beforehand, from another import, so that making them warms nothing up.
+    # Created from another import, so that the measured import starts without caches.
     examples = {
         op.spec.id: [
             json.dumps(sample(s.document, s.document.get("$defs", {}), whole=whole))  # type: ignore[union-attr]

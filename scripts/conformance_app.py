@@ -1,4 +1,4 @@
-"""Serves what `scripts/conform-http` tests: the demo, and operations of every shape beside it."""
+"""Serve the operations that `scripts/conform-http` tests: the demo, and operations with every kind of schema."""
 
 import asyncio
 import sys
@@ -70,7 +70,7 @@ def add_shapes(registry: OperationRegistry) -> None:
 
     @registry.operation("shape.items", meta={"resume": {"input": "after", "id": ""}})
     async def items(after: int = 0) -> AsyncIterator[int]:
-        """A stream that can be taken up again."""
+        """A stream that can be resumed."""
         for number in range(3):
             yield after + number + 1
 

@@ -1,10 +1,10 @@
-"""Pages of the documentation site that are no files of docs/: MkDocs calls this while it builds.
+"""Generate the pages of the documentation site that are not files of docs/. MkDocs calls this module while it builds.
 
 index.md             README.md, with its links as seen from docs/
 changelog.md         CHANGELOG.md
 reference/*.md       every public module, from its docstrings
 reference/file.md    every key of operations.toml, from the config classes
-screenshots.md       what tests/console left in build/screenshots, if it ran
+screenshots.md       the pictures that tests/console saved in build/screenshots, if any
 """
 
 import ast
@@ -165,7 +165,7 @@ def _inner(
 
 
 def _type(schema: Any, known: Any) -> str:
-    """Return what a key may hold, in words."""
+    """Return the allowed values of a key as text."""
     if "enum" in schema or "const" in schema:
         return ", ".join(
             f"`{json.dumps(each)}`" for each in schema.get("enum", [schema.get("const")])

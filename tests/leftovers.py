@@ -49,7 +49,7 @@ def resident_kilobytes() -> int:
 def used_kilobytes() -> int:
     """The memory that is in use, and never less: small blocks are counted as if each were as large as can be."""
     if _mallinfo2 is None:
-        # Another C library: then the first look has to do.
+        # With another C library, only the first measurement is available.
         return resident_kilobytes()
     usage = _mallinfo2()
     in_use: int = usage.uordblks + usage.hblkhd + _SMALL * sys.getallocatedblocks()
@@ -116,7 +116,7 @@ class Leftovers:
 
 @contextmanager
 def counted_at_closing() -> Iterator[list[str]]:
-    """The calls that waited when their map was closed: that ends them, and afterwards nothing is to be seen."""
+    """The calls that were pending when their map was closed; closing ends them, so they are not visible later."""
     waiting: list[str] = []
     close = PendingRequestMap.aclose
 

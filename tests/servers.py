@@ -24,7 +24,7 @@ def free_port() -> int:
 
 
 def wait_for_port(port: int, seconds: float = 10) -> None:
-    """Return once something accepts connections on `port`."""
+    """Return when a program accepts connections on `port`."""
     end = time.monotonic() + seconds
     while True:
         try:
@@ -195,7 +195,7 @@ _MAX_HEARD = 64 * 1024
 
 
 class Proxy:
-    """Passes TCP through to `port`, or does something worse to it.
+    """Forwards TCP connections to `port`, and can delay, block or reset them.
 
     Attributes:
         delay: Seconds every chunk waits.
@@ -256,7 +256,7 @@ class Proxy:
         self._writers.clear()
 
     def swallow(self, swallowing: bool = True) -> None:
-        """Keep connections open, but let nothing through."""
+        """Keep connections open, but forward no data."""
         self._swallowing = swallowing
 
     async def refuse(self) -> None:

@@ -40,14 +40,14 @@ LINK = re.compile(r"\[[^\]]*\]\((?!https?:)([^)#\s]+)")
 
 
 def start(code: str, namespace: dict[str, Any]) -> Coroutine[Any, Any, None] | None:
-    """Run `code`; where it uses `await` at its top level, what is left to await."""
+    """Run `code`; return an awaitable if it uses `await` at its top level."""
     compiled = compile(code, "<snippet>", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     result = eval(compiled, namespace)  # noqa: S307 - the project's own pages
     return result if inspect.iscoroutine(result) else None
 
 
 def run(code: str, namespace: dict[str, Any]) -> str:
-    """What `code` prints."""
+    """Return the output of `code`."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         rest = start(code, namespace)

@@ -1,4 +1,4 @@
-"""Extras: each brings what its modules import, and modules whose extra is missing name it."""
+"""Each extra installs the packages that its modules import, and modules name their extra if it is missing."""
 
 import json
 import re

@@ -561,7 +561,7 @@ def test_values_and_depth_are_counted_exactly(
     values, depth = count_values(value, 10**9), depth_of(value)
 
     with pytest.MonkeyPatch.context() as patch:
-        # Every boundary between slices is somewhere.
+        # The boundary between slices is at every possible position.
         patch.setattr(_decoding, "_SLICE", slice_bytes)
         if is_huge:
             patch.setattr(_decoding, "_HUGE", 0)
@@ -652,7 +652,7 @@ def test_counting_stops_beyond_the_limit(value: Any, most: int) -> None:
 
 
 def test_garbage_is_collected_however_often_the_collector_is_paused() -> None:
-    # In a process of its own: here, pytest has frozen what there was.
+    # In another process, because pytest has frozen the objects of this one.
     code = """
 import gc
 from operations._decoding import gc_paused

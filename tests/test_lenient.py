@@ -1,4 +1,4 @@
-"""Inputs that nearly fit: converted for callers that are models, and only if nothing is lost."""
+"""Inputs of the wrong type are converted for callers that are models, if nothing is lost."""
 
 from collections.abc import AsyncIterator
 from typing import Any, TypedDict

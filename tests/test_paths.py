@@ -93,7 +93,7 @@ async def test_a_call_of_an_mcp_tool_runs_through_nineteen_files() -> None:
 
 
 async def test_a_call_over_redis_runs_through_fourteen_files() -> None:
-    """Of the caller and of the worker. The shortest of a few calls: others may meet a heartbeat."""
+    """Count the files of the caller and the worker, for the shortest of a few calls: a heartbeat may add files."""
     with running(RedisServer()) as server:
         async with (
             connect_redis(server.url) as near,

@@ -1,4 +1,5 @@
-"""Results beyond `max_bytes` come in pages: whole JSON, with a cursor that only their caller can use."""
+"""Results that are larger than `max_bytes` are split into pages of valid JSON, with a cursor that only their
+caller can use."""
 
 import base64
 import time

@@ -1,4 +1,4 @@
-"""Subscriptions: the same path for every item, and an end for every way of leaving."""
+"""Subscriptions: every item takes the same path, and the handler ends when the consumer stops in any way."""
 
 import asyncio
 import gc

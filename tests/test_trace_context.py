@@ -1,4 +1,4 @@
-"""The W3C trace context of a call reaches observers and upstreams, whichever way it came."""
+"""The W3C trace context of a call reaches observers and upstreams from every entry point."""
 
 from typing import Any
 

@@ -1,6 +1,6 @@
 """The tutorial, followed word for word at real terminals in a fresh home folder.
 
-A fenced block of the page is one of two things; any other is a failure, so nothing on it goes untried.
+A fenced block of the page is a file or a terminal session; the test fails for any other block.
 
     ```python title="garden.py"            a file to save, in the folder the first terminal is in
     ```console                             typed into the first terminal, which begins in the checkout
@@ -55,7 +55,7 @@ class Typed:
         return "".join(lines)
 
     def begins(self, raw: str) -> bool:
-        """Whether the screen shows that much already, and perhaps more."""
+        """Return whether the screen shows the expected text, possibly followed by more."""
         return re.match(self.pattern, look(raw)) is not None
 
 
@@ -144,7 +144,7 @@ class Terminal:
 
 
 def look(raw: str) -> str:
-    """The lines a terminal shows, without colours and without what was wiped away."""
+    """Return the lines that a terminal shows, without colours and without erased text."""
     lines = raw.split("\n")
     screen = Screen(max(map(len, lines)) + 1, len(lines))
     Stream(screen).feed(raw)

@@ -1,4 +1,4 @@
-"""Attacks on a server in a process of its own: it goes on answering, and its memory stays bounded.
+"""Attacks on a server in another process: it continues to respond, and its memory stays bounded.
 
 Each is small here; `scripts/attack` runs them at the size at which they once succeeded.
 """
@@ -77,7 +77,7 @@ class Victim:
             return response.status
 
     async def lag(self) -> float:
-        """Return the longest time that its event loop was busy with one thing, since the last call."""
+        """Return the longest time that its event loop was blocked since the last call."""
         async with self.session.post(f"{self.url}/test/lag", json={}) as response:
             found: float = await response.json()
             return found

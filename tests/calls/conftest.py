@@ -71,4 +71,4 @@ def registry() -> OperationRegistry:
 
 @pytest.fixture(autouse=True)
 def nothing_left_of_calls(nothing_left: None) -> None:
-    """Here no test leaves anything behind, whether it is about a fault or not."""
+    """Check that no test of this folder leaves tasks, exceptions or memory behind."""

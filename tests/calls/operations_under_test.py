@@ -22,7 +22,7 @@ def note(path: str, text: str) -> None:
 
 
 def build_registry() -> OperationRegistry:
-    """A registry with something of everything."""
+    """A registry with operations of every kind."""
     registry = OperationRegistry()
 
     @registry.operation("math.add", type="query")

@@ -36,7 +36,7 @@ class WorkerProcess:
             return await self.process.wait()
 
 
-# The clock has to be wrong before anything is imported that looks at it.
+# The clock must be changed before modules that read it are imported.
 _WITH_A_WRONG_CLOCK = """
 import runpy, sys, time
 real = time.time, time.time_ns
@@ -79,7 +79,7 @@ async def worker_processes(world: Any, workers: int, **settings: Any) -> AsyncGe
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        # Until the last one has ended: they share the pipe, and the first one may have ended before.
+        # Wait for the last worker: they share the pipe, and the first one may have ended earlier.
         await process.stdout.read()
         await process.wait()
 

@@ -1,4 +1,4 @@
-"""A target in between that drops, repeats, swaps or spoils messages."""
+"""A target that wraps another one and drops, repeats, swaps or damages messages."""
 
 from collections.abc import Callable, Iterable
 from typing import Any

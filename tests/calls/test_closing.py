@@ -1,4 +1,4 @@
-"""Ends in every order: closing, cancelling and losing the broker while the others are still at it."""
+"""Close, cancel and lose the broker in every order, while other calls still run."""
 
 import asyncio
 import gc
@@ -141,7 +141,7 @@ async def test_callbacks_that_raise_affect_no_others(registry: OperationRegistry
 
 
 async def test_context_variables_and_cancellation_stay_with_their_call() -> None:
-    """Calls that share a task because they ran through leave nothing in it for the next."""
+    """A call that ends without waiting leaves no state for the next call."""
     who: ContextVar[str] = ContextVar("who", default="nobody")
     registry = OperationRegistry()
     seen: list[str] = []

@@ -73,7 +73,7 @@ async def test_f8_a_reader_counts_as_its_worker_does(
 async def test_f9_a_producer_that_ignores_its_bounds_is_cut_off_with_an_error(
     item: Callable[[], ResponseEnvelope[Any]], count: int
 ) -> None:
-    # A worker that knows nothing of credit: it sends as fast as it can.
+    # A worker that does not support credit and sends as fast as it can.
     target = MemoryTarget()
     async with (
         serve_calls(flooding(item, count), target) as server,

@@ -1,4 +1,4 @@
-"""Rolling deploys: workers stop, start and change their operations while callers go on."""
+"""Rolling deploys: workers stop, start and change their operations while callers continue."""
 
 import asyncio
 from collections import Counter

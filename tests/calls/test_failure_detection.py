@@ -93,7 +93,7 @@ async def test_requests_that_wait_at_the_broker_are_not_lost(
 
 
 class Losing(Shim):
-    """Loses one request on its way: something else arrives in its place."""
+    """Loses one request: another message arrives instead."""
 
     late = b""
     receipt = ""
@@ -110,7 +110,7 @@ class Losing(Shim):
 async def test_a_mutation_that_no_worker_has_begun_is_sent_again(
     broker_world: World, tmp_path: Path
 ) -> None:
-    """The lost copy arrives after all, and does not run."""
+    """The lost copy arrives late, and does not run."""
     ledger = tmp_path / "ledger"
     async with AsyncExitStack() as stack:
         enter = stack.enter_async_context
@@ -165,7 +165,7 @@ async def test_only_the_worker_that_has_a_call_is_probed(
         assert len(workers) == 4
         await calls.call("slow.pay", {"number": 1, "seconds": 3}, replayable=False)
 
-    # The roll call and the first probe go to all workers; the other dozen to the one that has the call.
+    # The first two probes go to all workers; the other dozen go to the worker that has the call.
     assert probes[True] <= 3
     assert probes[False] >= 3
     assert answers["call.alive"] <= 4 * probes[True] + probes[False] + 4

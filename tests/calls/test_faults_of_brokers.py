@@ -81,7 +81,7 @@ async def test_f4_calls_survive_a_broker_that_is_away_for_three_seconds(
         assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3
 
     assert set(codes) == {ErrorCode.TIMEOUT}
-    # The machine may hiccup; the promise is about the rule.
+    # Allow for a short pause of the machine.
     assert sorted(late)[2] < 0.05
     assert len(started(mutations)) == 1
 
@@ -151,7 +151,7 @@ async def test_f4_replies_arrive_after_a_reconnect_is_reported(
 async def test_f4_a_connection_that_comes_back_while_workers_are_asked_is_asked_over_too(
     registry: OperationRegistry,
 ) -> None:
-    """A client has several connections. Over the first one it asks for its answers, which need the last one."""
+    """A client has several connections. It requests its replies over the first, and receives them over the last."""
     target = MemoryTarget()
     asked = 0
     is_back = False
@@ -202,7 +202,7 @@ async def test_f5_a_broker_that_stays_away_is_unavailable_and_costs_no_memory(
             await ask(3000, 10_000)
         grown = resident_kilobytes() - before
 
-    # So many may wait until their deadline, by number or by size; the rest fails at once.
+    # A limited number and size of calls may wait until their deadline; further calls fail at once.
     assert small == {ErrorCode.TIMEOUT: 1000, ErrorCode.UNAVAILABLE: 2000}
     assert large[ErrorCode.TIMEOUT] <= 2 * 1024 * 1024 // 10_000
     assert large.total() == 3000
@@ -462,7 +462,7 @@ def test_f27_pauses_are_short_at_first_and_spread_out_later() -> None:
     assert backoff.pause() <= 0.05
     early = pauses()
     now = 3.2
-    # As long as F4 asks to be back within a second.
+    # The longest outage for which F4 requires a reconnect within a second.
     assert max(*early, *pauses()) <= 0.6
     now = 10.0
     late = pauses()
@@ -486,9 +486,9 @@ async def test_f27_a_crowd_of_clients_comes_back_one_after_the_other(
         caplog.set_level(logging.ERROR, "operations")
         broker.kill()
         await until(lambda: not any(target.is_connected for target in away))
-        # After a shorter outage than this, being back within a second counts for more (F4).
+        # After a shorter outage, F4 requires a reconnect within a second.
         await asyncio.sleep(10)
-        # Not in this thread: clients whose turn came while the loop stood still would come back together.
+        # In another thread, because clients that wait while the loop is blocked would reconnect together.
         starting = asyncio.create_task(asyncio.to_thread(broker.start))
         with anyio.fail_after(60):
             while away:
@@ -507,7 +507,8 @@ async def test_f27_a_crowd_of_clients_comes_back_one_after_the_other(
 async def test_f28_a_worker_that_has_started_can_be_called_at_once(
     mortal: tuple[Broker, BrokerWorld], registry: OperationRegistry
 ) -> None:
-    """A thousand times, half of them with each broker. The worker's connection races the caller's: two suffice."""
+    """A thousand repetitions, half with each broker. The connections of one worker and one caller race; more
+    are not needed."""
     _, world = mortal
     failures = 0
     async with (

@@ -50,7 +50,7 @@ async def test_f9_a_process_that_stops_reading_loses_nothing_and_holds_little(
     before = resident_kilobytes()
     largest = items = 0
     async with worker_process(remote_world), caller(remote_world) as calls:
-        # A hundred megabytes, all of which may be under way at once as far as the reader is concerned.
+        # A hundred megabytes, which the credit of the reader allows to be sent at once.
         wanted = {"n": 400, "size": 250_000}
         async for _ in calls.subscribe("count.up", wanted, window=100_000):
             if items in {10, 200}:
@@ -146,7 +146,7 @@ async def test_f21_beyond_its_bounds_a_worker_refuses_quickly_and_stays_useful(
         if world.name == "memory":
             await stack.enter_async_context(world.serve(registry, **bounds))
         else:
-            # In a process of its own, which the callers do not keep busy.
+            # In another process, which the callers do not slow down.
             await stack.enter_async_context(worker_process(world, options=bounds))
         calls = await stack.enter_async_context(caller(world))
         await calls.call("math.add", {"a": 1, "b": 1})
@@ -311,7 +311,7 @@ async def test_r39_one_caller_cannot_take_every_place(registry: OperationRegistr
 
 
 async def _resolve_slowly(token: str) -> Identity | None:
-    """Alice and Bob have many ways to write their names."""
+    """Alice and Bob identify themselves in different ways."""
     await asyncio.sleep(0.001 * token.count("_"))
     if "broken" in token:
         raise RuntimeError("no directory")

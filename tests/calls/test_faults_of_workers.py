@@ -55,7 +55,7 @@ async def test_f1_a_worker_that_hangs_before_it_was_ever_heard_and_then_dies_is_
         victim.process.send_signal(signal.SIGSTOP)
         calls = await stack.enter_async_context(caller(broker_world))
         call = asyncio.create_task(calls.call("math.add", {"a": 1, "b": 2}, timeout=30))
-        # Until it was looked for.
+        # Wait until the caller has probed for it.
         await asyncio.sleep(2.5)
         victim.kill()
         with anyio.fail_after(20), pytest.raises(CallError) as caught:
@@ -181,7 +181,7 @@ async def test_f25_sigterm_finishes_running_calls_and_marks_the_rest_retryable(
     assert isinstance(mutation, CallError)
     assert isinstance(query, CallError)
     assert mutation.code == query.code == ErrorCode.UNAVAILABLE
-    # The one that has begun to write would write twice.
+    # A call that has begun to write would write twice.
     assert (mutation.retryable, query.retryable) == (False, True)
 
 

@@ -1,4 +1,4 @@
-"""R13: spoiled events over every transport, to workers and callers, for seconds here and longer by `scripts/fuzz`."""
+"""R13: malformed events over every transport, to workers and callers; `scripts/fuzz` runs the same for longer."""
 
 import os
 import random
@@ -46,7 +46,7 @@ PIECES = (
 
 
 def spoiled(rng: random.Random, box: str) -> bytes:
-    """An event with a few things wrong with it."""
+    """An event with a few random errors."""
     body = bytearray(rng.choice(EVENTS).replace(b"BOX", box.encode()))
     for _ in range(rng.randrange(1, 5)):
         at = rng.randrange(len(body) + 1)

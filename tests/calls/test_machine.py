@@ -1,4 +1,5 @@
-"""Callers, workers and faults in any order: one end per call, no wrong answers, no second run, no leak."""
+"""Callers, workers and faults in any order: each call ends once with the right result, runs once, and leaks
+nothing."""
 
 import asyncio
 from collections import Counter

@@ -214,7 +214,7 @@ async def test_dead_letters_are_listed_inspected_replayed_and_removed(
 @pytest.mark.requirement("R16", "R49")
 async def test_a_dead_letter_has_no_credential() -> None:
     target = MemoryTarget()
-    # One takes every request and loses it; the other answers all probes, and has none.
+    # One worker takes every request and loses it; the other responds to all probes but has no request.
     taking = await target.consume("operations", SilentReceiver())
     worker = CallServer(OperationRegistry(), target, WorkerConfig())
     await worker.listen()

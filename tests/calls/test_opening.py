@@ -39,7 +39,7 @@ async def _running(target: EventTarget) -> set["asyncio.Task[Any]"]:
 
 
 async def _left(before: set["asyncio.Task[Any]"]) -> None:
-    """Nothing runs that did not run before."""
+    """Check that no new task is running."""
     await until(lambda: not {task for task in asyncio.all_tasks() - before if not task.done()})
 
 

@@ -1,4 +1,4 @@
-"""The small parts that callers and workers are made of."""
+"""Unit tests of small parts of callers and workers."""
 
 import asyncio
 import tracemalloc

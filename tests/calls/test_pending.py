@@ -60,7 +60,7 @@ async def test_only_envelopes_can_be_answers() -> None:
 
 
 async def test_a_map_can_answer_its_own_calls() -> None:
-    """As in one process: requests are answered through the same map."""
+    """Requests are answered through the same map, as in one process."""
     target = MemoryTarget()
     inbox = Mailbox()
     await target.consume("operations", inbox)
@@ -357,7 +357,7 @@ async def test_r12_a_task_cancelled_when_its_call_ends_is_cancelled(
         call = asyncio.create_task(calls.call("slow.sleep", {"seconds": 60, "path": "/dev/null"}))
         await until(lambda: len(calls) == 1)
         calls.abort(next(iter(calls.pending)))
-        # The sending is taken back in the next turn; this comes first.
+        # Sending is cancelled in the next iteration of the loop, after this.
         call.cancel()
         with anyio.fail_after(20), pytest.raises(asyncio.CancelledError):
             await call

@@ -212,7 +212,7 @@ def probed(request_id: str, mailbox: str) -> bytes:
 
 
 def answered(request_id: str, mailbox: str) -> bytes:
-    """A request under the id of another call, with its result for the caller of that one."""
+    """A request with the id of another caller's call, whose result would be sent to that caller."""
     payload = RequestPayload(
         request_id=request_id,
         operation_id="echo.any",
@@ -462,7 +462,7 @@ async def test_r61_redis_rejects_the_commands_of_an_attacker(
 async def test_scripts_that_were_flushed_are_loaded_again(
     scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Clients cannot load them themselves."""
+    """Clients cannot load scripts themselves."""
     monkeypatch.setattr("operations.pubsub.redis.subscriptions._TIDY_EVERY", 0.1)
     async with guarded(scheme, tmp_path / "log", {"clients": ["alice"]}) as guard:
         assert (await guard.alice.call("math.add", {"a": 1, "b": 2})).data == 3
@@ -656,7 +656,7 @@ async def test_requests_that_arrive_at_the_same_moment_wait_for_room(
 async def test_a_worker_writes_to_no_address_but_mailboxes(
     nats_server: Broker, redis_server: Broker
 ) -> None:
-    """A request cannot make a worker publish somewhere else by naming it as the place for answers."""
+    """A request cannot make a worker publish to an arbitrary address by naming it as its reply address."""
     async with (
         connect_nats(nats_server.url) as on_nats,
         connect_redis(redis_server.url) as on_redis,

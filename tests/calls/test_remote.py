@@ -1,4 +1,4 @@
-"""Operations elsewhere as operations here: imports, remotes, hubs and spokes."""
+"""Operations of other processes as local operations: imports, remotes, hubs and spokes."""
 
 import asyncio
 import time
@@ -135,7 +135,7 @@ async def test_time_is_inherited_over_three_levels(world: World) -> None:
         caller = await stack.enter_async_context(PendingRequestMap(bridge))
         await caller.call("near.middle", {}, timeout=5)
 
-    # Machines may disagree about the time, so the remaining seconds travel, and the way is not counted.
+    # Clocks may differ, so the remaining seconds are sent, and the time of transport is not counted.
     assert seen[1] <= seen[0] + (times[1] - times[0]) + 20
 
 

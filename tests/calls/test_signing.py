@@ -29,7 +29,7 @@ pytestmark = pytest.mark.requirement("R41", "F18")
 
 
 def request(number: int, path: str, reply_to: str) -> bytes:
-    """A request as a stranger would write it."""
+    """A request as an attacker would write it."""
     payload = {
         "requestId": f"forged{number}",
         "operationId": "slow.write",
@@ -40,7 +40,7 @@ def request(number: int, path: str, reply_to: str) -> bytes:
 
 
 def requests_of(target: EventTarget) -> list[bytes]:
-    """Return a list to which every request that `target` signs is added, as a stranger would read it."""
+    """Return a list to which every request that `target` signs is added, as an attacker could read it."""
     assert isinstance(target, SignedTarget)
     sign, texts = target.signer.sign, list[bytes]()
 
@@ -239,9 +239,9 @@ def test_messages_may_overtake_others_within_a_window() -> None:
     assert signer.verify(late, "q", senders)
     assert signer.verify(late, "q", senders) is None
     assert all(signer.verify(text, "q", senders) for text in texts[WINDOW:])
-    # Older than all that are remembered: it may have been here.
+    # Older than all stored numbers, so it may have been received before.
     assert signer.verify(early, "q", senders) is None
-    # Another sender has numbers of its own.
+    # Another sender has separate numbers.
     assert Signer(SECRET).verify(Signer(SECRET).sign(b"{}", "q"), "q", senders) is not None
 
 
@@ -263,7 +263,7 @@ def test_senders_are_forgotten_when_their_messages_are_too_old(
 async def test_a_signed_message_cannot_be_sent_to_another_address(
     broker_world: BrokerWorld, tmp_path: Path, kind: str
 ) -> None:
-    """A stranger who reads everything sends a caller its own abort, or the reply to another of its calls."""
+    """An attacker who reads all messages sends a caller its own abort, or the reply to another of its calls."""
     path = tmp_path / "log"
     async with (
         broker_world.serve(build_registry(), target={"secret": SECRET}),

@@ -25,15 +25,15 @@ SECONDS = float(os.environ.get("OPERATIONS_SOAK_SECONDS", "10"))
 REPORT = os.environ.get("OPERATIONS_SOAK_REPORT", os.devnull)
 LOADERS = 8
 PAUSE = 0.05
-"""Seconds between the calls of one loader: leaks need time, not speed, to show."""
+"""Seconds between two calls of one loader; a high rate is not needed to find leaks."""
 
 WARM_UP = max(5.0, min(120.0, SECONDS / 8))
-"""Seconds without pauses that come first, and as long again with them: what is kept up to a bound is there then."""
+"""Seconds of the warm-up without pauses, and again with pauses; afterwards all bounded caches are full."""
 
 CUT_EVERY = 4.0
 EXPECTED = {ErrorCode.UNAVAILABLE, ErrorCode.TIMEOUT}
 
-# To follow every line would take a second core; other tests cover them.
+# Measuring coverage would need a second core; other tests cover these lines.
 pytestmark = [pytest.mark.slow, pytest.mark.no_cover]
 
 

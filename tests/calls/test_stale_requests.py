@@ -153,7 +153,7 @@ async def test_requests_that_waited_longer_than_a_heartbeat_run_once_confirmed(
 async def test_workers_reject_a_second_attempt_of_a_mutation(
     broker_world: World, tmp_path: Path
 ) -> None:
-    """The caller's import is out of date: it takes the mutation for idempotent."""
+    """The caller's import is outdated and declares the mutation as idempotent."""
     ledger = tmp_path / "ledger"
     async with (
         worker_process(broker_world) as first,

@@ -155,7 +155,7 @@ async def test_f25_a_worker_that_drains_on_a_websocket_takes_nothing_new() -> No
     close = asyncio.Event()
 
     async def attach(target: AcceptedTarget) -> None:
-        # The connection is used both ways.
+        # The connection is used in both directions.
         async with PendingRequestMap(target):
             async with serve_calls(registry, target):
                 await close.wait()

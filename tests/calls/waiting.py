@@ -24,7 +24,7 @@ def lines(path: Path) -> list[str]:
 
 
 def started(path: Path) -> list[int]:
-    """The processes in which something noted that it started."""
+    """Return the processes that recorded a start in the file."""
     return [int(line.split()[1]) for line in lines(path) if line.startswith("started")]
 
 

@@ -1,4 +1,4 @@
-"""A worker in a process of its own, so that killing it is real.
+"""A worker in a separate process, which tests can really kill.
 
 python -m tests.calls.worker '{"world": "redis", "url": "...", "prefix": "...", "options": {}}'
 """

@@ -1,4 +1,4 @@
-"""Each transport as a world in which callers connect and workers serve, all used the same way."""
+"""Each transport as a `World`, in which callers connect and workers serve in the same way."""
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -19,7 +19,7 @@ Workers = list[CallServer]
 
 
 class World(Protocol):
-    """Somewhere calls can travel."""
+    """A transport for the tests of calls."""
 
     name: str
 

@@ -158,7 +158,7 @@ class Ran:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder a person works in."""
+    """The current folder of the commands."""
     (tmp_path / "ops.py").write_text(OPERATIONS)
     (tmp_path / "operations.toml").write_text(CONFIG)
     monkeypatch.chdir(tmp_path)

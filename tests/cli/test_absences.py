@@ -31,7 +31,7 @@ cwd = "gone"
 
 @pytest.fixture
 def broken(folder: Path) -> Path:
-    """A config of which nothing but `ops.py` is there."""
+    """A config in which only `ops.py` is available."""
     text = CONFIG.replace('["ops.py"]', '["ops.py", "./gone.py"]\nmcp_json = ["gone.json"]')
     (folder / "operations.toml").write_text(text + ABSENT)
     return folder

@@ -291,7 +291,7 @@ def test_the_python_client_separates_types_of_the_same_name() -> None:
     routers = spec("routers", {}, output_schema=at_home(ip="string", port="integer"))
     source = python_client([people, routers])
 
-    assert source.count("port: ") == 2  # where it lives, and where it works
+    assert source.count("port: ") == 2  # the home address and the work address
 
 
 @pytest.mark.skipif(not DOCUMENTS.exists(), reason="the shared documents are not here")

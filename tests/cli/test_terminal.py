@@ -68,7 +68,7 @@ def drawn(text: str) -> list[str]:
 
 
 def end(child: "pexpect.spawn[str]") -> int:
-    """How the command ended; nothing it printed may be a traceback."""
+    """Return the exit code, and check that the command printed no traceback."""
     child.expect(pexpect.EOF)
     child.close()
     assert "Traceback" not in (child.before or "")

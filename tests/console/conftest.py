@@ -1,4 +1,4 @@
-"""A real browser looking at a real hub.
+"""A real browser that uses a real hub.
 
 Every test that opens pages also proves, when it ends, that they logged no error, sent requests to the hub only, got no
 error status that the test did not announce, and stored nothing but the choice of colours.
@@ -46,7 +46,7 @@ PHONE = (390, 844)
 
 @pytest.fixture(scope="session")
 def hub() -> Iterator[str]:
-    """The address of a hub with a little of everything."""
+    """The address of a hub with operations of every kind."""
     with served(build_registry()) as address:
         yield address
 
@@ -67,7 +67,7 @@ class Witness:
 
     address: str
     refusals: set[tuple[str, int]] = field(default_factory=set)
-    """Paths and statuses of refusals that a test announced."""
+    """Paths and error statuses that a test expects."""
 
     found: list[str] = field(default_factory=list)
 

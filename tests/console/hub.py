@@ -1,4 +1,4 @@
-"""A hub to look at: a little of everything that an operation can be, and the server that shows it."""
+"""A hub for the tests of the console: operations of every kind, and the server that shows them."""
 
 import asyncio
 import threading

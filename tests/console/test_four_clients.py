@@ -1,6 +1,5 @@
-"""One demo, used by four clients that know nothing of each other: an agent's, a shell's, a browser's, and our own.
-
-They stand here because the browser does.
+"""One demo, used by four independent clients: an MCP client, curl, a browser and our own. The test is in this
+folder because it needs a browser.
 """
 
 import asyncio
@@ -64,7 +63,7 @@ def demo() -> Iterator[str]:
 
 
 def alone(work: Coroutine[Any, Any, T]) -> T:
-    """Run in a thread: the browser's driver has this one's event loop."""
+    """Run in a thread, because the driver of the browser uses the event loop of this one."""
 
     async def bounded() -> T:
         with anyio.fail_after(60):
@@ -135,7 +134,7 @@ def test_a_shell_with_curl(demo: str) -> None:
     assert posted("/cafe/close", {})[0] == 401
     bearer = ("--oauth2-bearer", KEY)
     assert posted("/cafe/close", {"reason": "holiday"}, *bearer) == (200, "closed: holiday")
-    # What a client sends twice, or in another way, is the same: HTTP/1.0, chunks, and waiting for a go-ahead.
+    # The result does not depend on the form of the request: HTTP/1.0, chunks, or `Expect: 100-continue`.
     assert posted("/cafe/quote", ASKED, "--http1.0") == (200, QUOTE)
     chunked = ("--header", "Transfer-Encoding: chunked")
     assert posted("/cafe/quote", ASKED, *chunked) == (200, QUOTE)

@@ -312,7 +312,7 @@ async def test_sizes_are_limited_before_anything_runs(
 ) -> None:
     async with hub(limits) as served:
         if call is over_socket_credential:
-            # The client of the library would find it out by itself.
+            # The client of the library would detect this itself.
             found = await _raw_event(_socket_url(served), {"value": value}, credential="ann")
         else:
             found = await call(served, "test.open", {"value": value}, "ann")
@@ -442,7 +442,7 @@ async def at_worker(served: Worker, operation: str, value: Any, key: str | None)
     except CallError as error:
         if "CANARY" in str(error):
             return f"leaked {error}"
-        # A denial is never sent again.
+        # A denied call is never sent again.
         is_final = error.code == "RESOURCE_EXHAUSTED" or not error.retryable
         return error.code if is_final else f"retryable {error.code}"
     return "fine"

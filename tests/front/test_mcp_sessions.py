@@ -116,7 +116,7 @@ async def test_an_answer_is_admitted_while_the_call_that_waits_for_it_has_the_on
         async with client.post(client.call(2)) as response:
             question = await message_in(response)
             assert question["method"] == "elicitation/create"
-            # A second call is still one too many.
+            # A second call still exceeds the limit.
             assert (await client.send(client.call(3)))[0] == 429
             result = {"action": "accept", "content": {"name": "Ann"}}
             status, text = await client.send({"id": question["id"], "result": result})

@@ -1,4 +1,4 @@
-"""Secrets are hidden in every way they may be written."""
+"""Secrets are redacted in every encoding."""
 
 import json
 from urllib.parse import quote

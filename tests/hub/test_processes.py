@@ -140,7 +140,7 @@ async def test_processes_share_a_port_reload_restart_and_drain(tmp_path: Path) -
             first = await until_serving(url, set())
             assert process.pid not in first
 
-            # One that ends is started again, and the others go on.
+            # A process that ends is started again, and the others continue.
             with suppress(aiohttp.ClientError):
                 await call(url, "/work/end")
             # Its sockets are closed before it has ended.
@@ -150,7 +150,7 @@ async def test_processes_share_a_port_reload_restart_and_drain(tmp_path: Path) -
             second = await until_serving(url, {lost})
             assert len(second & first) == 1
 
-            # MCP has no sessions, with clients of both eras.
+            # MCP has no sessions, for clients of all protocol revisions.
             for mode in ("auto", "legacy"):
                 async with Client(f"{url}/mcp", mode=mode) as agent:
                     for _ in range(10):
@@ -170,7 +170,7 @@ async def test_processes_share_a_port_reload_restart_and_drain(tmp_path: Path) -
             process.send_signal(signal.SIGHUP)
             await until_all(url, 200)
 
-            # Calls under way are finished.
+            # Running calls are finished.
             waiting = [asyncio.create_task(slow(url, tmp_path)) for _ in range(6)]
             while not (tmp_path / "running").exists():
                 await anyio.sleep(0.02)

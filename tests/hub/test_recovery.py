@@ -48,7 +48,7 @@ SHOP = {
 
 
 async def until(condition: Callable[[], bool | Awaitable[bool]], seconds: float = 30) -> None:
-    """Wait for something that nothing announces."""
+    """Wait for a condition that no event announces."""
     with anyio.fail_after(seconds):
         while True:
             found = condition()
@@ -263,7 +263,7 @@ async def test_clients_follow_a_source_that_returns_with_other_tools(tmp_path: P
     )
 
     async def offers(name: str) -> bool:
-        # A call finds out that the server is away; nothing else does at once.
+        # Only a call detects at once that the server is unavailable.
         with suppress(CallError):
             await double(hub, 1)
         return name in {each.spec.id for each in client}

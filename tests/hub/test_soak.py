@@ -28,7 +28,7 @@ SECONDS = float(os.environ.get("OPERATIONS_SOAK_SECONDS", "3"))
 REPORT = os.environ.get("OPERATIONS_SOAK_REPORT", os.devnull)
 ALWAYS = 'modules = ["hello.py"]\n[limits]\ntimeout = 0.5\n'
 EXPECTED = {200, 404, 503, 504}
-"""Statuses of calls to a source that may be away or removed."""
+"""Statuses of calls to a source that may be unavailable or removed."""
 
 Counts = tuple[int, int, int, int]
 
@@ -85,13 +85,13 @@ class Sources:
         await self._far.aclose()
 
     async def change(self, hub: Hub, url: str) -> None:
-        """Let each of the things happen once, in some order."""
+        """Run each action once, in random order."""
         changes = [self._restart, self._kill_child, self._edit, self._control, self._stream]
         for change in self._random.sample(changes, len(changes)):
             await change(hub, url)
 
     async def settle(self, hub: Hub, url: str) -> None:
-        """Bring back everything, and wait until it is."""
+        """Restore all sources, and wait until they are connected."""
         self.write(*self.entries)
         await reload(hub)
         for name in self.entries:
@@ -131,7 +131,7 @@ class Sources:
 
 @asynccontextmanager
 async def load(url: str, statuses: Counter[int]) -> AsyncGenerator[None]:
-    """Call something that is always there and something that is not, all the time."""
+    """Repeatedly call an operation that is always available and operations that may not be."""
     done = asyncio.Event()
 
     async def call(session: aiohttp.ClientSession, operation: str) -> None:
@@ -190,7 +190,7 @@ async def test_sources_that_come_and_go_leak_nothing(tmp_path: Path) -> None:
 
             with suppress(TimeoutError):
                 await until(is_back, 10)
-            # Before garbage is collected on request: the process must do so by itself.
+            # Measured before an explicit garbage collection, because the process must collect garbage itself.
             resident = resident_kilobytes() - resident
             growth = memory.growth()
             # The pool of threads that the standard library starts is bounded, and may not be full yet.

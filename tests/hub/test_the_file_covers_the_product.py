@@ -1,4 +1,4 @@
-"""Audit, telemetry, logs, HTTPS and code of one's own, from the file."""
+"""Audit, telemetry, logs, HTTPS and user code, configured in the file."""
 
 import json
 import logging

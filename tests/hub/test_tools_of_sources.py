@@ -165,5 +165,5 @@ async def test_settings_apply_to_operations_of_every_source_and_beat_it(tmp_path
                 assert hub.registry.output_of(odd) == "warn"
                 assert "no number" in str((await run(odd)).data)
                 if source != "far":
-                    # An MCP server lists a schema that every result fits.
+                    # An MCP server lists a schema that every result matches.
                     assert await code_of(run(wrong)) == ErrorCode.EXECUTION_ERROR

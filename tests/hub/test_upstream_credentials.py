@@ -188,7 +188,7 @@ async def test_a_caller_without_a_token_gets_a_clear_error_and_sends_nothing(
                 assert (await it.call(path))[0] == 401
             assert it.issuer.exchanged == []
             assert it.upstream.seen == before
-            # The connection of the source has not suffered.
+            # The connection of the source still works.
             assert await it.as_user("ann", f"/far/{far.name}") == "ann"
 
 
@@ -311,7 +311,7 @@ async def test_exchanged_tokens_are_kept_for_a_while_and_bounded(
         # A token that a service rejects is not used again.
         exchange.refuse("Bearer new-1")
         assert await exchange(ann) == "new-2"
-        # Another token of the same caller is exchanged anew, and the oldest are forgotten.
+        # Another token of the same caller is exchanged again, and the oldest tokens are removed.
         found = [await exchange(call(each)) for each in ("two", "three", "one")]
         assert found == ["new-3", "new-4", "new-5"]
         # It is kept at most for the lifetime of the caller's own token and that of the response.

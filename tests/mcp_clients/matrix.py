@@ -1,8 +1,9 @@
-"""The client matrix: what clients of many kinds see of one hub. `scripts/matrix [ROW ...]` prints it as a table.
+"""The client matrix: the results that many MCP clients get from one hub.
+`scripts/matrix [ROW ...]` prints it as a table.
 
-Rule 1: every client has an environment of its own under `.matrix/`, because they want different versions of the same
-        packages; none touches the project's.
-Rule 2: a client reports what it saw; what it should have seen stands here.
+Rule 1: every client has a separate environment under `.matrix/`, because clients need different versions of the same
+packages; the environment of the project is not changed.
+Rule 2: a client reports its results; this module has the expected results.
 """
 
 import fcntl
@@ -37,7 +38,7 @@ EXPECTED: dict[str, Any] = {
     "prompt": "Greet Ann.",
     "resource": "Be kind.",
 }
-"""What each cell should see."""
+"""The expected result of each cell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,7 +186,7 @@ def judge(name: str, url: str) -> dict[str, str]:
 
 
 def _fault(seen: Any, expected: Any, row: Row) -> str:
-    # Before 2026-07-28 a result that is no object is in a box, which few clients open.
+    # Before 2026-07-28 a result that is not an object is wrapped, and few clients unwrap it.
     if seen == expected or (not row.unwraps and seen == {"result": expected}):
         return ""
     return f"expected {json.dumps(expected)}, saw {json.dumps(seen)}"
@@ -193,7 +194,7 @@ def _fault(seen: Any, expected: Any, row: Row) -> str:
 
 @contextmanager
 def serving() -> Generator[str]:
-    """Start the hub in a process of its own, and give its address."""
+    """Start the hub in a separate process, and return its address."""
     command = [sys.executable, "-m", "tests.mcp_clients.hub"]
     with subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, text=True) as hub:
         try:

@@ -98,7 +98,7 @@ CONNECT: dict[str, Callable[[str], Any]] = {
 
 
 class Cells:
-    """What the cells look at, with the differences between the clients."""
+    """The results that the cells inspect, without the differences between clients."""
 
     def __init__(self, client: Any, kind: str) -> None:
         self._client = client

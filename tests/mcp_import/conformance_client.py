@@ -68,7 +68,7 @@ class Person:
 
 
 async def issuer_of(url: str) -> str:
-    """What an operator would look up once: who issues tokens for this server."""
+    """Return the issuer of tokens for this server, which an operator would configure."""
     parts = urlsplit(url)
     base = f"{parts.scheme}://{parts.netloc}/.well-known/oauth-protected-resource"
     async with httpx2.AsyncClient() as client:
@@ -80,7 +80,7 @@ async def issuer_of(url: str) -> str:
 
 
 async def assertion(context: dict[str, Any], audience: str, resource: str) -> str:
-    """What the company's identity provider gives for its own token: leave to sign in elsewhere."""
+    """Return the assertion of the company's identity provider, with which a client signs in to another server."""
     kinds = "urn:ietf:params:oauth:token-type:"
     async with httpx2.AsyncClient() as client:
         response = await client.post(

@@ -1,4 +1,4 @@
-"""Servers to talk to, and what must not be left behind."""
+"""MCP servers for tests, and checks for leaks."""
 
 import asyncio
 import fcntl
@@ -32,7 +32,7 @@ def raw(mode: str = "normal", *arguments: str, **options: Any) -> MCPClientConfi
 
 
 def demo_server(name: str = "demo") -> MCPServer:
-    """A server made with the SDK, with a bit of everything."""
+    """A server made with the SDK, with tools, resources and prompts of every kind."""
     server = MCPServer(name, version="2.1.0")
 
     @server.tool()
@@ -124,7 +124,7 @@ def children() -> set[int]:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process exists and is no zombie."""
+    """Return whether a process exists and is not a zombie."""
     try:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):

@@ -1,4 +1,4 @@
-"""A server that changes: registries follow, and what was accepted is remembered."""
+"""A server that changes its definitions: registries are updated, and accepted definitions are stored."""
 
 import logging
 from typing import Any

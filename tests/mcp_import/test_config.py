@@ -118,7 +118,7 @@ def test_references_to_the_environment_are_replaced_at_any_depth() -> None:
         ({"url": "http://x", "type": "carrier-pigeon"}, "carrier-pigeon"),
         ({"args": []}, "needs a command"),
         ({"commnd": "a"}, 'commnd is not a known key. Did you mean "command"?'),
-        ({"command": "a", "env": {"KEY": "${input:key}"}}, "asks a person"),
+        ({"command": "a", "env": {"KEY": "${input:key}"}}, "would ask a person"),
     ],
 )
 def test_a_wrong_entry_is_explained(entry: dict[str, Any], named: str) -> None:

@@ -1,4 +1,4 @@
-"""Servers that misbehave on stdio: each way has its outcome, none hangs, none leaves anything behind."""
+"""Servers that misbehave on stdio: each fault has a defined outcome, and none causes a hang or a leak."""
 
 import base64
 import json
@@ -252,7 +252,7 @@ async def test_children_that_left_the_process_group_do_not_delay_closing() -> No
                 (daemon,) = map(int, file.read().split())
 
     assert not is_alive(pid)
-    assert is_alive(daemon)  # it has a session of its own, and is nobody's child any more
+    assert is_alive(daemon)  # it has its own session and is no longer a child of the server
     os.kill(daemon, signal.SIGKILL)
 
 

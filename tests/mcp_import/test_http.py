@@ -1,4 +1,4 @@
-"""Servers behind a URL: both eras, the old SSE, hostile answers, and authentication."""
+"""Servers over HTTP: all protocol revisions, the old SSE transport, hostile responses, and authentication."""
 
 import asyncio
 import gzip
@@ -254,7 +254,7 @@ async def answering(answer: Answer, **options: Any) -> AsyncGenerator[OperationR
 
 
 async def outcome(answer: Answer, **options: Any) -> CallError:
-    """How the odd call ends, with a good one beside it and one after it."""
+    """Return the outcome of the odd call, after checking that other calls during and after it succeed."""
     with anyio.fail_after(30):
         async with answering(answer, **options) as registry:
             with pytest.raises(CallError) as caught:

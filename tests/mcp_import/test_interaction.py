@@ -1,4 +1,4 @@
-"""Servers that ask back: by a request of their own, or (2026-07-28) by a result that asks for input."""
+"""Servers that ask questions: with a request, or (2026-07-28) with a result that asks for input."""
 
 import asyncio
 import json

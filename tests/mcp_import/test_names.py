@@ -1,4 +1,4 @@
-"""Names that others chose."""
+"""Names of tools that are not valid names of operations."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Servers that others wrote, from npm, over stdio and HTTP."""
+"""Third-party MCP servers from npm, over stdio and HTTP."""
 
 import os
 from collections.abc import AsyncGenerator

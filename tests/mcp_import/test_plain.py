@@ -1,4 +1,4 @@
-"""Plain calls to MCP servers over HTTP: one POST each, and the SDK reads what is more than a result."""
+"""Plain calls to MCP servers over HTTP: one POST each; the SDK reads streams with other messages."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""What a server has beyond tools."""
+"""Resources, templates and prompts of a server."""
 
 from collections.abc import AsyncGenerator
 

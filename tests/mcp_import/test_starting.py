@@ -29,7 +29,7 @@ async def report_of(config: MCPClientConfig | dict[str, Any]) -> str:
 
 
 def python(code: str, *arguments: str, **options: Any) -> MCPClientConfig:
-    """A program that is no MCP server."""
+    """A program that is not an MCP server."""
     return MCPClientConfig(command=sys.executable, args=["-c", code, *arguments], **options)
 
 

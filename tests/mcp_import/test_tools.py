@@ -1,4 +1,4 @@
-"""What a tool becomes, and how it is called."""
+"""Tools become operations, and calls of the operations reach the tools."""
 
 import json
 import logging

@@ -33,7 +33,7 @@ PNG = b"\x89PNG\r\n\x1a\n rest"
 
 
 def example() -> OperationRegistry:
-    """A registry with something of every kind."""
+    """A registry with operations of every kind."""
     registry = OperationRegistry()
 
     @registry.operation("math.add", type="query", title="Add", tags=["sum"])

@@ -82,7 +82,7 @@ async def test_a_resolver_that_ignores_cancellation_blocks_no_caller() -> None:
         assert (late.status_code, ended.is_set()) == (504, False)
         release.set()
         await ended.wait()
-        # Over the same connection: what was found out too late does not stand in the way.
+        # Over the same connection: an identity that was resolved too late does not affect later requests.
         assert (await client.post("/mcp", **ADD)).status_code == 200
 
 
@@ -134,13 +134,13 @@ async def test_finding_out_ends_with_the_client() -> None:
             writer.close()
         await directory.until(lambda it: it.inside == 0)
         directory.release.set()
-        # Their places are free again, and nothing of them is left.
+        # Their slots are free again, and they left no tasks.
         assert (await client.post("/mcp", **ADD)).status_code == 200
 
 
 async def test_a_body_that_arrives_during_identification_is_read() -> None:
     async def slow(request: Request) -> Identity | None:
-        # Longer than the watch's patience: it looks for the client meanwhile.
+        # Longer than the interval after which the server checks whether the client is connected.
         await asyncio.sleep(0.2)
         return Identity("ann")
 

@@ -1,4 +1,4 @@
-"""Messages and questions of a running handler to its client, in both eras."""
+"""Messages and questions of a running handler to its client, in all protocol revisions."""
 
 import asyncio
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""All tools, or four that lead to all."""
+"""List all tools, or the four gateway tools."""
 
 from typing import Any
 

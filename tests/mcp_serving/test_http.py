@@ -1,4 +1,4 @@
-"""Streamable HTTP, served by uvicorn: both eras, the lean path beside the SDK, and who is let in."""
+"""Streamable HTTP, served by uvicorn: all protocol revisions, the lean path and the SDK, and authentication."""
 
 import asyncio
 from collections.abc import AsyncGenerator

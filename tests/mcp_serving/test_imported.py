@@ -1,4 +1,4 @@
-"""Prompts and resources of other servers, served on: their addresses, their access, and what servers cannot forge."""
+"""Prompts and resources of other servers that a hub serves: addresses, access, and forged addresses."""
 
 import json
 from collections.abc import AsyncGenerator

@@ -1,4 +1,5 @@
-"""Importing what was exported gives back the same operations: over generated registries, in both eras."""
+"""Importing an exported registry restores the same operations, for generated registries and all protocol
+revisions."""
 
 from collections.abc import AsyncIterator
 from typing import Any

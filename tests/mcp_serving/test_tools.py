@@ -1,4 +1,4 @@
-"""What clients of both eras see of operations, through the SDK's client in memory."""
+"""Operations as tools for clients of all protocol revisions, through the SDK's client in memory."""
 
 import asyncio
 from base64 import b64decode

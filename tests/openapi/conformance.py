@@ -1,7 +1,6 @@
-"""What arrives at a server when an operation of a document is called: one table, any library.
-
-`test_conformance.py` holds this project to it; `benchmarks/openapi_conformance.py` shows how others do. A case names
-values by the place they belong to, so that each library can be given them under its own names.
+"""The requests that must arrive at a server when operations of a document are called: one table for all libraries.
+`test_conformance.py` tests this project with it, and `benchmarks/openapi_conformance.py` tests other libraries.
+A case names values by the place they belong to, so that each library can be given them under its own names.
 """
 
 import base64
@@ -164,7 +163,7 @@ def both(*checks: Callable[[Seen, bool], None]) -> Callable[[Seen, bool], None]:
 
 
 def style_cases() -> Iterator[Case]:
-    """Every cell of the specification's own table, at every place it can stand."""
+    """Every cell of the style table of the specification, for every location that it applies to."""
     if not STYLES.exists():
         return
     schemas = {

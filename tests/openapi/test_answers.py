@@ -648,7 +648,7 @@ async def test_a_request_that_may_have_arrived_is_not_retryable(
 async def test_an_error_shows_whether_the_request_may_have_arrived() -> None:
     async def redirect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
-        # The request was carried out; the place of its result cannot be reached.
+        # The request was processed; the redirect to its result cannot be followed.
         server.close()
         writer.write(b"HTTP/1.1 303 See Other\r\nLocation: /done\r\nContent-Length: 0\r\n")
         writer.write(b"Connection: close\r\n\r\n")

@@ -35,7 +35,7 @@ def metaschema() -> Any:
 
 
 class Examined:
-    """Judges schemas, each shared definition once."""
+    """Checks schemas; each shared definition is checked once."""
 
     def __init__(self) -> None:
         self._refs: dict[int, tuple[Any, frozenset[str]]] = {}

@@ -1,4 +1,4 @@
-"""Problems of a document are reported before a call meets them."""
+"""Problems of a document are reported before operations are called."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,5 @@
-"""Large APIs, imported and exported again: the same every time, whole, and no larger than they were."""
+"""Large APIs, imported and exported again: the result is complete, always the same, and not larger than the
+original."""
 
 from pathlib import Path
 from typing import Any

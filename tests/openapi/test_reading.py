@@ -1,4 +1,4 @@
-"""Documents from bytes: JSON, YAML 1.2, encodings, bombs, several files, canaries."""
+"""Documents from bytes: JSON, YAML 1.2, encodings, alias bombs, several files, forbidden files."""
 
 import contextlib
 import json

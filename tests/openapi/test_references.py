@@ -1,4 +1,4 @@
-"""References anywhere in a document, in one file, in thousands, and those that lead nowhere."""
+"""References in any part of a document, in one file or thousands, and unresolved references."""
 
 import asyncio
 import json

@@ -395,7 +395,7 @@ async def test_a_call_without_an_address_raises_with_advice() -> None:
 
 
 class Answered:
-    """An answer made by hand."""
+    """A hand-made response."""
 
     status = 200
     reason = "OK"
@@ -409,7 +409,7 @@ class Answered:
 
 
 class Recording:
-    """Another client in aiohttp's place."""
+    """A transport with another HTTP client instead of aiohttp."""
 
     def __init__(self) -> None:
         self.sent: list[HTTPRequest] = []

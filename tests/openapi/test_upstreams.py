@@ -1,4 +1,4 @@
-"""An upstream that does not respond costs its own calls, and those briefly."""
+"""An upstream that does not respond affects only its own calls, and only briefly."""
 
 import asyncio
 from collections.abc import AsyncGenerator

@@ -65,7 +65,7 @@ class Ledger:
 
     @asynccontextmanager
     async def traffic(self, *callers: PendingRequestMap, payers: int = 4) -> AsyncGenerator[None]:
-        """Pay again and again for the length of the block, and wait for the last payments."""
+        """Pay repeatedly for the duration of the block, and wait for the last payments."""
         is_over = False
 
         async def payer(calls: PendingRequestMap) -> None:

@@ -22,7 +22,7 @@ SECRET = "SEKRIT"
 
 
 def everything_said(error: BaseException | None) -> Iterator[str]:
-    """Of an error and all that hangs on to it, shown or not."""
+    """Return the text of an error and of all errors that are chained to it, shown or not."""
     while error is not None:
         yield from (str(error), repr(error), repr(vars(error)), repr(error.args))
         yield from traceback.format_exception(error)

@@ -194,7 +194,7 @@ async def test_mailboxes_cannot_be_guessed(broker_world: World) -> None:
 @pytest.mark.slow
 async def test_a_target_that_was_not_used_for_a_while_is_still_there(world: World) -> None:
     async with two_ends(world) as (near, far):
-        # Longer than every transport waits between signs of life.
+        # Longer than the heartbeat interval of every transport.
         await asyncio.sleep(6)
         assert near.is_connected
         recorder = Recorder()

@@ -109,7 +109,7 @@ async def test_over_redis_a_missing_worker_is_reported_at_once(broker: Broker) -
                 with pytest.raises(CallError) as caught:
                     await calls.call("math.one")
                 assert caught.value.code == ErrorCode.UNAVAILABLE
-                # One that serves, and leaves again.
+                # A worker that serves, and then stops.
                 async with serve_calls(one_operation(), far):
                     assert (await calls.call("math.one")).data == 1
 

@@ -1,4 +1,4 @@
-"""Hosts that disappear without closing connections: those stay open, but carry nothing."""
+"""Hosts that become unreachable without closing connections, which stay open but carry no data."""
 
 import asyncio
 import re
@@ -55,7 +55,7 @@ async def test_requests_do_not_go_to_a_worker_whose_host_is_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if not is_server_watching:
-        # Then the callers notice that it does not answer them.
+        # Then the callers detect that it does not respond.
         monkeypatch.setattr("operations.pubsub.nats._ASK_EVERY", 0.2)
     ledger = Ledger(tmp_path / "ledger", timeout=2)
     settings = 'ping_interval: "200ms"\nping_max: 1' if is_server_watching else "debug: false"

@@ -13,7 +13,7 @@ RECORDS = SHARED / "typebox-cast"
 
 @cache
 def records(name: str) -> list[dict[str, Any]]:
-    """The lines of one file of casting records; none where the folder is absent."""
+    """Return the lines of one file of casting records; none if the folder does not exist."""
     path = RECORDS / f"{name}.jsonl"
     if not path.exists():
         return []

@@ -1,4 +1,4 @@
-"""Random JSON, random schemas, and values that have something to do with them."""
+"""Random JSON, random schemas, and values that are similar to valid values of them."""
 
 from typing import Any
 
@@ -84,7 +84,7 @@ def _arrays(draw: st.DrawFn, inner: st.SearchStrategy[Any]) -> dict[str, Any]:
 
 @st.composite
 def _intersections(draw: st.DrawFn, inner: st.SearchStrategy[Any]) -> dict[str, Any]:
-    """Objects that know different properties: together they can be satisfied."""
+    """Schemas of objects with different properties, which can be satisfied together."""
     names = draw(st.permutations(NAMES))
     members = [
         {

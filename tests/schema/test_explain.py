@@ -1,4 +1,4 @@
-"""Every failure, with its place and words to act on."""
+"""Every failure is reported with its location and a helpful message."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Schemas from Python types, and typed values from the JSON that passes them."""
+"""Schemas from Python types, and typed values from JSON that is valid for them."""
 
 import collections
 import dataclasses

@@ -1,4 +1,4 @@
-"""Hostile schemas are rejected or evaluated, but never slowly."""
+"""Hostile schemas are rejected or evaluated within a time limit."""
 
 import time
 from collections.abc import Callable

@@ -252,7 +252,7 @@ def test_changes_of_removed_items_are_not_reported() -> None:
 
 @pytest.mark.requirement("R20")
 def test_trials_end_even_where_alternatives_multiply() -> None:
-    """Every level offers many members that each look possible until the very last leaf."""
+    """Every level has many members, which differ only in their last leaf."""
     member = [
         {
             "type": "object",

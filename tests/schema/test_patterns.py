@@ -1,4 +1,4 @@
-"""Regular expressions of third parties: bounded, whichever engine takes them."""
+"""Regular expressions of third parties are bounded with both engines."""
 
 import logging
 import time

@@ -247,7 +247,7 @@ def test_there_are_errors_exactly_where_the_check_fails(schema: Any, value: Any)
 def test_both_passes_agree_on_values_without_conversion(
     schema: Any, value: Any, policy: CastPolicy
 ) -> None:
-    """The quick pass may give up, but its result is that of the thorough one."""
+    """The quick pass may fail; if it succeeds, its result equals that of the thorough pass."""
     checker = Checker(schema)
     planner = Planner(checker, keep=policy == "keep")
     caster = Caster(planner, Places(), CreatingPass if policy == "create" else Pass)

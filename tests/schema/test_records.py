@@ -52,7 +52,7 @@ def _never_raises(schema: Schema, value: Any, theirs: Any, ours: CastResult) -> 
 
 
 def _formats_are_not_checked(schema: Schema, value: Any, theirs: Any, ours: CastResult) -> bool:
-    """TypeBox knows no formats and refuses them all; we check none."""
+    """TypeBox has no formats and rejects all values with a format; we do not check formats."""
     return '"format"' in json.dumps(schema.document) and _same(ours.value, value)
 
 
@@ -100,7 +100,7 @@ def _converts_before_it_invents(schema: Schema, value: Any, theirs: Any, ours: C
 
 
 def _agree(theirs: Any, ours: CastResult) -> bool:
-    """Whether two answers agree where ours converted nothing."""
+    """Return whether two results agree, except for values that ours converted."""
     converted = {change.path for change in ours.changes if change.kind == "converted"}
 
     def same(first: Any, second: Any, path: str) -> bool:
@@ -121,7 +121,7 @@ def _agree(theirs: Any, ours: CastResult) -> bool:
 
 
 def _strips_and_fills(schema: Schema, value: Any, theirs: Any, ours: CastResult) -> bool:
-    """Excess goes from valid data too, explicit extras stay, defaults are filled: both agree after another cast."""
+    """We strip undeclared properties of valid data and fill in defaults: both agree after another cast."""
     return _same(schema.cast(theirs, "create").value, ours.value) or _keeps_what_is_allowed(
         schema, value, theirs, ours
     )
@@ -205,7 +205,7 @@ def test_most_records_need_no_departure() -> None:
 
 
 def _known(schema: Any, root: Any, value: Any, result: Any, path: str = "") -> list[str]:
-    """The places where something the schema knows is in `value` but not, equal, in `result`."""
+    """Return the locations of declared values in `value` that are not equal in `result`."""
     if isinstance(schema, dict) and "$ref" in schema:
         target = root
         for token in schema["$ref"].split("/")[1:]:
@@ -316,7 +316,7 @@ def _loses_nothing(schema: Schema, record: dict[str, Any], created: CastResult) 
 
 
 def _is_as_valid_as_in_typebox(schema: Schema, record: dict[str, Any], created: CastResult) -> None:
-    """Except where data would have to go: TypeBox starts anew where a `oneOf` or a `pattern` does not fit."""
+    """Except where data would be lost: TypeBox creates a new value if a `oneOf` or a `pattern` does not match."""
     theirs = record["strip"].get("cast", THROWS)
     if theirs is not THROWS and schema.check(theirs):
         faults = schema.errors(created.value)

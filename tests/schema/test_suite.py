@@ -21,7 +21,8 @@ DRAFTS = {
 }
 
 REMOTE = "http://localhost:1234/"
-"""Where the suite keeps what its schemas fetch. Nothing is fetched here, so those are refused."""
+"""The address of the documents that schemas of the suite fetch. Nothing is fetched here, so such schemas are
+rejected."""
 
 DEVIATIONS = {
     (

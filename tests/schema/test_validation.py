@@ -1,4 +1,4 @@
-"""Asking a schema about a value: as a list, as an exception, as text."""
+"""Validation of a value: failures as a list, as an exception, and as text."""
 
 import pytest
 

@@ -146,7 +146,7 @@ async def test_a_chunked_body_without_end_is_cut() -> None:
         )
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         with anyio.fail_after(10), suppress(ConnectionError):
-            # Either we read the refusal, or the connection is cut while we still write.
+            # Either we read the rejection, or the connection is closed while we still write.
             while not reader.at_eof():
                 writer.write(b"10000\r\n" + b"x" * 65536 + b"\r\n")
                 await writer.drain()

@@ -1,4 +1,4 @@
-"""Sizes, times, rates, and how much at a time."""
+"""Limits on sizes, times, rates and concurrency."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -140,7 +140,7 @@ async def test_the_concurrency_of_a_caller_is_counted_over_all_entry_points() ->
                 return error.code
             return "fine"
 
-        # Of a, by four ways and two spellings: two of these get in, whichever they are.
+        # Calls of caller `a` in four ways and two spellings: any two of them are admitted.
         of_a = [over_http("a"), over_a_socket(first), over_a_socket(second, "a")]
         of_a += [over_a_socket(second, f"a{' ' * count}") for count in range(1, 5)]
         tasks = [asyncio.create_task(call) for call in of_a]

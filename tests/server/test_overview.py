@@ -1,4 +1,4 @@
-"""`/operations` and `/calls`: a caller sees its own."""
+"""`/operations` and `/calls` show a caller only its own operations and calls."""
 
 import gc
 from contextlib import AsyncExitStack

@@ -1,4 +1,4 @@
-"""Where a server listens, and how it stops."""
+"""The address of a server, and its shutdown."""
 
 import asyncio
 import logging

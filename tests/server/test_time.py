@@ -174,7 +174,7 @@ async def test_a_client_that_leaves_after_a_slow_body_is_noticed() -> None:
             b'Content-Length: 12\r\n\r\n{"text"'
         )
         await writer.drain()
-        # Longer than the watch's patience: it has looked already, and must look again.
+        # Longer than the interval after which the server checks the client, so that a second check is needed.
         await asyncio.sleep(0.1)
         writer.write(b':"x"}')
         await wait_for(lambda: seen == ["x"])
@@ -272,7 +272,7 @@ async def test_a_body_that_arrives_during_identification_is_read() -> None:
         return len(text)
 
     async def resolver(connection: HTTPConnection) -> None:
-        # Longer than the watch's patience: it looks for the client meanwhile.
+        # Longer than the interval after which the server checks whether the client is connected.
         await asyncio.sleep(0.2)
 
     async with serving(registry, identity=resolver) as (url, session):
