@@ -6,13 +6,13 @@ limit.
 """
 
 REPEATED = {
-    "calls/test_faults_of_brokers.py::test_f4_calls_survive_a_broker_that_is_away_for_three_seconds": (
+    "calls/test_faults_of_brokers.py::test_f4_calls_survive_a_broker_that_is_unavailable_for_three_seconds": (
         "F4 promises that calls continue within one second after the broker is back"
     ),
     "calls/test_faults_of_brokers.py::test_f5_a_broker_that_stays_away_is_unavailable_and_costs_no_memory": (
         "F5 promises a bound on memory, measured as the resident size of the process"
     ),
-    "calls/test_faults_of_brokers.py::test_f27_a_crowd_of_clients_comes_back_one_after_the_other": (
+    "calls/test_faults_of_brokers.py::test_f27_a_crowd_of_clients_returns_one_after_the_other": (
         "F27 promises that 500 clients reconnect spread over at least two seconds"
     ),
     "calls/test_faults_of_load.py::test_f9_a_process_that_stops_reading_loses_nothing_and_holds_little": (

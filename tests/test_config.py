@@ -289,7 +289,7 @@ MISTAKES: list[tuple[str, str, int | None, str, str]] = [
         SHOP + "credentials.a = { client_id = 'x' }",
         3,
         "openapi.shop.credentials.a.client_secret",
-        "goes with client_id",
+        "is required with client_id",
     ),
     (
         "two credentials in one",
@@ -310,7 +310,7 @@ MISTAKES: list[tuple[str, str, int | None, str, str]] = [
         "[mcp.a]\nurl = 'http://a/'\nauth = { client_id = 'x' }",
         3,
         "mcp.a.auth.client_secret",
-        "is missing: it goes with client_id",
+        "is missing: it is required with client_id",
     ),
     (
         "a rule twice",
@@ -361,7 +361,7 @@ MISTAKES: list[tuple[str, str, int | None, str, str]] = [
         "[mcp.a]\nurl = 'http://a/'\nargs = ['x']",
         3,
         "mcp.a.args",
-        "goes with command only",
+        "can be used only with command",
     ),
     (
         "a transport for something else",
@@ -396,7 +396,7 @@ MISTAKES: list[tuple[str, str, int | None, str, str]] = [
         "[brokers.a]\nurl = 'redis://x'\ndurable = true",
         3,
         "brokers.a.durable",
-        "NATS only",
+        "only with NATS",
     ),
     (
         "a client of two words",

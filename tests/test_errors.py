@@ -87,7 +87,7 @@ def test_a_declared_code_is_recognised(exception: Exception, code: str, message:
     assert error.unexpected is (code == ErrorCode.EXECUTION_ERROR)
 
 
-def test_an_exception_that_cannot_be_printed_is_mapped_all_the_same() -> None:
+def test_an_exception_that_cannot_be_printed_is_mapped_anyway() -> None:
     class MuteError(Exception):
         def __str__(self) -> str:
             raise RuntimeError

@@ -326,7 +326,7 @@ ISSUE = {
     ],
     ids=["type", "enum", "maximum", "list for object", "sparse issue", "union"],
 )  # fmt: skip
-async def test_a_value_that_does_not_fit_stays_and_is_reported(
+async def test_a_value_that_does_not_match_stays_and_is_reported(
     schema: Any, result: Any, path: str
 ) -> None:
     envelope = await single(echo, output_schema=schema).execute("test.run", result)
@@ -958,7 +958,7 @@ async def _cut_short(registry: OperationRegistry, ready: asyncio.Event) -> None:
         await task
 
 
-async def test_a_task_that_waits_for_an_aborted_nested_call_lives_on() -> None:
+async def test_a_task_that_waits_for_an_aborted_nested_call_continues() -> None:
     registry = OperationRegistry()
     ready = asyncio.Event()
     bystander: list[asyncio.Task[str]] = []
@@ -1249,7 +1249,7 @@ async def test_data_of_an_envelope_is_converted_to_json() -> None:
     assert (await single(handler).execute("test.run")).data == {"at": "2026-01-02T00:00:00Z"}
 
 
-async def test_an_integer_that_cannot_be_written_is_no_json() -> None:
+async def test_an_integer_that_cannot_be_written_is_not_json() -> None:
     """R27, for inputs and for results."""
     error = await failing(single(echo), {"n": 10**5000})
     assert error.code == ErrorCode.VALIDATION_ERROR

@@ -93,7 +93,7 @@ async def test_an_annotated_envelope_is_returned_with_typed_data(
     assert envelope.meta.source == "local"
 
 
-async def test_data_that_does_not_fit_the_annotation_names_its_paths() -> None:
+async def test_data_that_does_not_match_the_annotation_names_its_paths() -> None:
     spec = OperationSpec(namespace="task", name="create", type=OperationType.MUTATION)
     registry = OperationRegistry()
     registry.register(Operation(spec, lambda *_: {"title": 5, "due": "2026-01-02"}))

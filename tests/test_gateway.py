@@ -118,7 +118,7 @@ async def test_a_change_of_the_registry_is_found() -> None:
 
 
 @pytest.mark.requirement("R07")
-async def test_a_call_runs_as_the_caller_and_is_no_nested_call() -> None:
+async def test_a_call_runs_as_the_caller_and_is_not_a_nested_call() -> None:
     gateway = Gateway(build())
 
     _, parent, trusted = (await gateway.call("task.list", 1, ANYONE)).data

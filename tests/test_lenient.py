@@ -75,7 +75,7 @@ FIELDS = ("number", "ratio", "flag", "numbers", "item", "items", "text", "maybe"
         ),
     ],
 )
-async def test_arguments_that_nearly_fit_are_converted_and_reported(
+async def test_arguments_that_nearly_match_are_converted_and_reported(
     sent: Any, taken: Any, changes: dict[str, str]
 ) -> None:
     seen: list[Any] = []

@@ -172,7 +172,7 @@ def test_call_error_always_has_message() -> None:
     assert CALL_EVENT_SCHEMAS["call.error"].check(wire)
 
 
-def test_an_empty_list_of_alternative_scopes_is_no_restriction() -> None:
+def test_an_empty_list_of_alternative_scopes_is_not_a_restriction() -> None:
     access = AccessControl(required_scopes_any=[])
     wire = {**SPEC, "accessControl": {"requiredScopes": [], "requiredScopesAny": []}}
 

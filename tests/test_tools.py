@@ -343,7 +343,7 @@ async def test_select_keeps_the_values_of_all_pointers() -> None:
     }
 
 
-async def test_a_result_that_cannot_be_cached_is_returned_all_the_same() -> None:
+async def test_a_result_that_cannot_be_cached_is_returned_anyway() -> None:
     registry = OperationRegistry()
     configure_tools(registry, {"shop.*": ToolConfig(cache=60)})
 

@@ -432,7 +432,7 @@ def _chosen(
         others = [keys[0] for cls, keys in missing.items() if cls is not best and len(keys) == 1]
         instead = f" Or give {' or '.join(others)}." if others else ""
         raise KeyFaultError(
-            (*path, missing[best][0]), f"is missing: it goes with {partner}.{instead}"
+            (*path, missing[best][0]), f"is missing: it is required with {partner}.{instead}"
         )
     return best, table
 

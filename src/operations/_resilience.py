@@ -72,7 +72,7 @@ class Backoff:
         if self._since is None:
             self._since = now
         ceiling = min(self._last, max(_SOON, self._first, (now - self._since) / 2 - 1))
-        # The exponent is bounded because a float is not.
+        # The exponent is bounded, because a float would overflow.
         pause = _random.uniform(0, min(ceiling, self._first * 2 ** min(self.attempt, 10)))
         self.attempt += 1
         return pause

@@ -147,7 +147,7 @@ def _read_operation(
     )
     namespace, dot, name = operation_id.partition(".")
     if not dot:
-        raise RegistrationError("an id is written namespace.name")
+        raise RegistrationError("an id has the form namespace.name")
     tags = options.get("tags", ())
     enforce_lists(tags=tags, scopes=options.get("scopes"), scopes_any=options.get("scopes_any"))
     spec = OperationSpec(

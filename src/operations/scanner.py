@@ -78,7 +78,7 @@ def scan_operations(
     Args:
         source: A folder, a Python file, the name of a package, or a package.
         read: Reads files and folders instead of the file system, for example from an archive; see `Read`. `source`
-        is then a path that `read` accepts.
+            is then a path that `read` accepts.
 
     Raises:
         FileNotFoundError: If `source` is neither a path nor a package that can be found, or is this library.

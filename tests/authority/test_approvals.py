@@ -460,7 +460,7 @@ async def test_a_missing_end_is_reported_as_not_checked_without_a_head(tmp_path:
         Ledger(path, KEY, head=tmp_path / "head").open()
 
 
-async def test_rotation_and_restarts_go_on_with_the_chain(tmp_path: Path) -> None:
+async def test_rotation_and_restarts_continue_with_the_chain(tmp_path: Path) -> None:
     path, head = tmp_path / "ledger.jsonl", tmp_path / "head"
     await written(path, 2, head=head)
     ledger = Ledger(path, KEY, head=head)

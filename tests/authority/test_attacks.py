@@ -394,7 +394,7 @@ async def test_fifty_callers_and_two_approvers_race_for_one_approval() -> None:
     assert len(office.ran) == results.count("deleted") == int("approved" in answers)
 
 
-async def test_an_old_answer_does_not_fit_a_new_request() -> None:
+async def test_an_old_answer_does_not_match_a_new_request() -> None:
     office = Office()
     await office.call()
     (old,) = await office.pending()
@@ -610,7 +610,7 @@ def test_a_deleted_ledger_or_an_old_copy_is_noticed(tmp_path: Path) -> None:
     assert verify([path], KEY, head).problem is not None
 
 
-def test_a_ledger_goes_on_after_a_crash_at_any_point(tmp_path: Path) -> None:
+def test_a_ledger_continues_after_a_crash_at_any_point(tmp_path: Path) -> None:
     path, head = tmp_path / "ledger.jsonl", tmp_path / "head"
     recorded(path, 2, head=head, sync=True)
     before = head.read_bytes()

@@ -98,7 +98,7 @@ def nobody_waiting() -> None:
 
 @pytest.mark.slow
 @pytest.mark.requirement("F5")
-async def test_everything_closes_while_the_broker_is_away(
+async def test_everything_closes_while_the_broker_is_unavailable(
     mortal: tuple[Broker, BrokerWorld], registry: OperationRegistry, tmp_path: Path
 ) -> None:
     broker, world = mortal

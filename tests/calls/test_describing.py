@@ -87,7 +87,7 @@ def test_one_name_for_two_things_stays_two_things() -> None:
         {"$ref": "#/$defs/A", "$defs": {"A": {"$ref": "#/$defs/B"}, "B": {"$ref": "#/$defs/A"}}},
     ],
 )
-def test_a_schema_comes_back_as_it_was(schema: Any) -> None:
+def test_a_schema_comes_back_unchanged(schema: Any) -> None:
     # Beside a document with definitions that this one lacks.
     filled = Schema(
         {"$ref": "#/$defs/Missing", "$defs": {"Missing": {"$ref": "#/$defs/B"}, "B": {}}}

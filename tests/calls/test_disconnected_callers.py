@@ -56,7 +56,7 @@ async def test_a_mutation_survives_a_short_outage_of_its_caller(
 
 
 @pytest.mark.requirement("F22", "R31")
-async def test_calls_of_a_caller_that_stays_away_are_cancelled(
+async def test_calls_of_a_caller_that_stays_unavailable_are_cancelled(
     broker_world: BrokerWorld, tmp_path: Path
 ) -> None:
     ledger = tmp_path / "ledger"

@@ -40,7 +40,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.alone
 @pytest.mark.requirement("R34", "F4")
-async def test_f4_calls_survive_a_broker_that_is_away_for_three_seconds(
+async def test_f4_calls_survive_a_broker_that_is_unavailable_for_three_seconds(
     mortal: tuple[Broker, BrokerWorld], registry: OperationRegistry, tmp_path: Path
 ) -> None:
     broker, world = mortal
@@ -148,7 +148,7 @@ async def test_f4_replies_arrive_after_a_reconnect_is_reported(
 
 
 @pytest.mark.requirement("R34", "F4")
-async def test_f4_a_connection_that_comes_back_while_workers_are_asked_is_asked_over_too(
+async def test_f4_a_connection_that_returns_while_workers_are_asked_is_asked_over_too(
     registry: OperationRegistry,
 ) -> None:
     """A client has several connections. It requests its replies over the first, and receives them over the last."""
@@ -475,7 +475,7 @@ def test_f27_pauses_are_short_at_first_and_spread_out_later() -> None:
 
 @pytest.mark.alone
 @pytest.mark.requirement("R48", "F27")
-async def test_f27_a_crowd_of_clients_comes_back_one_after_the_other(
+async def test_f27_a_crowd_of_clients_returns_one_after_the_other(
     mortal: tuple[Broker, BrokerWorld], caplog: pytest.LogCaptureFixture
 ) -> None:
     broker, world = mortal

@@ -63,7 +63,7 @@ def ticking() -> OperationRegistry:
 
 
 @pytest.mark.parametrize("wishes", [{}, {"idleTimeout": 2000}])
-async def test_a_plain_subscription_goes_on_while_items_come(
+async def test_a_plain_subscription_continues_while_items_come(
     ticking: OperationRegistry, monkeypatch: pytest.MonkeyPatch, wishes: dict[str, Any]
 ) -> None:
     monkeypatch.setattr("operations.calls.jobs.DEFAULT_TIMEOUT", 0.4)

@@ -513,7 +513,7 @@ async def test_r08_an_unchecked_credential_is_rejected_and_logged_at_the_worker(
     assert said in caplog.text
 
 
-async def test_a_peer_whose_list_is_no_list_only_calls() -> None:
+async def test_a_peer_whose_list_is_not_a_list_only_calls() -> None:
     spoke = OperationRegistry()
 
     @spoke.operation("services.list", type="query")

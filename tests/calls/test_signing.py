@@ -319,6 +319,6 @@ async def test_f18_a_mutation_that_is_sent_again_at_once_runs_once(
     assert len(started(path)) == 1
 
 
-def test_a_secret_that_is_none_is_refused() -> None:
+def test_an_invalid_secret_is_rejected() -> None:
     with pytest.raises(ValueError, match="16 bytes"):
         Signer("short")

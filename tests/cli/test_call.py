@@ -220,7 +220,7 @@ def test_bytes_go_into_a_pipe_or_a_file_unchanged(
     assert run("call", "work.image", "--envelope").json["encoding"] == "base64"
 
 
-def test_a_reader_that_leaves_is_no_error(folder: Path, environment: dict[str, str]) -> None:
+def test_a_reader_that_leaves_is_not_an_error(folder: Path, environment: dict[str, str]) -> None:
     done = subprocess.run(
         ["sh", "-c", f"{sys.executable} -m operations call work.count to=100000 | head -1"],
         capture_output=True, text=True, timeout=60, check=False, env=environment,

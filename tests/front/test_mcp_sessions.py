@@ -173,7 +173,7 @@ async def test_a_session_ends_when_its_key_is_revoked(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.requirement("R57")
-async def test_a_session_goes_on_with_a_renewed_key(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_session_continues_with_a_renewed_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("operations.front.RECHECK_SECONDS", 0.2)
     keys = Keys()
     async with serving(Limits(), keys) as client:

@@ -206,8 +206,8 @@ async def test_processes_that_cannot_start_are_not_started_again(
 @pytest.mark.parametrize(
     ("more", "fault"),
     [
-        ('[tools."a.*"]\nmax_bytes = 5000\n', "max_bytes goes with"),
-        ("console = true\n", "console goes with"),
+        ('[tools."a.*"]\nmax_bytes = 5000\n', "max_bytes can be used only with"),
+        ("console = true\n", "console can be used only with"),
     ],
 )
 def test_settings_that_need_one_process_are_mistakes(tmp_path: Path, more: str, fault: str) -> None:

@@ -68,7 +68,7 @@ async def test_audit_records_are_appended_to_a_private_file_also_after_rotation(
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
-async def test_calls_go_on_if_the_disk_is_full(
+async def test_calls_continue_if_the_disk_is_full(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write(tmp_path, '[audit]\nfile = "/dev/full"\n')

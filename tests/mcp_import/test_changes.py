@@ -140,7 +140,7 @@ def office(*, is_changed: bool = False) -> MCPServer:
 
 
 @pytest.mark.requirement("R24")
-async def test_strict_pins_hold_back_new_tools_and_changed_prompts_and_resources() -> None:
+async def test_strict_pins_reject_new_tools_and_changed_prompts_and_resources() -> None:
     async with connect_mcp("office", MCPClientConfig(server=office(), pin="strict")) as client:
         pins, known = client.pins, {each.spec.id for each in client}
         assert client.quarantined == []
@@ -177,7 +177,7 @@ async def test_strict_pins_hold_back_new_tools_and_changed_prompts_and_resources
 
 
 @pytest.mark.requirement("R24")
-async def test_a_tool_that_appears_later_is_held_back_by_strict_pins() -> None:
+async def test_a_tool_that_appears_later_is_rejected_with_strict_pins() -> None:
     server = office()
     async with connect_mcp("office", MCPClientConfig(server=server, pin="strict")) as client:
         registry = OperationRegistry()

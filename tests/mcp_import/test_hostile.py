@@ -53,7 +53,7 @@ async def test_a_server_that_exits_at_start_is_unavailable_and_its_last_words_ar
     assert "the configuration is missing" not in str(error.to_wire())
 
 
-async def test_a_server_that_never_answers_is_given_up_in_time() -> None:
+async def test_a_server_that_never_answers_is_abandoned_in_time() -> None:
     began = time.monotonic()
 
     error = await failure_of(raw("silent", connect_timeout=1))

@@ -104,7 +104,7 @@ async def test_a_url_that_does_not_respond_is_unavailable() -> None:
 
 
 @pytest.mark.parametrize("version", ["2025-11-25", "2026-07-28"])
-async def test_a_server_that_goes_away_and_comes_back_is_used_again(version: str) -> None:
+async def test_a_server_that_disconnects_and_returns_is_used_again(version: str) -> None:
     registry, port = OperationRegistry(), free_port()
     with anyio.fail_after(30):
         async with serving_demo(port) as url:
@@ -127,7 +127,7 @@ async def test_a_server_that_goes_away_and_comes_back_is_used_again(version: str
     assert again.data == {"result": 3}
 
 
-async def test_a_server_that_stays_away_is_reported_once(
+async def test_a_server_that_stays_unavailable_is_reported_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name in ("_CHECK_SECONDS", "_LONGEST_REFRESH_SECONDS"):
@@ -338,7 +338,7 @@ async def test_an_error_status_is_reported_with_the_beginning_of_its_body() -> N
     assert len(error.details["body"]) == 4096
 
 
-async def test_an_answer_that_never_comes_ends_at_the_configured_time() -> None:
+async def test_an_answer_that_never_arrives_ends_at_the_configured_time() -> None:
     def never(request: Request, message: dict[str, Any]) -> Response:
         async def nothing() -> AsyncGenerator[bytes]:
             while not await request.is_disconnected():

@@ -104,7 +104,7 @@ async def test_servers_close_in_any_order_and_from_any_task() -> None:
         assert not other.is_connected
 
 
-async def test_a_closing_that_is_cancelled_goes_on() -> None:
+async def test_a_closing_that_is_cancelled_continues() -> None:
     with anyio.fail_after(20), nothing_left_behind():
         loader = MCPClientLoader(wait=1)
         await loader.load({"good": raw("stubborn", shutdown_timeout=0.2), "mute": raw("silent")})
@@ -139,7 +139,7 @@ async def test_a_caller_cancelled_while_connecting_leaves_nothing() -> None:
 
 
 @pytest.mark.requirement("R44")
-async def test_a_server_that_dies_at_close_is_no_error() -> None:
+async def test_a_server_that_dies_at_close_is_not_an_error() -> None:
     with nothing_left_behind():
         async with connect_mcp("raw", raw()) as client:
             await OperationRegistry(client).execute("raw.exit_after", {})

@@ -246,7 +246,7 @@ async def test_results_with_too_many_values_are_refused_before_they_are_decoded(
         ("moved", {"statusCode": 307}),
     ],
 )
-async def test_answers_that_are_no_results_are_errors(name: str, details: Any) -> None:
+async def test_answers_that_are_not_results_are_errors(name: str, details: Any) -> None:
     async with connected(Upstream()) as registry:
         with pytest.raises(CallError) as caught:
             await registry.execute(f"raw.{name}", {})

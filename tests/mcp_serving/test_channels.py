@@ -174,7 +174,7 @@ async def test_log_messages_reach_the_caller_from_the_level_it_set(
 
 @BOTH
 @pytest.mark.requirement("R31")
-async def test_a_caller_that_gives_up_stops_the_handler(
+async def test_a_caller_that_stops_waiting_stops_the_handler(
     registry: OperationRegistry, era: str
 ) -> None:
     started, stopped = asyncio.Event(), asyncio.Event()

@@ -652,7 +652,7 @@ async def test_requests_without_a_session_are_refused() -> None:
     ("body", "code"),
     [(b"{", -32700), (b"[]", -32602), (b'{"jsonrpc": "2.0", "id": {}, "method": "x"}', -32600)],
 )
-async def test_bodies_that_are_no_messages_are_refused(body: bytes, code: int) -> None:
+async def test_bodies_that_are_not_messages_are_refused(body: bytes, code: int) -> None:
     async with connected(to_mcp(example()).asgi_app()) as peer:
         headers = {**peer.headers, "content-type": "application/json"}
         answer = await peer.http.post("/mcp", content=body, headers=headers)

@@ -306,7 +306,7 @@ async def test_a_body_beyond_the_limit_is_refused(lean: bool) -> None:
     assert (whole.status_code, pieced.status_code) == (413, 413)
 
 
-async def test_a_body_that_does_not_come_is_given_up() -> None:
+async def test_a_body_that_does_not_arrive_is_abandoned() -> None:
     async with serving(to_mcp(example(), limits=Limits(body_seconds=0.1)).asgi_app()) as address:
         reader, writer = await asyncio.open_connection("127.0.0.1", int(address.rpartition(":")[2]))
         writer.write(b"POST /mcp HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n{")

@@ -108,7 +108,7 @@ async def test_resources_without_access_are_not_listed(era: str, uri: str) -> No
 
 
 @BOTH
-async def test_a_variable_that_does_not_fit_is_refused_by_the_operation(era: str) -> None:
+async def test_a_variable_that_does_not_match_is_refused_by_the_operation(era: str) -> None:
     async with Client(to_mcp(library()), mode=era) as client:
         with pytest.raises(MCPError) as caught:
             await client.read_resource("book://Emma/pages/seven")

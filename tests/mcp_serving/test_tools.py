@@ -74,7 +74,7 @@ async def test_a_tool_has_the_contract_of_its_operation(era: str) -> None:
 
 
 @BOTH
-async def test_outputs_that_are_no_objects_are_wrapped_for_older_clients_only(era: str) -> None:
+async def test_outputs_that_are_not_objects_are_wrapped_for_older_clients_only(era: str) -> None:
     async with Client(to_mcp(example()), mode=era) as client:
         tools = {tool.name: tool.output_schema for tool in (await client.list_tools()).tools}
         added = await client.call_tool("math__add", {"a": 1})
@@ -248,7 +248,7 @@ async def test_an_imported_envelope_passes_its_blocks_on(
 
 
 @BOTH
-async def test_an_input_that_is_no_object_stands_under_input(era: str) -> None:
+async def test_an_input_that_is_not_an_object_stands_under_input(era: str) -> None:
     async def total(value: Any, _context: OperationContext) -> Any:
         return {"total": sum(value)}
 

@@ -604,7 +604,7 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
     ],
     ids=range(12),
 )
-async def test_an_answer_that_is_no_http_is_an_error_and_the_next_call_works(
+async def test_an_answer_that_is_not_http_is_an_error_and_the_next_call_works(
     garbage: bytes,
 ) -> None:
     answers = [garbage, GOOD]

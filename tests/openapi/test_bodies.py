@@ -102,7 +102,7 @@ def test_a_value_that_cannot_be_written_is_rejected(kind: str, value: Any) -> No
     assert caught.value.code == ErrorCode.VALIDATION_ERROR
 
 
-def test_a_file_that_is_none_is_refused() -> None:
+def test_an_invalid_file_is_rejected() -> None:
     schema = {"properties": {"f": {"type": "string", "format": "binary"}}}
     for value in (7, {}, {"filename": "x"}):
         with pytest.raises(CallError):

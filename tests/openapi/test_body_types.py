@@ -63,7 +63,7 @@ async def test_a_media_type_that_is_not_offered_is_rejected(echo: Echo) -> None:
     assert caught.value.code == ErrorCode.VALIDATION_ERROR
 
 
-async def test_a_body_that_does_not_fit_the_named_media_type_is_rejected(echo: Echo) -> None:
+async def test_a_body_that_does_not_match_the_named_media_type_is_rejected(echo: Echo) -> None:
     offered = {"application/json": {"schema": OBJECT}, "text/csv": {"schema": {"type": "string"}}}
     doc = document("/x", "post", **offering(**offered))
     with pytest.raises(CallError) as caught:

@@ -309,7 +309,7 @@ async def test_a_response_is_saved_to_an_open_file() -> None:
     assert result.data == {"size": 7, "contentType": "application/pdf"}
 
 
-async def test_a_json_response_can_be_saved_as_it_came(tmp_path: Path) -> None:
+async def test_a_json_response_can_be_saved_unchanged(tmp_path: Path) -> None:
     schema = {"type": "object", "properties": {"declared": {"type": "string"}}}
     answer = {"200": {"description": "", "content": {"application/json": {"schema": schema}}}}
     async with connected(document("/files", responses=answer)) as (server, registry):
@@ -345,7 +345,7 @@ async def test_a_file_is_not_replaced_by_half_a_response(fault: str, tmp_path: P
     assert names(tmp_path) == ["kept"]
 
 
-async def test_a_download_may_take_longer_than_the_timeout_as_long_as_it_goes_on(
+async def test_a_download_may_take_longer_than_the_timeout_as_long_as_it_continues(
     tmp_path: Path,
 ) -> None:
     goes_on = asyncio.Event()

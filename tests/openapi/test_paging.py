@@ -133,7 +133,7 @@ def test_a_document_can_describe_its_paging(more: dict[str, Any], expected: Pagi
 
 
 @pytest.mark.requirement("R06")
-async def test_a_next_page_at_another_origin_is_not_asked_for() -> None:
+async def test_a_next_page_at_another_origin_is_not_requested() -> None:
     async def respond(request: web.Request) -> web.Response:
         return web.json_response({"next": "https://elsewhere.example/items?page=2"})
 

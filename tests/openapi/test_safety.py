@@ -352,7 +352,7 @@ async def test_no_redirect_crosses_an_origin(status: int, follow: bool, echo: Ec
         (308, "POST", b"{}"),
     ],
 )
-async def test_a_redirect_within_its_origin_is_followed_when_asked_for(
+async def test_a_redirect_within_its_origin_is_followed_on_request(
     status: int, method: str, body: bytes
 ) -> None:
     arrived: list[tuple[str, str, bytes]] = []
@@ -423,7 +423,7 @@ async def test_redirects_share_the_time_of_their_call() -> None:
 
 
 @pytest.mark.requirement("R06")
-async def test_redirects_that_never_end_are_given_up() -> None:
+async def test_redirects_that_never_end_are_abandoned() -> None:
     async def around(request: web.Request) -> web.Response:
         return web.Response(status=302, headers={"Location": "/thing"})
 

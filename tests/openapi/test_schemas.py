@@ -199,7 +199,7 @@ def test_a_discriminator_is_described_and_permits_overlapping_members() -> None:
     assert Schema(built).check({"kind": "cat"})
 
 
-def test_files_are_files_only_where_the_request_is_no_json() -> None:
+def test_files_are_files_only_where_the_request_is_not_json() -> None:
     binary = {"type": "string", "format": "binary"}
     assert build(binary) == binary
     assert build(binary, Direction.UPLOAD) == FILE_SCHEMA

@@ -566,7 +566,7 @@ async def test_a_stream_is_opened_with_a_new_token_after_a_401() -> None:
 
 
 @pytest.mark.parametrize("given", [{}, ("u", "p", "q")])
-def test_a_credential_that_is_none_is_refused(given: Any) -> None:
+def test_an_invalid_credential_is_rejected(given: Any) -> None:
     with pytest.raises(ValueError, match=r"credential|login"):
         from_openapi(document(), HTTPServiceConfig(namespace="api", credentials={"key": given}))
 
@@ -677,7 +677,9 @@ async def test_arguments_replace_nothing_in_the_query_of_the_base_url(echo: Echo
 @pytest.mark.parametrize(
     "name", ["content_length", "X_Forwarded_For", "mcp_session_id", "Transfer.Encoding"]
 )
-async def test_a_reserved_header_in_another_spelling_is_no_argument(name: str, echo: Echo) -> None:
+async def test_a_reserved_header_in_another_spelling_is_not_an_argument(
+    name: str, echo: Echo
+) -> None:
     parameter = {"in": "header", "name": name, "schema": {"type": "string"}}
     async with imported(document(parameters=[parameter]), base_url=echo.url) as registry:
         with pytest.raises(CallError) as caught:

@@ -132,7 +132,7 @@ async def test_done_ends_a_stream() -> None:
         assert [e.data for e in await collected(streaming(), url)] == [1]
 
 
-async def test_a_lost_stream_is_taken_up_where_it_was() -> None:
+async def test_a_lost_stream_is_resumed() -> None:
     asked: list[str | None] = []
 
     async def respond(request: web.Request) -> web.StreamResponse:
@@ -246,7 +246,7 @@ async def test_a_stream_without_ids_ends_when_it_is_closed() -> None:
     assert count == 1
 
 
-async def test_a_mutations_stream_is_never_asked_for_twice() -> None:
+async def test_a_mutations_stream_is_never_requested_twice() -> None:
     count = 0
 
     async def respond(request: web.Request) -> web.StreamResponse:
@@ -375,7 +375,7 @@ async def test_a_server_that_stops_talking_is_a_timeout(where: str) -> None:
         assert caught.value.code == ErrorCode.TIMEOUT
 
 
-async def test_a_stream_follows_redirects_when_asked_for() -> None:
+async def test_a_stream_follows_redirects_on_request() -> None:
     async def respond(request: web.Request) -> web.StreamResponse:
         if request.path == "/events":
             return web.Response(status=307, headers={"Location": "/moved"})

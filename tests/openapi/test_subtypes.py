@@ -115,7 +115,7 @@ def test_mapped_schemas_that_do_not_extend_the_base_are_subtypes() -> None:
     assert built["$defs"]["Pet"]["anyOf"][0] == {"$ref": "#/$defs/Dog"}
 
 
-def test_a_union_whose_members_extend_it_is_no_circle() -> None:
+def test_a_union_whose_members_extend_it_is_not_a_circle() -> None:
     listed = [{"$ref": "#/components/schemas/Dog"}, {"$ref": "#/components/schemas/Cat"}]
     built = build(PET, Pet={**BASE, "oneOf": listed}, Dog=DOG, Cat=CAT)
     assert built["$defs"]["Dog"]["allOf"][0] == {"$ref": "#/$defs/Pet.base"}

@@ -117,7 +117,7 @@ async def test_a_proxy_does_not_reach_hosts_that_only_the_document_names(
     assert proxy.targets == []
 
 
-async def test_a_proxy_that_is_away_is_named_without_its_login(unused_port: int) -> None:
+async def test_a_proxy_that_is_unavailable_is_named_without_its_login(unused_port: int) -> None:
     proxy = f"http://me:s3cret@127.0.0.1:{unused_port}"
     config: dict[str, Any] = {"base_url": "http://api.example.com", "proxy": proxy, "retries": 0}
     assert "s3cret" not in repr(HTTPServiceConfig(namespace="api", **config))

@@ -84,7 +84,7 @@ async def calling(
 
 @pytest.mark.requirement("R34", "F4")
 @pytest.mark.parametrize("is_killed", [False, True])
-async def test_calls_go_on_after_sentinel_has_promoted_a_replica(
+async def test_calls_continue_after_sentinel_has_promoted_a_replica(
     tmp_path: Path, is_killed: bool
 ) -> None:
     """The master is killed, or replaced on request as in a rolling restart."""
@@ -200,7 +200,7 @@ async def test_in_a_cluster_any_node_leads_to_the_shard_of_the_prefix(
 
 
 @pytest.mark.requirement("R34", "R36")
-async def test_calls_go_on_while_a_replica_takes_over_a_shard(
+async def test_calls_continue_while_a_replica_takes_over_a_shard(
     cluster: list[Broker], tmp_path: Path
 ) -> None:
     """First the master hands it over, as in a rolling restart; then the new master is killed."""

@@ -92,7 +92,7 @@ async def test_r16_with_tls_messages_are_encrypted(certificate: Path, more: str)
 
 
 @pytest.mark.requirement("R16")
-async def test_r16_a_server_that_comes_back_without_tls_is_not_talked_to(
+async def test_r16_a_server_that_returns_without_tls_is_not_talked_to(
     certificate: Path, nats_server: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:
     with running(secured(certificate)) as broker:
@@ -177,7 +177,7 @@ async def test_an_address_without_a_server_is_named_with_the_reason(
 
 
 @pytest.mark.parametrize("group", ["a b", "a.*", ">", "", ".a", "b\u00fcro", "a\r\nPUB x 1"])
-async def test_a_group_that_is_no_subject_is_refused_at_the_start(
+async def test_a_group_that_is_not_a_subject_is_refused_at_the_start(
     nats_server: Broker, group: str
 ) -> None:
     async with connect_nats(nats_server.url) as target:

@@ -935,7 +935,7 @@ def test_an_object_lookalike_is_not_converted(odd: Any) -> None:
 
 
 @pytest.mark.parametrize("number", [{"type": "number"}, {"type": "number", "minimum": 0}])
-def test_a_decimal_is_text_that_becomes_a_number_where_one_is_asked_for(number: Any) -> None:
+def test_a_decimal_is_text_that_becomes_a_number_where_one_is_requested(number: Any) -> None:
     value = decimal.Decimal("0.50")
     for schema in (number, {"anyOf": [number, {"type": "null"}]}):
         assert Schema(schema).cast(value) == Schema(schema).cast("0.50")
@@ -1002,7 +1002,7 @@ def test_a_whole_float_is_reported_as_a_number() -> None:
     ]
 
 
-def test_a_key_that_is_no_unicode_is_no_json() -> None:
+def test_a_key_that_is_not_unicode_is_not_json() -> None:
     with pytest.raises(JSONValueError, match="surrogate"):
         Schema({"type": "object"}).compile().normaliser("create")({"\ud800": 1})
 

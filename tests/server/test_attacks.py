@@ -156,7 +156,7 @@ async def test_a_chunked_body_without_end_is_cut() -> None:
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 16 * 1024
 
 
-async def test_a_slow_body_is_given_up() -> None:
+async def test_a_slow_body_is_abandoned() -> None:
     async with attacked(Limits(body_seconds=0.2)) as port:
         answer = await exchange(port, request(content_length="50"))
 
@@ -185,7 +185,7 @@ async def test_idle_and_half_open_connections_block_no_client() -> None:
 
 
 @pytest.mark.parametrize("first", [b"", b"POST /test/run HTTP/1.1\r\nHost: loc", b"\r\n"])
-async def test_a_head_that_does_not_come_is_not_waited_for(
+async def test_a_head_that_does_not_arrive_is_not_waited_for(
     first: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("operations.server.protocol.HEAD_SECONDS", 0.2)

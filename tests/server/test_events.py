@@ -283,7 +283,7 @@ RESUMABLE: dict[str, Any] = {
 }
 
 
-async def test_a_stream_that_can_is_taken_up_where_it_broke_off() -> None:
+async def test_a_stream_that_can_is_resumed() -> None:
     client = Client(serving(counting, **RESUMABLE))
 
     whole = await client.get("/test/items")

@@ -76,11 +76,11 @@ async def test_search_finds_operations_that_the_caller_may_call() -> None:
         "/schema",
     ],
 )
-async def test_requests_that_do_not_fit_are_refused(target: str) -> None:
+async def test_requests_that_do_not_match_are_refused(target: str) -> None:
     assert (await serving().get(target)).status == 422
 
 
-async def test_a_request_that_does_not_fit_is_reported_with_its_path() -> None:
+async def test_a_request_that_does_not_match_is_reported_with_its_path() -> None:
     response = await serving().post("/batch", json={"calls": [{"operation": 7}]})
 
     assert response.status == 422

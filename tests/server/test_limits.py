@@ -63,7 +63,7 @@ async def test_a_body_of_unknown_size_is_refused_while_it_arrives() -> None:
 
 
 @pytest.mark.parametrize("length", ["99999999999999999999999", "-1", "1_0", "٣"])
-async def test_a_length_that_is_none_is_refused(length: str) -> None:
+async def test_an_invalid_length_is_rejected(length: str) -> None:
     with pytest.raises(CallError):
         await read_body(_never, {b"content-length": length.encode()}, Limits())
 

@@ -118,7 +118,9 @@ async def test_query_parameters_are_typed_by_the_schema(query: str, expected: An
         ("unknown=1", "/unknown"),
     ],
 )
-async def test_query_parameters_that_do_not_fit_are_refused_by_name(query: str, path: str) -> None:
+async def test_query_parameters_that_do_not_match_are_refused_by_name(
+    query: str, path: str
+) -> None:
     response = await serving(echo, **QUERY).get(f"/test/run?{query}")
 
     assert (response.status, response.json["code"]) == (422, "VALIDATION_ERROR")
@@ -130,7 +132,7 @@ async def test_a_query_that_cannot_be_read_is_malformed(query: str) -> None:
     assert (await serving(echo, **QUERY).get(f"/test/run?{query}")).status == 400
 
 
-async def test_an_input_that_is_no_plain_object_travels_whole() -> None:
+async def test_an_input_that_is_not_a_plain_object_travels_whole() -> None:
     client = serving(echo, type=OperationType.QUERY, input_schema={"type": "array"})
 
     assert (await client.get("/test/run?input=[1,2]")).json == {"input": [1, 2]}
@@ -263,7 +265,7 @@ async def test_content_goes_by_the_envelope(result: Any, content_type: str, body
     assert ("content-security-policy" in response.headers) == (content_type != "application/json")
 
 
-async def test_meta_comes_in_a_header_when_asked_for() -> None:
+async def test_meta_comes_in_a_header_on_request() -> None:
     async def give(input: Any, context: OperationContext) -> Any:
         return http_envelope(
             1, status_code=201, headers={"x": "é" * input["n"]}, content_type="application/json"

@@ -192,7 +192,7 @@ async def test_the_server_does_not_name_itself() -> None:
         assert "server" not in response.headers
 
 
-def test_an_entry_point_that_is_no_application_is_refused_at_once() -> None:
+def test_an_entry_point_that_is_not_an_application_is_refused_at_once() -> None:
     registry = OperationRegistry()
     with pytest.raises(TypeError, match="asgi_app"):
         create_app(registry, mcp=to_mcp(registry))  # type: ignore[arg-type]

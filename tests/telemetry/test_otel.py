@@ -75,7 +75,7 @@ async def test_nested_calls_are_children_and_current_while_they_run(
     assert not trace.get_current_span().get_span_context().is_valid
 
 
-async def test_a_trace_goes_on_through_the_http_server(registry: OperationRegistry) -> None:
+async def test_a_trace_continues_through_the_http_server(registry: OperationRegistry) -> None:
     telemetry, seen = Telemetry(registry), build(registry)
     client = Client(create_app(registry))
     sent = {"traceparent": PARENT, "tracestate": "a=b"}

@@ -83,7 +83,7 @@ def convert_input(compiled: CompiledSchema, value: Any) -> Converted | None:
             place = None if fault.keyword in _FIXED else _place(holder, fault.path)
             text = None if place is None else place.value
             if isinstance(text, str):
-                # At least the number of values in it.
+                # An upper bound of the number of values in the text.
                 budget -= 1 + sum(map(text.count, ",[{"))
             message = None if place is None or budget < 0 else _convert(place)
             if message is None:

@@ -410,9 +410,9 @@ def _mcp(server: MCPEntry, path: Path) -> Found:
         return
     for key in ("headers", "auth") if url is None else ("args", "env", "cwd"):
         if options.get(key):
-            yield (*path, key), f"goes with {'url' if url is None else 'command'} only."
+            yield (*path, key), f"can be used only with {'url' if url is None else 'command'}."
     if url is None and server.token is not None:
-        yield (*path, "token"), "goes with url only."
+        yield (*path, "token"), "can be used only with url."
     if command is not None and not command.strip():
         yield (*path, "command"), "is empty. Name a program."
     elif command is not None and " " in command and not FilePath(command).exists():
@@ -430,7 +430,7 @@ def _broker(broker: BrokerEntry, path: Path) -> Found:
         yield (*path, "url"), 'contains a password: move it to password = { env = "NAME" }.'
     known = {key for cls in broker.classes() for key in keys_of(cls)}
     for key in options.keys() - known:
-        yield (*path, key), f"goes with {'Redis' if broker.is_nats else 'NATS'} only."
+        yield (*path, key), f"can be used only with {'Redis' if broker.is_nats else 'NATS'}."
     if "client" in options and not _NAMESPACE.fullmatch(options["client"]):
         yield (*path, "client"), "must be one word of letters, digits, '_' and '-'."
     if "namespace" in options:
@@ -477,7 +477,7 @@ def _serve(serve: ServeEntry, config: Config) -> Found:
 
 def _shared(config: Config) -> Found:
     """Report settings that need shared state and therefore do not work with several processes."""
-    only = "goes with serve.processes = 1 only:"
+    only = "can be used only with serve.processes = 1:"
     if config.serve.options.get("console"):
         yield ("serve", "console"), f"{only} a session exists in one process only."
     for name, tool in config.tools.items():

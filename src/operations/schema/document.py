@@ -125,7 +125,7 @@ class Schema:
         document: The schema, or a function that returns it, which is called once when first needed. The document must
             not be modified afterwards.
         lenient: Whether a document that cannot be compiled accepts any value, with one warning on the logger
-        `operations`, instead of raising `SchemaError` when first used.
+            `operations`, instead of raising `SchemaError` when first used.
         shared: Compiles the definitions of many documents once. These documents have the same objects under the same
             names in `$defs`.
     """
@@ -204,7 +204,7 @@ class Schema:
         """Return the compiled schema, which is created once.
 
         Raises:
-            SchemaError: If the document is not a JSON Schema or beyond a limit; the message names the place.
+            SchemaError: If the document is not a JSON Schema or exceeds a limit; the message names the location.
         """
         compiled = self._compiled
         if compiled is None:
