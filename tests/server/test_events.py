@@ -114,6 +114,33 @@ async def test_changes_of_an_item_are_comments_and_reach_an_importer() -> None:
     ]
 
 
+async def test_items_of_text_and_bytes_are_restored_by_an_importer() -> None:
+    registry = OperationRegistry()
+
+    @registry.operation("s.text")
+    async def text() -> AsyncIterator[str]:
+        for item in ("a", '{"x": 1}', "", "1"):
+            yield item
+
+    @registry.operation("s.bytes")
+    async def content() -> AsyncIterator[bytes]:
+        yield b"\0\xff"
+
+    @registry.operation("s.any")
+    async def anything() -> AsyncIterator[Any]:
+        for item in ("AP8=", b"\0\xff", None, 1):
+            yield item
+
+    with anyio.fail_after(10):
+        async with running(create_app(registry)) as url:
+            config = HTTPServiceConfig(namespace="s", restore=True)
+            async with await from_openapi_url(f"{url}/openapi.json", config) as service:
+                there = OperationRegistry(service)
+                for spec in registry.specs():
+                    expected = [item.data async for item in registry.subscribe(spec.id)]
+                    assert [item.data async for item in there.subscribe(spec.id)] == expected
+
+
 async def test_the_head_comes_before_the_first_item() -> None:
     async def items(input: Any, context: OperationContext) -> AsyncIterator[Any]:
         await asyncio.Event().wait()

@@ -7,6 +7,7 @@ known events are skipped.
 """
 
 import asyncio
+from base64 import b64decode
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from functools import partial
@@ -176,16 +177,18 @@ class EventStream:
                         # A heartbeat without data.
                         continue
                     marks = {"sse-event": event.event, "last-event-id": self._last_id}
-                    data = event.data if described.has_text_items else event_data(event.data)
+                    is_text = described.has_text_items and not self._is_ours
+                    data = event.data if is_text else event_data(event.data)
+                    meta = object_of(event_data(event.meta)) if self._is_ours and event.meta else {}
+                    if meta.get("encoding") == "base64" and isinstance(data, str):
+                        data = b64decode(data)
                     envelope: ResponseEnvelope[Any] = item(
                         data,
                         headers={**headers, **marks},
                         sequence=event.last_event_id or None,
                         is_raw=data is event.data and not described.takes_text(event.data),
                     )
-                    if self._is_ours and event.meta:
-                        envelope = read_changes(envelope, event_data(event.meta))
-                    yield envelope
+                    yield read_changes(envelope, meta) if meta else envelope
                 if decoder.retry is not None:
                     self._pause = min(decoder.retry / 1000, MAX_PAUSE)
             if is_resumed and is_behind:

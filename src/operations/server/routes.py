@@ -368,11 +368,12 @@ def _media_type(envelope: ResponseEnvelope[Any]) -> bytes:
     return (kind if kind and is_writable else BINARY).encode()
 
 
-def _meta_text(meta: ResponseMeta) -> bytes:
-    """Return the part of `meta` that fits into a header: all of it, its changes, or their number."""
+def _meta_text(meta: ResponseMeta, **more: str) -> bytes:
+    """Return the part of `meta` that fits into a header: all of it, its changes, or their number; and `more`."""
     whole: JSONObject = msgspec.to_builtins(meta)
     changes = {key: whole[key] for key in ("changes", "changesCount") if key in whole}
-    source = {"source": meta.source, "omitted": True}
+    whole |= more
+    source = {"source": meta.source, "omitted": True, **more}
     count = {"changesCount": meta.changes_count} if changes else {}
     # Headers are ASCII; JSON escapes other characters.
     texts = (json.dumps(part, separators=(",", ":")) for part in (whole, source | changes))
@@ -544,7 +545,8 @@ class _Response:
         if (event_id := self._resuming.event_id(data)) is not None:
             text = b"id: " + event_id + b"\n" + text
         if b"operations-meta" in self._state.headers:
-            return b": operations-meta " + _meta_text(meta) + b"\n" + text
+            more = {"encoding": "base64"} if isinstance(data, bytes) else {}
+            return b": operations-meta " + _meta_text(meta, **more) + b"\n" + text
         count = meta.changes_count
         return b": operations-changes %d\n" % count + text if count else text
 
