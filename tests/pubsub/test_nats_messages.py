@@ -13,7 +13,7 @@ def listening() -> tuple[ReconnectingClient, list[tuple[bytes, str, str]]]:
     client, taken = ReconnectingClient(), list[tuple[bytes, str, str]]()
     subscription = object()
     client._subs[7] = subscription  # type: ignore[assignment]
-    client.take_at_once(subscription, lambda *message: taken.append(message))
+    client.handle_directly(subscription, lambda *message: taken.append(message))
     return client, taken
 
 

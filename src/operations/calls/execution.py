@@ -307,7 +307,7 @@ class JobRunner(ABC):
         If it waited long, ask its caller, because another worker may have it too.
         """
         if job.claim is not None:
-            is_ours = await job.claim.take(alone=not job.replayable or job.request.attempt > 1)
+            is_ours = await job.claim.acquire(alone=not job.replayable or job.request.attempt > 1)
             job.claim = None
             if not is_ours and not job.answered:
                 self._drop(job)
@@ -561,7 +561,7 @@ class JobRunner(ABC):
     async def _send_claimed(self, job: Job, body: bytes) -> None:
         """Reply to a request that has not started, unless another worker has it."""
         claim, job.claim = job.claim, None
-        if claim is None or await claim.take(alone=False):
+        if claim is None or await claim.acquire(alone=False):
             await self.target.send(job.reply_to, body)
 
     def _expire(self, job: Job) -> None:

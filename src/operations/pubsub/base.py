@@ -55,7 +55,7 @@ class Claim(Protocol):
         """Remove the message from the queue without waiting for the broker."""
         ...
 
-    async def take(self, *, alone: bool) -> bool:
+    async def acquire(self, *, alone: bool) -> bool:
         """Remove the message from the queue; return False if another consumer has it, or may have it.
 
         Args:
@@ -480,7 +480,7 @@ class BatchSize:
         self._loop = asyncio.get_running_loop()
         self.is_full = False
         """Whether the worker has no free slot, so that it is not reading."""
-        self.taking = asyncio.Lock()
+        self.starting = asyncio.Lock()
         """Held while a single message is started. The lock is fair, so messages start in order."""
 
     @property
@@ -515,8 +515,8 @@ class BatchSize:
                 self._size = 1
                 return
             before = now
-        if self.taking.locked():
-            async with self.taking:
+        if self.starting.locked():
+            async with self.starting:
                 before = self._loop.time()
             if before - now > _BLOCKED + count * _TAKEN:
                 self._size = 1

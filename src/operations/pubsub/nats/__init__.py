@@ -54,8 +54,8 @@ from operations.pubsub.config import (
 from operations.pubsub.nats.client import (
     NATS_ERRORS,
     SUBJECT,
+    MessageHandler,
     ReconnectingClient,
-    Take,
     sender_of,
     subject_of,
 )
@@ -134,7 +134,7 @@ class _Consumers:
         self._seen_at.clear()
         self._asked_at = float("-inf")
 
-    def gone(self, name: str) -> None:
+    def remove(self, name: str) -> None:
         """Remove a disconnected consumer."""
         self._seen_at.pop(name, None)
 
@@ -332,15 +332,17 @@ class NatsTarget(EventTarget):
 
             async def subscribe() -> None:
                 for address in dict.fromkeys(addresses):
-                    take, heed = self._handlers(address, receiver)
-                    await self._nats.take_from(self._heard_at(address), take, undo, heed=heed)
+                    handle, on_empty = self._handlers(address, receiver)
+                    await self._nats.subscribe_to(
+                        self._listening_subject(address), handle, undo, on_empty=on_empty
+                    )
 
-            await self._nats.arrive(map(self._heard_at, addresses), subscribe)
+            await self._nats.confirm(map(self._listening_subject, addresses), subscribe)
             self._receivers.append(receiver)
             undo.callback(self._receivers.remove, receiver)
             return undo.pop_all()
 
-    def _heard_at(self, address: str) -> str:
+    def _listening_subject(self, address: str) -> str:
         """Return the subjects for messages to an address."""
         if address.startswith(self._box_space):
             return f"{address}.>"
@@ -348,15 +350,15 @@ class NatsTarget(EventTarget):
 
     def _handlers(
         self, address: str, receiver: Receiver
-    ) -> tuple[Take, Callable[[Any], Awaitable[None]]]:
+    ) -> tuple[MessageHandler, Callable[[Any], Awaitable[None]]]:
         """Return the handlers of messages, and of those without a body: pings, and reports of undelivered requests."""
         is_control = address.startswith(self._control_space)
 
-        def take(body: bytes, _: str, subject: str) -> None:
+        def handle(body: bytes, _: str, subject: str) -> None:
             sender = self._sender_of(subject) if is_control else ""
             receiver.receive(Delivery(body, sender=sender))
 
-        async def heed(message: Any) -> None:
+        async def on_empty(message: Any) -> None:
             if message.reply:
                 # A ping, which a client may send only with its own reply address.
                 if not is_control or message.reply.startswith(self._sender_of(message.subject)):
@@ -365,10 +367,10 @@ class NatsTarget(EventTarget):
                 key, _, consumer = message.subject[len(address) + 1 :].partition("=")
                 if consumer:
                     for consumers in self._consumers.values():
-                        consumers.gone(consumer)
+                        consumers.remove(consumer)
                 receiver.undelivered(key, bool(consumer))
 
-        return take, heed
+        return handle, on_empty
 
     async def send(self, address: str, body: bytes) -> None:
         """Publish to a mailbox, topic or control address of this prefix, or to the inbox of a plain NATS client."""
@@ -402,7 +404,7 @@ class NatsTarget(EventTarget):
         """
         self._affinity.enforce()
 
-        def pick(body: bytes, reply: str, subject: str) -> None:
+        def receive_request(body: bytes, reply: str, subject: str) -> None:
             sender = self._sender_of(subject)
             if reply.startswith(self._box_space):
                 # The last token is the id of the request.
@@ -416,18 +418,18 @@ class NatsTarget(EventTarget):
         subject, roll_call = self._all_of(queue), self._all_of(queue, "who")
         own = f"{self._prefix}.to.{name}.*"
 
-        def present(_: bytes, inbox: str, subject: str) -> None:
+        def answer_roll_call(_: bytes, inbox: str, subject: str) -> None:
             if inbox.startswith(self._sender_of(subject)) and SUBJECT.fullmatch(inbox):
                 self._nats.start(self._answer(inbox, name))
 
         async with AsyncExitStack() as undo:
 
             async def subscribe() -> None:
-                await self._nats.take_from(subject, pick, undo, queue="workers")
-                await self._nats.take_from(own, pick, undo)
-                await self._nats.take_from(roll_call, present, undo)
+                await self._nats.subscribe_to(subject, receive_request, undo, queue="workers")
+                await self._nats.subscribe_to(own, receive_request, undo)
+                await self._nats.subscribe_to(roll_call, answer_roll_call, undo)
 
-            await self._nats.arrive([subject, own, roll_call], subscribe)
+            await self._nats.confirm([subject, own, roll_call], subscribe)
             if self._jetstream is not None:
                 reader = await self._jetstream.consume(queue, consumer)
                 undo.push_async_callback(reader.aclose)
@@ -453,14 +455,14 @@ class NatsTarget(EventTarget):
         if consumers is None:
             consumers = self._consumers[queue] = _Consumers(f"{self._queue(queue)}.{self._client}")
         if consumers.is_due():
-            await self._ask_for(queue, consumers)
+            await self._query_consumers(queue, consumers)
         subject, consumer = consumers.subject, consumers.next()
         if consumer:
             subject, key = f"{self._prefix}.to.{consumer}.{self._client}", f"{key}={consumer}"
         await self._nats.publish_now(subject, body, f"{reply_to}.{key}" if reply_to else "")
         return f"{self._control_space}{consumer}" if consumer else ""
 
-    async def _ask_for(self, queue: str, consumers: _Consumers) -> None:
+    async def _query_consumers(self, queue: str, consumers: _Consumers) -> None:
         """Query the consumers of a queue; their names arrive later."""
         try:
             if not consumers.inbox:

@@ -48,7 +48,7 @@ _REFUSED = re.compile(r'permissions violation for \w+ to "([^"]+)"')
 
 _VERSION = re.compile(r"\d+\.\d+\.\d+([-+][0-9A-Za-z.+-]+)?", re.ASCII)
 
-Take: TypeAlias = Callable[[bytes, str, str], None]
+MessageHandler: TypeAlias = Callable[[bytes, str, str], None]
 """Takes a message, the subject for replies, and its own subject. Must return at once."""
 
 
@@ -104,7 +104,7 @@ class _MessageParser(Parser):
                 break
             position = end + 2
             reply = words[2] if len(words) == 4 else b""
-            if not self._client.take(words[1], words[0], reply, data[start:end]):
+            if not self._client.dispatch(words[1], words[0], reply, data[start:end]):
                 await super().parse(data[began:position])
         if position < size:
             await super().parse(data[position:])
@@ -117,10 +117,10 @@ class ReconnectingClient(Client):
         super().__init__()
         self._ps = _MessageParser(self)
         self._refusals: dict[str, str] = {}
-        self._takers: dict[bytes, Take] = {}
+        self._handlers: dict[bytes, MessageHandler] = {}
         self._broken = LogThrottle()
         self._violations = LogThrottle()
-        self._arriving: dict[str, asyncio.Future[str]] = {}
+        self._confirming: dict[str, asyncio.Future[str]] = {}
         self._background: set[asyncio.Task[Any]] = set()
         self._closing: set[asyncio.Task[Any]] = set()
         self.backoff = Backoff()
@@ -131,32 +131,32 @@ class ReconnectingClient(Client):
 
     # ---------------------------------------------------------------------------------------- subscribing
 
-    async def take_from(
+    async def subscribe_to(
         self,
         subject: str,
-        take: Take,
+        handle: MessageHandler,
         undo: AsyncExitStack,
         *,
         queue: str = "",
-        heed: Callable[[Any], Awaitable[None]] | None = None,
+        on_empty: Callable[[Any], Awaitable[None]] | None = None,
     ) -> None:
-        """Subscribe. `take` receives messages; `heed`, if set, receives messages without a body.
+        """Subscribe. `handle` receives messages; `on_empty`, if set, receives messages without a body.
 
         Raises:
             TransportError: If subscribing fails.
         """
 
         async def deliver(message: Any) -> None:
-            if message.data or heed is None:
-                take(message.data, message.reply, message.subject)
+            if message.data or on_empty is None:
+                handle(message.data, message.reply, message.subject)
             else:
-                await heed(message)
+                await on_empty(message)
 
         try:
             subscription = await self.subscribe(subject, queue=queue, cb=deliver)  # pyright: ignore[reportUnknownMemberType]
         except NATS_ERRORS as error:
             raise TransportError(f"NATS: {error}") from error
-        ended = self.take_at_once(subscription, take)
+        ended = self.handle_directly(subscription, handle)
         undo.push_async_callback(self._unsubscribe, subscription, ended)
 
     async def _unsubscribe(self, subscription: Any, ended: Callable[[], object]) -> None:
@@ -170,7 +170,7 @@ class ReconnectingClient(Client):
         # Never cancelled, because the client closes its connection when the response to a cancelled flush arrives.
         await asyncio.wait({self.start(drain())}, timeout=_CLOSE_TIMEOUT)
 
-    async def arrive(self, subjects: Iterable[str], act: Callable[[], Awaitable[Any]]) -> None:
+    async def confirm(self, subjects: Iterable[str], act: Callable[[], Awaitable[Any]]) -> None:
         """Subscribe or publish to `subjects` and wait until the server has processed it.
 
         Raises:
@@ -192,7 +192,7 @@ class ReconnectingClient(Client):
         outcome: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         # The text of the server, in the form of the library.
         awaited = [subject.lower() for subject in (mark, *subjects)]
-        self._arriving.update(dict.fromkeys(awaited, outcome))
+        self._confirming.update(dict.fromkeys(awaited, outcome))
 
         async def arrived(_: Any) -> None:
             if not outcome.done():
@@ -213,18 +213,18 @@ class ReconnectingClient(Client):
             raise TransportError(f"NATS: {error}") from error
         finally:
             for subject in awaited:
-                self._arriving.pop(subject, None)
+                self._confirming.pop(subject, None)
 
     async def on_error(self, error: Exception) -> None:
         """Record an error that the server reports."""
         refused = _REFUSED.search(str(error))
         if refused is None:
             logger.debug("NATS: %s", error)
-        elif (arrival := self._arriving.get(refused[1])) is None:
+        elif (outcome := self._confirming.get(refused[1])) is None:
             level = self._violations.level()
             logger.log(level, "NATS reported a %s: %s", refused[0], NOT_PERMITTED)
-        elif not arrival.done():
-            arrival.set_result(refused[0])
+        elif not outcome.done():
+            outcome.set_result(refused[0])
 
     async def advertise(
         self, group: str, subject: str, stats: Callable[[], WorkerStats], prefix: str
@@ -257,23 +257,23 @@ class ReconnectingClient(Client):
 
     # ---------------------------------------------------------------------------------------- messages
 
-    def take_at_once(self, subscription: Any, take: Take) -> Callable[[], object]:
-        """Pass the messages of `subscription` to `take`, except those with headers or without a body.
+    def handle_directly(self, subscription: Any, handle: MessageHandler) -> Callable[[], object]:
+        """Pass the messages of `subscription` to `handle`, except those with headers or without a body.
 
         Returns:
             A function to call when the subscription has ended.
         """
         sid = next(b"%d" % sid for sid, known in self._subs.items() if known is subscription)
-        self._takers[sid] = take
-        return partial(self._takers.pop, sid, None)
+        self._handlers[sid] = handle
+        return partial(self._handlers.pop, sid, None)
 
-    def take(self, sid: bytes, subject: bytes, reply: bytes, body: bytes) -> bool:
+    def dispatch(self, sid: bytes, subject: bytes, reply: bytes, body: bytes) -> bool:
         """Deliver a message; return False if the library must deliver it."""
-        take = self._takers.get(sid)
-        if take is None or not body:
+        handle = self._handlers.get(sid)
+        if handle is None or not body:
             return False
         try:
-            take(body, reply.decode(), subject.decode())
+            handle(body, reply.decode(), subject.decode())
         except Exception:  # noqa: BLE001 - no message may stop the reader
             self._log_broken()
         return True
@@ -281,7 +281,7 @@ class ReconnectingClient(Client):
     async def _process_msg(
         self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes
     ) -> None:
-        if headers or not self.take(b"%d" % sid, subject, reply, data):
+        if headers or not self.dispatch(b"%d" % sid, subject, reply, data):
             try:
                 await super()._process_msg(sid, subject, reply, data, headers)
             except Exception:  # noqa: BLE001 - no message may stop the reader

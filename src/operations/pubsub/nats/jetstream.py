@@ -458,7 +458,7 @@ class DurableReader:
             began = self._loop.time()
             for message in messages:
                 age = began + self._ahead - message.metadata.timestamp.timestamp()
-                claim = _MessageClaim(message, self._batch.taking, began)
+                claim = _MessageClaim(message, self._batch.starting, began)
                 sender = sender_of(self._jetstream.prefix, message.subject)
                 deliver(self._consumer, Delivery(message.data, "", max(age, 0.0), claim, sender))
             await self._batch.begun(len(messages), began)
@@ -493,17 +493,17 @@ class _MessageClaim:
 
     is_fresh = False
 
-    def __init__(self, message: Any, taking: asyncio.Lock, fetched_at: float) -> None:
+    def __init__(self, message: Any, starting: asyncio.Lock, fetched_at: float) -> None:
         self._message = message
-        self._taking = taking
+        self._starting = starting
         self._fetched_at = fetched_at
         self._removing: asyncio.Task[bool] | None = None
 
     def remove(self) -> None:
         """Acknowledge the request without waiting."""
-        self._removing = asyncio.get_running_loop().create_task(self.take(alone=False))
+        self._removing = asyncio.get_running_loop().create_task(self.acquire(alone=False))
 
-    async def take(self, *, alone: bool) -> bool:
+    async def acquire(self, *, alone: bool) -> bool:
         """Acknowledge the request; return False if it will be delivered to another worker.
 
         A consumer that loses its leader may have the acknowledgement, or may deliver the request to another worker. The
@@ -511,7 +511,7 @@ class _MessageClaim:
         which worker starts it.
         """
         loop = asyncio.get_running_loop()
-        async with self._taking if alone else nullcontext():
+        async with self._starting if alone else nullcontext():
             if loop.time() - self._fetched_at > _ACKNOWLEDGE / 2:
                 # The server may be about to deliver it to another worker.
                 return False

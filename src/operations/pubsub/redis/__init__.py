@@ -177,10 +177,10 @@ class RedisTarget(RedisClient):
         self.affinity.enforce()
         boxes = [address for address in addresses if self._is_mailbox(address)]
         controls = [address for address in addresses if self._is_control(address)]
-        heard = [address for address in addresses if address.startswith(f"{self._prefix}topic:")]
+        channels = [address for address in addresses if address.startswith(f"{self._prefix}topic:")]
         # Operators may have the same name as the workers.
         senders = dict.fromkeys((*self._clients, self._client))
-        heard += [f"{address}:{client}" for address in controls for client in senders]
+        channels += [f"{address}:{client}" for address in controls for client in senders]
         async with AsyncExitStack() as undo:
             if boxes:
                 reader = MailboxReader(self, boxes, receiver)
@@ -189,7 +189,7 @@ class RedisTarget(RedisClient):
             self.receivers.append(receiver)
             undo.callback(self.receivers.remove, receiver)
             await self._channels.subscribe([*boxes, *controls], None, undo)
-            await self._channels.subscribe(heard, receiver, undo)
+            await self._channels.subscribe(channels, receiver, undo)
             return undo.pop_all()
 
     def _is_mailbox(self, address: str) -> bool:

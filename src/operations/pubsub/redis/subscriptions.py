@@ -308,12 +308,12 @@ class _EntryClaim:
         """Remove the entry without waiting, at the latest together with the next entries."""
         self._reader.removed.setdefault(self._queue, []).append(self._entry_id)
 
-    async def take(self, *, alone: bool) -> bool:
+    async def acquire(self, *, alone: bool) -> bool:
         """Remove the entry; return False if another worker has, or may have, removed it."""
         delete, acknowledge = _removal(self._queue, self._entry_id)
         link, batch = self._reader.link, self._reader.batch
         try:
-            async with nullcontext() if self.is_fresh and not alone else batch.taking:
+            async with nullcontext() if self.is_fresh and not alone else batch.starting:
                 is_ours: bool = await link.request(*delete) == 1
                 await link.post(*acknowledge)
                 return is_ours

@@ -90,7 +90,7 @@ async def connect_websocket(
     """
     enforce_address(url, ("ws", "wss"))
 
-    async def dial() -> Any:
+    async def open_socket() -> Any:
         try:
             return await connect(
                 url,
@@ -106,8 +106,8 @@ async def connect_websocket(
                 raise TransportError(f"{shown} cannot be reached: {reason}") from error
         raise TransportError("the address is not one of a WebSocket: ws://user:password@host/path")
 
-    target = _DialedTarget(
-        dial,
+    target = _ClientTarget(
+        open_socket,
         trusted=trusted,
         identity=identity,
         max_bytes=max_bytes,
@@ -131,21 +131,21 @@ def _hint(error: BaseException) -> str:
     return ""
 
 
-class _DialedTarget(WebSocketTarget):
+class _ClientTarget(WebSocketTarget):
     """The client side of a connection, which reconnects."""
 
-    def __init__(self, dial: Callable[[], Awaitable[Any]], **options: Any) -> None:
+    def __init__(self, open_socket: Callable[[], Awaitable[Any]], **options: Any) -> None:
         super().__init__(**options)
-        self._dial = dial
+        self._open_socket = open_socket
         self._own_limit: int = options["max_bytes"]
         self._link: LibrarySocket | None = None
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         link = await self._connect()
-        self._task = asyncio.get_running_loop().create_task(self._stay(link))
+        self._task = asyncio.get_running_loop().create_task(self._stay_connected(link))
 
-    async def _stay(self, link: LibrarySocket) -> None:
+    async def _stay_connected(self, link: LibrarySocket) -> None:
         loop = asyncio.get_running_loop()
         backoff = Backoff()
         while True:
@@ -165,7 +165,7 @@ class _DialedTarget(WebSocketTarget):
             self.restored()
 
     async def _connect(self) -> LibrarySocket:
-        connection = await self._dial()
+        connection = await self._open_socket()
         announced = connection.response.headers.get(ANNOUNCED, "")
         is_number = announced.isascii() and announced.isdecimal()
         self.max_bytes = min(self._own_limit, int(announced)) if is_number else self._own_limit
@@ -318,7 +318,7 @@ async def serve_websocket(
     process_response = options.pop("process_response", None)
     max_received = min(max_received, max_bytes)
 
-    async def greet(connection: ServerConnection, request: Request) -> Response | None:
+    async def check_handshake(connection: ServerConnection, request: Request) -> Response | None:
         """Reject in the handshake: a client that is rejected later counts as connected, and reconnects at once."""
         rejected, _ = rules.check(_raw_headers(request))
         if rejected is not None:
@@ -379,7 +379,7 @@ async def serve_websocket(
         host,
         port,
         max_size=max_received,
-        process_request=greet,
+        process_request=check_handshake,
         process_response=announce,
         **{**SETTINGS, **options},
     ) as server:

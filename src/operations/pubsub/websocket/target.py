@@ -268,7 +268,7 @@ class WebSocketTarget(EventTarget):
         self._attached = asyncio.Event()
         self._early: list[bytes] = []
         self._listeners: list[Receiver] = []
-        self._takers: list[Receiver] = []
+        self._consumers: list[Receiver] = []
 
     @property
     def is_connected(self) -> bool:
@@ -286,7 +286,7 @@ class WebSocketTarget(EventTarget):
 
     async def consume(self, queue: str, consumer: Consumer) -> AsyncExitStack:
         """Receive the requests of the peer, for any queue: a peer is a group with one worker."""
-        return await self._register(self._takers, consumer)
+        return await self._register(self._consumers, consumer)
 
     async def _register(self, receivers: list[Receiver], receiver: Receiver) -> AsyncExitStack:
         undo = AsyncExitStack()
@@ -352,17 +352,17 @@ class WebSocketTarget(EventTarget):
                     if self._attached.is_set():
                         self._deliver(body)
                     else:
-                        await self._keep(body)
+                        await self._buffer(body)
         except EOFError as error:
             reason = f"{reason}: {error}" if str(error) else reason
         finally:
             self._socket = None
             self._connected.clear()
-            for receiver in (*self._listeners, *self._takers):
+            for receiver in (*self._listeners, *self._consumers):
                 receiver.lost(reason)
         return reason
 
-    async def _keep(self, body: bytes) -> None:
+    async def _buffer(self, body: bytes) -> None:
         """Buffer messages that arrive before the first listener, up to a limit."""
         self._early.append(body)
         if len(self._early) >= _MAX_EARLY or sum(map(len, self._early)) > _MAX_EARLY_BYTES:
@@ -370,7 +370,7 @@ class WebSocketTarget(EventTarget):
 
     def restored(self) -> None:
         """Handle a reconnected peer."""
-        for receiver in (*self._listeners, *self._takers):
+        for receiver in (*self._listeners, *self._consumers):
             receiver.restored()
 
     def _deliver(self, body: bytes) -> None:
@@ -390,7 +390,7 @@ class WebSocketTarget(EventTarget):
                 return
             is_request = frame.type == PUT_TYPE
         # Without a consumer, a listener rejects the request.
-        receivers = (self._takers or self._listeners)[:1] if is_request else self._listeners
+        receivers = (self._consumers or self._listeners)[:1] if is_request else self._listeners
         for receiver in tuple(receivers):
             deliver(receiver, Delivery(body, _PEER))
 
@@ -422,7 +422,7 @@ class WebSocketTarget(EventTarget):
             return
         before = self._subscribed
         callers = _CALLER_TOPICS if self._listeners else ()
-        self._subscribed = {*callers, *(_WORKER_TOPICS if self._takers else ())}
+        self._subscribed = {*callers, *(_WORKER_TOPICS if self._consumers else ())}
         with suppress(EOFError):
             for topic in sorted(self._subscribed - before):
                 await socket.send(_control_message("__subscribe", topic))
