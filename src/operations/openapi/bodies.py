@@ -76,35 +76,30 @@ def upload_of(value: Any, name: str, root: FilesRoot | None = None) -> Upload | 
     Raises:
         CallError: `VALIDATION_ERROR` if its text is not base64, or there is no such file.
     """
+    described: JSONObject = {}
+    if is_object(value):
+        described, value = value, value.get("content")
+        if not isinstance(value, str):
+            if isinstance(described.get("text"), str):
+                value = described["text"].encode()
+            elif isinstance(described.get("path"), str) and root is not None:
+                value = root.content(described["path"], name)
+    content: bytes | FileContent
     if isinstance(value, str):
-        return Upload(from_base64(value, name))
-    if is_file_value(value):
-        content = _content(value, name)
-        return Upload(content, content.filename if isinstance(content, FileContent) else "")
-    described = object_of(value)
-    given: Any = described.get("content")
-    if isinstance(given, str):
-        given = from_base64(given, name)
-    elif isinstance(described.get("text"), str):
-        given = described["text"].encode()
-    elif isinstance(described.get("path"), str) and root is not None:
-        content = root.content(described["path"], name)
-        return _named(content, described)
-    if not is_file_value(given):
+        content = from_base64(value, name)
+    elif isinstance(value, (bytes, bytearray, memoryview)):
+        content = bytes(cast("bytes", value))
+    elif isinstance(value, FileContent):
+        content = value
+    elif is_file_value(value):
+        content = FileContent.of(value, name)
+    else:
         return None
-    return _named(_content(given, name), described)
-
-
-def _content(value: Any, name: str) -> bytes | FileContent:
-    if isinstance(value, (bytes, bytearray, memoryview)):
-        return bytes(cast("bytes", value))
-    return FileContent.of(value, name)
-
-
-def _named(content: bytes | FileContent, described: Any) -> Upload:
-    own = content.filename if isinstance(content, FileContent) else ""
+    filename = content.filename if isinstance(content, FileContent) else ""
     return Upload(
-        content, text_of(described.get("filename")) or own, text_of(described.get("contentType"))
+        content,
+        text_of(described.get("filename")) or filename,
+        text_of(described.get("contentType")),
     )
 
 

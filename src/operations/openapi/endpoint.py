@@ -122,12 +122,7 @@ class Endpoint:
         response = await shared.client.exchange(draft, shared.security, context, target)
         if target is not None:
             return _saved(response, given)
-        # Most responses are small: avoid a coroutine.
-        return (
-            self._envelope(response)
-            if len(response.content) <= _LARGE
-            else await self._read(response)
-        )
+        return await self._read(response)
 
     @property
     def save_to(self) -> str:
@@ -170,9 +165,9 @@ class Endpoint:
             shared.security,
             self._draft(input),
             context,
-            describe=self._describe,
+            config,
+            self._describe,
             is_ours=config.restore and "x-operations" in self._entry.operation,
-            config=config,
         )
         async with aclosing(events.envelopes()) as envelopes:
             async for envelope in envelopes:

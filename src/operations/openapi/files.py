@@ -58,29 +58,23 @@ def refused(name: str, reason: str) -> CallError:
 # ------------------------------------------------------------ sending
 
 
+@dataclass(slots=True)
 class FileContent:
-    """The content of one file to send.
+    """The content of one file to send."""
 
-    Attributes:
-        filename: The name of the file; may be empty.
-        size: The size in bytes; None if unknown.
-        is_repeatable: Whether the content can be read more than once.
-    """
+    opener: Callable[[], Any]
+    """Opens the file at its beginning."""
 
-    def __init__(
-        self,
-        opener: Callable[[], Any],
-        *,
-        filename: str = "",
-        size: int | None = None,
-        is_ours: bool = True,
-        is_repeatable: bool = True,
-    ) -> None:
-        self.filename = filename
-        self.size = size
-        self.is_repeatable = is_repeatable
-        self._opener = opener
-        self._is_ours = is_ours
+    filename: str = ""
+
+    size: int | None = None
+    """The size in bytes; None if unknown."""
+
+    is_ours: bool = True
+    """Whether the file is closed after it was read."""
+
+    is_repeatable: bool = True
+    """Whether the content can be read more than once."""
 
     @classmethod
     def of(cls, value: Any, name: str) -> "FileContent":
@@ -125,7 +119,7 @@ class FileContent:
             CallError: `EXECUTION_ERROR` if the file cannot be read, or has become shorter.
         """
         try:
-            file: Any = await _run(self._opener)
+            file: Any = await _run(self.opener)
             try:
                 left = self.size
                 while left is None or left > 0:
@@ -148,7 +142,7 @@ class FileContent:
             raise _unreadable(error.strerror or type(error).__name__) from error
 
     async def _close(self, file: Any) -> None:
-        if self._is_ours:
+        if self.is_ours:
             await _run(file.close)
 
 

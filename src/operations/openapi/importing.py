@@ -153,35 +153,6 @@ def original_error(error: CallError) -> CallError:
     return error
 
 
-def restored(
-    shared: Shared, entry: Entry, exported: Exported, access: AccessControl, source: str
-) -> Operation:
-    """Return the exported operation.
-
-    Raises:
-        ValueError: If the extension does not describe a valid operation.
-    """
-    namespace, _, name = exported.id.partition(".")
-    endpoint = ExportedEndpoint(shared, entry, exported)
-    operation = entry.operation
-    spec = OperationSpec(
-        namespace=namespace,
-        name=name,
-        version=exported.version,
-        type=exported.type or OperationType.MUTATION,
-        title=text_of(operation.get("summary")) or None,
-        description=text_of(operation.get("description")),
-        tags=tuple(tag for tag in list_of(operation.get("tags")) if type(tag) is str),
-        input_schema=endpoint.input,
-        output_schema=endpoint.output,
-        error_schemas=exported.error_schemas(_components(shared)),
-        access_control=access,
-        idempotent=exported.idempotent,
-        meta={"method": entry.method, "path": entry.path, "source": source},
-    )
-    return _bound(spec, endpoint, shared.config)
-
-
 def _bound(
     spec: OperationSpec,
     endpoint: Endpoint,
@@ -311,18 +282,37 @@ class Importer:
                 yield entry
             elif exported.same_as is None:
                 name = exported.id.partition(".")[2]
-                outline = _outline(self._draft(entry), name)
+                draft = self._draft(entry)
+                outline = _outline(draft, name)
                 if self._is_wanted(outline):
-                    self._restore(entry, exported, self._access(outline))
+                    self._restore(draft, exported, self._access(outline))
 
-    def _restore(self, entry: Entry, exported: Exported, access: AccessControl) -> None:
+    def _restore(self, draft: _Draft, exported: Exported, access: AccessControl) -> None:
+        """Add an exported operation, or the problem if its extension does not describe a valid operation."""
+        namespace, _, name = exported.id.partition(".")
+        entry = draft.entry
+        endpoint = ExportedEndpoint(self._shared, entry, exported)
         try:
-            operation = restored(self._shared, entry, exported, access, self._source)
+            spec = OperationSpec(
+                namespace=namespace,
+                name=name,
+                version=exported.version,
+                type=exported.type or OperationType.MUTATION,
+                title=draft.title,
+                description=text_of(entry.operation.get("description")),
+                tags=draft.tags,
+                input_schema=endpoint.input,
+                output_schema=endpoint.output,
+                error_schemas=exported.error_schemas(_components(self._shared)),
+                access_control=access,
+                idempotent=exported.idempotent,
+                meta={"method": entry.method, "path": entry.path, "source": self._source},
+            )
         except ValueError as error:
             where = f"{entry.method} {entry.path}"
             self.description.problems.append(Problem(where, f"it cannot be restored: {error}"))
         else:
-            self._restored.append(operation)
+            self._restored.append(_bound(spec, endpoint, self._config))
 
     def _warn_of_names(self, names: set[str]) -> None:
         """Warn about rules for unknown operations, which are often misspelled."""

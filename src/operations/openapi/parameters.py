@@ -26,6 +26,7 @@ MAX_ENCODINGS = 8
 _TEMPLATE = re.compile(r"\{([^{}/]+)\}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _SEPARATOR = re.compile(r"[/\\]")
+_NO_TRIPLE = re.compile("%(?![0-9a-fA-F]{2})")
 _DOTS = frozenset({".", ".."})
 
 Encode = Callable[[str], str]
@@ -112,12 +113,7 @@ def percent(text: str) -> str:
 
 def percent_reserved(text: str) -> str:
     """Return `text` with reserved characters and percent-encoded triples unchanged, for `allowReserved`."""
-    pieces = text.split("%")
-    result = [quote(pieces[0], safe="-._~" + _RESERVED_KEPT)]
-    for piece in pieces[1:]:
-        is_triple = len(piece) >= 2 and all(c in "0123456789abcdefABCDEF" for c in piece[:2])
-        result.append(("%" if is_triple else "%25") + quote(piece, safe="-._~" + _RESERVED_KEPT))
-    return "".join(result)
+    return quote(_NO_TRIPLE.sub("%25", text), safe="-._~%" + _RESERVED_KEPT)
 
 
 def text_of_value(value: Any) -> str:
@@ -221,14 +217,8 @@ def _whole_query(parameter: Parameter, value: Any) -> str:
 
 
 def _matrix(parameter: Parameter, value: Any) -> str:
-    name = percent(parameter.name)
-    if parameter.explode and is_list(value) and value:
-        return "".join(f";{name}={percent(text_of_value(item))}" for item in value)
-    if parameter.explode and is_object(value) and value:
-        members = value.items()
-        return "".join(f";{percent(k)}={percent(text_of_value(v))}" for k, v in members)
-    text = _joined(value, False, ",", percent)
-    return f";{name}={text}" if text else f";{name}"
+    fields = _fields(parameter.name, value, "form", parameter.explode, ",", percent, percent)
+    return "".join(f";{name}={text}" if text else f";{name}" for name, text in fields)
 
 
 def _joined(value: Any, explode: bool, mark: str, encode: Encode) -> str:

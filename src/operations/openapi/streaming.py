@@ -10,6 +10,7 @@ import asyncio
 from base64 import b64decode
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
+from dataclasses import dataclass, field
 from functools import partial
 from secrets import SystemRandom
 from typing import Any
@@ -44,48 +45,32 @@ _REMEMBERED = 1000
 _RANDOM = SystemRandom()
 
 
+@dataclass(slots=True)
 class EventStream:
-    """One subscription.
+    """One subscription."""
 
-    Args:
-        client: Sends requests.
-        security: Signs requests.
-        draft: The request.
-        context: The context of the call.
-        describe: Returns the description of the data of a response, given its status and content type.
-        is_ours: Whether the server is an exported registry, which sends `error` and `complete` events, and the meta of
-            an item as a comment.
-        config: The number of reconnections without success, the limits, and the time limit of a response that is not a
-            stream.
-    """
+    client: Client
+    security: Security
+    draft: Draft
+    context: OperationContext
+    config: HTTPServiceConfig
 
-    def __init__(
-        self,
-        client: Client,
-        security: Security,
-        draft: Draft,
-        context: OperationContext,
-        *,
-        describe: Callable[[int, str], Described],
-        is_ours: bool,
-        config: HTTPServiceConfig,
-    ) -> None:
-        self._client = client
-        self._security = security
-        self._draft = draft
-        self._context = context
-        self._describe = describe
-        self._is_ours = is_ours
-        self._config = config
-        self._retries = config.retries if draft.method in REPEATABLE else 0
-        self._last_id = ""
-        self._pause = _PAUSE
-        self._seen: dict[str, None] = {}
-        self._is_over = False
+    describe: Callable[[int, str], Described]
+    """Returns the description of the data of a response, given its status and content type."""
+
+    is_ours: bool
+    """Whether the server is an exported registry, which sends `error` and `complete` events, and the meta of an item as
+    a comment."""
+
+    _last_id: str = ""
+    _pause: float = _PAUSE
+    _seen: dict[str, None] = field(default_factory=dict[str, None])
+    _is_over: bool = False
 
     async def envelopes(self) -> AsyncGenerator[ResponseEnvelope[Any]]:
         """Yield the events until the stream ends."""
-        failures, closings = 0, self._client.closings
+        retries = self.config.retries if self.draft.method in REPEATABLE else 0
+        failures, closings = 0, self.client.closings
         lost: CallError | None = None
         while True:
             count, was_lost, lost = 0, lost is not None, None
@@ -102,31 +87,31 @@ class EventStream:
                         return
                     raise
                 lost = error
-                if (count and not self._last_id) or closings != self._client.closings:
+                if (count and not self._last_id) or closings != self.client.closings:
                     # A new request would restart the stream, or reopen a closed one.
                     raise
             failures = 0 if count else failures + 1
             if self._is_over:
                 return
             if lost is not None:
-                if failures > self._retries or not self._retries:
+                if failures > retries or not retries:
                     raise lost
-            elif not self._last_id or not self._retries or count == 0:
+            elif not self._last_id or not retries or count == 0:
                 return
             await asyncio.sleep(self._pause * 2**failures * _RANDOM.uniform(0.5, 1))
 
     async def _connection(self, was_lost: bool) -> AsyncGenerator[ResponseEnvelope[Any]]:
         """Yield the events of one response; after a lost connection, only new events."""
-        draft = self._draft
+        draft = self.draft
         if self._last_id:
             draft.headers["Last-Event-ID"] = self._last_id
-        async with self._client.stream(draft, self._security, self._context) as (response, chunks):
+        async with self.client.stream(draft, self.security, self.context) as (response, chunks):
             headers = shown_headers(response.headers)
             kind = response.headers.get("content-type", "")
             if response.status == 204:
                 self._is_over = True
                 return
-            described = self._describe(response.status, kind)
+            described = self.describe(response.status, kind)
             item = partial(
                 described_envelope,
                 status=response.status,
@@ -135,7 +120,7 @@ class EventStream:
             )
             if media.is_sequence(kind):
                 self._is_over = True
-                lines = JSONLinesDecoder(max_event_bytes=self._config.max_event_bytes)
+                lines = JSONLinesDecoder(max_event_bytes=self.config.max_event_bytes)
                 async for chunk in chunks:
                     for data, is_raw in map(_line, lines.feed(chunk)):
                         yield item(data, headers=headers, is_raw=is_raw)
@@ -150,16 +135,16 @@ class EventStream:
                     kind,
                     described,
                     status=response.status,
-                    max_values=self._config.max_response_values,
+                    max_values=self.config.max_response_values,
                 )
                 yield item(data, headers=headers)
                 return
             # Use a new decoder, so that it contains only ids from this response.
-            decoder = EventStreamDecoder(max_event_bytes=self._config.max_event_bytes)
+            decoder = EventStreamDecoder(max_event_bytes=self.config.max_event_bytes)
             is_resumed, is_behind = bool(self._last_id), False
             async for chunk in chunks:
                 for event in decoder.feed(chunk):
-                    if event.data == DONE or (self._is_ours and event.event == "complete"):
+                    if event.data == DONE or (self.is_ours and event.event == "complete"):
                         self._is_over = True
                         return
                     if event.last_event_id:
@@ -171,15 +156,15 @@ class EventStream:
                             continue
                         is_resumed = False
                         self._remember(event.last_event_id)
-                    if self._is_ours and event.event == "error":
+                    if self.is_ours and event.event == "error":
                         raise CallError.from_wire(object_of(event_data(event.data)))
                     if not event.data and not described.takes_text(""):
                         # A heartbeat without data.
                         continue
                     marks = {"sse-event": event.event, "last-event-id": self._last_id}
-                    is_text = described.has_text_items and not self._is_ours
+                    is_text = described.has_text_items and not self.is_ours
                     data = event.data if is_text else event_data(event.data)
-                    meta = object_of(event_data(event.meta)) if self._is_ours and event.meta else {}
+                    meta = object_of(event_data(event.meta)) if self.is_ours and event.meta else {}
                     if meta.get("encoding") == "base64" and isinstance(data, str):
                         data = b64decode(data)
                     envelope: ResponseEnvelope[Any] = item(
@@ -196,7 +181,7 @@ class EventStream:
 
     def _is_repeated(self, event: ServerSentEvent, is_behind: bool) -> bool:
         """Return whether a resumed response repeats a known event; errors of exported registries count as new."""
-        if self._is_ours and event.event == "error":
+        if self.is_ours and event.event == "error":
             return False
         is_forgotten = is_behind and len(self._seen) >= _REMEMBERED
         return is_forgotten or event.last_event_id in self._seen
@@ -211,7 +196,7 @@ class EventStream:
 
     async def _whole(self, chunks: AsyncIterator[bytes]) -> bytes:
         """Read a response that is not a stream."""
-        content, config = bytearray(), self._config
+        content, config = bytearray(), self.config
         try:
             async with asyncio.timeout(config.timeout):
                 async for chunk in chunks:

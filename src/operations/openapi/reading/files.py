@@ -12,6 +12,7 @@ import posixpath
 import re
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urljoin, urlsplit
@@ -159,29 +160,28 @@ def _relative(name: str, root: str) -> str:
     return f"{path}?{there.query}" if there.query else path
 
 
+@dataclass(slots=True)
 class _Bundler:
-    """Reads one document and all files that it refers to.
+    """Reads one document and all files that it refers to."""
 
-    Args:
-        root: The path, or address, of the document.
-        fetch: Reads a file.
-        locate: Returns the file for a reference in another file; None if it may not be read.
-        limits: The limits.
-    """
+    root: str
+    """The path, or address, of the document."""
 
-    def __init__(self, root: str, fetch: Fetch, locate: Locate, limits: Limits) -> None:
-        self._root = root
-        self._fetch = fetch
-        self._locate = locate
-        self._limits = limits
-        self._files: dict[str, Any] = {}
-        self._missing: dict[str, str] = {}
-        self._size = 0
-        self._slots = asyncio.Semaphore(PARALLEL)
+    fetch: Fetch
+    """Reads a file."""
+
+    locate: Locate
+    """Returns the file for a reference in another file; None if it may not be read."""
+
+    limits: Limits
+    _files: dict[str, Any] = field(default_factory=dict[str, Any])
+    _missing: dict[str, str] = field(default_factory=dict[str, str])
+    _size: int = 0
+    _slots: asyncio.Semaphore = field(default_factory=partial(asyncio.Semaphore, PARALLEL))
 
     async def bundle(self) -> Bundle:
-        root = self._root
-        content = await self._fetch(root)
+        root = self.root
+        content = await self.fetch(root)
         document = await self._decode(shown(root), content)
         raw = content.encode() if isinstance(content, str) else content
         if _REFERENCE.search(raw) is None:
@@ -190,9 +190,9 @@ class _Bundler:
         self._files[root] = document
         waiting = self._referred([root])
         while waiting:
-            if len(self._files) + len(waiting) > self._limits.max_files:
+            if len(self._files) + len(waiting) > self.limits.max_files:
                 raise DocumentError(
-                    f"{shown(root)}: it spans more than {self._limits.max_files} files:"
+                    f"{shown(root)}: it spans more than {self.limits.max_files} files:"
                     " set max_document_files"
                 )
             try:
@@ -216,7 +216,7 @@ class _Bundler:
         """Return the content of a file, or the reason why it cannot be read."""
         async with self._slots:
             try:
-                content = await self._fetch(name)
+                content = await self.fetch(name)
                 return await self._decode(self._relative(name), content)
             except _TooLargeError:
                 raise
@@ -225,11 +225,11 @@ class _Bundler:
 
     async def _decode(self, name: str, content: bytes | str) -> Any:
         self._size += len(content)
-        max_bytes = self._limits.max_bytes
+        max_bytes = self.limits.max_bytes
         try:
             if self._size > max_bytes:
                 raise _TooLargeError(
-                    f"{shown(self._root)}: its files are larger than {max_bytes} bytes"
+                    f"{shown(self.root)}: its files are larger than {max_bytes} bytes"
                 )
             return await asyncio.to_thread(decode_document, content, max_bytes=max_bytes)
         except _TooLargeError:
@@ -244,21 +244,21 @@ class _Bundler:
             for node in objects_in(self._files[name]):
                 ref = reference_of(node)
                 if ref is not None and not ref.startswith("#"):
-                    target = self._locate(name, ref.partition("#")[0])
+                    target = self.locate(name, ref.partition("#")[0])
                     if target and target not in self._files and target not in self._missing:
                         found[target] = None
         return list(found)
 
     def _relative(self, name: str) -> str:
-        return _relative(name, self._root)
+        return _relative(name, self.root)
 
     def _joined(self) -> JSONObject:
         """Return the root document, with the others inside it and every reference adjusted."""
-        result = object_of(self._moved(self._files[self._root], self._root))
+        result = object_of(self._moved(self._files[self.root], self.root))
         result[BUNDLED] = {
             self._relative(name): self._moved(node, name)
             for name, node in self._files.items()
-            if name != self._root
+            if name != self.root
         }
         return result
 
@@ -276,10 +276,10 @@ class _Bundler:
     def _place(self, ref: str, name: str) -> str:
         """Return the position of a reference's target in the combined document."""
         file, _, fragment = ref.partition("#")
-        target = self._locate(name, file) if file else name
+        target = self.locate(name, file) if file else name
         if target is None or (target not in self._files and target not in self._missing):
             return ref
-        if target == self._root:
+        if target == self.root:
             return "#" + fragment
         return f"#/{BUNDLED}/{escape(self._relative(target)).replace('%', '%25')}{fragment}"
 

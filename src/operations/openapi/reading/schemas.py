@@ -10,6 +10,7 @@ Rule 3: a schema that accepts no value because its parts contradict each other i
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
@@ -84,31 +85,20 @@ MAX_SUBTYPES = 64
 """The largest number of subtypes in a union; a base with more subtypes allows additional properties instead."""
 
 
+@dataclass(slots=True)
 class Conversion:
-    """Converts one schema and records the definitions that it refers to.
+    """Converts one schema and records the definitions that it refers to."""
 
-    Args:
-        definitions: The schemas of the document.
-        direction: The direction of the data.
-        refs: Receives the definitions.
-        bases: Pointers of the bases that the schema extends.
-    """
+    definitions: Definitions
+    direction: Direction
 
-    __slots__ = ("_bases", "_definitions", "_direction", "_inlined", "_mark", "_refs")
+    refs: set[Definition]
+    """Receives the definitions."""
 
-    def __init__(
-        self,
-        definitions: Definitions,
-        direction: Direction,
-        refs: set[Definition],
-        bases: frozenset[str] = frozenset(),
-    ) -> None:
-        self._definitions = definitions
-        self._direction = direction
-        self._mark = _MARK[direction]
-        self._refs = refs
-        self._bases = bases
-        self._inlined: set[str] = set()
+    bases: frozenset[str] = frozenset()
+    """Pointers of the bases that the schema extends."""
+
+    _inlined: set[str] = field(default_factory=set[str])
 
     def convert(self, schema: Any) -> JSONSchema:
         """Return `schema` in 2020-12; True for a value that is not a schema."""
@@ -139,9 +129,9 @@ class Conversion:
         ref = schema.get("$ref")
         if type(ref) is str:
             return self._reference(schema, ref, depth, hidden, is_part=is_part)
-        if self._direction is Direction.UPLOAD and is_file(schema):
+        if self.direction is Direction.UPLOAD and is_file(schema):
             described = schema.get("description")
-            schema = self._definitions.file_schema
+            schema = self.definitions.file_schema
             return {**schema, "description": described} if described else schema
         result = self._keywords(schema, depth, hidden, is_part=is_part, is_opened=is_opened)
         return with_null(result) if schema.get("nullable") is True else result
@@ -152,11 +142,11 @@ class Conversion:
         found = self._found(ref, is_part=is_part)
         result: JSONObject = {}
         if found is not None:
-            self._refs.add(found)
+            self.refs.add(found)
             result = found.ref
         if len(schema) == 1:
             return result
-        if self._definitions.ref_siblings:
+        if self.definitions.ref_siblings:
             others = {key: item for key, item in schema.items() if key != "$ref"}
             result = {**self._keywords(others, depth, hidden, is_part=is_part), **result}
         elif isinstance(description := schema.get("description"), str):
@@ -164,7 +154,7 @@ class Conversion:
         return with_null(result) if schema.get("nullable") is True else result
 
     def _found(self, ref: str, *, is_part: bool) -> Definition | None:
-        return self._definitions.definition(ref, self._direction, self._bases if is_part else ())
+        return self.definitions.definition(ref, self.direction, self.bases if is_part else ())
 
     def _part(
         self, item: Any, depth: int, hidden: frozenset[str], *, is_part: bool, is_opened: bool
@@ -174,8 +164,8 @@ class Conversion:
         if is_opened and type(ref) is str:
             found = self._found(ref, is_part=is_part)
             if found is not None and found.pointer not in self._inlined:
-                target = self._definitions.resolve(found.target)
-                if any(map(is_closed, self._definitions.parts(target))):
+                target = self.definitions.resolve(found.target)
+                if any(map(is_closed, self.definitions.parts(target))):
                     self._inlined.add(found.pointer)
                     try:
                         return self._convert(target, depth, hidden, is_part=is_part, is_opened=True)
@@ -194,14 +184,14 @@ class Conversion:
     ) -> JSONObject:
         closes = False
         if "properties" in schema or "allOf" in schema:
-            hidden = hidden | self._definitions.hidden(schema, self._mark)
-            closes = not is_opened and self._definitions.has_closed_parts(schema)
+            hidden = hidden | self.definitions.hidden(schema, _MARK[self.direction])
+            closes = not is_opened and self.definitions.has_closed_parts(schema)
             is_opened = is_opened or closes
         below = depth + 1
         out: JSONObject = {}
         for key, value in schema.items():
             if is_object(value) and "$ref" in value and key not in _VALUES:
-                value = self._definitions.value(value)  # noqa: PLW2901 - the same keyword, found
+                value = self.definitions.value(value)  # noqa: PLW2901 - the same keyword, found
             if key in _CORRECTED:
                 put(out, key, _CORRECTED[key](value))
             elif key == "properties":
@@ -329,18 +319,18 @@ class SchemaConverter(Definitions):
         return {**union, "description": described} if described else union
 
 
+@dataclass(slots=True)
 class SchemaDraft:
     """A self-contained schema that is being built."""
 
-    def __init__(self, converter: SchemaConverter, direction: Direction) -> None:
-        self._converter = converter
-        self._direction = direction
-        self._refs: set[Definition] = set()
+    converter: SchemaConverter
+    direction: Direction
+    _refs: set[Definition] = field(default_factory=set[Definition])
 
     def convert(self, schema: Any, direction: Direction | None = None) -> JSONSchema:
         """Return `schema`, with references into the draft's `$defs`."""
-        chosen = direction or self._direction
-        return Conversion(self._converter, chosen, self._refs).convert(schema)
+        chosen = direction or self.direction
+        return Conversion(self.converter, chosen, self._refs).convert(schema)
 
     def finish(self, schema: Any) -> JSONSchema:
         """Convert `schema` and return it with every definition that the draft refers to."""
@@ -355,7 +345,7 @@ class SchemaDraft:
         waiting, seen = sorted(self._refs, key=order, reverse=True), set(self._refs)
         while waiting:
             definition = waiting.pop()
-            definitions[definition.name] = self._converter.convert(definition)
+            definitions[definition.name] = self.converter.convert(definition)
             new = sorted(definition.refs - seen, key=order, reverse=True)
             seen.update(new)
             waiting.extend(new)
