@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 
 import pytest
@@ -62,7 +62,7 @@ def test_every_command_of_the_table_exists_and_has_help(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    for name in cli.COMMANDS:
+    for name in chain.from_iterable(cli.GROUPS.values()):
         assert main([name, "--help"]) == 0
         told = capsys.readouterr().out
         assert "--json" in told
@@ -80,9 +80,10 @@ def test_the_overview_needs_nothing_and_names_every_command(
     for tokens in ([], ["--help"], ["-h"]):
         assert main(tokens) == 0
         told = capsys.readouterr().out
-        for name, (group, _, line) in cli.COMMANDS.items():
-            assert f"  {name:<12}{line}\n" in told
+        for group, commands in cli.GROUPS.items():
             assert f"\n{group}\n" in told
+            for name, (_, line) in commands.items():
+                assert f"  {name:<12}{line}\n" in told
         assert "\x1b" not in told
         assert max(map(len, told.splitlines())) <= 80
 

@@ -18,48 +18,38 @@ from operations import __version__
 
 ABOUT = "Call and serve functions, HTTP endpoints and MCP tools as typed operations."
 
-GROUPS = _USE, _SERVE, _SET_UP = "Find and call", "Serve", "Set up and inspect"
-
-COMMANDS: dict[str, tuple[str, str, str]] = {
-    "list": (_USE, "lookup:list_operations", "List and search operations."),
-    "show": (_USE, "lookup:show", "Show one operation: its schemas, access, errors and origin."),
-    "call": (_USE, "call:call", "Call an operation, or follow a subscription until Ctrl-C."),
-    "serve": (
-        _SERVE,
-        "serve:serve",
-        "Serve all operations over HTTP, MCP and WebSocket, with a console.",
-    ),
-    "work": (_SERVE, "work:work", "Serve all operations to callers on a broker."),
-    "workers": (
-        _SERVE,
-        "work:workers_app",
-        "See the workers of a broker, and handle dead letters.",
-    ),
-    "demo": (_SERVE, "demo:demo", "Run a complete example without any configuration."),
-    "init": (_SET_UP, "setup:init", "Write a commented operations.toml to start from."),
-    "import": (
-        _SET_UP,
-        "setup:import_source",
-        "Show the operations that a document, server or module would add.",
-    ),
-    "export": (
-        _SET_UP,
-        "export:export",
-        "Export operations: OpenAPI, tools, a Python client.",
-    ),
-    "login": (_SET_UP, "setup:login", "Sign in to an MCP server through a browser."),
-    "grant": (_SET_UP, "authority:grant_app", "Create, narrow, show and revoke grants for agents."),
-    "approvals": (
-        _SET_UP,
-        "authority:approvals_app",
-        "List and answer calls that wait for approval.",
-    ),
-    "ledger": (_SET_UP, "authority:ledger_app", "Check the tamper-evident record of calls."),
-    "trace": (_SET_UP, "call:trace", "Show the tree of recent calls."),
-    "completion": (_SET_UP, "setup:completion", "Print or install completion for your shell."),
-    "doctor": (_SET_UP, "doctor:doctor", "Check the config, its sources and this installation."),
+GROUPS: dict[str, dict[str, tuple[str, str]]] = {
+    "Find and call": {
+        "list": ("lookup:list_operations", "List and search operations."),
+        "show": ("lookup:show", "Show one operation: its schemas, access, errors and origin."),
+        "call": ("call:call", "Call an operation, or follow a subscription until Ctrl-C."),
+    },
+    "Serve": {
+        "serve": (
+            "serve:serve",
+            "Serve all operations over HTTP, MCP and WebSocket, with a console.",
+        ),
+        "work": ("work:work", "Serve all operations to callers on a broker."),
+        "workers": ("work:workers_app", "See the workers of a broker, and handle dead letters."),
+        "demo": ("demo:demo", "Run a complete example without any configuration."),
+    },
+    "Set up and inspect": {
+        "init": ("setup:init", "Write a commented operations.toml to start from."),
+        "import": (
+            "setup:import_source",
+            "Show the operations that a document, server or module would add.",
+        ),
+        "export": ("export:export", "Export operations: OpenAPI, tools, a Python client."),
+        "login": ("setup:login", "Sign in to an MCP server through a browser."),
+        "grant": ("authority:grant_app", "Create, narrow, show and revoke grants for agents."),
+        "approvals": ("authority:approvals_app", "List and answer calls that wait for approval."),
+        "ledger": ("authority:ledger_app", "Check the tamper-evident record of calls."),
+        "trace": ("call:trace", "Show the tree of recent calls."),
+        "completion": ("setup:completion", "Print or install completion for your shell."),
+        "doctor": ("doctor:doctor", "Check the config, its sources and this installation."),
+    },
 }
-"""The commands by name: group in the help, module and function, and line in the help."""
+"""The commands by group and name: module and function, and line in the help."""
 
 EPILOGUE = """\
 Exit codes: 0 done, 1 failed, 2 wrong usage, 3 wrong config, 4 not found,
@@ -96,14 +86,11 @@ def build_app(chosen: str | None = None) -> App:
         version_flags=["--version"],
         result_action="return_value",
     )
-    groups = {title: Group(title, sort_key=number) for number, title in enumerate(GROUPS)}
-    for name, (group, target, line) in COMMANDS.items():
-        app.command(
-            f"operations.cli.{target}",
-            name=name,
-            help=None if name == chosen else line,
-            group=groups[group],
-        )
+    for number, (title, commands) in enumerate(GROUPS.items()):
+        group = Group(title, sort_key=number)
+        for name, (target, line) in commands.items():
+            shown = None if name == chosen else line
+            app.command(f"operations.cli.{target}", name=name, help=shown, group=group)
     return app
 
 
@@ -111,10 +98,9 @@ def _help(*, bold: bool) -> Iterator[str]:
     """Yield the lines of the help overview."""
     start, end = ("\x1b[1m", "\x1b[0m") if bold else ("", "")
     yield f"Usage: operations COMMAND\n\n{ABOUT}\n"
-    for title in GROUPS:
+    for title, commands in GROUPS.items():
         yield f"\n{start}{title}{end}\n"
-        for name, (group, _, line) in COMMANDS.items():
-            if group == title:
-                yield f"  {name:<12}{line}\n"
+        for name, (_, line) in commands.items():
+            yield f"  {name:<12}{line}\n"
     yield f"\n  {'--version':<12}Display application version.\n"
     yield f"\n{EPILOGUE}"

@@ -7,6 +7,7 @@ import webbrowser
 from collections import Counter
 from collections.abc import Sequence
 from importlib.resources import files
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -17,7 +18,7 @@ from rich.text import Text
 
 from operations._json import object_of
 from operations._text import counted, suggestion
-from operations.cli import COMMANDS, build_app
+from operations.cli import GROUPS, build_app
 from operations.cli.options import (
     DEFAULTS,
     STYLES,
@@ -300,7 +301,7 @@ async def completion(
     """
     screen = common.screen()
     app = build_app()
-    for name in COMMANDS:
+    for name in chain.from_iterable(GROUPS.values()):
         try:
             app[name]
         except ImportError:  # Its extra is missing.

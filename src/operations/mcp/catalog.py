@@ -33,16 +33,15 @@ from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, RegistrationError
 from operations.mcp.interaction import is_question, question_envelope, settle
-from operations.mcp.listing import INSTRUCTIONS, PIN_FIELDS, Listing, Pins, hides_something, pin_key
+from operations.mcp.listing import INSTRUCTIONS, LISTS, Listing, Pins, hides_something, pin_key
 from operations.mcp.tools import (
     Request,
     build_resume,
     build_spec,
     build_tool,
-    completion_envelope,
+    data_envelope,
     in_quarantine,
     is_imported,
-    listing_envelope,
     prompt_envelope,
     quarantine,
     resource_envelope,
@@ -151,13 +150,9 @@ class ResourceOperations:
             if pin_key("resources", entry) not in self._pins.waiting and is_url(entry["uri"])
         ]
         if listing.resources or listing.templates:
-            yield "", self._lister("resources", "The resources of the server.", "resources/list")
-            yield (
-                "",
-                self._lister(
-                    "templates", "The resource templates of the server.", "resources/templates/list"
-                ),
-            )
+            yield "", self._lister("resources", "list", "The resources of the server.")
+            about = "The resource templates of the server."
+            yield "", self._lister("templates", "templates", about)
             spec = self._spec(READ, "Read a resource by its URI.", _URI)
             timeout = self._config.timeout
             yield "", Operation(spec, self._read_any, resources=shown, source_timeout=timeout)
@@ -225,8 +220,8 @@ class ResourceOperations:
         )
         return config.guarded(spec)
 
-    def _lister(self, kind: str, description: str, method: str) -> Operation:
-        name, key = ("list", kind) if kind == "resources" else (kind, "resourceTemplates")
+    def _lister(self, kind: str, name: str, description: str) -> Operation:
+        method, key, named = LISTS[kind]
 
         async def list_now(input: Any, context: OperationContext) -> ResponseEnvelope[Any]:
             entries = await self._source.list_all(method, key, context)
@@ -234,10 +229,10 @@ class ResourceOperations:
                 entries = [
                     entry
                     for entry in entries
-                    if isinstance(entry.get(PIN_FIELDS[kind]), str)
+                    if isinstance(entry.get(named), str)
                     and not self._pins.is_different(pin_key(kind, entry), entry)
                 ]
-            return listing_envelope(entries)
+            return data_envelope(entries)
 
         return Operation(self._spec(f"resources.{name}", description, _NOTHING), list_now)
 
@@ -262,7 +257,7 @@ class ResourceOperations:
             result = await self._source.request(
                 "completion/complete", dict(input), context, replayable=True
             )
-            return completion_envelope(result)
+            return data_envelope(result.get("completion"))
 
         description = "Suggest values for an argument of a prompt or template."
         return Operation(self._spec("completions.complete", description, _COMPLETION), complete)

@@ -107,6 +107,14 @@ class Listing:
     """Skipped definitions by name (escaped if necessary), with the reason."""
 
 
+LISTS: Final = {
+    "resources": ("resources/list", "resources", "uri"),
+    "templates": ("resources/templates/list", "resourceTemplates", "uriTemplate"),
+    "prompts": ("prompts/list", "prompts", "name"),
+}
+"""The lists besides the tools: the method, the key in its result, and the field that identifies an entry."""
+
+
 async def list_everything(session: RelaySession, limit: int) -> Listing:
     """Return all tools, resources, templates and prompts that a server lists.
 
@@ -122,14 +130,10 @@ async def list_everything(session: RelaySession, limit: int) -> Listing:
         )
         listing.tools = _unique(listing.tools, listing.skipped)
         session.learn(listing.tools)
-    if offers is not None and offers.resources is not None:
-        listing.resources = await _optional(session, "resources/list", "resources", limit, "uri")
-        listing.templates = await _optional(
-            session, "resources/templates/list", "resourceTemplates", limit, "uriTemplate"
-        )
-    if offers is not None and offers.prompts is not None:
-        listing.prompts = await _optional(session, "prompts/list", "prompts", limit, "name")
     if offers is not None:
+        for kind, (method, key, named) in LISTS.items():
+            if (offers.prompts if kind == "prompts" else offers.resources) is not None:
+                setattr(listing, kind, await _optional(session, method, key, limit, named))
         listing.can_watch = offers.resources is not None and bool(offers.resources.subscribe)
         listing.can_complete = offers.completions is not None
     return listing
@@ -256,9 +260,6 @@ _DEFINING = (
     "name", "title", "description", "inputSchema", "outputSchema", "annotations", "arguments", "uri", "uriTemplate",
     "mimeType",
 )  # fmt: skip
-PIN_FIELDS = {"prompts": "name", "templates": "uriTemplate", "resources": "uri"}
-"""The field that identifies an entry of a list."""
-
 INSTRUCTIONS = "server/instructions"
 """The key of the server's instructions."""
 
@@ -274,7 +275,7 @@ def digest(tool: JSONObject, target: str) -> str:
 
 def pin_key(kind: str, entry: JSONObject) -> str:
     """Return the pin key of a prompt, template or resource; the key of a tool is its name."""
-    return f"{kind}/{entry[PIN_FIELDS[kind]]}"
+    return f"{kind}/{entry[LISTS[kind][2]]}"
 
 
 class Pins:

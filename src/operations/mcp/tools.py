@@ -124,14 +124,9 @@ def prompt_envelope(result: JSONObject) -> ResponseEnvelope[Any]:
     return mcp_envelope(data, is_error=False, content=blocks, meta=result.get("_meta"))
 
 
-def completion_envelope(result: JSONObject) -> ResponseEnvelope[Any]:
-    """Return the envelope of a `completion/complete` result: its values, and whether there are more."""
-    return mcp_envelope(to_json(result.get("completion")), is_error=False, content=[])
-
-
-def listing_envelope(items: list[JSONObject]) -> ResponseEnvelope[Any]:
-    """Return the envelope of a listing."""
-    return mcp_envelope(to_json(items), is_error=False, content=[])
+def data_envelope(value: Any) -> ResponseEnvelope[Any]:
+    """Return the envelope of a listing, or of completions, which have no content blocks."""
+    return mcp_envelope(to_json(value), is_error=False, content=[])
 
 
 def _objects(value: Any) -> list[JSONObject]:
