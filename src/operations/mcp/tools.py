@@ -37,15 +37,7 @@ from operations.envelopes import (
     read_changes,
 )
 from operations.errors import CallError, ErrorCode, operation_not_found
-from operations.mcp.codec import (
-    CHANGES_KEY,
-    ERROR_KEY,
-    META_KEY,
-    restore_arguments,
-    restore_envelope,
-    restore_schemas,
-    restore_spec,
-)
+from operations.mcp import codec
 from operations.mcp.interaction import is_question, question_envelope, settle
 from operations.schema import Schema, from_schema, validate_or_raise
 from operations.specs import Operation, OperationSpec, OperationType
@@ -80,7 +72,7 @@ def tool_envelope(result: JSONObject, output_schema: Schema) -> ResponseEnvelope
     structured = to_json(result.get("structuredContent"))
     meta: Any = result.get("_meta")
     if is_error and structured is None:
-        structured = to_json(object_of(meta).get(ERROR_KEY))
+        structured = to_json(object_of(meta).get(codec.ERROR_KEY))
     data = structured
     if structured is None:
         data = content_to_wire(blocks)
@@ -93,7 +85,7 @@ def tool_envelope(result: JSONObject, output_schema: Schema) -> ResponseEnvelope
         structured_content=structured,
         meta=to_json(meta) if isinstance(meta, dict) else None,
     )
-    return read_changes(envelope, object_of(meta).get(CHANGES_KEY))
+    return read_changes(envelope, object_of(meta).get(codec.CHANGES_KEY))
 
 
 def _json_in(blocks: list[MCPContentBlock], otherwise: Any) -> Any:
@@ -189,7 +181,7 @@ def build_spec(
         meta=meta,
     )
     if trusted:
-        spec = restore_schemas(restore_spec(spec, tool.get("_meta")), tool.get("_meta"))
+        spec = codec.restore_schemas(codec.restore_spec(spec, tool.get("_meta")), tool.get("_meta"))
     return config.guarded(spec)
 
 
@@ -221,11 +213,13 @@ def build_tool(
     """
     replayable, output_schema = spec.replayable, spec.output_schema
     exported = spec.meta.get("_meta") if config.trust_annotations else None
-    if META_KEY not in object_of(exported):
+    if codec.META_KEY not in object_of(exported):
         exported = None
 
     async def call(input: Any, context: OperationContext) -> ResponseEnvelope[Any]:
-        arguments = _arguments(input if exported is None else restore_arguments(input, exported))
+        arguments = _arguments(
+            input if exported is None else codec.restore_arguments(input, exported)
+        )
         params = {"name": tool_name, "arguments": arguments}
         result = await request("tools/call", params, context, replayable=replayable)
         if is_question(result):
@@ -244,7 +238,7 @@ def build_tool(
                 resume = {"operation": on_question(), "name": tool_name, "arguments": arguments}
                 return question_envelope(result, resume)
         envelope = tool_envelope(result, output_schema)
-        return envelope if exported is None else restore_envelope(envelope, exported)
+        return envelope if exported is None else codec.restore_envelope(envelope, exported)
 
     return Operation(spec, call, config.output, source_timeout=config.timeout, forwards=True)
 

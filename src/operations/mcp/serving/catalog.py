@@ -58,16 +58,8 @@ from operations.envelopes import (
     ResourceContent,
     ResponseEnvelope,
 )
+from operations.mcp import codec
 from operations.mcp.catalog import LISTED, READ
-from operations.mcp.codec import (
-    META_KEY,
-    entry_of,
-    export_spec,
-    is_imported,
-    mcp_meta,
-    passed_meta,
-    with_passed,
-)
 from operations.mcp.serving.tools import GATEWAY_TOOLS, Tool, sniffed, text_block, text_of
 from operations.registry import OperationRegistry
 from operations.specs import OperationSpec
@@ -101,7 +93,7 @@ class Resource:
     ) -> None:
         self.spec = spec
         self.listed = listed
-        self.source = spec.namespace if is_imported(spec) else None
+        self.source = spec.namespace if codec.is_imported(spec) else None
         """The namespace of its server, if it was imported."""
 
         self.uri = str(options.get("uri", ""))
@@ -111,7 +103,7 @@ class Resource:
         self.template = None
         if listed is None and "{" in self.uri:
             self.template = UriTemplate.parse(self.uri)
-        self.mime_type: str | None = options.get("mimeType") or mcp_meta(spec).get("mimeType")
+        self.mime_type: str | None = options.get("mimeType") or codec.mcp_meta(spec).get("mimeType")
 
     def match(self, uri: str) -> JSONObject | None:
         """Return the variables of a template in a URI that clients use; None if the URI does not match."""
@@ -132,11 +124,14 @@ class Resource:
         if self.source is not None:
             entry = {key: listed[key] for key in LISTED if listed.get(key) is not None}
             entry = {**entry, uri_key: self.public_uri, "name": str(listed.get("name") or self.uri)}
-            return with_passed(entry, listed, export_spec(spec))
-        wire = {uri_key: self.uri, **entry_of(spec, str(mcp_meta(spec).get("name") or spec.id))}
+            return codec.with_passed(entry, listed, codec.export_spec(spec))
+        wire = {
+            uri_key: self.uri,
+            **codec.entry_of(spec, str(codec.mcp_meta(spec).get("name") or spec.id)),
+        }
         if self.mime_type is not None:
             wire["mimeType"] = self.mime_type
-        wire["_meta"] = {META_KEY: export_spec(spec)}
+        wire["_meta"] = {codec.META_KEY: codec.export_spec(spec)}
         return wire
 
 
@@ -251,7 +246,7 @@ def names_of(
 
 
 def _chosen(spec: OperationSpec) -> str | None:
-    name = mcp_meta(spec).get("name")
+    name = codec.mcp_meta(spec).get("name")
     return name if isinstance(name, str) and TOOL_NAME.fullmatch(name) else None
 
 
@@ -269,12 +264,12 @@ class Prompt:
 
     def wire(self) -> JSONObject:
         """Return the prompt in a listing."""
-        wire = entry_of(self.spec, self.name)
+        wire = codec.entry_of(self.spec, self.name)
         wire["arguments"] = self._arguments()
-        return with_passed(wire, self.spec.meta, export_spec(self.spec))
+        return codec.with_passed(wire, self.spec.meta, codec.export_spec(self.spec))
 
     def _arguments(self) -> list[JSONObject]:
-        if is_imported(self.spec):
+        if codec.is_imported(self.spec):
             return list_of(self.spec.meta.get("arguments"))
         required = object_of(self.spec.input_schema.document).get("required", ())
         arguments: list[JSONObject] = []
@@ -296,7 +291,7 @@ def properties_of(spec: OperationSpec) -> dict[str, JSONObject]:
 def prompt_result(envelope: ResponseEnvelope[Any], spec: OperationSpec) -> JSONObject:
     """Return the `prompts/get` result of an envelope."""
     data, meta = envelope.data, envelope.meta
-    description = "" if is_imported(spec) else spec.description
+    description = "" if codec.is_imported(spec) else spec.description
     if is_object(data) and is_list(data.get("messages")):
         description = data.get("description") or description
         data = data["messages"]
@@ -306,7 +301,7 @@ def prompt_result(envelope: ResponseEnvelope[Any], spec: OperationSpec) -> JSONO
     result: JSONObject = {"messages": [_message(message) for message in messages]}
     if description:
         result["description"] = description
-    passed = passed_meta(meta.meta) if isinstance(meta, MCPResponseMeta) else {}
+    passed = codec.passed_meta(meta.meta) if isinstance(meta, MCPResponseMeta) else {}
     return {**result, "_meta": passed} if passed else result
 
 
@@ -370,10 +365,10 @@ def _imported(
         is_read = prefixed(namespace, given) == uri
         content["uri"] = uri if is_read or given == uri else addresses.link(namespace, given)
         if "_meta" in content:
-            content["_meta"] = passed_meta(content["_meta"])
+            content["_meta"] = codec.passed_meta(content["_meta"])
         contents.append(content)
     result: JSONObject = {"contents": contents}
-    passed = passed_meta(cast("MCPResponseMeta", envelope.meta).meta)
+    passed = codec.passed_meta(cast("MCPResponseMeta", envelope.meta).meta)
     return {**result, "_meta": passed} if passed else result
 
 
@@ -416,7 +411,7 @@ class Catalog:
 
     def __init__(self, registry: OperationRegistry, style: NameStyle, budget: int) -> None:
         self.revision = registry.revision
-        prompts = [spec for spec in registry.specs() if mcp_meta(spec).get("prompt")]
+        prompts = [spec for spec in registry.specs() if codec.mcp_meta(spec).get("prompt")]
         self.prompts = {name: Prompt(name, spec) for name, spec in names_of(prompts, style).items()}
         offered: list[Resource] = []
         tools: list[OperationSpec] = []
@@ -428,10 +423,10 @@ class Catalog:
             if operation.source_instructions:
                 key = (spec.namespace, operation.source_instructions)
                 self.instructions.setdefault(key, []).append(spec)
-            if is_imported(spec) and spec.name == READ:
+            if codec.is_imported(spec) and spec.name == READ:
                 readers[spec.namespace] = spec
                 offered += [Resource(spec, entry, entry) for entry in operation.resources]
-            if self._place(spec, mcp_meta(spec), offered):
+            if self._place(spec, codec.mcp_meta(spec), offered):
                 tools.append(spec)
         self.addresses = Addresses(offered, readers)
         self.resources = self.addresses.resources

@@ -19,25 +19,12 @@ from functools import partial
 from secrets import token_urlsafe
 from typing import Any, Final, TypeAlias, cast
 
+import mcp_types as types
 from mcp import MCPError
 from mcp.server.connection import Connection, allowed_log_levels
 from mcp.server.context import ServerRequestContext
 from mcp.server.session import ServerSession
 from mcp.shared.message import ServerMessageMetadata
-from mcp_types import (
-    INTERNAL_ERROR,
-    INVALID_PARAMS,
-    LOG_LEVEL_META_KEY,
-    CreateMessageRequest,
-    CreateMessageResult,
-    CreateMessageResultWithTools,
-    ElicitRequest,
-    ElicitResult,
-    ListRootsRequest,
-    ListRootsResult,
-    LoggingMessageNotification,
-    LoggingMessageNotificationParams,
-)
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import BaseModel, ValidationError
 
@@ -91,7 +78,7 @@ class Elicitations:
         is_full = len(self._waiting) >= MAX_WAITING
         if is_full or self._per_caller[caller] >= MAX_WAITING_PER_CALLER:
             # Checked before the handler starts, because its effects cannot be undone.
-            raise MCPError(INTERNAL_ERROR, "too many calls wait for answers")
+            raise MCPError(types.INTERNAL_ERROR, "too many calls wait for answers")
         call = _AskingCall(run, channel, capabilities, answers, caller)
         return await self._until_question(call, key)
 
@@ -105,7 +92,7 @@ class Elicitations:
         """
         known = self._waiting.get(token)
         if known is None or known[0] != key:
-            raise MCPError(INVALID_PARAMS, "requestState is unknown or has expired")
+            raise MCPError(types.INVALID_PARAMS, "requestState is unknown or has expired")
         self._leave(token)
         call = known[1]
         call.channel = channel
@@ -303,7 +290,9 @@ def channel_for(request: RequestContext, capabilities: Mapping[str, Any]) -> Cal
 def _logger(request: RequestContext) -> Log:
     async def send(params: JSONObject) -> None:
         if params["level"] in allowed_log_levels(request.protocol_version, request.meta):
-            notice = LoggingMessageNotification(params=LoggingMessageNotificationParams(**params))
+            notice = types.LoggingMessageNotification(
+                params=types.LoggingMessageNotificationParams(**params)
+            )
             await request.session.send_notification(notice, related_request_id=request.request_id)
 
     return _filtered(send, connection_of(request))
@@ -368,14 +357,14 @@ def _session_key(connection: Connection) -> str:
 def _wanted_level(request: RequestContext, *, modern: bool) -> str | None:
     """Return the lowest level of log messages that the client requested; older clients receive all by default."""
     if modern:
-        return cast("str | None", (request.meta or {}).get(LOG_LEVEL_META_KEY))
+        return cast("str | None", (request.meta or {}).get(types.LOG_LEVEL_META_KEY))
     return cast("str", connection_of(request).state.get(_LEVEL, "debug"))
 
 
 _QUESTIONS: Final[dict[str, tuple[type[BaseModel], type[BaseModel], str]]] = {
-    ELICIT: (ElicitRequest, ElicitResult, "answer"),
-    SAMPLE: (CreateMessageRequest, CreateMessageResult, "give a completion"),
-    ROOTS: (ListRootsRequest, ListRootsResult, "list its roots"),
+    ELICIT: (types.ElicitRequest, types.ElicitResult, "answer"),
+    SAMPLE: (types.CreateMessageRequest, types.CreateMessageResult, "give a completion"),
+    ROOTS: (types.ListRootsRequest, types.ListRootsResult, "list its roots"),
 }
 
 
@@ -396,7 +385,7 @@ async def _ask(
         message = f"this is not a valid {method} request"
         raise CallError(ErrorCode.VALIDATION_ERROR, message, {"errors": errors}) from error
     if method == SAMPLE and question.params.tools is not None:
-        result = CreateMessageResultWithTools
+        result = types.CreateMessageResultWithTools
     try:
         answer = await request.session.send_request(question, result, metadata=metadata)
     except MCPError as error:

@@ -14,21 +14,13 @@ from contextlib import aclosing, nullcontext
 from functools import partial
 from typing import Any, Final, Literal
 
+import mcp_types as types
 import msgspec
 from mcp import MCPError
 from mcp.server import Server
 from mcp.server.connection import Connection
 from mcp.server.runner import ServerRunner, serve_one
 from mcp.shared.jsonrpc_dispatcher import progress_token_from_params
-from mcp_types import (
-    DEFAULT_NEGOTIATED_VERSION,
-    INVALID_PARAMS,
-    INVALID_REQUEST,
-    PARSE_ERROR,
-    SERVER_INFO_META_KEY,
-    JSONRPCNotification,
-    jsonrpc_message_adapter,
-)
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
@@ -147,7 +139,7 @@ class FastPath:
     ) -> None:
         self._service = service
         self._run_interactive = run_interactive
-        self._stamp = {SERVER_INFO_META_KEY: msgspec.Raw(_encode(server_info))}
+        self._stamp = {types.SERVER_INFO_META_KEY: msgspec.Raw(_encode(server_info))}
 
     async def serve(self, state: RequestState, body: bytes) -> Reply | None:
         """Return the response to a POST if it is plain, else None."""
@@ -354,12 +346,12 @@ class HandshakeTransport:
         try:
             message = decode_json(body, max_values=limits.values)
         except JSONValueError as error:
-            return _failure(400, f"Parse error: the body {error.reason}", code=PARSE_ERROR)
+            return _failure(400, f"Parse error: the body {error.reason}", code=types.PARSE_ERROR)
         try:
-            checked = jsonrpc_message_adapter.validate_python(message, by_name=False)
+            checked = types.jsonrpc_message_adapter.validate_python(message, by_name=False)
         except ValidationError as error:
-            return _failure(400, f"Validation error: {error}", code=INVALID_PARAMS)
-        is_notification = isinstance(checked, JSONRPCNotification)
+            return _failure(400, f"Validation error: {error}", code=types.INVALID_PARAMS)
+        is_notification = isinstance(checked, types.JSONRPCNotification)
         if is_notification and "id" in message:
             return _failure(400, "Validation error: the id is neither a number nor a string")
         if "method" not in message:
@@ -451,7 +443,7 @@ class HandshakeTransport:
     def _version(state: RequestState, session: Session | None) -> str:
         if session is not None:
             return session.connection.protocol_version
-        return state.headers.get(_VERSION, b"").decode() or DEFAULT_NEGOTIATED_VERSION
+        return state.headers.get(_VERSION, b"").decode() or types.DEFAULT_NEGOTIATED_VERSION
 
     # ------------------------------------------------------------ GET
 
@@ -499,7 +491,9 @@ def _accepted_reply() -> Reply:
     return Reply(202, b"", [])
 
 
-def _failure(status: int, message: str, *headers: Header, code: int = INVALID_REQUEST) -> Reply:
+def _failure(
+    status: int, message: str, *headers: Header, code: int = types.INVALID_REQUEST
+) -> Reply:
     body = {"jsonrpc": "2.0", "id": None, "error": {"code": code, "message": message}}
     return Reply(status, msgspec.json.encode(body), [JSON, *headers])
 
@@ -509,5 +503,5 @@ def reject_malformed(body: bytes, max_values: int) -> Reply | None:
     try:
         decode_json(body, max_values=max_values)
     except JSONValueError as error:
-        return _failure(400, f"Parse error: the body {error.reason}", code=PARSE_ERROR)
+        return _failure(400, f"Parse error: the body {error.reason}", code=types.PARSE_ERROR)
     return None

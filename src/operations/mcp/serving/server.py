@@ -10,39 +10,12 @@ from functools import partial
 from typing import Any, Unpack, cast
 
 import anyio
+import mcp_types as types
 import msgspec
 from mcp import MCPError
-from mcp.server import NotificationOptions, Server
+from mcp.server import NotificationOptions, Server, subscriptions
 from mcp.server.connection import Connection
 from mcp.server.models import InitializationOptions
-from mcp.server.subscriptions import (
-    InMemorySubscriptionBus,
-    ListenHandler,
-    PromptsListChanged,
-    ResourcesListChanged,
-    ResourceUpdated,
-    ServerEvent,
-    ToolsListChanged,
-)
-from mcp_types import (
-    INTERNAL_ERROR,
-    INVALID_PARAMS,
-    CallToolRequestParams,
-    CompleteRequestParams,
-    DiscoverResult,
-    EmptyResult,
-    GetPromptRequestParams,
-    NotificationParams,
-    PaginatedRequestParams,
-    PromptReference,
-    ReadResourceRequestParams,
-    RequestParams,
-    SetLevelRequestParams,
-    SubscribeRequestParams,
-    SubscriptionsListenRequestParams,
-    SubscriptionsListenResult,
-    UnsubscribeRequestParams,
-)
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from starlette.requests import Request
 
@@ -73,10 +46,10 @@ _WATCHED = "operations.watched"
 _MAX_WATCHED = 1_000
 _MAX_COMPLETIONS = 100
 
-_EVENTS: dict[str, ServerEvent] = {
-    "tools": ToolsListChanged(),
-    "resources": ResourcesListChanged(),
-    "prompts": PromptsListChanged(),
+_EVENTS: dict[str, subscriptions.ServerEvent] = {
+    "tools": subscriptions.ToolsListChanged(),
+    "resources": subscriptions.ResourcesListChanged(),
+    "prompts": subscriptions.PromptsListChanged(),
 }
 
 
@@ -98,8 +71,8 @@ class RegistryServer(Server[None]):
             expose_errors=settings.expose_errors,
             scopes_supported=settings.scopes_supported,
         )
-        self._bus = InMemorySubscriptionBus()
-        self._listen = ListenHandler(self._bus)
+        self._bus = subscriptions.InMemorySubscriptionBus()
+        self._listen = subscriptions.ListenHandler(self._bus)
         self._connections: set[Connection] = set()
         self._announced = self.service.catalog
         super().__init__(
@@ -123,10 +96,10 @@ class RegistryServer(Server[None]):
         )
         # Set after construction, because the constructor warns about deprecation; clients of the 2025 protocol still
         # use it.
-        self.add_request_handler("logging/setLevel", SetLevelRequestParams, self._set_level)
-        self.add_request_handler("server/discover", RequestParams, self._discover)
+        self.add_request_handler("logging/setLevel", types.SetLevelRequestParams, self._set_level)
+        self.add_request_handler("server/discover", types.RequestParams, self._discover)
         self.add_notification_handler(
-            "notifications/initialized", NotificationParams, self._initialized
+            "notifications/initialized", types.NotificationParams, self._initialized
         )
 
     # ------------------------------------------------------------ transports
@@ -186,24 +159,26 @@ class RegistryServer(Server[None]):
     def _listing(self, page: Callable[[Asker, str | None], JSONObject]) -> Any:
         """Return the handler for a paged list."""
 
-        async def handle(request: RequestContext, params: PaginatedRequestParams) -> JSONObject:
+        async def handle(
+            request: RequestContext, params: types.PaginatedRequestParams
+        ) -> JSONObject:
             return page(self._asker(request), params.cursor)
 
         return handle
 
     async def _call_tool(
-        self, request: RequestContext, params: CallToolRequestParams
+        self, request: RequestContext, params: types.CallToolRequestParams
     ) -> JSONObject:
         arguments = params.arguments or {}
         return await self._run_interactive(request, self.service.call_tool, params.name, arguments)
 
     async def _read_resource(
-        self, request: RequestContext, params: ReadResourceRequestParams
+        self, request: RequestContext, params: types.ReadResourceRequestParams
     ) -> JSONObject:
         return await self._run_interactive(request, self.service.read_resource, params.uri)
 
     async def _get_prompt(
-        self, request: RequestContext, params: GetPromptRequestParams
+        self, request: RequestContext, params: types.GetPromptRequestParams
     ) -> JSONObject:
         arguments = params.arguments or {}
         return await self._run_interactive(request, self.service.get_prompt, params.name, arguments)
@@ -218,7 +193,7 @@ class RegistryServer(Server[None]):
             is_admitted = request.request is not None
             slot = nullcontext() if is_admitted else asker.front.admit(asker.caller)
         except CallError as error:
-            raise MCPError(INTERNAL_ERROR, error.message, error.to_wire()) from None
+            raise MCPError(types.INTERNAL_ERROR, error.message, error.to_wire()) from None
         with slot:
             channel = channel_for(request, asker.capabilities)
             if not asker.modern:
@@ -249,10 +224,12 @@ class RegistryServer(Server[None]):
             run, channel, asker.capabilities, answers, key, asker.caller
         )
 
-    async def _complete(self, request: RequestContext, params: CompleteRequestParams) -> JSONObject:
+    async def _complete(
+        self, request: RequestContext, params: types.CompleteRequestParams
+    ) -> JSONObject:
         """Return the values of an argument, if its schema lists them."""
         asker = self._asker(request)
-        if isinstance(params.ref, PromptReference):
+        if isinstance(params.ref, types.PromptReference):
             spec = self.service.find_prompt(asker, params.ref.name).spec
         else:
             templates = self.service.catalog.templates
@@ -260,7 +237,7 @@ class RegistryServer(Server[None]):
                 template.spec for template in templates if template.public_uri == params.ref.uri
             ]
             if not found or not self.service.sees(found[0], asker):
-                raise MCPError(INVALID_PARAMS, "Unknown resource template")
+                raise MCPError(types.INVALID_PARAMS, "Unknown resource template")
             spec = found[0]
         completer = self.service.completer(spec, asker)
         if completer is not None:
@@ -279,34 +256,34 @@ class RegistryServer(Server[None]):
         }
 
     async def _set_level(
-        self, request: RequestContext, params: SetLevelRequestParams
-    ) -> EmptyResult:
+        self, request: RequestContext, params: types.SetLevelRequestParams
+    ) -> types.EmptyResult:
         set_level(request, params.level)
-        return EmptyResult()
+        return types.EmptyResult()
 
     # ------------------------------------------------------------ changes
 
     async def resource_updated(self, uri: str) -> None:
         """Report a change of the resource at `uri` to its subscribers."""
-        await self._bus.publish(ResourceUpdated(uri=uri))
+        await self._bus.publish(subscriptions.ResourceUpdated(uri=uri))
         for connection in tuple(self._connections):
             if uri in connection.state.get(_WATCHED, ()):
                 await connection.send_resource_updated(uri)
 
     async def _subscribe(
-        self, request: RequestContext, params: SubscribeRequestParams
-    ) -> EmptyResult:
+        self, request: RequestContext, params: types.SubscribeRequestParams
+    ) -> types.EmptyResult:
         asker, connection = self._asker(request), connection_of(request)
         resource, value = self.service.find_resource(asker, params.uri)
         watched = _watched(connection)
         if params.uri in watched:
-            return EmptyResult()
+            return types.EmptyResult()
         if len(watched) >= _MAX_WATCHED:
-            raise MCPError(INVALID_PARAMS, "too many subscriptions")
+            raise MCPError(types.INVALID_PARAMS, "too many subscriptions")
         watched[params.uri] = None
         watcher = watcher_of(self.service, resource, asker)
         if watcher is None:
-            return EmptyResult()
+            return types.EmptyResult()
 
         async def report() -> None:
             await connection.send_resource_updated(params.uri)
@@ -321,19 +298,19 @@ class RegistryServer(Server[None]):
             watched[params.uri] = task
         else:
             task.cancel()
-        return EmptyResult()
+        return types.EmptyResult()
 
     async def _unsubscribe(
-        self, request: RequestContext, params: UnsubscribeRequestParams
-    ) -> EmptyResult:
+        self, request: RequestContext, params: types.UnsubscribeRequestParams
+    ) -> types.EmptyResult:
         task = _watched(connection_of(request)).pop(params.uri, None)
         if task is not None:
             task.cancel()
-        return EmptyResult()
+        return types.EmptyResult()
 
     async def _listen_for(
-        self, request: RequestContext, params: SubscriptionsListenRequestParams
-    ) -> SubscriptionsListenResult:
+        self, request: RequestContext, params: types.SubscriptionsListenRequestParams
+    ) -> types.SubscriptionsListenResult:
         """Return a stream of changes to the operations that the caller may see."""
         asker = self._asker(request)
         wanted = params.notifications
@@ -351,28 +328,30 @@ class RegistryServer(Server[None]):
     async def _listen_elsewhere(
         self,
         request: RequestContext,
-        params: SubscriptionsListenRequestParams,
+        params: types.SubscriptionsListenRequestParams,
         asker: Asker,
         readable: Mapping[str, tuple[Resource, JSONObject]],
-    ) -> SubscriptionsListenResult:
+    ) -> types.SubscriptionsListenResult:
         """Serve a stream of changes that includes changes of imported resources."""
         bus, tasks = JoinedBus(self._bus), list[asyncio.Task[None]]()
         try:
             for uri, (resource, value) in tuple(readable.items())[:_MAX_WATCHED]:
                 watcher = watcher_of(self.service, resource, asker)
                 if watcher is not None:
-                    report = partial(bus.publish, ResourceUpdated(uri=uri))
+                    report = partial(bus.publish, subscriptions.ResourceUpdated(uri=uri))
                     address = resource.address(value)
                     # A resource without support for subscriptions is skipped.
                     with suppress(MCPError):
                         tasks.append(await follow(self.service, watcher, address, asker, report))
-            return await ListenHandler(bus)(request, params)
+            return await subscriptions.ListenHandler(bus)(request, params)
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _initialized(self, request: RequestContext, _params: NotificationParams) -> None:
+    async def _initialized(
+        self, request: RequestContext, _params: types.NotificationParams
+    ) -> None:
         connection = connection_of(request)
         self._connections.add(connection)
         connection.exit_stack.callback(self._connections.discard, connection)
@@ -427,9 +406,11 @@ class RegistryServer(Server[None]):
         options.instructions = self.service.instructions(self._settings.identity)
         return options
 
-    async def _discover(self, request: RequestContext, _params: RequestParams) -> DiscoverResult:
+    async def _discover(
+        self, request: RequestContext, _params: types.RequestParams
+    ) -> types.DiscoverResult:
         """Return the server's capabilities to clients since 2026-07-28."""
-        return DiscoverResult(
+        return types.DiscoverResult(
             supported_versions=list(MODERN_PROTOCOL_VERSIONS),
             capabilities=self.get_capabilities(protocol_version=request.protocol_version),
             instructions=self.service.instructions(self._asker(request).identity),
@@ -464,14 +445,16 @@ def to_mcp(settings: MCPServerSettings, registry: OperationRegistry) -> Registry
 # ------------------------------------------------------------ changes of imported resources
 
 
-class JoinedBus(InMemorySubscriptionBus):
+class JoinedBus(subscriptions.InMemorySubscriptionBus):
     """Combines the events of one listener with those of a shared bus."""
 
-    def __init__(self, shared: InMemorySubscriptionBus) -> None:
+    def __init__(self, shared: subscriptions.InMemorySubscriptionBus) -> None:
         super().__init__()
         self._shared = shared
 
-    def subscribe(self, listener: Callable[[ServerEvent], None]) -> Callable[[], None]:
+    def subscribe(
+        self, listener: Callable[[subscriptions.ServerEvent], None]
+    ) -> Callable[[], None]:
         """Register a listener with both; return the function that removes it."""
         leave_own, leave_shared = super().subscribe(listener), self._shared.subscribe(listener)
 
@@ -516,7 +499,9 @@ async def follow(
                         is_active.set_result(None)
         except CallError as error:
             if not is_active.done():
-                is_active.set_exception(MCPError(INTERNAL_ERROR, error.message, error.to_wire()))
+                is_active.set_exception(
+                    MCPError(types.INTERNAL_ERROR, error.message, error.to_wire())
+                )
 
     task = asyncio.create_task(run())
     try:
@@ -524,7 +509,9 @@ async def follow(
             await asyncio.shield(is_active)
     except TimeoutError:
         task.cancel()
-        raise MCPError(INTERNAL_ERROR, "the server did not confirm the subscription") from None
+        raise MCPError(
+            types.INTERNAL_ERROR, "the server did not confirm the subscription"
+        ) from None
     except BaseException:
         task.cancel()
         raise

@@ -12,14 +12,9 @@ from functools import partial
 from math import inf
 from typing import Any, TypeVar, cast
 
+import mcp_types as types
 import msgspec
 from mcp import MCPError
-from mcp_types import (
-    INTERNAL_ERROR,
-    INVALID_PARAMS,
-    MISSING_REQUIRED_CLIENT_CAPABILITY,
-    CompleteRequestParams,
-)
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from msgspec.structs import replace
 
@@ -178,7 +173,7 @@ class Service:
         """Return the error for an unknown tool, with a similar name as suggestion."""
         visible = self._visible(self.catalog.tools.values(), asker)
         near = suggestion(name, (tool.name for tool in visible if tool.name != name))
-        return MCPError(INVALID_PARAMS, f"Unknown tool: {name}{near and '.'}{near}")
+        return MCPError(types.INVALID_PARAMS, f"Unknown tool: {name}{near and '.'}{near}")
 
     async def call_tool(
         self,
@@ -228,7 +223,7 @@ class Service:
         missing = [name for name in tool.requires if asker.capabilities.get(name) is None]
         if missing:
             raise MCPError(
-                MISSING_REQUIRED_CLIENT_CAPABILITY,
+                types.MISSING_REQUIRED_CLIENT_CAPABILITY,
                 f"{name} needs a client with these capabilities: {', '.join(missing)}",
                 {"requiredCapabilities": {name: {} for name in missing}},
             )
@@ -339,7 +334,7 @@ class Service:
             resource, variables = found
             return resource, arguments_from_text(resource.spec, variables)
         raise MCPError(
-            INVALID_PARAMS if asker.modern else _RESOURCE_NOT_FOUND,
+            types.INVALID_PARAMS if asker.modern else _RESOURCE_NOT_FOUND,
             "Resource not found",
             {"uri": uri},
         )
@@ -372,7 +367,7 @@ class Service:
         """
         prompt = self.catalog.prompts.get(name)
         if prompt is None or not self.sees(prompt.spec, asker):
-            raise MCPError(INVALID_PARAMS, f"Unknown prompt: {name}")
+            raise MCPError(types.INVALID_PARAMS, f"Unknown prompt: {name}")
         return prompt
 
     async def get_prompt(
@@ -398,7 +393,7 @@ class Service:
         self,
         completer: OperationSpec,
         spec: OperationSpec,
-        params: CompleteRequestParams,
+        params: types.CompleteRequestParams,
         asker: Asker,
     ) -> JSONObject:
         """Return suggestions of the server of an imported prompt or template.
@@ -428,7 +423,11 @@ class Service:
             wire = public_error(
                 error, context.request_id, expose=asker.front.expose_errors
             ).to_wire()
-            code = INVALID_PARAMS if error.code == ErrorCode.VALIDATION_ERROR else INTERNAL_ERROR
+            code = (
+                types.INVALID_PARAMS
+                if error.code == ErrorCode.VALIDATION_ERROR
+                else types.INTERNAL_ERROR
+            )
             raise MCPError(code, wire["message"], wire) from error
 
     def _context(
@@ -537,14 +536,16 @@ def _start(cursor: str, items: Sequence[Any]) -> int:
     try:
         start, last = msgspec.json.decode(urlsafe_b64decode(cursor), type=tuple[int, str])
     except ValueError:
-        raise MCPError(INVALID_PARAMS, "Invalid cursor: list again from the beginning") from None
+        raise MCPError(
+            types.INVALID_PARAMS, "Invalid cursor: list again from the beginning"
+        ) from None
     if 0 < start <= len(items) and _key(items[start - 1]) == last:
         return start
     for position, item in enumerate(items, 1):
         if _key(item) == last:
             return position
     raise MCPError(
-        INVALID_PARAMS, "Invalid cursor: the list has changed; list again from the beginning"
+        types.INVALID_PARAMS, "Invalid cursor: the list has changed; list again from the beginning"
     )
 
 

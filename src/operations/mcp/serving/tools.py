@@ -37,28 +37,7 @@ from operations.front.search import (
     Search,
     SearchResult,
 )
-from operations.mcp.codec import (
-    CHANGES_KEY,
-    DATA_KEY,
-    ERROR_KEY,
-    EXACT_OUTPUT,
-    INPUT,
-    RESULT,
-    as_object,
-    boxed,
-    boxed_result,
-    entry_of,
-    export_spec,
-    is_imported,
-    is_never_null,
-    is_object,
-    mcp_meta,
-    moved,
-    passed_meta,
-    pruned,
-    with_alternative,
-    with_passed,
-)
+from operations.mcp import codec
 from operations.schema import Schema, format_value_errors, schema_for
 from operations.specs import OperationSpec, OperationType
 from operations.types import JSONObject, JSONSchema
@@ -85,7 +64,7 @@ class Tool:
         self.name = name
         self.spec = spec
         self.id = spec.id
-        self.is_imported = is_imported(spec)
+        self.is_imported = codec.is_imported(spec)
         self._budget = budget
         self._always_fits = always_fits
         self._wires: dict[bool, JSONObject] = {}
@@ -102,23 +81,23 @@ class Tool:
     @cached_property
     def takes_box(self) -> bool:
         """Whether the input is not an object, and is therefore passed as the argument `input`."""
-        return bool(self._input) and not is_object(self._input)
+        return bool(self._input) and not codec.is_object(self._input)
 
     @cached_property
     def gives_object(self) -> bool:
         """Whether results are always objects."""
-        return self.spec.type is OperationType.SUBSCRIPTION or is_object(self._output)
+        return self.spec.type is OperationType.SUBSCRIPTION or codec.is_object(self._output)
 
     @cached_property
     def mime_type(self) -> str | None:
         """The declared media type of bytes."""
-        mime_type = mcp_meta(self.spec).get("mimeType")
+        mime_type = codec.mcp_meta(self.spec).get("mimeType")
         return mime_type if isinstance(mime_type, str) else None
 
     @cached_property
     def requires(self) -> tuple[str, ...]:
         """The capabilities that a client needs to call the tool."""
-        return tuple(map(str, list_of(mcp_meta(self.spec).get("requires"))))
+        return tuple(map(str, list_of(codec.mcp_meta(self.spec).get("requires"))))
 
     @cached_property
     def mirrors_headers(self) -> bool:
@@ -134,7 +113,7 @@ class Tool:
     @cached_property
     def _gives_null(self) -> bool:
         """Whether a result may be null, which the protocol does not distinguish from missing structured content."""
-        return bool(self._output) and not is_never_null(self._output)
+        return bool(self._output) and not codec.is_never_null(self._output)
 
     def is_boxed(self, *, modern: bool) -> bool:
         """Return whether results are boxed in the property `result`, for clients that accept only objects."""
@@ -160,25 +139,25 @@ class Tool:
 
     def result(self, envelope: ResponseEnvelope[Any], *, modern: bool) -> JSONObject:
         """Return the `tools/call` result of an envelope for clients since 2026-07-28 (`modern`), or before."""
-        result = self._result(envelope, boxed=self.is_boxed(modern=modern))
+        result = self._result(envelope, is_boxed=self.is_boxed(modern=modern))
         if envelope.meta.changes:
-            noted = {CHANGES_KEY: changes_to_wire(envelope.meta)}
+            noted = {codec.CHANGES_KEY: changes_to_wire(envelope.meta)}
             result["_meta"] = {**result.get("_meta", {}), **noted}
         return result
 
-    def _result(self, envelope: ResponseEnvelope[Any], *, boxed: bool) -> JSONObject:
+    def _result(self, envelope: ResponseEnvelope[Any], *, is_boxed: bool) -> JSONObject:
         data, meta = envelope.data, envelope.meta
         if isinstance(data, bytes):
             return {
                 "content": [binary_block(data, self.mime_type or _content_type(envelope))],
-                "_meta": {DATA_KEY: "bytes"},
+                "_meta": {codec.DATA_KEY: "bytes"},
             }
-        structured = {RESULT: data} if boxed else data
+        structured = {codec.RESULT: data} if is_boxed else data
         if not isinstance(meta, MCPResponseMeta):
             result: JSONObject = {"content": [text_block(text_of(data))]}
-            if data is None and not boxed:
+            if data is None and not is_boxed:
                 # The SDK treats structured null as absent, so `_meta` records it.
-                return {**result, "_meta": {DATA_KEY: "null"}}
+                return {**result, "_meta": {codec.DATA_KEY: "null"}}
             result["structuredContent"] = structured
             return result
         result = {"content": to_builtins(meta.content)}
@@ -189,7 +168,7 @@ class Tool:
         elif meta.structured_content is not None or self.declares_output():
             # Use the normalised data instead of the original structured content, because it matches the schema.
             result["structuredContent"] = structured
-        passed = passed_meta(meta.meta)
+        passed = codec.passed_meta(meta.meta)
         if passed:
             result["_meta"] = {**passed, **result.get("_meta", {})}
         return result
@@ -212,12 +191,14 @@ class Tool:
     def _structured_error(self, wire: Any) -> JSONObject:
         # Some clients validate the structured content of errors with the output schema.
         return (
-            {"_meta": {ERROR_KEY: wire}} if self.declares_output() else {"structuredContent": wire}
+            {"_meta": {codec.ERROR_KEY: wire}}
+            if self.declares_output()
+            else {"structuredContent": wire}
         )
 
     def _written(self, modern: bool) -> JSONObject:
         spec = self.spec
-        wire = entry_of(spec, self.name)
+        wire = codec.entry_of(spec, self.name)
         wire["inputSchema"] = self.input_schema
         export = self._export(modern)
         output = self._output_schema(modern)
@@ -226,35 +207,35 @@ class Tool:
             if not self._always_fits:
                 # Clients drop a result that does not match the schema, so they receive a schema that every result
                 # matches.
-                wire["outputSchema"] = with_alternative(output)
-                export["outputSchema"] = EXACT_OUTPUT
+                wire["outputSchema"] = codec.with_alternative(output)
+                export["outputSchema"] = codec.EXACT_OUTPUT
         wire["annotations"] = _annotations(spec)
-        return with_passed(wire, spec.meta, export)
+        return codec.with_passed(wire, spec.meta, export)
 
     @cached_property
     def input_schema(self) -> JSONObject:
         """Return the schema of the arguments."""
-        document = pruned(self._input, self._budget)
-        return boxed(document, INPUT) if self.takes_box else as_object(document)
+        document = codec.pruned(self._input, self._budget)
+        return codec.boxed(document, codec.INPUT) if self.takes_box else codec.as_object(document)
 
     def _output_schema(self, modern: bool) -> JSONSchema | None:
         if self.spec.type is OperationType.SUBSCRIPTION:
-            return items_schema(pruned(self._output, self._budget))
+            return items_schema(codec.pruned(self._output, self._budget))
         if not self._output or self.spec.output_schema.is_binary:
             return None
-        document = pruned(self._output, self._budget)
+        document = codec.pruned(self._output, self._budget)
         if self.gives_object:
-            return as_object(document)
-        return boxed_result(document) if self.is_boxed(modern=modern) else document
+            return codec.as_object(document)
+        return codec.boxed_result(document) if self.is_boxed(modern=modern) else document
 
     def _export(self, modern: bool) -> JSONObject:
         """Return the contract that an import needs to restore the operation."""
         spec = self.spec
         # Always included, because the annotation marks every query as idempotent.
-        export = {**export_spec(spec), "idempotent": spec.idempotent}
+        export = {**codec.export_spec(spec), "idempotent": spec.idempotent}
         if spec.error_schemas:
             export["errorSchemas"] = [
-                {**error.to_wire(), "schema": pruned(error.schema.document, _ERROR_BUDGET)}
+                {**error.to_wire(), "schema": codec.pruned(error.schema.document, _ERROR_BUDGET)}
                 for error in spec.error_schemas
             ]
         if not self._input:
@@ -283,7 +264,7 @@ def items_schema(item: JSONSchema) -> JSONObject:
     return {
         "type": "object",
         "properties": {
-            "items": {"type": "array", "items": moved(item, "#/properties/items/items")},
+            "items": {"type": "array", "items": codec.moved(item, "#/properties/items/items")},
             "complete": {
                 "type": "boolean",
                 "description": "False if the subscription had more items.",
@@ -300,11 +281,11 @@ def _annotations(spec: OperationSpec) -> JSONObject:
         annotations["destructiveHint"] = False
     if spec.replayable:
         annotations["idempotentHint"] = True
-    if is_imported(spec):
+    if codec.is_imported(spec):
         claimed = object_of(spec.meta.get("annotations"))
         # The operator's configuration that a tool is read-only overrides the server's annotation.
         annotations = {**claimed, **annotations} if reads else {**annotations, **claimed}
-    own = mcp_meta(spec).get("annotations")
+    own = codec.mcp_meta(spec).get("annotations")
     return {**annotations, **cast("JSONObject", own)} if isinstance(own, Mapping) else annotations
 
 
@@ -447,7 +428,7 @@ async def run_gateway_tool(
             arguments, changes = converted
             count = sum(change.count for change in changes)
             noted = {"changes": to_builtins(changes), "changesCount": count}
-            meta = {"_meta": {CHANGES_KEY: noted}}
+            meta = {"_meta": {codec.CHANGES_KEY: noted}}
         elif errors:
             raise CallError(
                 ErrorCode.VALIDATION_ERROR,
