@@ -165,7 +165,7 @@ class CallServer(JobRunner, Receiver):
         """
         with shutdown_event() as shutdown:
             ends = [self._spawn(shutdown.wait())]
-            # Only the server side of a WebSocket has it, because its connection is not restored.
+            # Only the server side of a WebSocket has `wait_closed`, because its connection is not restored.
             wait_closed = getattr(self.target, "wait_closed", None)
             if wait_closed is not None:
                 ends.append(self._spawn(wait_closed()))

@@ -1,7 +1,7 @@
 """The HTTP client for servers with a URL, used by the SDK's transports.
 
-Rule 1: a failed HTTP request affects only its call. The SDK would end the whole connection after a refused socket; here
-        it becomes an error response.
+Rule 1: a failed HTTP request affects only its call. The SDK would end the whole connection after a refused
+socket; here the request gets an error response.
 Rule 2: the size of a response is checked while it arrives. Compressed bodies are neither requested nor accepted.
 Rule 3: hosts that a server names for OAuth discovery and tokens must be public, unless the operator configured them.
 """

@@ -228,7 +228,7 @@ class HTTPServiceConfig:
     """The address of the API, with its path, instead of the document's servers. It may be private."""
 
     headers: Mapping[str, Secret] = field(default_factory=dict[str, Any], repr=False)
-    """Sent with every request to hosts that may receive credentials; no argument can override one.
+    """Sent with every request to hosts that may receive credentials; arguments cannot override these headers.
 
     A value may be a function of the call's context, such as `lambda context: context.request_id`. It is called once per
     call, also if the request is retried; None omits the header. Errors do not show the value of a header whose name
