@@ -181,6 +181,27 @@ async def test_an_import_of_an_export_gives_back_the_operations() -> None:
     assert (caught.value.code, caught.value.details) == ("TASK_LOCKED", {"by": "ann"})
 
 
+async def test_the_items_of_a_subscription_survive_a_trusted_import() -> None:
+    async def watch(_input: Any, _context: OperationContext) -> AsyncIterator[JSONObject]:
+        yield {"id": 1}
+
+    item = {"properties": {"id": {"type": "integer"}}, "additionalProperties": False}
+    spec = OperationSpec(
+        namespace="task",
+        name="watch",
+        type=OperationType.SUBSCRIPTION,
+        output_schema=Schema(item),
+    )
+    server = to_mcp(OperationRegistry([Operation(spec, watch)]))
+    config = MCPClientConfig(server=server, trust_annotations=True)
+    async with connect_mcp("far", config) as client:
+        (imported,) = client.operations
+        envelope = await OperationRegistry(client).execute(imported.spec.id, {})
+
+    assert envelope.data == {"items": [{"id": 1}], "complete": True}
+    assert envelope.meta.changes_count == 0
+
+
 async def test_serving_twice_gives_the_same_contract() -> None:
     """A registry, imported, served again and imported again."""
     config = MCPClientConfig(server=to_mcp(example()), trust_annotations=True)

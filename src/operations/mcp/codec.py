@@ -267,10 +267,7 @@ def _restored(document: JSONSchema, how: Any, key: str) -> JSONSchema:
     properties = object_of(document.get("properties"))
     if how == "boxed" and key in properties:
         return moved(properties[key], "#", f"#/properties/{key}")
-    if how == "items" and "items" in properties:
-        return moved(
-            object_of(properties["items"]).get("items", {}), "#", "#/properties/items/items"
-        )
+    # "items" stays: the tool of a subscription has one result, its list of items.
     return document
 
 
