@@ -27,19 +27,7 @@ from operations._derive import KeyPath as Path
 from operations._json import object_of
 from operations._references import followed
 from operations._text import suggestion
-from operations.config.model import (
-    NATS_SCHEMES,
-    REDIS_SCHEMES,
-    BrokerEntry,
-    Config,
-    Entry,
-    KeyEntry,
-    MCPEntry,
-    OpenAPIEntry,
-    ServeEntry,
-    ToolEntry,
-    entries_of,
-)
+from operations.config import model
 from operations.errors import OperationsError, SchemaError
 from operations.schema import ValidationIssue, assert_is_schema
 from operations.tools import is_pattern
@@ -275,7 +263,7 @@ _SECRET_HEADERS = frozenset({"authorization", "cookie", "proxy-authorization", "
 _SHORT = {"scopes": "access", "pages": "pagination", "token": "auth"}
 
 
-def check(config: Config, folder: FilePath, *, is_whole: bool) -> Found:
+def check(config: model.Config, folder: FilePath, *, is_whole: bool) -> Found:
     """Yield all faults of `config`; its paths are relative to `folder`.
 
     Unless the config is the whole file, rules that connect several tables are not checked.
@@ -287,14 +275,14 @@ def check(config: Config, folder: FilePath, *, is_whole: bool) -> Found:
         yield from _secret(secret, path)
     if is_whole:
         yield from _authority(config)
-    for path, entry in entries_of(config):
-        if not is_whole and isinstance(entry, ServeEntry):
+    for path, entry in model.entries_of(config):
+        if not is_whole and isinstance(entry, model.ServeEntry):
             continue
         faults = list(_entry(entry, path, config))
         yield from faults or _rejected(entry, path, folder)
 
 
-def _authority(config: Config) -> Found:
+def _authority(config: model.Config) -> Found:
     authority, ledger = config.authority, config.ledger
     is_kept = config.access.grants is not None or any(
         each.options.get("approve") for each in config.tools.values()
@@ -316,30 +304,30 @@ def _authority(config: Config) -> Found:
         yield ("authority", "file"), "cannot be used together with broker."
 
 
-def _entry(entry: Entry, path: Path, config: Config) -> Found:
+def _entry(entry: model.Entry, path: Path, config: model.Config) -> Found:
     for short, key in _SHORT.items():
         if getattr(entry, short, None) and key in entry.options:
             yield (*path, key), f"cannot be used together with {short}, which sets the same value."
     match entry:
-        case OpenAPIEntry():
+        case model.OpenAPIEntry():
             yield from _namespace(str(path[1]), path)
             yield from _openapi(entry, path)
-        case MCPEntry():
+        case model.MCPEntry():
             yield from _namespace(str(path[1]), path)
             if path[1] in config.openapi:
                 yield path, f"has the same namespace as [openapi.{path[1]}]. Rename one of them."
             yield from _mcp(entry, path)
-        case BrokerEntry():
+        case model.BrokerEntry():
             yield from _broker(entry, path)
             namespace = entry.options.get("namespace")
             if namespace in {*config.openapi, *config.mcp}:
                 message = f"has a namespace that is already in use: {namespace}."
                 yield (*path, "namespace"), message
-        case ToolEntry():
+        case model.ToolEntry():
             yield from _tool(entry, path)
-        case KeyEntry():
+        case model.KeyEntry():
             yield from _key(entry, path)
-        case ServeEntry():
+        case model.ServeEntry():
             yield from _serve(entry, config)
         case _:
             pass
@@ -350,7 +338,7 @@ def _namespace(name: str, path: Path) -> Found:
         yield path, "is not a namespace: use letters, digits, '_' and '-'."
 
 
-def _openapi(service: OpenAPIEntry, path: Path) -> Found:
+def _openapi(service: model.OpenAPIEntry, path: Path) -> Found:
     document, options = service.document, service.options
     if "://" in document:
         yield from _web_address(document, (*path, "document"))
@@ -362,7 +350,7 @@ def _openapi(service: OpenAPIEntry, path: Path) -> Found:
     yield from _headers(object_of(options.get("headers")), (*path, "headers"))
 
 
-def _rejected(entry: Entry, path: Path, folder: FilePath) -> Found:
+def _rejected(entry: model.Entry, path: Path, folder: FilePath) -> Found:
     """Report errors of the library's config class, built with a placeholder for every secret."""
     secrets: set[str | int] = set()
 
@@ -373,8 +361,8 @@ def _rejected(entry: Entry, path: Path, folder: FilePath) -> Found:
         return "secret"
 
     for cls in entry.classes():
-        named = {"namespace": path[1]} if isinstance(entry, OpenAPIEntry) else {}
-        named |= {"id": path[-1]} if isinstance(entry, KeyEntry) else {}
+        named = {"namespace": path[1]} if isinstance(entry, model.OpenAPIEntry) else {}
+        named |= {"id": path[-1]} if isinstance(entry, model.KeyEntry) else {}
         try:
             cls(**Builder(reveal, folder.joinpath).fields(cls, entry.of(cls), path), **named)
         except KeyFaultError as fault:
@@ -402,7 +390,7 @@ def _headers(headers: JSONObject, path: Path) -> Found:
             )
 
 
-def _mcp(server: MCPEntry, path: Path) -> Found:
+def _mcp(server: model.MCPEntry, path: Path) -> Found:
     options = server.options
     command, url = options.get("command"), options.get("url")
     if (command is None) == (url is None):
@@ -422,9 +410,9 @@ def _mcp(server: MCPEntry, path: Path) -> Found:
     yield from _headers(object_of(options.get("headers")), (*path, "headers"))
 
 
-def _broker(broker: BrokerEntry, path: Path) -> Found:
+def _broker(broker: model.BrokerEntry, path: Path) -> Found:
     parts, options = urlsplit(broker.url), broker.options
-    if parts.scheme not in (*REDIS_SCHEMES, *NATS_SCHEMES) or not parts.hostname:
+    if parts.scheme not in (*model.REDIS_SCHEMES, *model.NATS_SCHEMES) or not parts.hostname:
         yield (*path, "url"), "must be an address such as redis://host:6379 or nats://host:4222."
     elif parts.password or _PASSWORD.search(broker.url):
         yield (*path, "url"), 'contains a password: move it to password = { env = "NAME" }.'
@@ -437,7 +425,7 @@ def _broker(broker: BrokerEntry, path: Path) -> Found:
         yield from _namespace(options["namespace"], (*path, "namespace"))
 
 
-def _tool(entry: ToolEntry, path: Path) -> Found:
+def _tool(entry: model.ToolEntry, path: Path) -> Found:
     if "rename" in entry.options and is_pattern(str(path[1])):
         yield (*path, "rename"), "works for one operation, not for a pattern."
     try:
@@ -446,7 +434,7 @@ def _tool(entry: ToolEntry, path: Path) -> Found:
         yield (*path, "approve", "when"), f"is not a JSON Schema: {error}."
 
 
-def _key(entry: KeyEntry, path: Path) -> Found:
+def _key(entry: model.KeyEntry, path: Path) -> Found:
     if (entry.key is None) == (entry.sha256 is None):
         yield path, "needs exactly one of key and sha256."
     for resource in entry.options.get("resources", ()):
@@ -454,7 +442,7 @@ def _key(entry: KeyEntry, path: Path) -> Found:
             yield (*path, "resources", resource), 'must be "type:id", or "type:*" for all.'
 
 
-def _serve(serve: ServeEntry, config: Config) -> Found:
+def _serve(serve: model.ServeEntry, config: model.Config) -> Found:
     options, access = serve.options, config.access
     if serve.processes > 1:
         yield from _shared(config)
@@ -475,7 +463,7 @@ def _serve(serve: ServeEntry, config: Config) -> Found:
             )
 
 
-def _shared(config: Config) -> Found:
+def _shared(config: model.Config) -> Found:
     """Report settings that need shared state and therefore do not work with several processes."""
     only = "can be used only with serve.processes = 1:"
     if config.serve.options.get("console"):

@@ -32,20 +32,9 @@ from operations._text import safe_name
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, RegistrationError
+from operations.mcp import tools
 from operations.mcp.interaction import is_question, question_envelope, settle
 from operations.mcp.listing import INSTRUCTIONS, LISTS, Listing, Pins, hides_something, pin_key
-from operations.mcp.tools import (
-    Request,
-    build_resume,
-    build_spec,
-    build_tool,
-    data_envelope,
-    in_quarantine,
-    is_imported,
-    prompt_envelope,
-    quarantine,
-    resource_envelope,
-)
 from operations.registry import OperationRegistry
 from operations.schema import from_schema
 from operations.specs import Operation, OperationSpec, OperationType
@@ -119,7 +108,7 @@ class Source:
     server: str
     version: str
     config: MCPClientConfig
-    request: Request
+    request: tools.Request
     list_all: ListAll
     watch: WatchResource
 
@@ -176,9 +165,9 @@ class ResourceOperations:
         """
         key = f"resources/{uri}"
         if key in self._pins.waiting:
-            raise in_quarantine(key, self._source.server)
+            raise tools.in_quarantine(key, self._source.server)
         result = await self._source.settled("resources/read", {"uri": uri}, context)
-        return question_envelope(result) if is_question(result) else resource_envelope(result)
+        return question_envelope(result) if is_question(result) else tools.resource_envelope(result)
 
     def _named(
         self,
@@ -232,7 +221,7 @@ class ResourceOperations:
                     if isinstance(entry.get(named), str)
                     and not self._pins.is_different(pin_key(kind, entry), entry)
                 ]
-            return data_envelope(entries)
+            return tools.data_envelope(entries)
 
         return Operation(self._spec(f"resources.{name}", description, _NOTHING), list_now)
 
@@ -257,7 +246,7 @@ class ResourceOperations:
             result = await self._source.request(
                 "completion/complete", dict(input), context, replayable=True
             )
-            return data_envelope(result.get("completion"))
+            return tools.data_envelope(result.get("completion"))
 
         description = "Suggest values for an argument of a prompt or template."
         return Operation(self._spec("completions.complete", description, _COMPLETION), complete)
@@ -305,7 +294,9 @@ class ResourceOperations:
         async def get(input: Any, context: OperationContext) -> ResponseEnvelope[Any]:
             params = {"name": prompt_name, "arguments": dict(input or {})}
             result = await self._source.settled("prompts/get", params, context)
-            return question_envelope(result) if is_question(result) else prompt_envelope(result)
+            return (
+                question_envelope(result) if is_question(result) else tools.prompt_envelope(result)
+            )
 
         mcp = {"prompt": True}
         spec = self._spec(name, str(entry.get("description") or ""), schema, entry, mcp)
@@ -376,7 +367,9 @@ class Catalog:
         if (listing, version) == (self._listing, self._source.version):
             return False
         self.tools = {
-            tool["name"]: tool for tool in listing.tools if is_imported(tool["name"], self._config)
+            tool["name"]: tool
+            for tool in listing.tools
+            if tools.is_imported(tool["name"], self._config)
         }
         changed = self.pins.check(replace(listing, tools=list(self.tools.values())))
         if changed:
@@ -397,7 +390,7 @@ class Catalog:
         for name, tool in self.tools.items():
             label = ascii(name)[1:-1]
             try:
-                spec = build_spec(tool, self._server, self._source.version, self._config)
+                spec = tools.build_spec(tool, self._server, self._source.version, self._config)
             except ValueError as error:
                 skipped[label] = str(error)
                 continue
@@ -431,10 +424,10 @@ class Catalog:
 
     def _operation(self, spec: OperationSpec, name: str) -> Operation:
         if name in self.pins.waiting:
-            return quarantine(spec, self.operations.get(spec.id), self._server)
+            return tools.quarantine(spec, self.operations.get(spec.id), self._server)
         if hides_something(spec.description):
             logger.warning("the description of %s contains invisible characters", spec.id)
-        return build_tool(spec, name, self._source.request, self._config, self._asked)
+        return tools.build_tool(spec, name, self._source.request, self._config, self._asked)
 
     def _extras(self, skipped: dict[str, str]) -> Iterator[Operation]:
         source = self._source
@@ -442,12 +435,12 @@ class Catalog:
         for key, operation in built:
             if key in self.pins.waiting:
                 known = self.operations.get(operation.spec.id)
-                yield quarantine(operation.spec, known, self._server)
+                yield tools.quarantine(operation.spec, known, self._server)
             else:
                 yield operation
         if self._has_asked:
             version, request = source.version, source.request
-            yield build_resume(self._server, version, request, self._config, self._find)
+            yield tools.build_resume(self._server, version, request, self._config, self._find)
 
     def _find(self, name: str) -> tuple[Operation, JSONObject] | None:
         operation = self.operations.get(self._ids.get(name, ""))

@@ -22,14 +22,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, TypeAlias, cast
 
+import mcp_types as types
 import msgspec
-from mcp_types import (
-    CLIENT_CAPABILITIES_META_KEY,
-    CLIENT_INFO_META_KEY,
-    LOG_LEVEL_META_KEY,
-    PROTOCOL_VERSION_META_KEY,
-    SERVER_INFO_META_KEY,
-)
 from msgspec.structs import replace
 
 from operations._json import is_list, list_of, object_of, unescape
@@ -65,8 +59,8 @@ EXACT_OUTPUT = "#/outputSchema/anyOf/0"
 
 _RESERVED: Final = "alkdev.operations/"
 _ENVELOPE: Final = frozenset({
-    CLIENT_CAPABILITIES_META_KEY, CLIENT_INFO_META_KEY, LOG_LEVEL_META_KEY, PROTOCOL_VERSION_META_KEY,
-    SERVER_INFO_META_KEY, "progressToken",
+    types.CLIENT_CAPABILITIES_META_KEY, types.CLIENT_INFO_META_KEY, types.LOG_LEVEL_META_KEY,
+    types.PROTOCOL_VERSION_META_KEY, types.SERVER_INFO_META_KEY, "progressToken",
 })  # fmt: skip
 """Keys that describe the two ends of one connection; they are not forwarded."""
 
@@ -115,7 +109,7 @@ def with_caller_meta(params: JSONObject, context: OperationContext, *, modern: b
         meta |= trace_context(context.metadata)
     level = context.channel.log_level
     if level is not None and modern:
-        meta[LOG_LEVEL_META_KEY] = level
+        meta[types.LOG_LEVEL_META_KEY] = level
     return {**params, "_meta": {**object_of(params.get("_meta")), **meta}} if meta else dict(params)
 
 

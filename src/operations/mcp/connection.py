@@ -28,14 +28,7 @@ from operations._mcp_config import MCPClientConfig
 from operations._resilience import Backoff
 from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode
-from operations.mcp.failures import (
-    ServerError,
-    StartError,
-    read_failure,
-    redactor_for,
-    root_cause,
-    start_error,
-)
+from operations.mcp import failures
 from operations.mcp.http import open_http
 from operations.mcp.interaction import CallerAuth, CallsInFlight, caller_of
 from operations.mcp.oauth import SignInRequiredError
@@ -93,7 +86,7 @@ class Connection:
 
         self._backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
 
-        self.redactor = redactor_for(config)
+        self.redactor = failures.redactor_for(config)
         """Redacts the secrets of this server's configuration."""
 
         self.calls = CallsInFlight()
@@ -291,7 +284,7 @@ class Connection:
                 f"was not ready within {self.config.connect_timeout:g} s", child, advice=_SLOW
             )
         except (Exception, BaseExceptionGroup) as error:  # noqa: BLE001 - rule 3
-            return self._explain(root_cause(error), child)
+            return self._explain(failures.root_cause(error), child)
         finally:
             self._opening = None
         return None if self._closed else self._unavailable("went away", child)
@@ -359,7 +352,7 @@ class Connection:
             advice = f"run `operations login {self.name}`, or call operations.mcp.sign_in"
             return self._unavailable("needs a person to sign in", child, advice=advice)
         if isinstance(error, MCPError | httpx2.HTTPError):
-            found = read_failure(error, self.name, self.redactor).error
+            found = failures.read_failure(error, self.name, self.redactor).error
             return self._reported(
                 CallError(ErrorCode.UNAVAILABLE, found.message, found.details), child
             )
@@ -375,7 +368,7 @@ class Connection:
     def _reported(self, failure: CallError, child: Child, advice: str = "") -> CallError:
         """Return the error for a failure: with the full report for the code that connects first, else for callers."""
         if not self._has_worked and self._session is None:
-            return start_error(failure, self.config, child.facts, self.redactor, advice)
+            return failures.start_error(failure, self.config, child.facts, self.redactor, advice)
         if child.stderr:
             # The output of the server goes to the operator's log, not to the caller.
             logger.warning("%s; its output:\n%s", failure.message, "\n".join(child.stderr))
@@ -396,8 +389,8 @@ def _not_started(error: OSError, config: MCPClientConfig) -> tuple[str, str]:
 
 def _fresh(error: CallError) -> CallError:
     """Return a copy of an error for another caller, because a raised error collects tracebacks."""
-    if isinstance(error, StartError):
-        return StartError(error.message, error.details, error.report)
+    if isinstance(error, failures.StartError):
+        return failures.StartError(error.message, error.details, error.report)
     return CallError(error.code, error.message, error.details, retryable=error.retryable)
 
 
@@ -433,7 +426,7 @@ class Retries:
         """False if the server certainly did not process any attempt."""
         return False if self._replayable == self._is_safe else None
 
-    async def allow(self, failure: ServerError) -> bool:
+    async def allow(self, failure: failures.ServerError) -> bool:
         """Wait if necessary, and return whether to retry the request."""
         if failure.unsent:
             failure.error.begun = self.begun

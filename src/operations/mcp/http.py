@@ -49,14 +49,7 @@ from operations.caller_tokens import TokenFunction
 from operations.context import NO_CALL, OperationContext
 from operations.errors import CallError
 from operations.front.public_errors import Redactor
-from operations.mcp.failures import (
-    Kind,
-    answered_id,
-    redact_logged_addresses,
-    refusal,
-    seal,
-    sealed,
-)
+from operations.mcp import failures
 from operations.mcp.oauth import TokenStore, stored_login
 from operations.mcp.session import (
     CONNECT_SECONDS,
@@ -137,7 +130,7 @@ def _failed_message(request: httpx2.Request, response: httpx2.Response) -> Sessi
     if request_id is None:
         return None
     status = response.status_code
-    failure = seal("status", f"answered with HTTP status {status}", statusCode=status)
+    failure = failures.seal("status", f"answered with HTTP status {status}", statusCode=status)
     error = _decoded(response.content).get("error", failure)
     wire = {"jsonrpc": "2.0", "id": request_id}
     try:
@@ -186,7 +179,7 @@ def build_http_client(
         timeout: Used instead of the configured timeout.
         report: Called with failed messages, which then count as delivered.
     """
-    redact_logged_addresses()
+    failures.redact_logged_addresses()
     read = max(READ_SECONDS, config.timeout or 0)
     return _Client(
         report,
@@ -277,9 +270,11 @@ def _is_json(response: httpx2.Response) -> bool:
     return response.headers.get("content-type", "").lower().startswith(_JSON)
 
 
-def _answer(request: httpx2.Request, kind: Kind, message: str, **details: Any) -> httpx2.Response:
+def _answer(
+    request: httpx2.Request, kind: failures.Kind, message: str, **details: Any
+) -> httpx2.Response:
     """Return a synthetic response, whose error the SDK passes to the call that waits for this request."""
-    return _error(request, seal(kind, message, **details))
+    return _error(request, failures.seal(kind, message, **details))
 
 
 def _error(request: httpx2.Request, error: JSONObject) -> httpx2.Response:
@@ -299,7 +294,7 @@ async def _refusal(
         await response.aclose()
     had_session = "mcp-session-id" in request.headers
     kind = response.headers.get("content-type", "").lower()
-    error = refusal(response.status_code, kind, body, redactor, had_session=had_session)
+    error = failures.refusal(response.status_code, kind, body, redactor, had_session=had_session)
     return _error(request, error)
 
 
@@ -445,8 +440,8 @@ class _BoundedEvents(_BoundedStream):
         try:
             enforce_bounds(event, max_values=self._max_values, max_depth=MAX_DOCUMENT_DEPTH)
         except JSONLimitError as error:
-            request_id = answered_id(_FIELD.sub(b"", event))
-            message = seal("too_large", f"sent a message that {error.reason}")
+            request_id = failures.answered_id(_FIELD.sub(b"", event))
+            message = failures.seal("too_large", f"sent a message that {error.reason}")
             wire = {"jsonrpc": "2.0", "id": request_id, "error": message}
             return b"data: %b\n\n" % msgspec.json.encode(wire) if request_id is not None else b""
         return event
@@ -507,11 +502,11 @@ class _Bearer(httpx2.Auth):
                 token = await token
         except CallError as error:
             details = {"code": error.code, "retryable": error.retryable}
-            raise sealed("credential", error.message, **details) from error
+            raise failures.sealed("credential", error.message, **details) from error
         except Exception as error:
             # The text of an exception may contain a secret.
             logger.exception("a token could not be obtained")
-            raise sealed("status", f"was not called: {type(error).__name__}") from error
+            raise failures.sealed("status", f"was not called: {type(error).__name__}") from error
         return cast("str | None", token)
 
     async def async_auth_flow(

@@ -14,13 +14,7 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 from mcp.client.auth import OAuthClientProvider, OAuthFlowError
-from mcp.shared.auth import (
-    AuthorizationCodeResult,
-    OAuthClientInformationFull,
-    OAuthClientMetadata,
-    OAuthMetadata,
-    OAuthToken,
-)
+from mcp.shared import auth
 from pydantic import AnyUrl, BaseModel, ValidationError
 
 from operations._json import object_of
@@ -86,11 +80,11 @@ class TokenStore:
             Path(temporary).unlink(missing_ok=True)
             raise
 
-    async def get_tokens(self) -> OAuthToken | None:
+    async def get_tokens(self) -> auth.OAuthToken | None:
         """Return the stored tokens."""
-        return _valid(OAuthToken, self.read().get("tokens"))
+        return _valid(auth.OAuthToken, self.read().get("tokens"))
 
-    async def set_tokens(self, tokens: OAuthToken) -> None:
+    async def set_tokens(self, tokens: auth.OAuthToken) -> None:
         """Store new tokens, with the time at which they expire."""
         metadata = None if self.provider is None else self.provider.context.oauth_metadata
         self._write(
@@ -101,11 +95,11 @@ class TokenStore:
             else metadata.model_dump(mode="json", exclude_none=True),
         )
 
-    async def get_client_info(self) -> OAuthClientInformationFull | None:
+    async def get_client_info(self) -> auth.OAuthClientInformationFull | None:
         """Return the stored registration of this client."""
-        return _valid(OAuthClientInformationFull, self.read().get("client"))
+        return _valid(auth.OAuthClientInformationFull, self.read().get("client"))
 
-    async def set_client_info(self, client_info: OAuthClientInformationFull) -> None:
+    async def set_client_info(self, client_info: auth.OAuthClientInformationFull) -> None:
         """Store the registration of this client."""
         self._write(client=client_info.model_dump(mode="json", exclude_none=True))
 
@@ -135,13 +129,13 @@ def stored_login(config: MCPClientConfig, login: OAuthLogin) -> OAuthClientProvi
     """
     file = TokenStore(token_path(config, login))
     stored = file.read()
-    if _valid(OAuthToken, stored.get("tokens")) is None:
+    if _valid(auth.OAuthToken, stored.get("tokens")) is None:
         raise SignInRequiredError(config.target)
     provider = build_provider(config, login, file, "http://127.0.0.1/", _no_browser, _no_answer)
     # The SDK does not store these values, but needs them to refresh tokens.
     expires_at = stored.get("expires_at")
     provider.context.token_expiry_time = expires_at if isinstance(expires_at, int | float) else None
-    provider.context.oauth_metadata = _valid(OAuthMetadata, stored.get("metadata"))
+    provider.context.oauth_metadata = _valid(auth.OAuthMetadata, stored.get("metadata"))
     return provider
 
 
@@ -149,7 +143,7 @@ async def _no_browser(url: str) -> None:
     raise OAuthFlowError(f"the sign-in is no longer valid: {_HOW}")
 
 
-async def _no_answer() -> AuthorizationCodeResult:
+async def _no_answer() -> auth.AuthorizationCodeResult:
     # The SDK requires a handler, although no person signs in here.
     raise AssertionError("no person signs in here")
 
@@ -160,10 +154,10 @@ def build_provider(
     file: TokenStore,
     redirect_uri: str,
     redirect: Callable[[str], Awaitable[None]],
-    callback: Callable[[], Awaitable[AuthorizationCodeResult]] | None = None,
+    callback: Callable[[], Awaitable[auth.AuthorizationCodeResult]] | None = None,
 ) -> OAuthClientProvider:
     """Return an auth object that signs requests with the tokens in `file`, and requests new ones through `redirect`."""
-    metadata = OAuthClientMetadata(
+    metadata = auth.OAuthClientMetadata(
         redirect_uris=[AnyUrl(redirect_uri)], client_name="operations", scope=login.scope
     )
     provider = OAuthClientProvider(
