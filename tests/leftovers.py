@@ -62,8 +62,8 @@ class Memory:
     Measured twice, to be reliable. The system's number contains everything, but also memory that was freed and not
     returned: most of it is, once cycles are collected and the C library trims (50 MB after F5), but after
     ten thousand calls at once up to 22 MB stay, in arenas of which some small object keeps a part. What the allocators
-    count contains nothing that was freed, but overestimates small blocks. Neither is ever too small, so that
-    no leak escapes, and the smaller of the two is near the truth.
+    count contains nothing that was freed, but overestimates small blocks. Both are upper bounds, so that every
+    leak is found; the smaller of the two is nearly exact.
     """
 
     def __init__(self) -> None:

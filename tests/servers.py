@@ -130,7 +130,7 @@ class NatsServer(Broker):
 
 
 class NatsCluster:
-    """Three nats-servers that keep streams together."""
+    """A cluster of three nats-servers, which replicate streams."""
 
     def __init__(self) -> None:
         ports = [free_port() for _ in range(3)]
@@ -157,7 +157,7 @@ class NatsCluster:
         return ",".join(node.url for node in (*self.nodes[number:], *self.nodes[:number]))
 
     async def healthy(self) -> None:
-        """Return once every node is up and has all that the others have."""
+        """Return when every node is up and has the data of the others."""
         for node in self.nodes:
             if node.process is None:
                 node.start()
@@ -199,7 +199,7 @@ class Proxy:
 
     Attributes:
         delay: Seconds every chunk waits.
-        rate: Bytes per second in each direction; None is as fast as it goes.
+        rate: Bytes per second in each direction; None for no limit.
         accepted: Connections that were made through it.
         heard: The last bytes that passed through it; bounded, because tests measure memory.
     """

@@ -182,7 +182,7 @@ async def test_a_mutation_does_not_run_again_after_many_other_messages(tmp_path:
             body = b'{"type":"other","id":"%d","payload":{}}' % number
             await near.enqueue("operations", body, key=f"k{number}", reply_to="", wait=1)
         assert worker.ignored == 10_000
-        # Its own memory of ids is bounded, too.
+        # The number of ids that the worker itself stores is bounded as well.
         worker._recent = Recent()
         await bare.enqueue("operations", request, key="again", reply_to="", wait=1)
         assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3

@@ -233,7 +233,7 @@ def _run(command: Sequence[str], seconds: float, cwd: Path | None = None) -> str
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         raise MatrixError(f"{' '.join(command)} did not end within {seconds} s") from None
-    # The Inspector exits with an error if a tool's result is one; what it prints is complete all the same.
+    # The Inspector exits with an error if the result of a tool is an error; its output is complete nevertheless.
     if done.returncode != 0 and not done.stdout.startswith("{"):
         raise MatrixError(f"{' '.join(command)} failed: {(done.stderr or done.stdout)[-500:]}")
     return done.stdout

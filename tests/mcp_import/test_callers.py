@@ -134,7 +134,7 @@ async def test_connections_of_callers_are_bounded(monkeypatch: pytest.MonkeyPatc
             with pytest.raises(CallError) as caught:
                 await bob.call("raw.pid")
         assert caught.value.code == ErrorCode.RESOURCE_EXHAUSTED
-        # Those that are idle make room.
+        # Idle connections are closed for other callers.
         await bob.call("raw.pid")
         await ann.call("raw.pid")
 

@@ -20,7 +20,7 @@ SESSION = "mcp-session-id"
 
 
 class Upstream:
-    """A server of 2025-11-25 that answers by hand; `methods` counts the messages that arrived."""
+    """A hand-written server of revision 2025-11-25; `methods` counts the messages that arrived."""
 
     def __init__(self) -> None:
         self.methods: Counter[str] = Counter()

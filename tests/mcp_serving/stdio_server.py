@@ -1,4 +1,4 @@
-"""A server a test starts as a child."""
+"""A server that tests start as a child process."""
 
 import asyncio
 

@@ -1,4 +1,5 @@
-"""An MCP server with something of every kind, in a process of its own: `upstream.py stdio`, or `upstream.py PORT`.
+"""An MCP server with tools, prompts and resources of every kind, in a separate process:
+`upstream.py stdio`, or `upstream.py PORT`.
 
 Its tools ask and report in the way of the client's era: by messages before 2026-07-28, and by results since.
 """

@@ -28,7 +28,7 @@ def test_a_lost_host_is_detected_within_20_seconds() -> None:
     assert login["ping_interval"] * (login["max_outstanding_pings"] + 1) < 20
     assert int(server_interval) * (int(server_pings) + 1) < 20
     assert KEEPALIVE + SILENCE < 20
-    # A caller asks for the workers of a plain queue, and misses those that did not answer when it asks again.
+    # A caller queries the workers of a plain queue, and removes those that did not respond to the previous query.
     assert 2 * _ASK_EVERY < 20
 
 
@@ -41,7 +41,7 @@ async def test_a_silent_nats_server_is_replaced_by_the_next_one_of_the_list(
         async with connect_nats(url, options={"ping_interval": 0.1}) as here:
             (one if one.accepted else two).swallow()
             await until(lambda: not here.is_connected)
-            # It does not try the silent one again first, which would take two seconds.
+            # It does not try the unresponsive server first, which would take two seconds.
             await until(lambda: here.is_connected, seconds=1.5)
             assert (one.accepted, two.accepted) == (1, 1)
 

@@ -72,7 +72,7 @@ async def leader_of(cluster: NatsCluster, prefix: str) -> str:
 async def test_losing_the_leader_of_the_stream_loses_no_call(
     cluster: NatsCluster, tmp_path: Path
 ) -> None:
-    """The servers need 4 to 9 seconds for an election. `scripts/soak cluster` does this again and again."""
+    """The servers need 4 to 9 seconds for an election. `scripts/soak cluster` repeats this test."""
     ledger = Ledger(tmp_path / "ledger", timeout=30)
     plain = Ledger(tmp_path / "plain", timeout=30)
     end = monotonic() + float(os.environ.get("OPERATIONS_SOAK_SECONDS", "0"))

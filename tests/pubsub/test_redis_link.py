@@ -21,7 +21,7 @@ async def test_f6_silence_breaks_a_connection_and_is_no_answer(
     monkeypatch.setattr("operations.pubsub.redis.connection._READ_TIMEOUT", 0.1)
     connection = await Connector(RedisConfig(redis_server.url)).connect()
     try:
-        # A late answer would be taken for that to the next command.
+        # A late reply would be read as the reply to the next command.
         with pytest.raises(TransportError, match=r"no response for 0\.1 seconds"):
             await ask(connection, "BLPOP", "nobody writes here", 1)
         assert not connection.is_connected
