@@ -87,14 +87,10 @@ def is_linear(pattern: str) -> bool:
 def matcher(pattern: str) -> Callable[[Any], bool]:
     """Return the test whether a text contains a match of `pattern`; always False if the pattern cannot be used."""
     if longest_text(pattern) is None:
-        return _never
+        return lambda _text: False
     options = LINEAR if is_linear(pattern) else FANCY
     schema = {"pattern": pattern, "maxLength": longest_text(pattern)}
     return jsonschema_rs.Draft202012Validator(schema, pattern_options=options).is_valid
-
-
-def _never(_text: Any) -> bool:
-    return False
 
 
 @lru_cache(maxsize=1_024)

@@ -424,20 +424,14 @@ class Definitions:
             if list_of(node.get(union))
         )
 
-    def is_boolean(self, schema: Any) -> bool:
-        """Return whether `schema` describes a boolean, or null."""
-        node = self.resolve(schema)
-        kind = node.get("type")
-        if kind == "boolean" or "boolean" in list_of(kind):
-            return True
-        members = [*list_of(node.get("anyOf")), *list_of(node.get("oneOf"))]
-        return any(self.resolve(member).get("type") == "boolean" for member in members)
-
     def allows_boolean(self, schema: Any, value: bool) -> bool:
-        """Return whether `schema` describes a boolean and allows `value`."""
+        """Return whether `schema` describes a boolean, or null, and allows `value`."""
         node = self.resolve(schema)
+        members = [*list_of(node.get("anyOf")), *list_of(node.get("oneOf"))]
+        kinds = [kind := node.get("type"), *list_of(kind)]
+        kinds += [self.resolve(member).get("type") for member in members]
         choices = list_of(node.get("enum"))
-        if not self.is_boolean(node) or (choices and value not in choices):
+        if "boolean" not in kinds or (choices and value not in choices):
             return False
         return bool(node.get("const", value) is value)
 
