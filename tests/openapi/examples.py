@@ -25,13 +25,20 @@ from operations.openapi.parameters import template_names
 from operations.openapi.reading.document import Description
 from operations.openapi.reading.files import decode_document
 from operations.openapi.reading.media import is_json
-from operations.openapi.reading.schemas import Direction
+from operations.openapi.reading.schemas import Direction, SchemaConverter
+from operations.types import JSONSchema
 
 HARMLESS = frozenset({"stripped", "filled"})
 """The allowed changes to a value that is valid under its own schema."""
 
 HONEST = HARMLESS | {"converted", "mismatch"}
 """The allowed changes to any value: nothing is invented."""
+
+
+def built_schema(converter: SchemaConverter, schema: Any, direction: Direction) -> JSONSchema:
+    """Return a converted schema as a separate document."""
+    draft = converter.draft(direction)
+    return draft.close(draft.convert(schema))
 
 
 @dataclass
@@ -97,7 +104,7 @@ async def examine(path: Path) -> Report:
                 outcome = await _outcome(registry, spec, arguments)
                 schema = schemas.get(id(example.schema))
                 if schema is None:
-                    built = description.schemas.build(example.schema, Direction.RESPONSE)
+                    built = built_schema(description.schemas, example.schema, Direction.RESPONSE)
                     schema = schemas[id(example.schema)] = Schema(built, lenient=True)
                 _judge(report, example, outcome, is_valid=schema.check(example.value))
     except DocumentError as error:

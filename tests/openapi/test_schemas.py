@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from tests.openapi.examples import built_schema
 
 from operations.openapi.reading.keywords import FILE_SCHEMA
 from operations.openapi.reading.references import References
@@ -15,7 +16,7 @@ def build(
 ) -> Any:
     references = References({"components": {"schemas": schemas}})
     converter = SchemaConverter(references, ref_siblings=version != "3.0")
-    built = converter.build(schema, direction)
+    built = built_schema(converter, schema, direction)
     Schema(built).compile()
     return built
 
@@ -191,7 +192,7 @@ def test_a_discriminator_is_described_and_permits_overlapping_members() -> None:
         }
     }  # fmt: skip
     converter = SchemaConverter(References(document), ref_siblings=True)
-    built: Any = converter.build({"$ref": "#/components/schemas/Pet"}, Direction.REQUEST)
+    built: Any = built_schema(converter, {"$ref": "#/components/schemas/Pet"}, Direction.REQUEST)
     assert built["$defs"]["Pet"] == {
         "anyOf": [{"$ref": "#/$defs/Cat"}, {"$ref": "#/$defs/Dog"}],
         "description": "The property 'kind' names the variant: cat, dog.",
@@ -263,4 +264,4 @@ def test_parts_that_multiply_are_visited_once() -> None:
     root = {"$ref": "#/components/schemas/A0"}
     assert len(converter.properties(root)) == 31
     assert converter.flattened(root)["required"] == ["id"]
-    assert isinstance(converter.build(root, Direction.REQUEST), dict)
+    assert isinstance(built_schema(converter, root, Direction.REQUEST), dict)

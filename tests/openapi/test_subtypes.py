@@ -3,6 +3,7 @@
 from typing import Any
 
 from aiohttp import web
+from tests.openapi.examples import built_schema
 from tests.openapi.serving import document, imported, serving
 from tests.openapi.test_corpus import SHARED, needs_documents
 
@@ -28,7 +29,7 @@ CAT: dict[str, Any] = {
 
 def build(schema: Any, **schemas: Any) -> Any:
     references = References({"components": {"schemas": schemas}})
-    built = SchemaConverter(references, ref_siblings=True).build(schema, Direction.RESPONSE)
+    built = built_schema(SchemaConverter(references, ref_siblings=True), schema, Direction.RESPONSE)
     Schema(built).compile()
     return built
 
@@ -73,7 +74,7 @@ def test_swagger_discriminators_have_subtypes_too() -> None:
         "Dog": {"allOf": [ref, {"properties": {"bark": {"type": "string"}}}]},
     }
     converter = SchemaConverter(References({"definitions": definitions}), ref_siblings=False)
-    built: Any = converter.build(ref, Direction.RESPONSE)
+    built: Any = built_schema(converter, ref, Direction.RESPONSE)
     assert built["$defs"].keys() == {"Pet", "Pet.base", "Dog"}
 
 

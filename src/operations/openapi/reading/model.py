@@ -84,7 +84,6 @@ class Response(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     status: str
     """Three digits, `4XX` or `default`."""
 
-    description: str = ""
     media: tuple[Media, ...] = ()
 
 
@@ -173,8 +172,7 @@ class OpenAPI3Reader:
             node = self._references.find(entry)
             if node is None:
                 continue
-            description, offered = text_of(node.get("description")), self._offered(node, operation)
-            result.append(Response(status=status, description=description, media=offered))
+            result.append(Response(status=status, media=self._offered(node, operation)))
         return tuple(result)
 
     def _model(self, parameters: list[JSONObject], operation: JSONObject) -> Model:

@@ -285,10 +285,6 @@ class Conversion:
 class SchemaConverter(Definitions):
     """Converts the schemas of one document."""
 
-    def build(self, schema: Any, direction: Direction) -> JSONSchema:
-        """Return `schema` as a separate document."""
-        return self.draft(direction).finish(schema)
-
     def draft(self, direction: Direction) -> "SchemaDraft":
         """Return an empty document, to which several schemas can be added."""
         return SchemaDraft(self, direction)
@@ -331,10 +327,6 @@ class SchemaDraft:
         """Return `schema`, with references into the draft's `$defs`."""
         chosen = direction or self.direction
         return Conversion(self.converter, chosen, self._refs).convert(schema)
-
-    def finish(self, schema: Any) -> JSONSchema:
-        """Convert `schema` and return it with every definition that the draft refers to."""
-        return self.close(self.convert(schema))
 
     def close(self, root: JSONSchema) -> JSONSchema:
         """Return `root`, which is already converted, with every definition that the draft refers to."""
