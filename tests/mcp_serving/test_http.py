@@ -394,6 +394,23 @@ async def test_a_long_call_lets_go_of_its_stream_and_is_answered_on_another() ->
     assert result.content[0].text == "done"  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize(
+    ("body", "words"), [(b'[{"jsonrpc":"2.0","id":1,"method":"ping"}]', "batches"), (b"{}", "2.0")]
+)
+async def test_a_body_that_is_no_message_is_explained_in_one_sentence(
+    body: bytes, words: str
+) -> None:
+    async with http(to_mcp(example()).asgi_app()) as client:
+        headers = post("ping", {}, "2025-06-18", **{"content-type": "application/json"})["headers"]
+        response = await client.post("/mcp", content=body, headers=headers)
+
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["code"] == -32600
+    assert words in error["message"]
+    assert len(error["message"]) < 100
+
+
 async def test_other_paths_and_protocols_are_not_served() -> None:
     app = to_mcp(example()).asgi_app()
     async with http(app) as client:

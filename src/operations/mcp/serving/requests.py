@@ -349,8 +349,11 @@ class HandshakeTransport:
             return _failure(400, f"Parse error: the body {error.reason}", code=types.PARSE_ERROR)
         try:
             checked = types.jsonrpc_message_adapter.validate_python(message, by_name=False)
-        except ValidationError as error:
-            return _failure(400, f"Validation error: {error}", code=types.INVALID_PARAMS)
+        except ValidationError:
+            reason = "the body is not a message of JSON-RPC 2.0"
+            if isinstance(message, list):
+                reason = "batches are not supported, send one message per request"
+            return _failure(400, f"Invalid Request: {reason}")
         is_notification = isinstance(checked, types.JSONRPCNotification)
         if is_notification and "id" in message:
             return _failure(400, "Validation error: the id is neither a number nor a string")
