@@ -32,6 +32,7 @@ from operations import (
     OperationRegistry,
 )
 from operations.__main__ import main
+from operations._json import object_of
 from operations._text import tool_name
 from operations.authority import (
     ApprovalRule,
@@ -49,6 +50,8 @@ from operations.authority.store import open_broker_store
 from operations.calls import PendingRequestMap, from_calls, serve_calls
 from operations.calls.hub import WebSocketHub
 from operations.config import ConfigError, load_config
+from operations.hub import open_hub
+from operations.hub.controls import readiness
 from operations.hub.sources import opened_authority
 from operations.mcp import to_mcp
 from operations.pubsub.nats import connect_nats
@@ -623,7 +626,7 @@ async def test_a_store_at_a_broker_is_opened_from_its_config(
         )
         file = load_config(tmp_path / "operations.toml")
         if kind == "nats without JetStream":
-            with pytest.raises(ConfigError, match="cannot be used"):
+            with pytest.raises(ConfigError, match="a store on NATS needs JetStream"):
                 await opened_authority(file).__aenter__()
             return
         async with opened_authority(file) as one, opened_authority(file) as other:
@@ -633,6 +636,13 @@ async def test_a_store_at_a_broker_is_opened_from_its_config(
             with anyio.fail_after(5):
                 await changed.wait()
             assert await other.store.get("a.x") == b"1"
+        async with open_hub(file) as hub:
+            assert readiness(hub) is True
+            broker.kill()
+            with anyio.fail_after(10):
+                while readiness(hub) is True:
+                    await anyio.sleep(0.02)
+            assert object_of(readiness(hub))["disconnected"] == ["authority"]
 
 
 @pytest.mark.parametrize(

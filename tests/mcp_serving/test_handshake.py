@@ -650,7 +650,7 @@ async def test_requests_without_a_session_are_refused() -> None:
 
 @pytest.mark.parametrize(
     ("body", "code"),
-    [(b"{", -32700), (b"[]", -32602), (b'{"jsonrpc": "2.0", "id": {}, "method": "x"}', -32600)],
+    [(b"{", -32700), (b"[]", -32600), (b'{"jsonrpc": "2.0", "id": {}, "method": "x"}', -32600)],
 )
 async def test_bodies_that_are_not_messages_are_refused(body: bytes, code: int) -> None:
     async with connected(to_mcp(example()).asgi_app()) as peer:

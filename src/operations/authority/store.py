@@ -132,6 +132,7 @@ class Store:
     Attributes:
         poll_seconds: Seconds after which to read a value again, because a change may not have been announced.
         changed: Set, and replaced by another event, when a change is announced.
+        is_connected: Returns whether the backend can be reached, as far as is known.
     """
 
     def __init__(
@@ -141,6 +142,7 @@ class Store:
         self._publish = publish
         self.poll_seconds = self._values.poll_seconds
         self.changed = asyncio.Event()
+        self.is_connected: Callable[[], bool] = lambda: True
         self._locks = [asyncio.Lock() for _ in range(_LOCKS)]
 
     def wake(self, *_: Any, **__: Any) -> None:

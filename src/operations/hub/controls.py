@@ -141,8 +141,13 @@ def control_operations(hub: Hub, *, is_up: Callable[[], bool]) -> list[Any]:
 
 
 def readiness(hub: Hub) -> bool | JSONObject:
-    """Return whether a hub has operations to serve, and the names of the sources that are not connected."""
+    """Return whether a hub has operations to serve, and the names of the sources that are not connected.
+
+    `authority` stands for the store of grants and approvals at a broker.
+    """
     absent = [source.name for source in hub.absent()]
+    if not hub.registry.authority.store.is_connected():
+        absent.append("authority")
     if not absent:
         return True
     # These operations are always registered.

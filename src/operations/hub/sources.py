@@ -415,6 +415,7 @@ async def _open_store(file: ConfigFile, stack: AsyncExitStack) -> Store:
             connection = connect_broker(file.config.brokers[entry.broker], file)
             target = await stack.enter_async_context(connection)
             store = await stack.enter_async_context(open_broker_store(target))
+            store.is_connected = lambda: target.is_connected
         elif entry.file is not None:
             store = Store(SQLiteValues(file.resolve(entry.file)))
         else:

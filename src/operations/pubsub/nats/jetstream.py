@@ -84,10 +84,7 @@ _TEMPORARY = {10008, 10009}
 _MAX_LETTERS = 1000
 """The number of stored dead letters of each queue."""
 
-_NO_JETSTREAM = (
-    "durable=True needs JetStream, which the server does not run, or not for this account: start it with "
-    "nats-server -js"
-)
+_NO_JETSTREAM = "needs JetStream, which the server does not run, or not for this account: start it with nats-server -js"
 _SILENT = (
     "JetStream does not respond. If the server restricts permissions, durable=True needs additional ones: see "
     "Permissions in docs/calls.md"
@@ -145,7 +142,7 @@ class JetStream:
                 code = getattr(error, "err_code", None)
                 # Without a code, no server of the account has responded.
                 if isinstance(error, ServiceUnavailableError) and code is None:
-                    raise _NoJetStreamError(_NO_JETSTREAM) from error
+                    raise _NoJetStreamError(f"durable=True {_NO_JETSTREAM}") from error
                 if loop.time() >= end or code not in _TEMPORARY:
                     reason = getattr(error, "description", None) or error
                     raise TransportError(f"JetStream: {reason}") from error
@@ -559,6 +556,8 @@ class NatsValues:
                 self._bucket = await stream.key_value(self._settings.bucket)
             except BucketNotFoundError:
                 self._bucket = await stream.create_key_value(self._settings)
+            except ServiceUnavailableError as error:
+                raise _NoJetStreamError(f"a store on NATS {_NO_JETSTREAM}") from error
         return self._bucket
 
     async def get(self, key: str) -> bytes | None:
