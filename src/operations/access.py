@@ -397,7 +397,8 @@ OPEN = AccessControl()
 """No requirements."""
 
 UNGRANTED = AccessControl()
-"""No requirements, also of grants. Only this very object counts, so that no other process can send it."""
+"""No requirements, and no grant needs to cover the operation. Compared by identity, so that no process can send
+it."""
 
 
 def check_access(

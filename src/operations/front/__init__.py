@@ -344,11 +344,11 @@ class OpenStreams:
         return _ended_by(lambda end: self.watching(end, is_idle=True))
 
     def open(self) -> None:
-        """Keep streams from now on, because the server has started."""
+        """Let new streams stay open, because the server has started."""
         self._is_closing = False
 
     def close(self, *, idle_only: bool = False) -> None:
-        """End streams that belong to no call, also those that are opened from now on, or all."""
+        """End all streams, or only streams without a call; new streams without a call end at once."""
         self._is_closing = True
         for end, is_idle in tuple(self._ends.values()):
             if is_idle or not idle_only:

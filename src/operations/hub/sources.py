@@ -1,4 +1,4 @@
-"""Open what a config names: its sources and brokers, the callers of `[access]`, the authority and the ledger.
+"""Open the parts of a config: its sources and brokers, the callers of `[access]`, the authority and the ledger.
 
 Packages that are slow to import or may not be installed are imported when a config needs them.
 """
