@@ -221,7 +221,10 @@ class HostError(NamedTuple):
 _UNKNOWN_HOST: Final = HostError(
     421, "This server does not accept that Host: its operator can add it to allowed_hosts"
 )
-_FOREIGN_PAGE: Final = HostError(403, "Pages of that Origin may not use this server")
+_FOREIGN_PAGE: Final = HostError(
+    403,
+    "Pages of that Origin may not use this server: its operator can add it to allowed_origins",
+)
 
 
 class HostRules:

@@ -35,6 +35,23 @@ def _edited(result: CastResult) -> tuple[Any, list[tuple[str, str]]]:
 
 
 @pytest.mark.parametrize("keyword", ["anyOf", "oneOf"])
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize("policy", ["cast", "create"])
+def test_a_closed_member_removes_no_property_that_another_member_declares(
+    keyword: str, order: int, policy: Any
+) -> None:
+    def closed(*names: str) -> dict[str, Any]:
+        properties = {name: {"type": "integer"} for name in names}
+        return {"type": "object", "properties": properties, "additionalProperties": False}
+
+    nested = Schema({keyword: [closed("a"), closed("a", "b")][::order]})
+    disjoint = Schema({keyword: [closed("a"), closed("b", "c")][::order]})
+
+    assert nested.cast({"a": 1, "b": 2, "z": 3}, policy).value == {"a": 1, "b": 2}
+    assert disjoint.cast({"a": 1, "b": 2, "c": 3}, policy).value == {"b": 2, "c": 3}
+
+
+@pytest.mark.parametrize("keyword", ["anyOf", "oneOf"])
 @pytest.mark.parametrize(
     ("value", "expected", "kinds"),
     [

@@ -15,6 +15,7 @@ from operations._json import is_object
 from operations.schema.plans import MISSING, Plan, Planner
 from operations.schema.references import Site
 from operations.schema.values import conversions, same, type_of
+from operations.types import JSONObject
 
 _LITERAL, _VALID, _PRESENT = 100, 10, 1
 
@@ -39,7 +40,23 @@ def matching(planner: Planner, members: Iterable[Site], value: Any, attempt: Att
             count = attempt(plan) if _is_plausible(plan, value) else None
             if count is not None:
                 (converted if count else fitting).append(member)
+        if len(fitting) > 1 and is_object(value):
+            fitting = _keeping(
+                fitting, [plan for member, plan in plans if member in fitting], value
+            )
     return fitting or converted[:1]
+
+
+def _keeping(members: list[Site], plans: list[Plan], value: JSONObject) -> list[Site]:
+    """Return the members without those that are closed and remove a property that another one declares.
+
+    If all of them do, only the first member that keeps the most properties is returned.
+    """
+    names = {name for plan in plans for name in plan.fields if name in value}
+    barred = [sum(plan.field(name).barred for name in names) for plan in plans]
+    fewest = min(barred)
+    fitting = [member for member, count in zip(members, barred, strict=True) if count == fewest]
+    return fitting[:1] if fewest else fitting
 
 
 def nearest(planner: Planner, members: Iterable[Site], value: Any) -> Site:
