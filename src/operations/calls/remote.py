@@ -3,7 +3,7 @@
 Rule 1: an import consists of the operations that the remote lists for this client.
 Rule 2: one spec that cannot be read does not hide the others.
 Rule 3: the operations that describe a worker are not imported.
-Rule 4: an import follows its workers: new, changed and removed operations are updated in the registries that have it.
+Rule 4: when workers add, change or remove operations, the registries with the import are updated.
 """
 
 import asyncio
