@@ -46,6 +46,7 @@ from operations.authority import (
 )
 from operations.authority import grants as resolving
 from operations.authority.approvals import Approvals
+from operations.authority.ledger import Ledger
 from operations.authority.store import open_broker_store
 from operations.calls import PendingRequestMap, from_calls, serve_calls
 from operations.calls.hub import WebSocketHub
@@ -553,6 +554,25 @@ def test_grants_approvals_and_the_ledger_at_the_command_line(
     with monkeypatch.context() as short:
         short.setenv("GRANTS_KEY", "short")
         assert run("grant", "create", "alice", "--holder", "bot", "-o", "*")[0] == 3
+
+    def verify_own_files() -> tuple[int, str]:
+        return run("ledger", "verify", "--config", str(tmp_path / "many" / "operations.toml"))
+
+    (tmp_path / "many").mkdir()
+    (tmp_path / "many" / "operations.toml").write_text(
+        "[ledger]\nkey = { env = 'GRANTS_KEY' }\nfile = 'l.{pid}.jsonl'\nhead = 'l.{pid}.head'\n"
+    )
+    assert verify_own_files()[0] == 0, "no process has written yet"
+    for name in ("l.1", "l.2"):
+        places = (tmp_path / "many" / f"{name}.{end}" for end in ("jsonl", "head"))
+        written = Ledger(next(places), "k" * 32, head=next(places))
+        written.begin("task.add", {}, OperationContext(), None)
+        written.close()
+    assert verify_own_files()[0] == 0
+    (tmp_path / "many" / "l.1.jsonl").unlink()
+    code, shown_files = verify_own_files()
+    assert code == 1, "the file of a process is missing"
+    assert "l.2.jsonl: 1 line" in shown_files
 
     assert run("ledger", "verify")[0] == 0
     assert '"acting":["bot","sub"]' in run("ledger", "tail", "9")[1]

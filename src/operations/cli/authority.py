@@ -19,6 +19,7 @@ from operations.access import Identity
 from operations.authority import Approval, Authority, Grants, new_block, read_token
 from operations.authority import narrow as narrowed
 from operations.authority.grants import PREFIX, BlockOptions
+from operations.authority.ledger import LedgerError
 from operations.authority.ledger import verify as verified
 from operations.cli.options import DEFAULTS, Common, ExitCode, Screen, command, plain
 from operations.context import OperationContext
@@ -282,10 +283,16 @@ async def verify(*files: Path, common: Common = DEFAULTS) -> int:
     """
     screen, code = common.screen(), ExitCode.DONE
     secret, kept = ledgers_of(common.load())
-    heads = [head for path, head in kept if not files or path.resolve() == files[-1].resolve()]
+    heads = {path.resolve(): head for path, head in kept}
     chains = [files] if files else [(path,) for path, _ in kept]
-    for paths, head in zip(chains, heads or [None], strict=True):
-        found = verified(paths, secret, head)
+    for paths in chains:
+        try:
+            found = verified(paths, secret, heads.get(paths[-1].resolve()))
+        except LedgerError as error:
+            # Check the other files as well.
+            screen.failed(str(error))
+            code = ExitCode.FAILED
+            continue
         start = "" if found.first <= 1 else "; earlier files not checked"
         tail = "" if found.tail_checked else "; tail not checked: set [ledger] head"
         if screen.json:
@@ -297,6 +304,8 @@ async def verify(*files: Path, common: Common = DEFAULTS) -> int:
                 screen.failed(found.problem)
         if found.problem is not None:
             code = ExitCode.FAILED
+    if not chains and not screen.json:
+        screen.note("the ledger has no files yet")
     return code
 
 
@@ -310,5 +319,5 @@ async def tail(count: int = 20, /, *, common: Common = DEFAULTS) -> None:
         common: Options of every command.
     """
     for path, _ in ledgers_of(common.load())[1]:
-        for line in path.read_text(encoding="utf-8").splitlines()[-count:]:
+        for line in path.read_text(encoding="utf-8").splitlines()[-count:] if path.exists() else ():
             common.screen().write(line)

@@ -438,12 +438,17 @@ def ledgers_of(file: ConfigFile) -> tuple[str, list[tuple[Path, Path | None]]]:
     entry = file.config.ledger
     if entry is None:
         raise file.fault("There is no [ledger].")
-    path, processes = file.resolve(entry.file), [""]
-    start, is_many, end = path.name.partition(_PROCESS)
-    if is_many:
-        names = (each.name for each in path.parent.glob(f"{start}*{end}"))
-        processes = sorted(each.removeprefix(start).removesuffix(end) for each in names)
+    # A head without its file shows that the file was removed.
+    found = [_processes(file.resolve(each)) for each in (entry.file, entry.head) if each]
+    processes = sorted(set[str]().union(*found)) if _PROCESS in entry.file else [""]
     return file.secret(entry.key), [_place(file, entry, each) for each in processes]
+
+
+def _processes(path: Path) -> set[str]:
+    """Return the ids of the processes that have such a file."""
+    start, is_many, end = path.name.partition(_PROCESS)
+    names = (each.name for each in path.parent.glob(f"{start}*{end}")) if is_many else ()
+    return {each.removeprefix(start).removesuffix(end) for each in names}
 
 
 def _place(file: ConfigFile, entry: LedgerEntry, process: str) -> tuple[Path, Path | None]:

@@ -557,7 +557,8 @@ class NatsValues:
             except BucketNotFoundError:
                 self._bucket = await stream.create_key_value(self._settings)
             except ServiceUnavailableError as error:
-                raise _NoJetStreamError(f"a store on NATS {_NO_JETSTREAM}") from error
+                lacks = f"a store on NATS {_NO_JETSTREAM}" if error.err_code is None else str(error)
+                raise TransportError(lacks) from error
         return self._bucket
 
     async def get(self, key: str) -> bytes | None:
