@@ -12,7 +12,11 @@ import msgspec
 import pytest
 from tests.cli.conftest import Ran
 
+from operations import Schema
+from operations.cli.inputs import read_input
 from operations.cli.options import ExitCode
+from operations.front.limits import Limits
+from operations.schema.outline import Outline
 
 Run = Callable[..., Ran]
 
@@ -50,6 +54,13 @@ def test_input_is_read_according_to_its_schema(
 
     assert ran.code == 0, ran.err
     assert ran.json == {**SHIP, **changes}
+
+
+def test_a_key_may_have_brackets() -> None:
+    schema = Schema({"properties": {"ids[]": {"type": "array", "items": {"type": "integer"}}}})
+
+    assert read_input(["ids[]=1", "ids[]=2"], Outline.of(schema), Limits()) == {"ids[]": [1, 2]}
+    assert read_input(['["a=b"]'], Outline.of(schema), Limits()) == ["a=b"]
 
 
 def test_input_comes_through_a_pipe(folder: Path, environment: dict[str, str]) -> None:

@@ -40,7 +40,7 @@ from operations.schema.outline import Outline
 from operations.specs import OperationSpec
 from operations.types import JSONObject
 
-_PAIR = re.compile(r"(?P<key>[^=:{\[\"]+?)(?P<sign>:=|=)(?P<value>.*)", re.DOTALL)
+_PAIR = re.compile(r"(?P<key>[^=:{\[\"][^=:{\"]*?)(?P<sign>:=|=)(?P<value>.*)", re.DOTALL)
 _WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _BINARY = frozenset({"binary", "byte", "base64"})
 
