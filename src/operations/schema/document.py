@@ -14,24 +14,26 @@ from operations._json import JSONValueError, as_json, canonical, object_of
 from operations._text import printable
 from operations.errors import ErrorCode, SchemaError
 from operations.schema.casting import (
+    CONTAINERS,
+    MAX_MISMATCHES,
     Caches,
     CastPolicy,
     Normalise,
     Normaliser,
     caches_of,
-    certain_types,
-    mismatches,
-    open_containers,
 )
-from operations.schema.casting.changes import CastResult, Change
+from operations.schema.casting.changes import CastResult, Change, Changes
 from operations.schema.casting.stripping import REFUSALS
 from operations.schema.checking import Checker, SharedDefinitions
 from operations.schema.explain import ValidationIssue, explain, misfit
-from operations.schema.plans import Plan
+from operations.schema.plans import Plan, scalar_types
 from operations.schema.references import is_annotation
 from operations.types import JSONSchema
 
 _logger = logging.getLogger("operations")
+
+_ALWAYS_JSON: frozenset[type] = frozenset({int, bool, type(None)})
+"""Types that have no value outside JSON."""
 
 
 class CompiledSchema(Checker):
@@ -57,12 +59,15 @@ class CompiledSchema(Checker):
     @property
     def certain(self) -> frozenset[type]:
         """The types all of whose values are valid, so that they need neither a check nor a cast."""
-        return certain_types(self.plan)
+        plan = self.plan
+        return scalar_types(plan.types or ()) & _ALWAYS_JSON if plan.is_bare else frozenset()
 
     @property
     def open_containers(self) -> frozenset[type]:
         """The types of containers that are valid with any JSON content."""
-        return open_containers(self.plan)
+        plan = self.plan
+        allowed = CONTAINERS.items() if plan.is_bare else ()
+        return frozenset(kind for kind, name in allowed if plan.allows(name))
 
     @property
     def plan(self) -> Plan:
@@ -103,7 +108,9 @@ class CompiledSchema(Checker):
 
     def mismatches(self, value: Any) -> list[Change]:
         """Return the mismatches of a JSON value, one entry per location."""
-        return mismatches(self._caches, self.document.root, value)
+        faults = explain(self._caches.planner, self.document.root, value, MAX_MISMATCHES)
+        place = self._caches.places.place([self.plan])
+        return Changes(place).add_mismatches(faults, value).listed()
 
     def errors(self, value: Any) -> list[ValidationIssue]:
         """Return the failures of `value`; empty if it is valid. Never raises."""

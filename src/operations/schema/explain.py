@@ -58,37 +58,31 @@ def _wrong_tag(plans: list[Plan], value: JSONObject) -> tuple[str, list[Any]] | 
     return None
 
 
-def evaluated_names(planner: Planner, site: Site, value: JSONObject) -> set[str]:
-    """Return the properties that a schema at `site`, other than `unevaluatedProperties`, has evaluated."""
+def evaluated(planner: Planner, site: Site, value: Any) -> set[Any]:
+    """Return the names or indexes that a schema at `site`, other than `unevaluated*`, has evaluated in a container."""
     schema = planner.document.keywords(site)
-    if "additionalProperties" in schema:
-        return set(value)
-    names = set(schema.get("properties", ())) & value.keys()
-    for pattern in schema.get("patternProperties", ()):
-        names.update(filter(matcher(pattern), value))
-    for member in _applied(planner, site, value):
-        if "unevaluatedProperties" in planner.document.keywords(member):
-            return set(value)
-        names |= evaluated_names(planner, member, value)
-    return names
-
-
-def evaluated_places(planner: Planner, site: Site, value: list[Any]) -> set[int]:
-    """Return the items that a schema at `site`, other than `unevaluatedItems`, has evaluated."""
-    schema = planner.document.keywords(site)
-    first, rest = item_keywords(schema)
+    found: set[Any]
+    everything: set[Any]
+    if is_object(value):
+        everything, rest, unevaluated = set(value), "additionalProperties", "unevaluatedProperties"
+        found = set(schema.get("properties", ())) & everything
+        for pattern in schema.get("patternProperties", ()):
+            found.update(filter(matcher(pattern), value))
+    else:
+        first, rest = item_keywords(schema)
+        everything, unevaluated = set(range(len(value))), "unevaluatedItems"
+        found = set(range(len(schema.get(first, ()))))
+        # Up to 2019-09, `contains` did not evaluate items.
+        if "contains" in schema and first == "prefixItems":
+            wanted = planner.plan((planner.document.at(site, "contains"),))
+            found.update(index for index, item in enumerate(value) if wanted.accepts(item))
     if rest in schema:
-        return set(range(len(value)))
-    places = set(range(len(schema.get(first, ()))))
-    # Up to 2019-09, `contains` did not evaluate items.
-    if "contains" in schema and first == "prefixItems":
-        wanted = planner.plan((planner.document.at(site, "contains"),))
-        places.update(index for index, item in enumerate(value) if wanted.accepts(item))
+        return everything
     for member in _applied(planner, site, value):
-        if "unevaluatedItems" in planner.document.keywords(member):
-            return set(range(len(value)))
-        places |= evaluated_places(planner, member, value)
-    return places
+        if unevaluated in planner.document.keywords(member):
+            return everything
+        found |= evaluated(planner, member, value)
+    return found
 
 
 def _applied(planner: Planner, site: Site, value: Any) -> Iterator[Site]:
@@ -252,8 +246,8 @@ class _Walk:
                         place, f"has a name that {fault.message}", "propertyNames"
                     )
         if "unevaluatedProperties" in schema:
-            evaluated = evaluated_names(self._planner, site, value)
-            for name in [name for name in value if name not in evaluated]:
+            known = evaluated(self._planner, site, value)
+            for name in [name for name in value if name not in known]:
                 place = f"{path}/{escape(name)}"
                 yield from self._extra(site, "unevaluatedProperties", value[name], place, many=many)
 
@@ -303,7 +297,7 @@ class _Walk:
         if "contains" in schema:
             yield from self._contains(site, schema, value, path)
         if "unevaluatedItems" in schema:
-            left = sorted(set(range(len(value))) - evaluated_places(self._planner, site, value))
+            left = sorted(set(range(len(value))) - evaluated(self._planner, site, value))
             yield from self._items(site, "unevaluatedItems", left, value, path)
 
     def _items(

@@ -16,8 +16,7 @@ from operations.schema.casting.thorough import Caster, CreatingPass, Pass
 from operations.schema.checking import Checker, SharedDefinitions
 from operations.schema.explain import explain
 from operations.schema.members import Places
-from operations.schema.plans import Plan, Planner, Scope, scalar_types
-from operations.schema.references import Site
+from operations.schema.plans import Planner, Scope
 
 CastPolicy: TypeAlias = Literal["cast", "keep", "create"]
 """`cast` strips, fills and converts; `keep` does the same without stripping; `create` forces the value to match."""
@@ -36,16 +35,13 @@ _Quick: TypeAlias = Callable[[Any], tuple[Any, _Report | None]]
 
 Raises `NeedsRepair` or `ValueError` if the value needs the thorough pass."""
 
-_MAX_MISMATCHES = 1_000
+MAX_MISMATCHES = 1_000
 """How many mismatches of one value are counted."""
 
 _MAX_ROUNDS = 8
 """The largest number of repeated casts, for unions whose members depend on each other's defaults."""
 
-_CONTAINERS: dict[type, str] = {dict: "object", list: "array"}
-
-_ALWAYS_JSON: frozenset[type] = frozenset({int, bool, type(None)})
-"""Types that have no value outside JSON."""
+CONTAINERS: dict[type, str] = {dict: "object", list: "array"}
 
 
 class Caches:
@@ -69,27 +65,6 @@ def caches_of(scope: Checker | SharedDefinitions, policy: CastPolicy) -> Caches:
         scope.caches.setdefault(policy, Caches(scope, policy))
     found: Caches = scope.caches[policy]
     return found
-
-
-def certain_types(root: Plan) -> frozenset[type]:
-    """Return the types all of whose values are valid without a change."""
-    if not root.is_bare:
-        return frozenset()
-    return scalar_types(root.types or ()) & _ALWAYS_JSON
-
-
-def open_containers(root: Plan) -> frozenset[type]:
-    """Return the types of containers that are valid with any content."""
-    if not root.is_bare:
-        return frozenset()
-    return frozenset(kind for kind, name in _CONTAINERS.items() if root.allows(name))
-
-
-def mismatches(caches: Caches, root: Site, value: Any) -> list[Change]:
-    """Return the mismatches of a JSON value, one entry per location."""
-    faults = explain(caches.planner, root, value, _MAX_MISMATCHES)
-    place = caches.places.place([caches.planner.plan((root,))])
-    return Changes(place).add_mismatches(faults, value).listed()
 
 
 class Normaliser:
@@ -142,7 +117,7 @@ class Normaliser:
         changes = Changes(self._place, creates=self._caches.creates)
         changes.compare(value, result)
         if not self._accepts(result):
-            faults = explain(self._planner, self._site, result, _MAX_MISMATCHES)
+            faults = explain(self._planner, self._site, result, MAX_MISMATCHES)
             changes.add_mismatches(faults, result)
         return changes.listed()
 
@@ -158,7 +133,7 @@ class Normaliser:
 
     def _bare(self, value: Any) -> tuple[Any, "_Report | None"]:
         """Only convert to JSON, if every container is valid."""
-        name = _CONTAINERS.get(type(value))  # pyright: ignore[reportUnknownArgumentType]
+        name = CONTAINERS.get(type(value))  # pyright: ignore[reportUnknownArgumentType]
         if name and self._root.allows(name):
             return to_json(value), None
         return self._checked(value)
