@@ -265,14 +265,6 @@ class Served(msgspec.Struct, frozen=True, eq=False):
     replayable: bool
     is_stream: bool
 
-    @classmethod
-    def of(cls, registry: OperationRegistry, spec: OperationSpec | None) -> "Served":
-        """Return the settings of an operation; `spec` is None if it is not registered."""
-        if spec is None:
-            # The operation is unknown, or a remote has it and knows whether it is replayable.
-            return cls(registry, None, not registry.has_remote, False)
-        return cls(registry, spec, spec.replayable, spec.type is OperationType.SUBSCRIPTION)
-
 
 def time_limits(
     request: RequestPayload, served: Served, front: Front | None

@@ -9,7 +9,7 @@ Rule 4: when workers add, change or remove operations, the registries with the i
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Container, Iterable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeAlias, cast
 
@@ -271,17 +271,11 @@ class RemoteService:
         if self._config.namespace is not None:
             here = replace(here, namespace=self._config.namespace, name=there)
         if self._config.access is not None:
-            access = (
-                self._config.access(spec) if callable(self._config.access) else self._config.access
-            )
-            here = replace(here, access_control=access)
-        calls, replayable = self.calls, spec.replayable
-
-        bulkhead = self._bulkhead
+            access = self._config.access
+            here = replace(here, access_control=access(spec) if callable(access) else access)
+        calls, replayable, bulkhead = self.calls, spec.replayable, self._bulkhead or nullcontext()
 
         async def call(input: Any, context: OperationContext) -> ResponseEnvelope[Any]:
-            if bulkhead is None:
-                return await calls.call(there, input, context, replayable=replayable)
             async with bulkhead:
                 return await calls.call(there, input, context, replayable=replayable)
 

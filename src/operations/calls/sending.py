@@ -190,12 +190,15 @@ class CallSender(ABC):
             raise not_json(request.operation_id, error) from error
         size = len(body)
         refused = refusal_of(body, target, "request")
+        if refused is not None:
+            try:
+                raise refused
+            finally:
+                del refused  # it refers to this frame
         is_much = self._waiting > 0 and self._waiting_bytes + size > MAX_WAITING_BYTES
         if (is_much or self._waiting >= MAX_WAITING) and not target.is_connected:
             reason = "too many calls are waiting for the broker"
-            refused = refused or CallError(ErrorCode.UNAVAILABLE, reason, begun=False)
-        if refused is not None:
-            raise refused
+            raise CallError(ErrorCode.UNAVAILABLE, reason, begun=False)
         call.sends += 1
         detector = self._detector
         call.departures = detector.departures if detector.is_complete else -1

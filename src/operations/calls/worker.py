@@ -70,6 +70,7 @@ from operations.pubsub.base import (
 )
 from operations.pubsub.signing import SignedTarget
 from operations.registry import OperationRegistry
+from operations.specs import OperationType
 from operations.types import options_of
 
 logger = logging.getLogger("operations")
@@ -376,9 +377,11 @@ class CallServer(JobRunner, Receiver):
             # The operations that describe the worker are in another registry.
             registry = self._services
         spec = registry.get_spec(operation_id)
-        served = Served.of(registry, spec)
-        if spec is not None:
-            self._served[operation_id] = served
+        if spec is None:
+            # The operation is unknown, or a remote has it and knows whether it is replayable.
+            return Served(registry, None, not registry.has_remote, False)
+        is_stream = spec.type is OperationType.SUBSCRIPTION
+        served = self._served[operation_id] = Served(registry, spec, spec.replayable, is_stream)
         return served
 
     def _is_new(self, key: str, resends: int = 0) -> bool:

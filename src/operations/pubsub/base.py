@@ -308,7 +308,7 @@ class EventTarget(Protocol):
         Raises:
             TransportError: If that cannot be known now.
         """
-        ...
+        return bool(await self.count_present(address))
 
     async def count_present(self, address: str) -> int | None:
         """Return the number of processes that listen at `address`; None, the default, if it is not counted.

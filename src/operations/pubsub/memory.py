@@ -108,10 +108,6 @@ class MemoryTarget(EventTarget):
             consumers[self._turn % len(consumers)].receive(Delivery(body, reply_to))
         return ""
 
-    async def is_present(self, address: str) -> bool:
-        """Return whether a process listens at `address`."""
-        return address in self._listeners
-
     async def count_present(self, address: str) -> int | None:
         """Return the number of listeners at `address`."""
         return len(self._listeners.get(address, ()))

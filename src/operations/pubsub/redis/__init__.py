@@ -213,10 +213,6 @@ class RedisTarget(RedisClient):
         else:
             raise NotSentError(f"{address!r} is not an address of this prefix")
 
-    async def is_present(self, address: str) -> bool:
-        """Return whether there is a listener at `address`."""
-        return bool(await self.count_present(address))
-
     async def count_present(self, address: str) -> int | None:
         """Return the number of listeners at `address`."""
         _, count = await self._ask("PUBSUB", "NUMSUB", address)
@@ -498,7 +494,8 @@ class RedisInteropTarget(RedisClient):
         async with AsyncExitStack() as undo:
             self.receivers.append(receiver)
             undo.callback(self.receivers.remove, receiver)
-            patterns = [f"{_literally(self._prefix)}{kind}:*" for kind in types]
+            prefix = re.sub(r"([*?\[\]\\^])", r"\\\1", self._prefix)
+            patterns = [f"{prefix}{kind}:*" for kind in types]
             await self._channels.subscribe(patterns, receiver, undo)
             return undo.pop_all()
 
@@ -532,13 +529,6 @@ class RedisInteropTarget(RedisClient):
         """Store a request that crashed its workers in a stream, which has the last thousand."""
         name = f"{self._prefix}aside:{queue}"
         await self.link.post("XADD", name, "MAXLEN", "~", 1000, "*", "e", body)
-
-
-def _literally(prefix: str) -> str:
-    """Return a pattern that matches only `prefix`."""
-    return "".join(
-        f"\\{character}" if character in "*?[]\\^" else character for character in prefix
-    )
 
 
 @asynccontextmanager

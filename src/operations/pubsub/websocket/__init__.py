@@ -363,8 +363,10 @@ async def serve_websocket(
 
     async def handle(connection: ServerConnection) -> None:
         identity, request = known.pop(connection, (None, None))
+        sent = connection.request
+        batches = not interop and sent is not None and BATCHES in sent.headers
         async with accept_websocket(
-            LibrarySocket(connection, not interop and _reads_batches(connection)),
+            LibrarySocket(connection, batches),
             identity=identity,
             max_bytes=max_bytes,
             max_values=max_values,
@@ -384,10 +386,6 @@ async def serve_websocket(
         **{**SETTINGS, **options},
     ) as server:
         yield server
-
-
-def _reads_batches(connection: ServerConnection) -> bool:
-    return connection.request is not None and BATCHES in connection.request.headers
 
 
 def _address(connection: ServerConnection) -> str:
