@@ -144,7 +144,8 @@ async def test_nested_calls_are_strict() -> None:
     with pytest.raises(CallError) as caught:
         await build_registry([]).execute("test.outer", {}, LENIENT)
 
-    assert caught.value.code == "VALIDATION_ERROR"
+    # The handler made an invalid call, which is no mistake of its caller.
+    assert caught.value.code == "EXECUTION_ERROR"
 
 
 async def test_equal_conversions_are_counted_at_one_location() -> None:

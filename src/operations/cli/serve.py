@@ -11,18 +11,9 @@ from operations._signals import shutdown_event
 from operations._text import counted
 from operations.cli.options import DEFAULTS, Common, Screen, command, open_file, settle
 from operations.config import ConfigFile
+from operations.hub import serving
 from operations.hub.hub import Hub, following
 from operations.hub.journal import writing_logs
-from operations.hub.serving import (
-    Process,
-    build_app,
-    entry_points_of,
-    is_shared,
-    listen_config,
-    listening_errors,
-    mcp_server,
-    supervise,
-)
 from operations.server.running import (
     GRACE,
     is_loopback,
@@ -56,9 +47,9 @@ async def serve(
         as_: With --stdio: the caller of [access.keys] that makes the calls; by default no identity.
         common: Options of every command.
     """
-    file, process = common.load(), Process.inherited()
+    file, process = common.load(), serving.Process.inherited()
     screen = common.screen(file)
-    if is_shared(file) and process is None and not stdio:
+    if serving.is_shared(file) and process is None and not stdio:
         return await _serve_shared(file, host, port, entry_point, common)
     async with (
         open_file(file, screen, common=common, wait=stdio) as hub,
@@ -67,12 +58,12 @@ async def serve(
         stack.enter_context(writing_logs(hub.file, verbose=common.verbose))
         if stdio:
             identity = None if as_ is None else await hub.identity(as_)
-            await mcp_server(hub, identity).run_stdio()
+            await serving.mcp_server(hub, identity).run_stdio()
             return None
-        config = listen_config(hub.file, host, port)
-        entry_points = entry_point or entry_points_of(hub.file)
-        app = build_app(hub, entry_points=entry_points, host=config.host)
-        stack.enter_context(listening_errors(config, "serve"))
+        config = serving.listen_config(hub.file, host, port)
+        entry_points = entry_point or serving.entry_points_of(hub.file)
+        app = serving.build_app(hub, entry_points=entry_points, host=config.host)
+        stack.enter_context(serving.listening_errors(config, "serve"))
         listener = None if process is None else process.listener
         async with running_on(app, config, listener) as url:
             with shutdown_event() as shutdown:
@@ -99,21 +90,21 @@ async def _serve_shared(
     common: Common,
 ) -> int:
     """Serve with several processes, which this process starts."""
-    config = listen_config(file, host, port)
+    config = serving.listen_config(file, host, port)
     arguments = ["serve", "--host", config.host]
     for each in entry_points:
         arguments += ["--entry-point", each]
     if common.config is not None:
         arguments += ["--config", str(common.config)]
     arguments += [f"--{name}" for name in ("json", "verbose", "trust") if getattr(common, name)]
-    with listening_errors(config, "serve"):
+    with serving.listening_errors(config, "serve"):
         listener = listen(config.host, config.port)
     if not common.verbose:
         # Report restarted processes.
         logging.getLogger("operations.hub").setLevel(logging.WARNING)
     with listener, writing_logs(file, verbose=common.verbose):
         # The time to finish calls, plus some time to close sources.
-        return await supervise(arguments, file.config.serve.processes, listener, 2 * GRACE)
+        return await serving.supervise(arguments, file.config.serve.processes, listener, 2 * GRACE)
 
 
 def announce(url: str, entry_points: tuple[str, ...], hub: Hub, screen: Screen) -> None:

@@ -27,16 +27,8 @@ from operations.envelopes import (
     changes_to_wire,
 )
 from operations.errors import CallError, ErrorCode, with_code
-from operations.front import Front
+from operations.front import Front, search
 from operations.front.public_errors import public_error
-from operations.front.search import (
-    MAX_BATCH,
-    Batch,
-    Described,
-    OperationCall,
-    Search,
-    SearchResult,
-)
 from operations.mcp import codec
 from operations.schema import Schema, format_value_errors, schema_for
 from operations.specs import OperationSpec, OperationType
@@ -347,10 +339,10 @@ Run = Callable[[str, Any, OperationContext], Awaitable[JSONObject]]
 """Runs an operation by id and returns the result of its tool."""
 
 _REQUESTS: Final = {
-    "search": Search,
-    "schema": Described,
-    "call": OperationCall,
-    "batch": Batch,
+    "search": search.Search,
+    "schema": search.Described,
+    "call": search.OperationCall,
+    "batch": search.Batch,
 }
 
 
@@ -379,7 +371,7 @@ def gateway_tools() -> dict[str, Tool]:
             "Search operations",
             "Find operations by words in their names, titles, tags and descriptions, best first. "
             "Then read an operation's contract with schema and run it with call.",
-            schema_for(SearchResult),
+            schema_for(search.SearchResult),
         ),
         _spec(
             "schema",
@@ -399,7 +391,7 @@ def gateway_tools() -> dict[str, Tool]:
             "batch",
             OperationType.MUTATION,
             "Call several operations",
-            f"Run up to {MAX_BATCH} operations concurrently. Returns the envelope or the error of each, in order;"
+            f"Run up to {search.MAX_BATCH} operations concurrently. Returns the envelope or the error of each, in order;"
             " a failure does not stop the others.",
             Schema(results),
         ),
@@ -436,7 +428,7 @@ async def run_gateway_tool(
                 {"errors": to_builtins(errors)},
             )
         request: Any = convert(arguments, _REQUESTS[name])
-        if isinstance(request, OperationCall):
+        if isinstance(request, search.OperationCall):
             return await run(request.operation, request.input, context)
         data = await front.answer(request, context, caller)
     except CallError as error:
