@@ -391,8 +391,8 @@ def gateway_tools() -> dict[str, Tool]:
             "batch",
             OperationType.MUTATION,
             "Call several operations",
-            f"Run up to {search.MAX_BATCH} operations concurrently. Returns the envelope or the error of each, in order;"
-            " a failure does not stop the others.",
+            f"Run up to {search.MAX_BATCH} operations concurrently. Returns the envelope or the error of each, "
+            "in order; a failure does not stop the others.",
             Schema(results),
         ),
     )
