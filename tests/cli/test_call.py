@@ -16,6 +16,7 @@ from operations import Schema
 from operations.cli.inputs import read_input
 from operations.cli.options import ExitCode
 from operations.front.limits import Limits
+from operations.openapi.reading.keywords import FILE_SCHEMA
 from operations.schema.outline import Outline
 
 Run = Callable[..., Ran]
@@ -61,6 +62,23 @@ def test_a_key_may_have_brackets() -> None:
 
     assert read_input(["ids[]=1", "ids[]=2"], Outline.of(schema), Limits()) == {"ids[]": [1, 2]}
     assert read_input(['["a=b"]'], Outline.of(schema), Limits()) == ["a=b"]
+
+
+def test_a_file_is_sent_unchanged_if_the_schema_accepts_bytes(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("hello123")  # valid base64, which must not be decoded
+    (tmp_path / "data.json").write_text("[1]")
+    single = {"type": "string", "contentEncoding": "base64"}
+    properties = {"f": FILE_SCHEMA, "fs": {"type": "array", "items": FILE_SCHEMA}, "b": single}
+    arguments = [f"{key}=@{tmp_path}/{name}" for key, name in (
+        ("f", "notes.txt"), ("fs", "data.json"), ("fs", "notes.txt"), ("b", "notes.txt"),
+    )]  # fmt: skip
+
+    given = read_input(arguments, Outline.of(Schema({"properties": properties})), Limits())
+
+    notes = {"content": "aGVsbG8xMjM=", "filename": "notes.txt"}
+    assert given["f"] == notes
+    assert given["fs"] == [{"content": "WzFd", "filename": "data.json"}, notes]
+    assert given["b"] == "aGVsbG8xMjM="
 
 
 def test_input_comes_through_a_pipe(folder: Path, environment: dict[str, str]) -> None:

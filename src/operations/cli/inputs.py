@@ -190,13 +190,27 @@ def _value(sign: str, text: str, outline: Outline, keys: list[str], limits: Limi
     if not text.startswith("@") or len(text) == 1:
         return typed(text, outline)
     data = _file(text[1:], keys)
-    form = outline.schema.get("contentEncoding") or outline.schema.get("format")
-    if form in _BINARY:
-        return b64encode(data).decode("ascii")
+    if _is_binary(outline):
+        encoded_data = b64encode(data).decode("ascii")
+        if not any({"content", "filename"} <= each.properties.keys() for each in outline.members):
+            return encoded_data
+        return {"content": encoded_data, "filename": Path(text[1:]).name}
+    if "array" in outline.types and _is_binary(outline.items):
+        return [_value(sign, text, outline.items, keys, limits)]
     try:
         return typed(data.decode(), outline)
     except UnicodeDecodeError:
         return b64encode(data).decode("ascii")
+
+
+def _is_binary(outline: Outline) -> bool:
+    """Return whether a value can be bytes in base64, alone or as one of several alternatives."""
+    forms = {
+        each.schema.get(key)
+        for each in (outline, *outline.members)
+        for key in ("contentEncoding", "format")
+    }
+    return not forms.isdisjoint(_BINARY)
 
 
 def _unreadable(what: str, reason: str, keys: Sequence[str] = ()) -> CallError:
