@@ -151,8 +151,11 @@ class CallerChannel(msgspec.Struct, frozen=True, kw_only=True):
     queued: float | None = None
     """Seconds that the request waited before it began; None if it did not wait in a queue."""
 
-    decoded: Any = None
-    """The input as the entry point decoded it from JSON text, so that it needs no conversion."""
+    decoded: list[Any] | None = None
+    """The input as the entry point decoded it from JSON text, so that it needs no conversion.
+
+    The first call removes it from the list, because a handler may change its input and pass it on.
+    """
 
     session: str = ""
     """The key of the session or connection that the call came through, which distinguishes callers without identity."""

@@ -20,8 +20,8 @@ from tests.calls.worlds import WebSocketWorld, World, calling
 from tests.receivers import SilentReceiver
 
 from operations._pipeline.plan import Call, Next, NextStream
-from operations.calls import PendingRequestMap, serve_calls
-from operations.calls.events import read_event
+from operations.calls import PendingRequestMap, build_call_handler, serve_calls
+from operations.calls.events import CallRequested, RequestPayload, read_event
 from operations.context import OperationContext
 from operations.envelopes import (
     HTTPResponseMeta,
@@ -35,6 +35,7 @@ from operations.errors import CallError, ErrorCode
 from operations.pubsub.base import Delivery
 from operations.pubsub.memory import MemoryTarget
 from operations.registry import OperationRegistry
+from operations.specs import Operation, OperationSpec, OperationType
 
 
 class Mailbox(SilentReceiver):
@@ -246,6 +247,40 @@ async def test_an_input_that_a_middleware_changes_in_place_becomes_json() -> Non
     target = MemoryTarget()
     async with serve_calls(registry, target), PendingRequestMap(target) as calls:
         assert (await calls.call("input.show", {"a": 1})).data == {"a": 1, "at": "2026-01-02"}
+
+
+async def test_an_input_that_a_handler_changes_and_passes_on_becomes_json() -> None:
+    registry = OperationRegistry()
+
+    @registry.operation("input.show", type="query")
+    async def show(a: int, at: str) -> Any:
+        return {"a": a, "at": at}
+
+    async def stamp(input: Any, context: OperationContext) -> Any:
+        input["at"] = datetime.date(2026, 1, 2)
+        return await context.env.call("input.show", input)
+
+    spec = OperationSpec(name="stamp", namespace="input", type=OperationType.QUERY)
+    registry.register(Operation(spec, stamp))
+    target = MemoryTarget()
+    async with serve_calls(registry, target), PendingRequestMap(target) as calls:
+        assert (await calls.call("input.stamp", {"a": 1})).data == {"a": 1, "at": "2026-01-02"}
+
+
+async def test_the_input_of_a_call_handler_becomes_json() -> None:
+    registry, inputs = OperationRegistry(), list[Any]()
+
+    async def keep(input: Any, _context: OperationContext) -> None:
+        inputs.append(input)
+
+    spec = OperationSpec(name="keep", namespace="input", type=OperationType.QUERY)
+    registry.register(Operation(spec, keep))
+    async with PendingRequestMap(MemoryTarget()) as calls:
+        payload = RequestPayload(
+            request_id="1", operation_id="input.keep", input={"at": datetime.date(2026, 1, 2)}
+        )
+        await build_call_handler(registry, calls)(CallRequested(payload=payload))
+    assert inputs == [{"at": "2026-01-02"}]
 
 
 async def test_an_envelope_that_a_middleware_returns_twice_is_copied() -> None:

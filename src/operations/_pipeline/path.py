@@ -166,8 +166,9 @@ def admit(plan: Plan, value: Any, context: OperationContext) -> tuple[Plan, Any]
     if held is not None:
         value = held.value
     try:
+        decoded = context.channel.decoded
         # Middleware may have changed the input.
-        is_plain = value is context.channel.decoded and not plan.host.middleware
+        is_plain = decoded and decoded.pop() is value and not plan.host.middleware
         plain = value if is_plain and nests_within(value, MAX_DEPTH) else as_json(value)
         if plan.accepts(plain):
             return plan, plain if held is None else held.restore(plain)

@@ -394,7 +394,8 @@ class JobRunner(ABC):
             channel=CallerChannel(
                 deadline=deadline,
                 queued=job.began_at - job.queued_at,
-                decoded=request.input,
+                # A request that did not arrive through the target has no size, and any input.
+                decoded=[request.input] if job.size else None,
             ),
             registry=registry,
         )
