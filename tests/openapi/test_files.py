@@ -160,6 +160,17 @@ async def test_a_file_of_unknown_length_is_sent_in_chunks() -> None:
     assert (seen["start"], seen["length"], seen["encoding"]) == (b"through a pipe", None, "chunked")
 
 
+async def test_a_file_whose_seek_returns_nothing_is_sent() -> None:
+    class File(io.BytesIO):
+        def seek(self, *position: Any) -> Any:
+            super().seek(*position)
+
+    async with connected(UPLOAD) as (server, registry):
+        await registry.execute("api.call", {"body": File(b"content")})
+
+    assert server.requests[0]["start"] == b"content"
+
+
 async def test_parts_of_a_form_are_sent_from_files(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"first")
     (tmp_path / "b.txt").write_bytes(b"second")

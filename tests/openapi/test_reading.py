@@ -76,6 +76,25 @@ def test_integers_beyond_64_bits_stay_exact_in_json_and_become_floats_in_yaml() 
     assert type(decoded["a"]) is int
 
 
+def test_long_integers_in_yaml_change_no_other_text() -> None:
+    number = str(10**30)
+    text = (
+        f"\ufeffa: &a {number}\n{number}: é {number} é\nb: |\n  x {number} x\nc: 0x{10**30:x}\n"
+        f"d: ' {number} '\ne: 0{number}\nf: *a\n"
+    )
+    assert decode_document(text) == {
+        "a": 1e30,
+        number: f"é {number} é",
+        "b": f"x {number} x\n",
+        "c": 1e30,
+        "d": f" {number} ",
+        "e": f"0{number}",
+        "f": 1e30,
+    }
+    with pytest.raises(DocumentError, match=r"^not YAML: while parsing"):
+        decode_document(f"a: [{number}\n")
+
+
 def test_merge_keys_are_merged_and_aliases_followed() -> None:
     text = "base: &b {x: 1, y: 1}\nmore: &m {y: 2, z: 2}\nall: {<<: [*b, *m], x: 0}\nsame: *b\n"
     decoded = decode_document(text)

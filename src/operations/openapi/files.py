@@ -100,8 +100,10 @@ class FileContent:
         filename = Path(own_name).name if isinstance(own_name, str) else ""
         start, size = _start_of(value), None
         if start is not None:
-            size = value.seek(0, os.SEEK_END) - start
-            value.seek(start)
+            # Some files have no known end, and the methods of some return nothing.
+            with suppress(OSError, AttributeError, ValueError, TypeError):
+                size = value.seek(0, os.SEEK_END) - start
+                value.seek(start)
 
         def opener() -> Any:
             if start is not None:

@@ -23,7 +23,7 @@ except ModuleNotFoundError as error:
 _BREAKS = "\x85\u2028\u2029"
 """Characters that end a line in YAML 1.1 and are ordinary text in YAML 1.2."""
 
-_LONG_INTEGER = re.compile(r"(?<=[\s,:\[])[-+]?[0-9]{19,}(?=[\s,\]}]|$)")
+_LONG_INTEGER = re.compile(r"[-+]?[1-9][0-9]{18,}|0o[0-7]{21,400}|0x[0-9a-fA-F]{16,400}")
 
 
 def decode_yaml(text: str) -> Any:
@@ -71,18 +71,33 @@ def _decode(text: str) -> Any:
         try:
             found = loads(text)
         except InvalidYamlError:
-            widened = _LONG_INTEGER.sub(_as_float, text)
-            if widened == text:
+            if _LONG_INTEGER.search(text) is None:
                 raise
-            found = loads(widened)
+            found = loads(_widened(text))
+    except DocumentError:
+        raise
     except (InvalidYamlError, ValueError) as error:
         raise DocumentError(f"not YAML: {' '.join(str(error).split())}") from None
     return _plain(found)
 
 
-def _as_float(number: re.Match[str]) -> str:
-    fits = len(number[0]) < 40 and -(2**63) <= int(number[0]) < 2**64
-    return number[0] if fits else number[0] + ".0"
+def _widened(text: str) -> str:
+    """Return `text` with integers beyond 64 bits as floats, and as text if they are keys."""
+    # The positions of events do not count a byte order mark.
+    text, pieces, end = text.removeprefix("\ufeff"), list[str](), 0
+    for event in _events(text):
+        if not isinstance(event, yaml.ScalarEvent) or not event.implicit[0]:
+            continue
+        number: str = event.value
+        if _LONG_INTEGER.fullmatch(number) is None or event.end_mark is None:
+            continue
+        before, end = text[end : event.end_mark.index - len(number)], event.end_mark.index
+        if number.startswith("0"):
+            number = str(int(number, 0))
+        if len(number) > 40 or not -(2**63) <= int(number) < 2**64:
+            number = f'"{number}"' if text.startswith(":", end) else f"{number}.0"
+        pieces += before, number
+    return "".join(pieces) + text[end:]
 
 
 def _translated(value: Any, table: dict[int, str]) -> Any:
