@@ -120,7 +120,7 @@ def _plan(schema: Any) -> Plan:
     ],
 )
 def test_a_schema_that_accepts_nothing_is_known(schema: Any) -> None:
-    assert accepts_nothing(_plan(schema))
+    assert accepts_nothing(_plan(schema), {})
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,16 @@ def test_a_schema_that_accepts_nothing_is_known(schema: Any) -> None:
     ],
 )  # fmt: skip
 def test_a_schema_that_accepts_something_is_not_accused(schema: Any) -> None:
-    assert not accepts_nothing(_plan(schema))
+    assert not accepts_nothing(_plan(schema), {})
+
+
+def test_types_that_refer_to_each_other_are_examined_once() -> None:
+    names = "abcdefgh"
+    properties = {name: {"$ref": "#/$defs/Node"} for name in names}
+    node = {"type": "object", "required": list(names), "properties": properties}
+    known: dict[Plan, bool] = {}
+    assert not accepts_nothing(_plan({"$ref": "#/$defs/Node", "$defs": {"Node": node}}), known)
+    assert len(known) < 2 * len(names)
 
 
 @pytest.mark.skipif(not DOCUMENTS.exists(), reason="the shared documents are not here")

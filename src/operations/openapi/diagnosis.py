@@ -255,12 +255,26 @@ async def _changes(
 
 def _unsatisfiable(schema: Schema) -> list[str]:
     """Return the required properties of an input that no value satisfies."""
-    plan = schema.compile().plan
-    return [name for name in plan.required if _lacks(plan, name, 0)]
+    plan, known = schema.compile().plan, dict[Plan, bool]()
+    return [name for name in plan.required if _lacks(plan, name, known, 0)]
 
 
-def accepts_nothing(plan: Plan, depth: int = 0) -> bool:
-    """Return whether a plan provably accepts no value; `depth` is the nesting depth below the first plan."""
+def accepts_nothing(plan: Plan, known: dict[Plan, bool], depth: int = 0) -> bool:
+    """Return whether a plan provably accepts no value.
+
+    Args:
+        plan: The plan.
+        known: The results so far. Types refer to each other, so that without it the time would grow exponentially.
+        depth: The nesting depth below the first plan.
+    """
+    if plan not in known:
+        # A plan that refers to itself counts as one that accepts a value.
+        known[plan] = False
+        known[plan] = _has_no_value(plan, known, depth)
+    return known[plan]
+
+
+def _has_no_value(plan: Plan, known: dict[Plan, bool], depth: int) -> bool:
     if plan.types == () or any(site.schema is False for site in plan.sites):
         return True
     if depth > _MAX_DEPTH:
@@ -272,16 +286,16 @@ def accepts_nothing(plan: Plan, depth: int = 0) -> bool:
             return True
     for choice in plan.choices:
         members = map(plan.member, choice.members)
-        if choice.members and all(accepts_nothing(member, depth + 1) for member in members):
+        if choice.members and all(accepts_nothing(member, known, depth + 1) for member in members):
             return True
     if plan.types == ("object",):
-        return any(_lacks(plan, name, depth) for name in plan.required)
+        return any(_lacks(plan, name, known, depth) for name in plan.required)
     if plan.types == ("array",) and plan.least_items > 0:
-        return plan.most_items == 0 or accepts_nothing(plan.part(plan.place(0)), depth + 1)
+        return plan.most_items == 0 or accepts_nothing(plan.part(plan.place(0)), known, depth + 1)
     return False
 
 
-def _lacks(plan: Plan, name: str, depth: int) -> bool:
+def _lacks(plan: Plan, name: str, known: dict[Plan, bool], depth: int) -> bool:
     """Return whether a required property cannot be present."""
     field = plan.fields[name]
-    return field.barred or accepts_nothing(plan.part(field.sites), depth + 1)
+    return field.barred or accepts_nothing(plan.part(field.sites), known, depth + 1)
