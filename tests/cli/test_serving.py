@@ -161,19 +161,26 @@ async def test_mcp_is_spoken_on_stdio_as_set_in_the_file(
 ) -> None:
     with (folder / "operations.toml").open("a") as config:
         config.write("[serve.mcp]\ndisclosure = 'auto'\nmax_tools = 1\n")
+        config.write("[log]\njson = true\n[mcp.gone]\ncommand = 'no-such-program'\n")
+    errors = (folder / "errors").open("w+")
     server = stdio_client(
         StdioServerParameters(
             command=sys.executable,
             args=["-m", "operations", "serve", "--stdio", "--as", "alice"],
             env={**environment, **KEYS},
             cwd=folder,
-        )
+        ),
+        errors,
     )
-    with anyio.fail_after(60):
+    with errors, anyio.fail_after(60):
         async with Client(server) as client:
             tools = {tool.name for tool in (await client.list_tools()).tools}
             called = await client.call_tool("call", {"operation": "work.secret", "input": {}})
+        errors.seek(0)
+        logged = [msgspec.json.decode(line) for line in errors]
 
+    assert [each["level"] for each in logged] == ["warning"]
+    assert "mcp:gone is not available" in logged[0]["message"]
     assert tools == {"search", "schema", "call", "batch"}
     assert "hidden" in str(called.content)
 

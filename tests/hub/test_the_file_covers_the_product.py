@@ -185,6 +185,16 @@ async def test_a_certificate_makes_it_https(tmp_path: Path) -> None:
                 assert await response.json() == "Hello, Ben!"
 
 
+@pytest.mark.requirement("R22")
+def test_an_empty_host_of_the_command_line_does_not_replace_the_host_of_the_file(
+    tmp_path: Path,
+) -> None:
+    file = load_config(write(tmp_path, '[serve]\nhost = "::1"\n'))
+
+    assert listen_config(file, "", 0) == listen_config(file, port=0)
+    assert listen_config(file, "127.0.0.1", 0).host == "127.0.0.1"
+
+
 SETUP = """
 import asyncio
 from contextlib import asynccontextmanager

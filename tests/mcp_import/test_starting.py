@@ -205,6 +205,7 @@ async def test_a_server_that_fails_later_reveals_nothing_to_callers(tmp_path: Pa
         (["--header", "Authorization:Bearer canary"], "--header Authorization:***"),
         (["--env=GITHUB_TOKEN=canary"], "--env=GITHUB_TOKEN=***"),
         (["--config", '{"apiKey":"canary","n":[1]}'], '--config {"apiKey":"***","n":[1]}'),
+        (["--config", '{"token":"tok","n":"tok"}'], '--config {"token":"***","n":"***"}'),
         (["--config={bad", "-x"], "'--config={bad' -x"),
         (["--token", "-canary", "-v"], "--token *** -v"),
         (["--token", "--verbose"], "--token --verbose"),

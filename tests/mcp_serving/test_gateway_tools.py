@@ -65,7 +65,7 @@ async def test_listings_depend_on_the_caller() -> None:
 async def test_an_operation_is_found_read_and_called(era: str) -> None:
     async with Client(to_mcp(example(), disclosure="gateway"), mode=era) as client:
         await client.list_tools()
-        found = await structured(client, "search", {"query": "add numbers"})
+        found = await structured(client, "search", {"query": "add numbers", "limit": 5.0})
         contract = await structured(client, "schema", {"operation": "math.add"})
         added = await client.call_tool("call", {"operation": "math.add", "input": {"a": 1}})
         watched = await structured(client, "call", {"operation": "task.watch", "input": {"n": 2}})

@@ -172,7 +172,7 @@ async def _document(document: str, *, verbose: bool) -> AsyncIterator[Finding]:
         yield Finding(problem.where, "warning", problem.reason)
     several = found.several_responses
     if several:
-        words = f"{counted(len(several), 'operation')} has several successful responses"
+        words = f"several successful responses: {counted(len(several), 'operation')}"
         yield Finding("responses", "ok", words)
     for operation_id, statuses in several.items() if verbose else ():
         yield Finding(operation_id, "ok", f"succeeds with {', '.join(statuses)}")

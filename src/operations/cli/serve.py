@@ -2,7 +2,7 @@
 
 import logging
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 from rich.text import Text
@@ -20,9 +20,6 @@ from operations.server.running import (
     listen,
     running_on,
 )
-
-if TYPE_CHECKING:
-    pass
 
 EntryPoint = Literal["http", "mcp", "websocket", "console"]
 
@@ -51,11 +48,10 @@ async def serve(
     screen = common.screen(file)
     if serving.is_shared(file) and process is None and not stdio:
         return await _serve_shared(file, host, port, entry_point, common)
-    async with (
-        open_file(file, screen, common=common, wait=stdio) as hub,
-        AsyncExitStack() as stack,
-    ):
-        stack.enter_context(writing_logs(hub.file, verbose=common.verbose))
+    async with AsyncExitStack() as stack:
+        stack.enter_context(writing_logs(file, verbose=common.verbose))
+        opened = open_file(file, screen, common=common, wait=stdio)
+        hub = await stack.enter_async_context(opened)
         if stdio:
             identity = None if as_ is None else await hub.identity(as_)
             await serving.mcp_server(hub, identity).run_stdio()

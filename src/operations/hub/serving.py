@@ -55,7 +55,7 @@ def listen_config(
     """Return the address of a table of a config, by default `[serve]`, unless `host` and `port` replace it."""
     options = file.options(ListenConfig, file.config.serve if table is None else table)
     given = {"host": host, "port": port}
-    options |= {key: value for key, value in given.items() if value is not None}
+    options |= {key: value for key, value in given.items() if value not in (None, "")}
     return ListenConfig(**options)
 
 

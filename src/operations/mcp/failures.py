@@ -281,9 +281,8 @@ def _arguments(config: MCPClientConfig) -> Iterator[tuple[str, list[str]]]:
 
 def _hidden(argument: str, secrets: Iterable[str]) -> str:
     for secret in secrets:
-        if secret and secret in argument:
-            before, _, after = argument.rpartition(secret)
-            argument = f"{before}{HIDDEN}{after}"
+        if secret:
+            argument = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", HIDDEN, argument)
     return _URL.sub(lambda match: without_secrets(match[0]), argument)
 
 

@@ -427,7 +427,7 @@ async def run_gateway_tool(
                 f"the arguments of {name} do not match its schema: {format_value_errors(errors)}",
                 {"errors": to_builtins(errors)},
             )
-        request: Any = convert(arguments, _REQUESTS[name])
+        request: Any = convert(arguments, _REQUESTS[name], strict=False)
         if isinstance(request, search.OperationCall):
             return await run(request.operation, request.input, context)
         data = await front.answer(request, context, caller)
