@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import socket
+import subprocess
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -77,6 +78,18 @@ async def test_a_file_that_is_not_there_is_named_at_once(
     with anyio.fail_after(4), pytest.raises(TransportError, match=f"{field}: .*no file /a/file"):
         async with connect(url, **{field: "/a/file"}):
             pass
+
+
+def test_a_key_is_decrypted_with_the_password_of_the_address(tmp_path: Path) -> None:
+    key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
+    curve = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -passout pass:SEKRIT -subj /CN=x"
+    command = ["openssl", "req", "-x509", *curve.split(), "-keyout", str(key), "-out", str(cert)]
+    subprocess.run(command, check=True, capture_output=True)
+    files: dict[str, Any] = {"cert_file": cert, "key_file": key}
+
+    Connector(RedisConfig("rediss://127.0.0.1:1?ssl_password=SEKRIT", **files))
+    with pytest.raises(TransportError, match="the certificates cannot be read"):
+        Connector(RedisConfig("rediss://127.0.0.1:1?ssl_password=wrong", **files))
 
 
 async def test_an_nkey_that_cannot_be_read_is_an_error_of_the_connection(tmp_path: Path) -> None:

@@ -909,6 +909,14 @@ def test_every_failing_place_is_reported() -> None:
     assert [path for path, _ in caught.value.faults] == ["/a/0/due", "/a/0/weight", "/b/0/due"]
 
 
+def test_every_failing_key_and_value_is_reported() -> None:
+    convert = converter_for(dict[dt.date, dt.date])
+    assert convert is not None
+    with pytest.raises(ConversionError) as caught:
+        convert({"no date": "2026-01-02", "2026-01-02": "no date"})
+    assert [path for path, _ in caught.value.faults] == ["/no date", "/2026-01-02"]
+
+
 def test_other_exceptions_of_a_class_are_not_rejections() -> None:
     @dataclasses.dataclass
     class Buggy:

@@ -96,8 +96,11 @@ class BrokerConfig:
             if path is not None and not Path(path).is_file():
                 raise TransportError(f"{name}: there is no file {path}")
 
-    def tls_context(self) -> SSLContext | None:
+    def tls_context(self, password: str | None = None) -> SSLContext | None:
         """Return the context for TLS with the files of this config; None if it names none.
+
+        Args:
+            password: The password of an encrypted private key.
 
         Raises:
             TransportError: If a file cannot be used.
@@ -108,7 +111,7 @@ class BrokerConfig:
         try:
             context = create_default_context(cafile=self.ca_file)
             if self.cert_file is not None:
-                context.load_cert_chain(self.cert_file, self.key_file)
+                context.load_cert_chain(self.cert_file, self.key_file, password)
         except OSError as error:
             raise TransportError(f"the certificates cannot be read: {error}") from error
         return context
@@ -143,7 +146,7 @@ class RedisConfig(BrokerConfig):
         Raises:
             TransportError: If a file cannot be used; redis-py would notice it only while it connects, without its name.
         """
-        self.tls_context()
+        self.tls_context(*parse_qs(urlsplit(self.url).query).get("ssl_password", [])[:1])
         files = {
             "ssl_ca_certs": self.ca_file,
             "ssl_certfile": self.cert_file,

@@ -87,7 +87,12 @@ class Array(msgspec.Struct, frozen=True, eq=False):
 
 def _convert_each(items: list[Any], converters: Iterable[Converter | None]) -> list[Any]:
     """Return each item converted by its own converter."""
-    return list(convert_parts(zip(count(), items, converters)).values())
+    try:
+        pairs = zip(items, converters, strict=False)
+        return [item if convert is None else convert(item) for item, convert in pairs]
+    except ConversionError:
+        # Again, for the faults of all items.
+        return list(convert_parts(zip(count(), items, converters)).values())
 
 
 class FixedTuple(msgspec.Struct, frozen=True, eq=False):
@@ -148,11 +153,16 @@ class Table(msgspec.Struct, frozen=True, eq=False):
         if convert is None and convert_key is None:
             return build
 
+        def convert_pair(pair: tuple[str, Any]) -> tuple[Any, Any]:
+            name = pair[0] if convert_key is None else convert_key(pair[0])
+            return name, pair[1] if convert is None else convert(pair[1])
+
         def converter(value: dict[str, Any]) -> Any:
-            result = convert_parts((key, item, convert) for key, item in value.items())
-            if convert_key is not None:
-                names = convert_parts((key, key, convert_key) for key in value)
-                result = {names[key]: item for key, item in result.items()}
+            if convert_key is None:
+                result = convert_parts((key, item, convert) for key, item in value.items())
+            else:
+                pairs = convert_parts((pair[0], pair, convert_pair) for pair in value.items())
+                result = dict(pairs.values())
             if len(result) != len(value):
                 raise ConversionError("two keys are equal after conversion")
             return result if build is None else build(result)
@@ -275,15 +285,22 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             return None
 
         def converter(value: JSONObject) -> JSONObject:
-            parts = [
-                (name, item, convert)
-                for name, kind, convert in steps
-                if name in value and type(item := value[name]) is not kind
-            ]
+            used = steps
             if convert_extra is not None:
                 extra = value.keys() - arguments.keys()
-                parts += [(name, value[name], convert_extra) for name in extra]
-            result = {**value, **convert_parts(parts)}
+                used = [*steps, *((name, None, convert_extra) for name in extra)]
+            result = dict(value)
+            try:
+                for name, kind, convert in used:
+                    if name in value and type(item := value[name]) is not kind:
+                        result[name] = convert(item)
+            except ConversionError:
+                # Again, for the faults of all fields.
+                result |= convert_parts(
+                    (name, value[name], convert)
+                    for name, kind, convert in used
+                    if name in value and type(value[name]) is not kind
+                )
             if not select:
                 return result
             return {arguments[name]: item for name, item in result.items() if name in arguments}
