@@ -182,14 +182,21 @@ def test_doctor_finds_missing_parts(
     assert "CANARY" not in ran.out + ran.err
 
 
+@pytest.mark.parametrize(
+    "access",
+    [
+        "[access.grants]\nkey = { env = 'GRANTS_KEY' }\n",
+        "[access.jwt]\nissuer = 'https://a.example'\naudience = 'x'\npublic_key = 'none.pem'\n",
+    ],
+)
 def test_doctor_finds_what_would_stop_a_server(
-    run: Run, monkeypatch: pytest.MonkeyPatch, folder: Path
+    run: Run, monkeypatch: pytest.MonkeyPatch, folder: Path, access: str
 ) -> None:
     monkeypatch.setenv("GRANTS_KEY", "CANARY")
     monkeypatch.setenv("LEDGER_KEY", "k" * 32)
     (folder / "operations.toml").write_text(
-        "[access.grants]\nkey = { env = 'GRANTS_KEY' }\n"
-        "[ledger]\nkey = { env = 'LEDGER_KEY' }\nfile = 'ledger.jsonl'\nhead = 'none/head'\n"
+        access
+        + "[ledger]\nkey = { env = 'LEDGER_KEY' }\nfile = 'ledger.jsonl'\nhead = 'none/head'\n"
     )
 
     ran = run("doctor", "--json")

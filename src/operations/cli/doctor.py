@@ -220,7 +220,7 @@ async def _sources(file: ConfigFile, *, has_secrets: bool) -> AsyncIterator[Find
         if has_secrets:
             try:
                 _ = hub.access
-            except ConfigError as error:
+            except (OperationsError, OSError, ValueError) as error:
                 yield Finding("access", "failed", str(error))
         for source in hub.sources:
             if not source.is_enabled:
