@@ -281,6 +281,18 @@ def test_of_alternatives_the_nearest_one_is_explained() -> None:
     assert _faults(PETS, 1) == [("", "must be of type object or null, not integer", "oneOf")]
 
 
+def test_a_wrong_constant_that_distinguishes_no_alternatives_hides_no_other_failure() -> None:
+    cat = {"properties": {"kind": {"const": "cat"}}, "required": ["meow"]}
+    loud = {**cat, "required": ["meow", "volume"]}
+    for members in ([cat, {"type": "null"}], [cat, loud]):
+        assert [
+            (each.path, each.message) for each in Schema({"anyOf": members}).errors({"kind": "cow"})
+        ] == [
+            ("/meow", "is required"),
+            ("/kind", 'must be "cat"'),
+        ]
+
+
 def test_several_failures_are_all_listed_once_each() -> None:
     document = {
         "type": "object",

@@ -46,13 +46,14 @@ def misfit(code: str, sentence: str, issues: Sequence[ValidationIssue]) -> CallE
 
 
 def _wrong_tag(plans: list[Plan], value: JSONObject) -> tuple[str, list[Any]] | None:
-    """Return the property that has constants in every alternative, but a value of none, with all its constants."""
+    """Return the property whose constants distinguish the alternatives, but whose value is none of them, with all."""
     for name, item in value.items():
         parts = [
             plan.part(plan.fields[name].sites) if name in plan.fields else None for plan in plans
         ]
         tags = [None if part is None else part.constants for part in parts]
-        if None not in tags and not any(part and part.is_constant(item) for part in parts):
+        is_tag = None not in tags and any(group != tags[0] for group in tags)
+        if is_tag and not any(part and part.is_constant(item) for part in parts):
             choices = [constant for group in tags for constant in group or ()]
             return name, [each for i, each in enumerate(choices) if each not in choices[:i]]
     return None
