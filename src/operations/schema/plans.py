@@ -86,6 +86,9 @@ _USED = frozenset({
     "maxItems", "maxLength", "maximum", "minItems", "minLength", "minimum", "multipleOf", "not", "pattern",
     "patternProperties", "prefixItems", "properties", "required", "type", "unevaluatedProperties", "uniqueItems",
 })  # fmt: skip
+_FEW = 4
+"""Plans with at most this many schemas have no index, which would take longer than a search."""
+
 _SWEEPING = frozenset({"additionalProperties", "patternProperties", "unevaluatedProperties"})
 """Keywords for undeclared properties."""
 
@@ -284,7 +287,7 @@ class Plan:
     """
 
     __slots__ = (
-        "_accepts", "_fields", "_identities", "_patterned", "_planner", "_sweeping",
+        "_accepts", "_by_name", "_fields", "_identities", "_patterned", "_planner", "_sweeping",
         "_unstable", "asked", "choices", "constants", "default", "facets", "is_map", "leaves", "leaves_known",
         "opaque", "required", "sites", "types",
     )  # fmt: skip
@@ -319,6 +322,7 @@ class Plan:
         self.is_map = not any(facet.keywords.get("properties") for facet in facets)
         self._patterned = any("patternProperties" in facet.keywords for facet in facets)
         self._fields: dict[str, Field] | None = None
+        self._by_name: dict[str, list[Facet]] | None = None
         self._sweeping = tuple(f for f in facets if not _SWEEPING.isdisjoint(f.keywords))
 
     @property
@@ -400,14 +404,21 @@ class Plan:
             self._fields = {name: self.field(name) for name in names}
         return self._fields
 
+    def _declaring(self, name: str) -> list[Facet]:
+        """Return the schemas that declare a property. Only long lists have an index: most plans have one schema."""
+        if len(self.facets) <= _FEW:
+            return [each for each in self.facets if name in each.keywords.get("properties", ())]
+        if self._by_name is None:
+            self._by_name = {}
+            for facet in self.facets:
+                for each in facet.keywords.get("properties", ()):
+                    self._by_name.setdefault(each, []).append(facet)
+        return self._by_name.get(name, [])
+
     def field(self, name: str) -> Field:
         """Return the schemas of the property `name`."""
         at = self._planner.document.at
-        sites = [
-            at(facet.site, "properties", name)
-            for facet in self.facets
-            if name in facet.keywords.get("properties", ())
-        ]
+        sites = [at(facet.site, "properties", name) for facet in self._declaring(name)]
         needed = name in self.required or name in self.asked
         known = self.opaque or self.is_map or needed or bool(sites)
         forbidden = any(site.schema is False for site in sites)
