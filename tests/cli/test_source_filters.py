@@ -93,13 +93,13 @@ def test_a_source_is_started_by_a_nested_call(
     assert [each["operationId"] for each in roots[-1]["calls"]] == ["files.answer"]
 
 
-def test_a_nested_call_of_an_unknown_operation_is_not_found(
+def test_a_nested_call_of_an_unknown_operation_is_an_error_of_the_caller(
     run: Callable[..., Ran], started: Callable[[], set[str]]
 ) -> None:
     ran = run("call", "work.ask_nobody")
 
-    assert ran.code == 4
-    assert "There is no operation 'nobody.home'" in ran.err
+    assert ran.code == 1
+    assert "work.ask_nobody made an invalid call: There is no operation 'nobody.home'" in ran.err
     assert started() == set()
 
 
