@@ -356,7 +356,8 @@ async def measure(
                 "items/s": round(statistics.median(streams[name])),
                 "items, of bare": items,
             }
-        show("64 callers, 1 KiB", rows)
+        count = f", {len(workers)} workers" if len(workers) > 1 else ""
+        show(f"64 callers, 1 KiB{count}", rows)
 
 
 async def burst(ports: dict[str, int], name: str) -> None:
@@ -411,7 +412,8 @@ def main() -> None:
             time.sleep(0.3 + 0.3 * arguments.workers)
             pids = [other.pid for other in others]
             uvloop.run(measure(ports, pids, arguments.calls, arguments.repeats, arguments.only))
-            bursts(ports, arguments.only)
+            if arguments.workers == 1:
+                bursts(ports, arguments.only)
         finally:
             for other in others:
                 other.kill()

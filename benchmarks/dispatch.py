@@ -26,8 +26,8 @@ from operations.calls import PendingRequestMap
 
 
 async def measure(
-    name: str, world: Any, options: dict[str, Any], given: argparse.Namespace
-) -> None:
+    world: Any, options: dict[str, Any], given: argparse.Namespace
+) -> dict[str, float]:
     path = Path(tempfile.mkdtemp(), "ledger")
     async with (
         worker_processes(world, given.workers, target=options) as _,
@@ -49,16 +49,13 @@ async def measure(
     latencies.sort()
     p99 = latencies[int(len(latencies) * 0.99)]
     shares = sorted(Counter(started(path)).values())
-    row = {
+    return {
         "s": latencies[-1],
         "x ideal": latencies[-1] / ideal,
         "p99, x ideal": p99 / ideal,
         "least calls of a worker": shares[0],
         "most": shares[-1],
     }
-    show(
-        f"{given.calls} calls of {given.seconds:g} s, {given.workers} workers, {name}", {name: row}
-    )
 
 
 def main() -> None:
@@ -68,9 +65,13 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=8)
     given = parser.parse_args()
     with running(RedisServer()) as redis, running(NatsServer("-js")) as nats:
-        asyncio.run(measure("redis", redis_world(redis.url), {}, given))
-        asyncio.run(measure("nats", nats_world(nats.url), {}, given))
-        asyncio.run(measure("durable", nats_world(nats.url), {"durable": True}, given))
+        places = {
+            "redis": (redis_world(redis.url), {}),
+            "nats": (nats_world(nats.url), {}),
+            "nats, durable": (nats_world(nats.url), {"durable": True}),
+        }
+        rows = {name: asyncio.run(measure(*place, given)) for name, place in places.items()}
+    show(f"{given.calls} calls of {given.seconds:g} s, {given.workers} workers", rows)
 
 
 if __name__ == "__main__":
