@@ -228,7 +228,7 @@ asyncio.run(main())
 
 
 async def test_a_server_that_stops_responding_is_not_asked_until_a_probe_succeeds() -> None:
-    config = MCPClientConfig(server=demo_server(), timeout=0.2)
+    config = MCPClientConfig(server=demo_server(), timeout=0.4)
     async with connect_mcp("demo", config) as client:
         registry = OperationRegistry(client)
         found: list[str] = []
@@ -244,6 +244,9 @@ async def test_a_server_that_stops_responding_is_not_asked_until_a_probe_succeed
                 try:
                     assert (await registry.execute("demo.pid", {})).data
                     break
-                except CircuitOpenError:
+                except CallError as error:
+                    # A probe fails if the machine is so slow that the response takes too long.
+                    if not isinstance(error, CircuitOpenError) and error.code != ErrorCode.TIMEOUT:
+                        raise
                     await anyio.sleep(0.05)
         assert (await registry.execute("demo.pid", {})).data

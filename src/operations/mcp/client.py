@@ -259,8 +259,7 @@ class MCPClient:
             await self.config.auth(context)
         connection = self._connection_for(context)
         # The registry enforces the call's own deadline by cancellation. A second timer here could interrupt the message
-        # that
-        # cancels the request at the server.
+        # that cancels the request at the server.
         seconds = self.config.timeout
         timeout = CallTimeout(
             seconds, answer_seconds=self.config.answer_timeout, max_seconds=self.config.max_timeout
