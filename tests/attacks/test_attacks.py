@@ -23,6 +23,7 @@ import anyio
 import pytest
 from aiohttp import web
 from tests.conftest import PROJECT
+from tests.mcp_opening import INITIALIZE, MCP_HEADERS
 from tests.openapi.serving import document, imported, serving
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
@@ -32,17 +33,6 @@ from operations import CallError
 SCALE = float(os.environ.get("OPERATIONS_ATTACK_SCALE", "0.05"))
 MEGABYTE = 1 << 20
 HEAD = b"POST /test/echo HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-MCP = {"accept": "application/json, text/event-stream"}
-OPENING = {
-    "jsonrpc": "2.0",
-    "id": 1,
-    "method": "initialize",
-    "params": {
-        "protocolVersion": "2025-06-18",
-        "capabilities": {},
-        "clientInfo": {"name": "test", "version": "1"},
-    },
-}
 
 pytestmark = pytest.mark.timeout(60 + 600 * SCALE)
 
@@ -68,7 +58,7 @@ class Victim:
         """Send JSON; return the status."""
         data = body if isinstance(body, bytes) else None
         json = None if data is not None else body
-        headers = {"content-type": "application/json", **MCP, **headers}
+        headers = {"content-type": "application/json", **MCP_HEADERS, **headers}
         body = None if data is None else BytesIO(data)
         async with self.session.post(
             self.url + path, data=body, json=json, headers=headers
@@ -153,9 +143,9 @@ async def test_300_connections_that_do_not_read_5_megabytes(victim: Victim) -> N
 @pytest.mark.requirement("R60")
 async def test_1000_sessions_without_identity(victim: Victim) -> None:
     for _ in range(max(120, int(1100 * SCALE))):
-        assert await victim.post("/mcp", OPENING) == 200
-    assert await victim.post("/mcp", OPENING) == 200
-    assert await victim.post("/mcp", OPENING, **{"x-api-key": "key"}) == 200
+        assert await victim.post("/mcp", INITIALIZE) == 200
+    assert await victim.post("/mcp", INITIALIZE) == 200
+    assert await victim.post("/mcp", INITIALIZE, **{"x-api-key": "key"}) == 200
 
 
 @pytest.mark.requirement("R60")

@@ -17,6 +17,7 @@ import pytest
 from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
 from tests.cli.conftest import Ran
+from tests.mcp_opening import INITIALIZE, MCP_HEADERS
 from tests.servers import RedisServer
 from tests.servers import running as broker_running
 
@@ -134,23 +135,14 @@ async def test_how_mcp_is_served_can_be_set_in_the_file(
         async with Client(said["entryPoints"]["mcp"], mode="legacy") as client:
             tools = (await client.list_tools()).tools
             instructions = client.instructions
-        async with aiohttp.ClientSession() as session:
-            hello = {
-                "jsonrpc": "2.0",
-                "id": 1,
-                "method": "initialize",
-                "params": {
-                    "protocolVersion": "2025-06-18",
-                    "capabilities": {},
-                    "clientInfo": {"name": "t", "version": "1"},
-                },
-            }
-            accept = {"accept": "application/json, text/event-stream"}
-            async with session.post(
-                said["entryPoints"]["mcp"], json=hello, headers=accept
-            ) as answer:
-                assert answer.status == 200
-                assert "mcp-session-id" not in answer.headers
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(
+                said["entryPoints"]["mcp"], json=INITIALIZE, headers=MCP_HEADERS
+            ) as answer,
+        ):
+            assert answer.status == 200
+            assert "mcp-session-id" not in answer.headers
 
     assert "work.add" in [tool.name for tool in tools]
     assert instructions == "Be gentle."

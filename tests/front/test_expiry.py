@@ -10,6 +10,7 @@ import aiohttp
 import anyio
 import pytest
 from starlette.requests import HTTPConnection
+from tests.mcp_opening import INITIALIZE, MCP_HEADERS
 
 from operations import CallError, Identity, OperationRegistry
 from operations.calls import PendingRequestMap, serve_calls
@@ -30,19 +31,6 @@ def _recheck_often(monkeypatch: pytest.MonkeyPatch) -> None:
     # A check is due after this time, and made within a third of it.
     assert RECHECK_SECONDS * 4 / 3 < 5
     monkeypatch.setattr("operations.front.RECHECK_SECONDS", 0.3)
-
-
-OPENING = {
-    "jsonrpc": "2.0",
-    "id": 1,
-    "method": "initialize",
-    "params": {
-        "protocolVersion": "2025-06-18",
-        "capabilities": {},
-        "clientInfo": {"name": "test", "version": "1"},
-    },
-}
-MCP = {"accept": "application/json, text/event-stream"}
 
 
 class Keys:
@@ -222,8 +210,8 @@ async def test_a_subscription_through_a_worker_ends(end: Any, seconds: float | N
 async def test_the_stream_of_an_mcp_session_ends(end: Any, seconds: float | None) -> None:
     keys = keys_for(seconds)
     async with serving(keys) as (url, session):
-        headers = {**KEY, **MCP}
-        async with session.post(f"{url}/mcp", json=OPENING, headers=headers) as response:
+        headers = {**KEY, **MCP_HEADERS}
+        async with session.post(f"{url}/mcp", json=INITIALIZE, headers=headers) as response:
             headers["mcp-session-id"] = response.headers["mcp-session-id"]
         async with session.get(f"{url}/mcp", headers=headers) as response:
             assert response.status == 200
@@ -231,7 +219,7 @@ async def test_the_stream_of_an_mcp_session_ends(end: Any, seconds: float | None
             began = monotonic()
             await response.content.read()
         assert monotonic() - began < 20
-        async with session.post(f"{url}/mcp", json=OPENING, headers=headers) as response:
+        async with session.post(f"{url}/mcp", json=INITIALIZE, headers=headers) as response:
             assert response.status == 401
 
 

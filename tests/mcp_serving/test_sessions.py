@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 from starlette.requests import Request
+from tests.mcp_opening import INITIALIZE, MCP_HEADERS
 from tests.mcp_serving.support import example
 from tests.server.asgi import Client, Response
 
@@ -13,18 +14,7 @@ from operations import Identity
 from operations.mcp import to_mcp
 from operations.server import Limits, create_app
 
-OPENING = {
-    "jsonrpc": "2.0",
-    "id": 1,
-    "method": "initialize",
-    "params": {
-        "protocolVersion": "2025-06-18",
-        "capabilities": {},
-        "clientInfo": {"name": "test", "version": "1"},
-    },
-}
 PING = {"jsonrpc": "2.0", "id": 2, "method": "ping"}
-MCP = {"accept": "application/json, text/event-stream"}
 
 
 def identify(request: Request) -> Identity | None:
@@ -37,11 +27,11 @@ def serving(limits: Limits) -> Any:
 
 
 async def opened(client: Client, **headers: str) -> Response:
-    return await client.post("/mcp", json=OPENING, headers={**MCP, **headers})
+    return await client.post("/mcp", json=INITIALIZE, headers={**MCP_HEADERS, **headers})
 
 
 async def pinged(client: Client, session: str, **headers: str) -> int:
-    sent = {**MCP, "mcp-session-id": session, **headers}
+    sent = {**MCP_HEADERS, "mcp-session-id": session, **headers}
     return (await client.post("/mcp", json=PING, headers=sent)).status
 
 
@@ -82,7 +72,9 @@ async def test_sessions_that_end_make_room() -> None:
         session = (await opened(client, **key)).headers["mcp-session-id"]
         other = {"x-api-key": "bob"}
         assert (await opened(client, **other)).status == 429, "a session of another caller stays"
-        await client.request("DELETE", "/mcp", headers={**MCP, **key, "mcp-session-id": session})
+        await client.request(
+            "DELETE", "/mcp", headers={**MCP_HEADERS, **key, "mcp-session-id": session}
+        )
         assert (await opened(client, **other)).status == 200
 
 
@@ -96,7 +88,7 @@ async def test_the_access_log_has_the_request_id(caplog: pytest.LogCaptureFixtur
     with caplog.at_level(logging.INFO, "operations.access"):
         async with mcp.running():
             for headers in ({}, {"mcp-param-x": "not plain"}):
-                answer = await client.post("/mcp", json=call, headers={**MCP, **headers})
+                answer = await client.post("/mcp", json=call, headers={**MCP_HEADERS, **headers})
                 assert answer.status == 200
 
     logged = [msgspec.json.decode(record.getMessage())["requestId"] for record in caplog.records]

@@ -13,6 +13,7 @@ import anyio
 import pytest
 from mcp import Client as MCPClient
 from mcp.client.subscriptions import SubscriptionLost, listen
+from tests.mcp_opening import INITIALIZE, MCP_HEADERS
 
 from operations import OperationRegistry
 from operations.mcp import to_mcp
@@ -72,19 +73,6 @@ async def test_resources_live_as_long_as_the_server_and_calls_may_finish() -> No
     assert steps == ["opened", "closed"]
 
 
-HELLO = {
-    "jsonrpc": "2.0",
-    "id": 1,
-    "method": "initialize",
-    "params": {
-        "protocolVersion": "2025-06-18",
-        "capabilities": {},
-        "clientInfo": {"name": "a", "version": "1"},
-    },
-}
-ACCEPT = {"Accept": "application/json, text/event-stream"}
-
-
 async def test_streams_without_a_call_do_not_delay_a_shutdown() -> None:
     """Clients of MCP keep a stream open for notifications, however long they are idle."""
     app, lost = create_app(OperationRegistry(), mcp=True), asyncio.Event()
@@ -99,9 +87,9 @@ async def test_streams_without_a_call_do_not_delay_a_shutdown() -> None:
             lost.set()
 
     with anyio.fail_after(8):
-        async with aiohttp.ClientSession(headers=ACCEPT) as client:
+        async with aiohttp.ClientSession(headers=MCP_HEADERS) as client:
             async with running(app) as url:
-                async with client.post(f"{url}/mcp", json=HELLO) as response:
+                async with client.post(f"{url}/mcp", json=INITIALIZE) as response:
                     session = {"Mcp-Session-Id": response.headers["Mcp-Session-Id"]}
                 old = await client.get(f"{url}/mcp", headers=session)
                 assert await old.content.readline() == b": open\n"
