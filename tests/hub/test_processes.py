@@ -30,7 +30,8 @@ from operations import operation
 @operation("work.pid", type="query")
 async def pid(seconds: float = 0, file: str = "") -> int:
     if file:
-        open(file, "w").close()
+        with open(file, "a") as started:
+            started.write("x")
     await asyncio.sleep(seconds)
     return os.getpid()
 
@@ -171,8 +172,9 @@ async def test_processes_share_a_port_reload_restart_and_drain(tmp_path: Path) -
             await until_all(url, 200)
 
             # Running calls are finished.
+            (running := tmp_path / "running").touch()
             waiting = [asyncio.create_task(slow(url, tmp_path)) for _ in range(6)]
-            while not (tmp_path / "running").exists():
+            while running.stat().st_size < len(waiting):
                 await anyio.sleep(0.02)
             # As a service manager does: the signal reaches all processes at once.
             for pid in (process.pid, *second):
