@@ -45,21 +45,21 @@ class _Broken:
 
 
 @pytest.mark.requirement("R08")
-def test_an_exception_while_deciding_is_a_refusal() -> None:
+def test_an_exception_during_the_access_check_rejects_the_call() -> None:
     identity = Identity("eve")
     msgspec.structs.force_setattr(identity, "scopes", _Broken())
 
     assert check_access(AccessControl(["x"]), identity) is False
 
 
-def test_an_action_that_is_a_mere_string_is_rejected() -> None:
+def test_an_action_given_as_a_string_is_rejected() -> None:
     odd: Any = {"project:7": "edit"}
 
     with pytest.raises(ValueError, match="resources must be a list of strings"):
         Identity("eve", [], odd)
 
 
-def test_enforce_lets_the_allowed_through_and_names_no_scope_to_others() -> None:
+def test_enforce_permits_allowed_callers_and_reveals_no_scope_to_others() -> None:
     enforce_access(AccessControl(["task:read"]), ALICE, operation_id="task.get")
 
     with pytest.raises(CallError) as caught:
@@ -80,7 +80,7 @@ def test_enforce_lets_the_allowed_through_and_names_no_scope_to_others() -> None
         lambda: Identity("x", "admin"),
     ],
 )
-def test_a_rule_that_cannot_be_meant_is_refused(make: Any) -> None:
+def test_a_contradictory_rule_is_rejected(make: Any) -> None:
     with pytest.raises(ValueError, match=r"scopes|resource"):
         make()
 
@@ -107,6 +107,6 @@ def test_a_resource_without_its_id_grants_nothing() -> None:
     assert not check_access(needed, Identity("a", resources={"doc:1": {"read": False}}))
 
 
-def test_a_requirement_that_is_not_understood_is_refused() -> None:
+def test_a_requirement_that_is_not_understood_is_rejected() -> None:
     with pytest.raises(msgspec.ValidationError, match="required_scopes"):
         msgspec.convert({"required_scopes": ["admin"]}, AccessControl)

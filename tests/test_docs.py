@@ -73,7 +73,7 @@ def test_every_snippet_of_a_page_runs_and_prints_its_output(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(PROJECT)))
-def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
+def test_every_link_of_a_page_is_valid(page: Path) -> None:
     for target in LINK.findall(CODE.sub("", page.read_text(encoding="utf-8"))):
         assert (page.parent / target).exists(), target
 
@@ -197,7 +197,7 @@ async def test_a_public_document_is_imported_and_called(capsys: pytest.CaptureFi
     assert capsys.readouterr().out == "python/cpython 200\n"
 
 
-def test_the_config_shown_is_one(tmp_path: Path) -> None:
+def test_the_printed_config_is_valid(tmp_path: Path) -> None:
     (text,) = blocks("config.md", "toml")
     (tmp_path / "ops").mkdir()
 

@@ -48,7 +48,7 @@ ENVELOPES = {
 
 
 @pytest.mark.parametrize("envelope", ENVELOPES.values(), ids=ENVELOPES.keys())
-def test_an_envelope_goes_to_json_and_back_unchanged(envelope: ResponseEnvelope[Any]) -> None:
+def test_an_envelope_round_trips_through_json(envelope: ResponseEnvelope[Any]) -> None:
     assert ResponseEnvelope.decode(envelope.encode()) == envelope
     assert ResponseEnvelope.from_wire(envelope.to_wire()) == envelope
     assert msgspec.json.decode(envelope.encode()) == envelope.to_wire()
@@ -163,11 +163,11 @@ def test_several_headers_of_one_name_are_joined() -> None:
     assert envelope.to_wire()["meta"]["headers"] == {"vary": "a, b"}
 
 
-def test_unwrap_gives_the_data() -> None:
+def test_unwrap_returns_the_data() -> None:
     assert unwrap(ENVELOPES["local"]) == {"a": 1}
 
 
-def test_raise_for_error_gives_a_good_envelope_back() -> None:
+def test_raise_for_error_returns_a_successful_envelope() -> None:
     for name in ("local", "http", "mcp"):
         assert ENVELOPES[name].raise_for_error() is ENVELOPES[name]
 

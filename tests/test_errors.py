@@ -19,7 +19,7 @@ from operations.errors import HTTP_STATUS, timed_out
 from operations.front.public_errors import public_error
 
 
-def test_an_error_goes_over_the_wire_and_back() -> None:
+def test_an_error_round_trips_over_the_wire() -> None:
     error = CallError("TASK_CLOSED", "it is closed", {"id": 7, "tags": {"a"}}, retryable=True)
 
     wire = error.to_wire()

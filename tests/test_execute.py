@@ -165,7 +165,7 @@ async def test_huge_integers_stay_exact() -> None:
     assert envelope.data == big
 
 
-async def test_an_input_schema_that_cannot_be_compiled_is_the_operations_fault() -> None:
+async def test_an_input_schema_that_cannot_be_compiled_is_an_error_of_the_operation() -> None:
     error = await failing(single(add, input_schema={"type": "no such type"}), {})
 
     assert error.code == ErrorCode.EXECUTION_ERROR
@@ -490,7 +490,7 @@ BLOCKS: Any = [{"type": "text", "text": "x"}]
     ],
     ids=["http", "bytes", "structured", "tool error", "blocks only", "text", "JSON in text"],
 )
-async def test_an_envelope_is_normalised_only_where_a_schema_describes_its_data(
+async def test_an_envelope_is_normalised_only_if_a_schema_describes_its_data(
     envelope: ResponseEnvelope[Any], data: Any
 ) -> None:
     async def handler(_input: Any, _context: OperationContext) -> Any:
@@ -531,7 +531,7 @@ async def test_strict_checks_stored_data_of_the_shape_of_an_envelope() -> None:
     assert error.code == ErrorCode.EXECUTION_ERROR
 
 
-async def test_a_foreign_envelope_without_a_schema_is_passed_on_itself() -> None:
+async def test_a_foreign_envelope_without_a_schema_is_passed_on_unchanged() -> None:
     envelope = http_envelope({"x": 1}, status_code=200, headers={}, content_type="")
 
     async def handler(_input: Any, _context: OperationContext) -> Any:
@@ -594,7 +594,7 @@ async def test_a_call_error_is_raised_unchanged() -> None:
     assert await failing(single(handler)) is original
 
 
-async def test_a_declared_code_in_a_message_is_taken() -> None:
+async def test_a_declared_code_in_a_message_is_used() -> None:
     async def handler(_input: Any, _context: OperationContext) -> None:
         raise LookupError("TASK_GONE: task 7")
 
@@ -759,7 +759,7 @@ async def test_a_deadline_that_has_passed_is_not_run() -> None:
     assert (await failing(single(never), None, soon(-1))).code == ErrorCode.TIMEOUT
 
 
-async def test_a_result_within_the_deadline_and_an_error_within_it_come_through() -> None:
+async def test_a_result_or_error_within_the_deadline_is_returned() -> None:
     registry = single(add)
 
     assert (await registry.execute("test.run", {"a": 1, "b": 2}, soon(5000))).data == 3
@@ -1058,7 +1058,7 @@ async def test_a_copy_of_a_context_calls_as_its_own_caller() -> None:
 # ---------------------------------------------------------------------- middleware, observers, entry points
 
 
-async def test_middleware_stands_around_the_call_in_order() -> None:
+async def test_middleware_wraps_the_call_in_order() -> None:
     registry = single(add, input_schema=ADDITION)
     order: list[str] = []
 
@@ -1078,7 +1078,7 @@ async def test_middleware_stands_around_the_call_in_order() -> None:
     assert order == ["outer test.run", "inner", "outer again"]
 
 
-async def test_a_middleware_may_answer_for_the_handler_and_must_answer_with_an_envelope() -> None:
+async def test_a_middleware_may_replace_the_handler_and_must_return_an_envelope() -> None:
     registry = single(add)
     answers: list[Any] = [local_envelope("cached", "x"), 7]
 

@@ -73,7 +73,7 @@ async def test_the_best_match_comes_first(query: str, first: str) -> None:
     assert (await ids(Gateway(build()), query))[0] == first
 
 
-async def test_nothing_matches_nothing_and_no_query_lists_all() -> None:
+async def test_an_unmatched_query_lists_nothing_and_an_empty_query_lists_all() -> None:
     gateway = Gateway(build())
 
     assert await ids(gateway, "zebra") == []
@@ -107,7 +107,7 @@ async def test_a_caller_does_not_find_operations_without_access() -> None:
     assert gateway.schema("secret.launch", ADMIN)["name"] == "launch"
 
 
-async def test_a_change_of_the_registry_is_found() -> None:
+async def test_a_change_of_the_registry_is_detected() -> None:
     registry = build()
     gateway = Gateway(registry)
     assert await ids(gateway, "user")
@@ -129,7 +129,7 @@ async def test_a_call_runs_as_the_caller_and_is_not_a_nested_call() -> None:
     assert caught.value.code == ErrorCode.ACCESS_DENIED
 
 
-async def test_a_batch_answers_each_call_in_order() -> None:
+async def test_a_batch_returns_the_results_in_order() -> None:
     gateway = Gateway(build())
     calls = [OperationCall(operation="task.list", input=n) for n in range(20)]
     calls.insert(3, OperationCall(operation="secret.launch"))

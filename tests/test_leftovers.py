@@ -111,7 +111,7 @@ async def test_a_call_that_waits_when_its_map_is_closed_is_found(is_left: bool) 
     assert waiting == ["slow.sleep"] * is_left
 
 
-def test_every_test_of_a_fault_is_looked_after(
+def test_every_fault_test_is_checked_for_leaks(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", f"{PROJECT}:{PROJECT / 'src'}")

@@ -214,7 +214,7 @@ FOUND = [
 ]
 
 
-def test_every_list_of_strings_in_the_public_api_is_tried() -> None:
+def test_every_list_of_strings_in_the_public_api_rejects_a_string() -> None:
     assert {where for where, _, _ in FOUND} == CALLS.keys() | NOT_CALLED.keys()
 
 

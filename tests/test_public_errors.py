@@ -7,7 +7,7 @@ from operations.front.public_errors import MAX_DETAILS, public_error
 
 
 @pytest.mark.requirement("R16", "R17")
-def test_an_unexpected_error_is_logged_and_leaves_as_its_code_and_the_request(
+def test_an_unexpected_error_is_logged_and_callers_see_only_code_and_request_id(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     secret = ValueError("password hunter2")
@@ -41,7 +41,7 @@ def test_errors_for_the_caller_pass(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.requirement("R17")
-def test_an_upstreams_answer_passes_without_credentials() -> None:
+def test_a_response_of_an_upstream_is_shown_without_credentials() -> None:
     details = {"statusCode": 500, "headers": {"Set-Cookie": "s=1", "x-a": "1"}, "body": {"why": 1}}
 
     shown = public_error(CallError(ErrorCode.EXECUTION_ERROR, "HTTP 500", details), "r1")

@@ -158,7 +158,7 @@ async def test_bytes_items_and_nested_calls() -> None:
 
 
 @pytest.mark.requirement("R07")
-async def test_a_cursor_is_its_callers_alone_and_ends_with_its_rights() -> None:
+async def test_a_cursor_is_valid_only_for_its_caller_while_it_has_access() -> None:
     registry = build()
     cursor = {"cursor": (await registry.execute("shop.list", {}, ANN)).data["cursor"]}
     wrong = [
@@ -307,7 +307,7 @@ async def test_every_entry_point_returns_pages() -> None:
                 assert await rest(far, (await far.execute("shop.list")).data, NOBODY) == RESULT
 
 
-async def test_the_operation_appears_with_the_first_setting_and_goes_with_the_last() -> None:
+async def test_the_operation_appears_with_the_first_setting_and_disappears_with_the_last() -> None:
     registry = OperationRegistry()
     settings = configure_tools(registry, {})
     assert NEXT not in registry

@@ -49,7 +49,7 @@ PLAIN = OperationSpec(name="get", namespace="task", type=OperationType.QUERY)
 
 
 @pytest.mark.parametrize("spec", [FULL, PLAIN], ids=["full", "plain"])
-def test_a_spec_goes_to_json_and_back_unchanged(spec: OperationSpec) -> None:
+def test_a_spec_round_trips_through_json(spec: OperationSpec) -> None:
     back = OperationSpec.decode(spec.encode())
 
     assert back == spec
@@ -96,11 +96,11 @@ json = st.recursive(
         meta=st.dictionaries(st.text(max_size=5), json, max_size=2),
     )
 )  # fmt: skip
-def test_any_spec_goes_to_json_and_back_unchanged(spec: OperationSpec) -> None:
+def test_any_spec_round_trips_through_json(spec: OperationSpec) -> None:
     assert OperationSpec.decode(spec.encode()) == spec
 
 
-def test_the_digest_is_of_the_contract_alone() -> None:
+def test_the_digest_depends_only_on_the_contract() -> None:
     reordered = structs.replace(
         FULL,
         output_schema=from_schema(
@@ -237,12 +237,12 @@ def star(*args: int) -> None: ...
         (star, {"operation_id": "a.b"}),
     ],
 )
-def test_a_function_that_cannot_be_an_operation_is_refused(function: Any, arguments: Any) -> None:
+def test_a_function_that_cannot_be_an_operation_is_rejected(function: Any, arguments: Any) -> None:
     with pytest.raises(RegistrationError):
         operation(**arguments)(function)
 
 
-def test_the_decorator_wants_a_name() -> None:
+def test_the_decorator_requires_a_name() -> None:
     with pytest.raises(TypeError, match="name the operation"):
         operation(plain)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="name the operation"):

@@ -104,7 +104,7 @@ async def test_closing_lets_idle_threads_end() -> None:
     assert not thread.is_alive()
 
 
-async def test_abandoned_threads_give_their_place_back_but_are_bounded() -> None:
+async def test_abandoned_threads_release_their_slots_but_are_bounded() -> None:
     """F23."""
     pool, release, left = ThreadPool(2), threading.Event(), []
 

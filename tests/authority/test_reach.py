@@ -98,7 +98,7 @@ async def test_a_rejected_nested_call_is_not_named_to_the_outer_caller() -> None
     assert {error.code for error in errors} == {DENIED}
 
 
-async def test_a_check_inside_an_operation_is_reported_as_it_was_made() -> None:
+async def test_a_check_inside_an_operation_is_reported_unchanged() -> None:
     registry = OperationRegistry()
 
     @registry.operation("bill.read", type="query")

@@ -179,7 +179,7 @@ async def test_context_variables_and_cancellation_stay_with_their_call() -> None
     assert set(seen) == {"nobody"}
 
 
-async def test_calls_that_wait_do_not_keep_those_behind_them(registry: OperationRegistry) -> None:
+async def test_waiting_calls_do_not_block_later_calls(registry: OperationRegistry) -> None:
     target = MemoryTarget()
     async with serve_calls(registry, target), PendingRequestMap(target) as calls:
         waiting = [
@@ -212,7 +212,7 @@ async def test_a_delivered_value_is_a_copy() -> None:
     assert given == {"items": [1, {"a": [2]}, "ü", (3,), 10**30]}
 
 
-async def test_a_refusal_that_is_cancelled_before_it_is_sent_leaves_nothing(
+async def test_a_rejection_cancelled_before_it_is_sent_leaves_nothing(
     registry: OperationRegistry,
 ) -> None:
     target = MemoryTarget()

@@ -55,7 +55,7 @@ async def as_it_is(call: Call, following: NextStream) -> AsyncGenerator[Response
 @pytest.mark.parametrize(
     ("item", "count", "window"), [(flags, 60, 256), (content, 60, 256), (tiny, 30_000, 50_000)]
 )
-async def test_f8_a_reader_counts_as_its_worker_does(
+async def test_f8_a_reader_counts_items_as_its_worker_does(
     item: Callable[[], ResponseEnvelope[Any]], count: int, window: int, way: str
 ) -> None:
     registry = flooding(item, count)

@@ -54,7 +54,7 @@ def test_shared_definitions_are_sent_once() -> None:
     assert [spec.digest for spec in heard(pieces).specs] == [spec.digest for spec in specs]
 
 
-def test_one_name_for_two_things_stays_two_things() -> None:
+def test_two_types_with_the_same_name_stay_separate() -> None:
     def holding(kind: Any) -> Schema:
         return Schema({"$ref": "#/$defs/Item", "$defs": {"Item": {"const": kind}}})
 
@@ -87,7 +87,7 @@ def test_one_name_for_two_things_stays_two_things() -> None:
         {"$ref": "#/$defs/A", "$defs": {"A": {"$ref": "#/$defs/B"}, "B": {"$ref": "#/$defs/A"}}},
     ],
 )
-def test_a_schema_comes_back_unchanged(schema: Any) -> None:
+def test_a_schema_round_trips_unchanged(schema: Any) -> None:
     # Beside a document with definitions that this one lacks.
     filled = Schema(
         {"$ref": "#/$defs/Missing", "$defs": {"Missing": {"$ref": "#/$defs/B"}, "B": {}}}
@@ -129,7 +129,7 @@ def test_every_encoded_spec_is_decoded(documents: list[tuple[Any, Any]]) -> None
     assert [spec.to_wire() for spec in listener.specs] == [spec.to_wire() for spec in specs]
 
 
-def test_a_spec_that_fits_no_message_is_left_out_alone() -> None:
+def test_a_spec_too_large_for_any_message_is_omitted_alone() -> None:
     large = {"$ref": "#/$defs/Large", "$defs": {"Large": {"description": "x" * 60_000}}}
     specs = [
         query("a"),
@@ -309,7 +309,7 @@ def test_a_name_with_as_many_meanings_as_operations_takes_no_longer_than_others(
     assert len(written) <= 2 * len(specs)
 
 
-async def test_pieces_fit_into_messages_that_carry_little() -> None:
+async def test_pieces_fit_into_small_messages() -> None:
     names = [f"{'N' * 100}{number}" for number in range(400)]
     schema = {
         "anyOf": [{"$ref": f"#/$defs/{name}"} for name in names],

@@ -112,7 +112,7 @@ def test_a_malformed_envelope_is_rejected() -> None:
             read_output(answer(output).payload.output)
 
 
-def test_details_that_are_not_json_are_left_out_of_errors() -> None:
+def test_details_that_are_not_json_are_removed_from_errors() -> None:
     body = encode_error("r1", CallError("X", "x", {"object": object()}))
 
     event: Any = read_event(body)

@@ -87,7 +87,7 @@ async def test_f4_calls_survive_a_broker_that_is_unavailable_for_three_seconds(
 
 
 @pytest.mark.requirement("R34", "F4")
-async def test_f4_a_subscription_is_taken_up_again_without_the_users_help(
+async def test_f4_a_subscription_is_restored_automatically(
     mortal: tuple[Broker, BrokerWorld], registry: OperationRegistry
 ) -> None:
     """After an outage of the broker, workers are reachable again, and a new subscription runs to its end."""
@@ -148,7 +148,7 @@ async def test_f4_replies_arrive_after_a_reconnect_is_reported(
 
 
 @pytest.mark.requirement("R34", "F4")
-async def test_f4_a_connection_that_returns_while_workers_are_asked_is_asked_over_too(
+async def test_f4_workers_are_also_probed_over_a_connection_that_returns(
     registry: OperationRegistry,
 ) -> None:
     """A client has several connections. It requests its replies over the first, and receives them over the last."""
@@ -178,7 +178,7 @@ async def test_f4_a_connection_that_returns_while_workers_are_asked_is_asked_ove
 
 @pytest.mark.alone
 @pytest.mark.requirement("R34", "F5")
-async def test_f5_a_broker_that_stays_away_is_unavailable_and_costs_no_memory(
+async def test_f5_an_unavailable_broker_fails_calls_and_uses_no_memory(
     mortal: tuple[Broker, BrokerWorld], registry: OperationRegistry
 ) -> None:
     broker, world = mortal
@@ -225,7 +225,7 @@ async def test_f6_a_connection_that_is_cut_is_restored_at_once(
 
 
 @pytest.mark.requirement("R35", "F6")
-async def test_f6_a_connection_that_swallows_everything_is_noticed_and_replaced(
+async def test_f6_a_connection_that_drops_all_data_is_detected_and_replaced(
     mortal: tuple[Broker, BrokerWorld],
     registry: OperationRegistry,
     monkeypatch: pytest.MonkeyPatch,
@@ -262,7 +262,7 @@ async def swallowed(
 
 
 @pytest.mark.requirement("R12", "R35", "F6")
-async def test_f6_a_deadline_holds_while_a_request_is_handed_over(
+async def test_f6_a_deadline_applies_while_a_request_is_sent(
     mortal: tuple[Broker, BrokerWorld], registry: OperationRegistry
 ) -> None:
     loop = asyncio.get_running_loop()
@@ -296,7 +296,7 @@ async def test_closing_ends_a_delivery_in_progress(
 
 
 @pytest.mark.requirement("R12", "F4")
-async def test_f4_a_deadline_holds_while_workers_may_be_on_their_way_back(
+async def test_f4_a_deadline_applies_while_workers_may_be_reconnecting(
     mortal: tuple[Broker, BrokerWorld],
 ) -> None:
     broker, world = mortal
@@ -360,7 +360,7 @@ async def test_f4_calls_wait_for_a_redis_that_loads_its_data(registry: Operation
 
 
 @pytest.mark.requirement("R34")
-async def test_r34_a_redis_that_is_flushed_loses_no_answer(
+async def test_r34_flushing_redis_loses_no_reply(
     registry: OperationRegistry, tmp_path: Path
 ) -> None:
     path = tmp_path / "log"
@@ -433,7 +433,7 @@ async def test_f6_a_websocket_that_is_reset_during_a_send_is_only_lost(
 
 
 @pytest.mark.requirement("R35", "F7")
-async def test_f7_a_websocket_peer_that_vanishes_is_noticed_at_both_ends(
+async def test_f7_a_websocket_peer_that_vanishes_is_detected_at_both_ends(
     registry: OperationRegistry, tmp_path: Path
 ) -> None:
     world = WebSocketWorld()
@@ -475,7 +475,7 @@ def test_f27_pauses_are_short_at_first_and_spread_out_later() -> None:
 
 @pytest.mark.alone
 @pytest.mark.requirement("R48", "F27")
-async def test_f27_a_crowd_of_clients_returns_one_after_the_other(
+async def test_f27_many_clients_reconnect_one_after_the_other(
     mortal: tuple[Broker, BrokerWorld], caplog: pytest.LogCaptureFixture
 ) -> None:
     broker, world = mortal

@@ -44,7 +44,7 @@ async def test_f8_a_slow_reader_slows_the_producer(
 
 @pytest.mark.alone
 @pytest.mark.requirement("F9")
-async def test_f9_a_process_that_stops_reading_loses_nothing_and_holds_little(
+async def test_f9_a_process_that_stops_reading_loses_nothing_and_buffers_little(
     remote_world: World,
 ) -> None:
     before = resident_kilobytes()
@@ -110,7 +110,7 @@ async def test_f20_ten_thousand_calls_at_once_are_all_answered(
 
 @pytest.mark.alone
 @pytest.mark.requirement("R39", "F21")
-async def test_f21_beyond_its_bounds_a_worker_refuses_quickly_and_stays_useful(
+async def test_f21_a_worker_rejects_calls_beyond_its_limits_quickly_and_keeps_working(
     world: World, registry: OperationRegistry, tmp_path: Path
 ) -> None:
     path = tmp_path / "log"
@@ -165,7 +165,7 @@ async def test_f21_beyond_its_bounds_a_worker_refuses_quickly_and_stays_useful(
 
 
 @pytest.mark.requirement("R39", "F21")
-async def test_f21_work_whose_time_has_passed_is_not_started(
+async def test_f21_expired_work_is_not_started(
     world: World, registry: OperationRegistry, tmp_path: Path
 ) -> None:
     path = tmp_path / "log"
@@ -188,7 +188,7 @@ async def test_f21_work_whose_time_has_passed_is_not_started(
 
 @pytest.mark.requirement("R39", "F21")
 @pytest.mark.parametrize("credential", [None, "token"])
-async def test_f21_work_whose_time_has_passed_while_the_loop_stood_still_is_not_started(
+async def test_f21_work_that_expired_while_the_loop_was_blocked_is_not_started(
     credential: str | None,
 ) -> None:
     registry = OperationRegistry()
@@ -221,7 +221,7 @@ async def test_f21_work_whose_time_has_passed_while_the_loop_stood_still_is_not_
 
 
 @pytest.mark.requirement("R39", "F21")
-async def test_f21_work_whose_time_passes_while_its_caller_is_identified_is_not_started() -> None:
+async def test_f21_work_that_expires_while_its_caller_is_identified_is_not_started() -> None:
     registry = OperationRegistry()
     ran: list[str] = []
 
@@ -256,7 +256,7 @@ class Answers(SilentReceiver):
 @pytest.mark.parametrize(
     "bounds", [{"timeout_ms": 0.0}, {"timeout_ms": -1000.0}, {"deadline": 1000.0}]
 )
-async def test_f21_work_that_arrives_too_late_is_answered_and_not_started(
+async def test_f21_an_expired_request_is_answered_but_not_started(
     bounds: dict[str, Any],
 ) -> None:
     registry = OperationRegistry()
@@ -288,7 +288,7 @@ async def test_f21_work_that_arrives_too_late_is_answered_and_not_started(
 
 
 @pytest.mark.requirement("R39")
-async def test_r39_one_caller_cannot_take_every_place(registry: OperationRegistry) -> None:
+async def test_r39_one_caller_cannot_take_every_slot(registry: OperationRegistry) -> None:
     def resolve(token: str) -> Identity:
         return Identity(token)
 
@@ -340,7 +340,7 @@ async def _at_a_time(calls: PendingRequestMap, path: Path, tokens: list[str]) ->
 
 
 @pytest.mark.requirement("R39")
-async def test_r39_one_identity_cannot_take_every_place_by_many_spellings(
+async def test_r39_one_identity_cannot_take_every_slot_by_many_spellings(
     registry: OperationRegistry, tmp_path: Path
 ) -> None:
     target = MemoryTarget()

@@ -75,7 +75,7 @@ async def test_f10_a_request_that_is_delivered_twice_runs_once(
 
 @pytest.mark.requirement("R10", "R41", "F11")
 @pytest.mark.parametrize("name", ["memory", "redis", "nats"])
-async def test_f11_a_second_answer_is_dropped_and_counted(
+async def test_f11_a_second_reply_is_dropped_and_counted(
     name: str, request: pytest.FixtureRequest
 ) -> None:
     async with AsyncExitStack() as stack:
@@ -160,7 +160,7 @@ async def test_f14_a_result_that_is_too_large_is_an_error(
 
 
 @pytest.mark.requirement("R55", "F14")
-async def test_f14_too_many_values_are_refused_in_both_directions(
+async def test_f14_too_many_values_are_rejected_in_both_directions(
     world: World, registry: OperationRegistry
 ) -> None:
     @registry.operation("list.long")
@@ -258,7 +258,7 @@ async def test_f15_duplicate_keys_take_the_last_value(
 
 
 @pytest.mark.requirement("R13", "F15")
-async def test_f15_a_request_that_can_be_answered_is_answered_with_validation_error(
+async def test_f15_a_malformed_request_with_a_reply_address_gets_a_validation_error(
     world: World, registry: OperationRegistry
 ) -> None:
     async with world.serve(registry), world.connect() as target:
@@ -275,7 +275,7 @@ async def test_f15_a_request_that_can_be_answered_is_answered_with_validation_er
 
 
 @pytest.mark.requirement("F16")
-async def test_f16_unknown_types_and_fields_are_ignored_and_an_unknown_version_is_refused(
+async def test_f16_unknown_types_and_fields_are_ignored_and_an_unknown_version_is_rejected(
     world: World, registry: OperationRegistry
 ) -> None:
     async with world.serve(registry), world.connect() as target:
@@ -308,7 +308,7 @@ async def test_f16_unknown_types_and_fields_are_ignored_and_an_unknown_version_i
 
 
 @pytest.mark.requirement("R10", "R41", "F17")
-async def test_f17_answers_to_unknown_requests_are_ignored(
+async def test_f17_replies_to_unknown_requests_are_ignored(
     world: World, registry: OperationRegistry
 ) -> None:
     async with world.serve(registry), caller(world) as calls:
@@ -372,7 +372,7 @@ async def test_f17_answers_to_unknown_requests_are_ignored(
         ),
     )
 )
-def test_r13_no_bytes_whatsoever_stop_a_worker_or_a_caller(body: bytes) -> None:
+def test_r13_no_bytes_stop_a_worker_or_a_caller(body: bytes) -> None:
     async def scenario() -> None:
         target = MemoryTarget()
         async with (

@@ -48,7 +48,7 @@ async def test_f1_a_mutation_whose_worker_is_killed_ends_unavailable_and_is_not_
 
 
 @pytest.mark.requirement("R36", "F1")
-async def test_f1_a_worker_that_hangs_before_it_was_ever_heard_and_then_dies_is_missed(
+async def test_f1_a_worker_that_hangs_before_its_first_heartbeat_and_dies_is_detected(
     broker_world: World,
 ) -> None:
     async with worker_process(broker_world) as victim, AsyncExitStack() as stack:
@@ -88,7 +88,7 @@ async def test_f1_a_query_whose_worker_is_killed_is_run_by_another_one(
 
 
 @pytest.mark.requirement("F1")
-async def test_f1_the_last_worker_of_a_group_is_missed_in_time(
+async def test_f1_the_loss_of_the_last_worker_of_a_group_is_detected_in_time(
     broker_world: World, tmp_path: Path
 ) -> None:
     path = tmp_path / "log"
@@ -254,7 +254,7 @@ async def test_f30_a_request_that_kills_every_worker_is_a_dead_letter_after_thre
 
 
 @pytest.mark.requirement("R43", "F33")
-async def test_f33_a_worker_that_stands_still_for_five_seconds_loses_nothing(
+async def test_f33_a_worker_that_is_blocked_for_five_seconds_loses_nothing(
     remote_world: World, tmp_path: Path
 ) -> None:
     path = tmp_path / "log"

@@ -102,7 +102,7 @@ async def test_the_lines_of_two_processes_form_one_graph(tmp_path: Path) -> None
     assert render_tree(records).splitlines()[-1].startswith("      └─ leaf.many")
 
 
-async def test_a_record_that_was_cut_off_costs_only_that_call(tmp_path: Path) -> None:
+async def test_a_truncated_record_loses_only_its_call(tmp_path: Path) -> None:
     path, registry = tmp_path / "calls", build()
     with CallGraph(path) as graph:
         registry.observe(graph)
@@ -120,7 +120,7 @@ async def test_a_record_that_was_cut_off_costs_only_that_call(tmp_path: Path) ->
     assert [record.operation_id for record in read_graph([path])] == ["leaf.ok"] * 2
 
 
-async def test_only_so_many_calls_are_kept() -> None:
+async def test_the_number_of_recorded_calls_is_bounded() -> None:
     registry = build()
     graph = CallGraph(limit=2)
     registry.observe(graph)

@@ -148,7 +148,7 @@ async def test_a_handler_publishes_retryable_as_the_operation_set_it() -> None:
             assert (reply.payload.code, reply.payload.retryable) == (code, retryable)
 
 
-async def test_a_handler_holds_the_deadline_of_an_operation_that_ignores_it() -> None:
+async def test_a_handler_enforces_the_deadline_of_an_operation_that_ignores_it() -> None:
     registry = OperationRegistry()
     finish = asyncio.Event()
 
@@ -242,7 +242,7 @@ async def test_a_request_without_an_address_does_not_count_as_abandoned(
     assert [read_output(reply.payload.output).data for reply in replies] == ["slept"]
 
 
-async def test_over_a_broker_a_handler_heeds_the_pace_of_a_reader_and_keeps_slow_calls(
+async def test_over_a_broker_a_slow_reader_slows_the_handler_and_slow_calls_continue(
     broker_world: BrokerWorld, registry: OperationRegistry
 ) -> None:
     async with AsyncExitStack() as stack:

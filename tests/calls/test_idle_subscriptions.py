@@ -105,7 +105,7 @@ async def test_a_call_ignores_the_idle_timeout(
     assert (error["type"], error["payload"]["code"]) == ("call.error", ErrorCode.TIMEOUT)
 
 
-async def test_a_deadline_holds_although_items_come(ticking: OperationRegistry) -> None:
+async def test_a_deadline_applies_even_while_items_arrive(ticking: OperationRegistry) -> None:
     target = MemoryTarget()
     plain = Plain(target)
     async with serve_calls(ticking, target):
@@ -118,7 +118,7 @@ async def test_a_deadline_holds_although_items_come(ticking: OperationRegistry) 
     assert event["payload"]["code"] == ErrorCode.TIMEOUT
 
 
-async def test_a_reader_that_takes_its_time_is_not_idle(ticking: OperationRegistry) -> None:
+async def test_a_slow_reader_is_not_idle(ticking: OperationRegistry) -> None:
     target = MemoryTarget()
     seen: list[Any] = []
     async with serve_calls(ticking, target), PendingRequestMap(target) as calls:

@@ -37,7 +37,7 @@ class Floor:
         return work.worth_it
 
 
-def test_so_many_run_so_many_wait_and_the_rest_is_refused() -> None:
+def test_running_and_waiting_calls_are_limited_and_the_rest_is_rejected() -> None:
     floor = Floor(calls=2, queue=1)
     work = [Work() for _ in range(4)]
 
@@ -110,7 +110,7 @@ def test_one_identity_has_one_bound_however_its_credential_is_written() -> None:
             floor.admission.done(work)
 
 
-def test_an_id_is_remembered_and_its_last_word_as_long_as_there_is_room() -> None:
+def test_an_id_is_remembered_and_its_reply_is_cached_while_there_is_room() -> None:
     recent = Recent(max_ids=3, max_bytes=8 * (WEIGHT + 10))
     for name in ("a", "b", "c", "d"):
         recent.add(name)
@@ -126,7 +126,7 @@ def test_an_id_is_remembered_and_its_last_word_as_long_as_there_is_room() -> Non
     assert recent.add("a")
 
 
-def test_a_word_too_large_to_keep_is_not_kept_but_its_id_is() -> None:
+def test_a_reply_too_large_to_cache_is_not_cached_but_its_id_is() -> None:
     recent = Recent(max_bytes=4 * WEIGHT)
     recent.add("a")
     recent.finish("a", b"a", "box")

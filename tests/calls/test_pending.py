@@ -48,7 +48,7 @@ class Mailbox(SilentReceiver):
         self.events.append(read_event(delivery.body))
 
 
-async def test_only_envelopes_can_be_answers() -> None:
+async def test_only_envelopes_can_be_replies() -> None:
     async with PendingRequestMap() as calls:
         for value in (1, {}, {"data": 1}, None):
             with pytest.raises(TypeError):
@@ -78,7 +78,7 @@ async def test_a_map_can_answer_its_own_calls() -> None:
         assert caught.value.code == "NO"
 
 
-async def test_a_call_that_is_completed_without_an_answer_fails() -> None:
+async def test_a_call_that_is_completed_without_a_reply_fails() -> None:
     target = MemoryTarget()
     inbox = Mailbox()
     await target.consume("operations", inbox)
@@ -208,7 +208,7 @@ async def test_r11_one_connection_cannot_abort_the_calls_of_another(
         assert (await call).data == "slept"
 
 
-async def test_an_expired_context_is_not_even_sent(registry: OperationRegistry) -> None:
+async def test_an_expired_call_is_not_sent(registry: OperationRegistry) -> None:
     target = MemoryTarget()
     async with serve_calls(registry, target), PendingRequestMap(target) as calls:
         with pytest.raises(CallError) as caught:
@@ -219,7 +219,7 @@ async def test_an_expired_context_is_not_even_sent(registry: OperationRegistry) 
 
 
 @pytest.mark.requirement("R30")
-async def test_a_timeout_that_is_not_a_number_is_refused(registry: OperationRegistry) -> None:
+async def test_a_timeout_that_is_not_a_number_is_rejected(registry: OperationRegistry) -> None:
     target = MemoryTarget()
     async with serve_calls(registry, target), PendingRequestMap(target) as calls:
         with anyio.fail_after(20):
@@ -371,7 +371,7 @@ class Unconfirmed(Shim):
 
 
 @pytest.mark.requirement("R12")
-async def test_r12_an_answer_is_not_kept_waiting_for_the_word_that_its_request_was_sent(
+async def test_r12_a_reply_does_not_wait_for_the_confirmation_that_its_request_was_sent(
     registry: OperationRegistry,
 ) -> None:
     target = MemoryTarget()
@@ -398,7 +398,7 @@ async def test_r12_a_task_cancelled_when_its_call_ends_is_cancelled(
             await call
 
 
-async def test_a_closed_map_refuses_calls(registry: OperationRegistry) -> None:
+async def test_a_closed_map_rejects_calls(registry: OperationRegistry) -> None:
     calls = PendingRequestMap()
     await calls.aclose()
     await calls.aclose()

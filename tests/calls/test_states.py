@@ -118,7 +118,7 @@ def test_r50_items_are_ordered_as_the_vectors_require(case: Any) -> None:
         assert sequencer.is_waiting
 
 
-def test_an_item_that_does_not_arrive_is_missed_after_a_window() -> None:
+def test_a_missing_item_is_detected_after_a_window() -> None:
     sequencer = Sequencer()
     for number in range(1, REORDER_WINDOW + 1):
         assert sequencer.push(item(number)) == []

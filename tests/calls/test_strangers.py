@@ -106,7 +106,7 @@ async def test_a_subscription_is_read_by_one_task_at_a_time() -> None:
 
 
 @pytest.mark.requirement("R31", "F22")
-async def test_f22_requests_without_an_address_hide_no_caller_that_left(
+async def test_f22_requests_without_an_address_do_not_hide_a_disconnected_caller(
     nats_server: Broker,
 ) -> None:
     world = nats_world(nats_server.url)
@@ -250,7 +250,7 @@ async def test_f8_a_probe_that_names_a_call_a_hundred_times_is_answered_once() -
 
 
 @pytest.mark.requirement("R12", "F1")
-async def test_f1_an_odd_answer_about_a_lost_call_does_not_end_the_watch() -> None:
+async def test_f1_a_malformed_reply_about_a_lost_call_does_not_end_the_detection() -> None:
     registry = ticking()
 
     @registry.operation("services.schema", type="query")
@@ -281,7 +281,7 @@ async def test_f1_an_odd_answer_about_a_lost_call_does_not_end_the_watch() -> No
 
 
 @pytest.mark.requirement("R47")
-async def test_r47_descriptions_of_a_stranger_stay_on_one_line(
+async def test_r47_third_party_descriptions_stay_on_one_line(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     registry = OperationRegistry()
@@ -323,7 +323,7 @@ async def test_f15_a_malformed_nats_message_stops_no_reader(
 
 
 @pytest.mark.requirement("R13", "F15")
-async def test_f15_an_item_nested_beyond_reading_ends_its_subscription_and_nothing_else() -> None:
+async def test_f15_an_item_nested_too_deeply_ends_only_its_subscription() -> None:
     async def answer(socket: ServerConnection) -> None:
         async for message in socket:
             request = json.loads(message)
@@ -353,7 +353,7 @@ async def test_f15_an_item_nested_beyond_reading_ends_its_subscription_and_nothi
 
 
 @pytest.mark.requirement("R38", "F25")
-async def test_f25_the_last_that_is_heard_of_a_worker_that_leaves_is_that_it_does() -> None:
+async def test_f25_the_last_announcement_of_a_stopping_worker_is_its_departure() -> None:
     heard: list[Any] = []
 
     class Recorder(SilentReceiver):

@@ -114,7 +114,7 @@ def test_show_prints_ranges_patterns_null_and_enums_inside_lists(run: Run, folde
         assert line in shown
 
 
-def test_show_cuts_nothing(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_show_truncates_nothing(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     words = "A parameter whose description goes on and on, well beyond the edge of any terminal there is."
     (folder / "long.py").write_text(
@@ -153,7 +153,7 @@ def test_show_is_the_spec_for_scripts(run: Run) -> None:
     assert OPERATION_SPEC_SCHEMA.errors(run("show", "work.ship", "--json").json) == []
 
 
-def test_a_source_that_fails_costs_no_other_anything(run: Run, folder: Path) -> None:
+def test_a_source_that_fails_does_not_affect_others(run: Run, folder: Path) -> None:
     config = (folder / "operations.toml").read_text()
     (folder / "broken.py").write_text("import nothing_of_the_kind")
     (folder / "broken.yaml").write_text("openapi: [")
@@ -246,7 +246,7 @@ def test_every_call_to_copy_can_be_called(run: Run, folder: Path) -> None:
         assert is_valid == (operation_id != "odd.pattern"), (shown, ran.err)
 
 
-def test_the_call_to_copy_is_how_one_would_type_it(run: Run) -> None:
+def test_the_call_to_copy_is_written_as_a_person_would_type_it(run: Run) -> None:
     shown = run("show", "work.ship").out.splitlines()[-1].strip()
 
     assert shown == "operations call work.ship to.street=text size=small notes=text"

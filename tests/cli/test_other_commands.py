@@ -189,7 +189,7 @@ def test_doctor_finds_missing_parts(
         "[access.jwt]\nissuer = 'https://a.example'\naudience = 'x'\npublic_key = 'none.pem'\n",
     ],
 )
-def test_doctor_finds_what_would_stop_a_server(
+def test_doctor_finds_problems_that_would_stop_a_server(
     run: Run, monkeypatch: pytest.MonkeyPatch, folder: Path, access: str
 ) -> None:
     monkeypatch.setenv("GRANTS_KEY", "CANARY")
@@ -216,7 +216,7 @@ def test_doctor_finds_what_would_stop_a_server(
         ("tls://alice@127.0.0.1", "client = 'alice'", "does not support TLS"),
     ],
 )
-def test_doctor_knows_a_broker_that_would_not_carry_calls(
+def test_doctor_detects_a_broker_that_cannot_carry_calls(
     run: Run, monkeypatch: pytest.MonkeyPatch, folder: Path, url: str, more: str, words: str
 ) -> None:
     monkeypatch.setenv("ALICE_PASSWORD", "alice-secret")
@@ -234,7 +234,7 @@ def test_doctor_knows_a_broker_that_would_not_carry_calls(
     assert words == "ok" or words in found["words"]
 
 
-def test_doctor_is_content_with_a_good_config(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_accepts_a_valid_config(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ALICE_KEY", "a")
     monkeypatch.setenv("BOB_KEY", "b")
 

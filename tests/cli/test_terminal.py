@@ -76,7 +76,7 @@ def end(child: "pexpect.spawn[str]") -> int:
     return child.exitstatus
 
 
-def test_missing_values_are_asked_for_until_they_fit(start: Start) -> None:
+def test_missing_values_are_prompted_for_until_they_are_valid(start: Start) -> None:
     child = start("call", "work.ship", "notes=x")
 
     see(child, "to.street (string):")
@@ -92,7 +92,7 @@ def test_missing_values_are_asked_for_until_they_fit(start: Start) -> None:
     assert end(child) == 0
 
 
-def test_ctrl_c_at_a_question_leaves(start: Start) -> None:
+def test_ctrl_c_at_a_question_exits(start: Start) -> None:
     child = start("call", "work.ship")
     see(child, "to.street")
 
@@ -128,7 +128,7 @@ def test_a_person_confirms_a_call_that_needs_it(
     assert end(child) == code
 
 
-def test_progress_is_shown_and_a_result_stands_on_lines_of_its_own(start: Start) -> None:
+def test_progress_is_shown_and_the_result_is_printed_on_separate_lines(start: Start) -> None:
     child = start("call", "work.slow", "steps=3", "pause=0.3")
     child.expect(pexpect.EOF)
 
@@ -139,7 +139,7 @@ def test_progress_is_shown_and_a_result_stands_on_lines_of_its_own(start: Start)
     assert child.exitstatus == 0
 
 
-def test_items_stand_on_lines_of_their_own(start: Start) -> None:
+def test_items_are_printed_on_separate_lines(start: Start) -> None:
     child = start("call", "work.steps", "to=3")
     child.expect(pexpect.EOF)
 
@@ -147,7 +147,7 @@ def test_items_stand_on_lines_of_their_own(start: Start) -> None:
     assert drawn(child.before or "") == ["1", "2", "3"]
 
 
-def test_a_failure_stands_on_lines_of_its_own(start: Start) -> None:
+def test_a_failure_is_printed_on_separate_lines(start: Start) -> None:
     child = start("call", "work.slow", "steps=1", "pause=60", "--timeout", "0.5")
     child.expect(pexpect.EOF)
 

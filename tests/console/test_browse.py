@@ -5,7 +5,7 @@ from playwright.sync_api import expect
 from tests.console.conftest import PHONE, Eyes, keep
 
 
-def test_operations_stand_under_their_namespaces_with_type_and_source(eyes: Eyes) -> None:
+def test_operations_are_grouped_by_namespace_with_type_and_source(eyes: Eyes) -> None:
     page = eyes.open()
     listed = page.get_by_role("navigation", name="Operations")
 
@@ -39,7 +39,7 @@ def test_search_ranks_names_first_and_enter_opens_the_best(eyes: Eyes) -> None:
     expect(page.get_by_role("heading", level=1)).to_have_text("shop.deliver")
 
 
-def test_the_keyboard_goes_everywhere(eyes: Eyes) -> None:
+def test_every_view_can_be_reached_by_keyboard(eyes: Eyes) -> None:
     page = eyes.open()
 
     page.keyboard.press("/")

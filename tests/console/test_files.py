@@ -43,7 +43,7 @@ SINKS = {
 
 
 @pytest.mark.requirement("R16")
-def test_the_browser_refuses_to_turn_text_into_markup(eyes: Eyes) -> None:
+def test_the_browser_does_not_turn_text_into_markup(eyes: Eyes) -> None:
     page = eyes.open()
     attempts = ", ".join(f"{name!r}: (text) => {{ {code}; }}" for name, code in SINKS.items())
     refused = page.evaluate(
@@ -93,12 +93,12 @@ def test_an_unchanged_file_is_not_sent_again() -> None:
 @pytest.mark.parametrize(
     "path", ["/nothing", f"{ASSETS}/", f"{ASSETS}/../app.py", f"{ASSETS}/%2e%2e/__init__.py"]
 )
-def test_nothing_else_is_there(path: str) -> None:
+def test_no_other_paths_exist(path: str) -> None:
     response = client().get(path)
 
     assert response.status_code == 404
     assert response.json()["code"] == "OPERATION_NOT_FOUND"
 
 
-def test_a_page_cannot_be_posted_to() -> None:
+def test_a_page_rejects_post_requests() -> None:
     assert client().post("/").status_code == 405

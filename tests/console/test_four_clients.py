@@ -75,7 +75,7 @@ def alone(work: Coroutine[Any, Any, T]) -> T:
 
 @pytest.mark.requirement("R07", "R08", "R09")
 @pytest.mark.parametrize("era", ["auto", "legacy"])
-def test_an_agent_by_the_official_mcp_client(demo: str, era: Any) -> None:
+def test_an_agent_calls_operations_with_the_official_mcp_client(demo: str, era: Any) -> None:
     async def use() -> None:
         async with Client(f"{demo}/mcp", mode=era) as client:
             tools = {tool.name: tool for tool in (await client.list_tools()).tools}
@@ -101,7 +101,7 @@ def test_an_agent_by_the_official_mcp_client(demo: str, era: Any) -> None:
 
 
 @pytest.mark.requirement("R07", "R10")
-def test_a_shell_with_curl(demo: str) -> None:
+def test_a_shell_calls_operations_with_curl(demo: str) -> None:
     curl = shutil.which("curl")
     if curl is None:
         pytest.skip("no curl on this machine")
@@ -143,7 +143,7 @@ def test_a_shell_with_curl(demo: str) -> None:
 
 
 @pytest.mark.requirement("R11")
-def test_a_browser_with_event_source(demo: str, browser: Browser) -> None:
+def test_a_browser_reads_streams_with_event_source(demo: str, browser: Browser) -> None:
     page = browser.new_page()
     page.goto(f"{demo}/")
 
@@ -176,7 +176,7 @@ def test_a_browser_with_event_source(demo: str, browser: Browser) -> None:
 
 
 @pytest.mark.requirement("R10", "R28")
-def test_our_own_client_at_every_entry_point(demo: str) -> None:
+def test_our_own_client_works_at_every_entry_point(demo: str) -> None:
     async def use() -> None:
         config = HTTPServiceConfig(
             namespace="unused", base_url=demo, restore=True, auth=HTTPAuth(type="bearer", token=KEY)

@@ -56,7 +56,7 @@ def test_a_stream_that_fails_keeps_its_items_and_shows_the_error(eyes: Eyes) -> 
     expect(page.locator(".events li")).to_have_count(3)
 
 
-def test_input_that_a_stream_refuses_is_shown_at_its_field(eyes: Eyes) -> None:
+def test_input_that_a_stream_rejects_is_shown_at_its_field(eyes: Eyes) -> None:
     eyes.witness.expect("/subscribe", 422)
     page = eyes.open("#/clock.ticks")
 
@@ -65,7 +65,7 @@ def test_input_that_a_stream_refuses_is_shown_at_its_field(eyes: Eyes) -> None:
     expect(page.get_by_label("every")).to_have_attribute("aria-invalid", "true")
 
 
-def test_a_flood_does_not_drown_the_page(eyes: Eyes) -> None:
+def test_a_flood_of_items_does_not_block_the_page(eyes: Eyes) -> None:
     page = eyes.open("#/clock.count")
 
     page.get_by_label("to", exact=True).fill("10000")

@@ -54,7 +54,7 @@ def seen(response: Response) -> tuple[int, dict[str, str], bytes]:
 )
 @pytest.mark.parametrize("method", ["GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS"])
 @pytest.mark.parametrize("hidden", ["secret", "owned"])
-async def test_a_hidden_operation_answers_like_a_path_without_one(
+async def test_a_hidden_operation_gets_the_same_response_as_an_unknown_path(
     hidden: str, method: str, headers: dict[str, str], options: Any
 ) -> None:
     client = serving(**options)

@@ -138,7 +138,7 @@ async def test_a_call_can_be_cancelled_while_it_has_the_only_slot() -> None:
             assert (await message_in(response))["method"] == "elicitation/create"
 
 
-async def test_answers_have_a_limit_of_their_own() -> None:
+async def test_answers_have_their_own_limit() -> None:
     async with serving(Limits(calls_per_caller=1)) as client:
         await client.open()
 

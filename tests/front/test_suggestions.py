@@ -31,7 +31,7 @@ MEANT = 'Did you mean "task.create"?'
 
 @pytest.mark.requirement("R07")
 @pytest.mark.parametrize("given", ["task.creat", "task.creates", "tsk.create"])
-async def test_an_unknown_id_is_answered_with_the_visible_one_that_is_near(given: str) -> None:
+async def test_an_unknown_id_is_reported_with_a_similar_visible_one(given: str) -> None:
     registry = build()
     client = Client(create_app(registry))
     call = {"operation": given, "input": {}}
@@ -47,7 +47,7 @@ async def test_an_unknown_id_is_answered_with_the_visible_one_that_is_near(given
 
 
 @pytest.mark.requirement("R07")
-async def test_an_unknown_tool_is_answered_with_the_visible_one_that_is_near() -> None:
+async def test_an_unknown_tool_is_reported_with_a_similar_visible_one() -> None:
     async with MCPClient(to_mcp(build())) as client:
         [tool] = (await client.list_tools()).tools
         for given in (f"{tool.name}e", f"{tool.name}s"):
@@ -71,7 +71,7 @@ async def test_a_name_that_resembles_nothing_gets_no_suggestion() -> None:
         ({"title": "a", "titel": "b", "deu": "c"}, {"/titel": None, "/deu": "due"}),
     ],
 )
-async def test_an_unknown_property_is_answered_with_the_one_that_is_near(
+async def test_an_unknown_property_is_reported_with_a_similar_one(
     input: Any, expected: dict[str, str | None]
 ) -> None:
     with pytest.raises(CallError) as caught:

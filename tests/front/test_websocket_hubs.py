@@ -107,7 +107,7 @@ async def status_of(port: int, path: str, **options: Any) -> int:
         ("127.0.0.1.nip.io:{port}", None, 421),
     ],
 )
-async def test_a_page_elsewhere_cannot_connect(
+async def test_a_page_of_another_origin_cannot_connect(
     kind: str, name: str, origin: str | None, status: int
 ) -> None:
     async with serving(kind) as (port, path):
@@ -186,7 +186,7 @@ async def test_the_rejection_comes_before_any_other_step() -> None:
 
 
 @pytest.mark.requirement("R21")
-async def test_a_hub_answers_to_the_name_it_listens_on() -> None:
+async def test_a_hub_accepts_the_host_name_it_listens_on() -> None:
     async with serve_websocket(WebSocketHub(files([])).attach, host="127.0.0.2") as server:
         port = server.sockets[0].getsockname()[1]
         async with connect(f"ws://127.0.0.2:{port}"):
@@ -197,7 +197,7 @@ async def test_a_hub_answers_to_the_name_it_listens_on() -> None:
 
 
 @pytest.mark.parametrize("is_mounted", [True, False])
-async def test_a_handshake_where_nothing_is_mounted_gets_404(
+async def test_a_handshake_at_an_unknown_path_gets_404(
     is_mounted: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     registry = files([])
@@ -303,7 +303,7 @@ async def test_ids_are_escaped_in_logs(caplog: pytest.LogCaptureFixture) -> None
 
 
 @pytest.mark.requirement("R47")
-async def test_the_words_of_a_peer_are_escaped_in_logs(caplog: pytest.LogCaptureFixture) -> None:
+async def test_text_of_a_peer_is_escaped_in_logs(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "operations")
     async with serving("hub") as (port, path), connect(f"ws://127.0.0.1:{port}{path}") as socket:
         asked = json.loads(await socket.recv())

@@ -31,7 +31,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("kind", [str, Path])
-async def test_a_file_gives_a_registry_and_an_application(folder: Path, kind: type) -> None:
+async def test_a_file_becomes_a_registry_and_an_application(folder: Path, kind: type) -> None:
     with anyio.fail_after(60):
         async with open_hub(kind(folder / "operations.toml")) as hub:
             assert (

@@ -131,7 +131,7 @@ async def code_of(call: Any) -> str:
     return caught.value.code
 
 
-async def test_settings_apply_to_operations_of_every_source_and_beat_it(tmp_path: Path) -> None:
+async def test_settings_apply_to_operations_of_every_source_and_override_it(tmp_path: Path) -> None:
     calls = list[str]()
     with anyio.fail_after(60):
         async with hub_of(tmp_path, CONFIG, calls) as hub:

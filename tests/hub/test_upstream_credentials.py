@@ -230,7 +230,7 @@ async def test_a_function_beside_the_file_finds_the_token(tmp_path: Path) -> Non
             assert set(it.upstream.seen) == {"key-of-ann", "key-of-own"}
 
 
-async def test_a_function_that_is_missing_is_the_problem_of_its_source(tmp_path: Path) -> None:
+async def test_a_missing_function_fails_only_its_source(tmp_path: Path) -> None:
     async with world(tmp_path, FUNCTION.replace("chosen:token_for", "json:tokn_for")) as it:
         [source] = it.hub.sources
         assert "json:tokn_for cannot be imported" in (source.problem or "")
@@ -351,7 +351,7 @@ async def test_a_failed_exchange_is_an_error_without_secrets(
     assert len(endpoint.forms) == 1
 
 
-async def test_a_token_endpoint_that_is_away_is_unavailable() -> None:
+async def test_an_unreachable_token_endpoint_is_unavailable() -> None:
     exchange = TokenExchange(token_url="http://127.0.0.1:9", client_id="hub")
     context = OperationContext(identity=hold_token(Identity("ann"), "SECRET"))
     with pytest.raises(CallError) as caught:

@@ -27,7 +27,7 @@ def watched(registry: OperationRegistry) -> list[tuple[str, str]]:
     return seen
 
 
-async def test_tools_that_appear_change_and_go_do_so_in_the_registry() -> None:
+async def test_tools_that_appear_change_or_disappear_are_updated_in_the_registry() -> None:
     registry = OperationRegistry()
     with anyio.fail_after(10):
         async with connect_mcp("raw", raw()) as client:
@@ -46,7 +46,7 @@ async def test_tools_that_appear_change_and_go_do_so_in_the_registry() -> None:
             assert (await registry.execute("raw.pid", {})).data
 
 
-async def test_the_changes_of_2026_are_followed_over_http() -> None:
+async def test_changes_are_received_over_http_with_the_2026_revision() -> None:
     server = MCPServer("modern")
 
     @server.tool()
@@ -71,7 +71,7 @@ async def test_the_changes_of_2026_are_followed_over_http() -> None:
 
 
 @pytest.mark.requirement("R24")
-async def test_a_changed_definition_is_reported_and_taken_over_by_default(
+async def test_a_changed_definition_is_reported_and_adopted_by_default(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with connect_mcp("raw", raw()) as client:
@@ -194,7 +194,7 @@ async def test_a_tool_that_appears_later_is_rejected_with_strict_pins() -> None:
 
 
 @pytest.mark.requirement("R24")
-async def test_pins_of_an_earlier_run_are_compared_with() -> None:
+async def test_definitions_are_compared_with_pins_of_an_earlier_run() -> None:
     async with connect_mcp("raw", raw()) as client:
         pins = client.pins
     async with connect_mcp("raw", raw(pin="strict", pins=pins)) as client:

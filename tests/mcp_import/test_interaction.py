@@ -68,7 +68,7 @@ async def test_a_question_that_neither_caller_nor_application_can_answer_is_decl
     assert await asked("roots/list") == {"roots": []}
 
 
-async def test_a_handler_that_fails_or_answers_nonsense_is_declined_without_its_text() -> None:
+async def test_a_handler_that_fails_or_returns_an_invalid_answer_declines_without_details() -> None:
     async def broken(request: dict[str, Any]) -> dict[str, Any]:
         raise RuntimeError("canary")
 
@@ -79,7 +79,7 @@ async def test_a_handler_that_fails_or_answers_nonsense_is_declined_without_its_
     assert "wrong form" in (await asked("elicitation/create", elicit=nonsense))["message"]
 
 
-async def test_a_handler_that_hangs_costs_its_call_alone_even_if_it_will_not_be_cancelled() -> None:
+async def test_a_hanging_handler_fails_only_its_call_even_if_it_ignores_cancellation() -> None:
     released = asyncio.Event()
 
     async def stubborn(request: dict[str, Any]) -> dict[str, Any]:
@@ -160,7 +160,7 @@ async def test_a_result_that_asks_is_data_and_can_be_resumed() -> None:
     assert greeting.data[0]["text"] == "Hello Ada !"
 
 
-async def test_the_applications_handler_answers_at_once() -> None:
+async def test_the_handler_of_the_application_answers_at_once() -> None:
     async def elicit(request: dict[str, Any]) -> dict[str, Any]:
         return ANSWER
 
@@ -198,7 +198,7 @@ async def test_a_handler_that_fails_fails_the_call_without_its_text() -> None:
     assert "canary" not in str(caught.value.to_wire())
 
 
-async def test_a_handler_that_hangs_ends_with_the_time_of_the_call() -> None:
+async def test_a_hanging_handler_ends_at_the_deadline_of_the_call() -> None:
     async def hang(request: dict[str, Any]) -> dict[str, Any]:
         await asyncio.Event().wait()
         return {}
@@ -267,7 +267,7 @@ async def test_continuing_an_unknown_tool_or_with_invalid_arguments_is_rejected(
     assert unfit.value.code == ErrorCode.VALIDATION_ERROR
 
 
-async def test_questions_without_end_are_ended() -> None:
+async def test_endless_questions_are_ended() -> None:
     async def list_tools(context: Any, params: Any) -> types.ListToolsResult:
         return types.ListToolsResult(
             tools=[types.Tool(name="wait", input_schema={"type": "object"})]

@@ -15,7 +15,7 @@ from operations import ErrorCode, OperationRegistry, RegistrationError
 from operations.mcp import MCPClient, MCPClientLoader, connect_mcp
 
 
-async def test_one_that_fails_and_one_that_hangs_cost_the_others_nothing() -> None:
+async def test_a_failing_and_a_hanging_source_do_not_affect_others() -> None:
     with anyio.fail_after(20), nothing_left_behind():
         async with MCPClientLoader(wait=2) as loader:
             began = time.monotonic()
@@ -40,7 +40,7 @@ async def test_one_that_fails_and_one_that_hangs_cost_the_others_nothing() -> No
             assert (await registry.execute("also_good.pid", {})).data
 
 
-async def test_a_slow_server_appears_in_the_registry_when_it_is_there() -> None:
+async def test_a_slow_server_is_registered_when_it_is_ready() -> None:
     with anyio.fail_after(20), nothing_left_behind():
         async with OperationRegistry() as registry:
             loader = MCPClientLoader(wait=0.01)
@@ -104,7 +104,7 @@ async def test_servers_close_in_any_order_and_from_any_task() -> None:
         assert not other.is_connected
 
 
-async def test_a_closing_that_is_cancelled_continues() -> None:
+async def test_closing_continues_after_it_is_cancelled() -> None:
     with anyio.fail_after(20), nothing_left_behind():
         loader = MCPClientLoader(wait=1)
         await loader.load({"good": raw("stubborn", shutdown_timeout=0.2), "mute": raw("silent")})
@@ -130,7 +130,7 @@ async def test_an_exception_in_the_body_is_raised_unchanged() -> None:
 
 
 @pytest.mark.requirement("R44")
-async def test_a_caller_cancelled_while_connecting_leaves_nothing() -> None:
+async def test_a_caller_cancelled_while_connecting_leaves_nothing_open() -> None:
     with nothing_left_behind():
         with anyio.move_on_after(0.3) as scope:
             async with connect_mcp("raw", raw("silent")):

@@ -10,7 +10,7 @@ from operations.mcp.listing import hides_something
 
 
 @given(st.text(max_size=300))
-def test_a_safe_name_is_one_for_an_operation_or_there_is_none(name: str) -> None:
+def test_a_safe_name_is_valid_for_an_operation_or_none(name: str) -> None:
     try:
         safe, namespace = safe_name(name), safe_namespace(name)
     except ValueError:

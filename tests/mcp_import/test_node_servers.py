@@ -102,7 +102,7 @@ async def reachable(url: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["stdio", "http", "sse"])
-async def test_every_tool_of_the_everything_server_gives_a_true_envelope(kind: str) -> None:
+async def test_every_tool_of_the_everything_server_returns_a_correct_envelope(kind: str) -> None:
     progress: list[float] = []
 
     async def follow(done: float, total: float | None, message: str | None) -> None:

@@ -230,7 +230,7 @@ async def test_a_cancelled_call_is_cancelled_at_the_server() -> None:
 
 @pytest.mark.requirement("R55")
 @pytest.mark.parametrize("name", ["many", "manystream"])
-async def test_results_with_too_many_values_are_refused_before_they_are_decoded(name: str) -> None:
+async def test_results_with_too_many_values_are_rejected_before_they_are_decoded(name: str) -> None:
     async with connected(Upstream(), max_message_values=1_000) as registry:
         with pytest.raises(CallError) as caught:
             await registry.execute(f"raw.{name}", {})
@@ -246,7 +246,7 @@ async def test_results_with_too_many_values_are_refused_before_they_are_decoded(
         ("moved", {"statusCode": 307}),
     ],
 )
-async def test_answers_that_are_not_results_are_errors(name: str, details: Any) -> None:
+async def test_responses_that_are_not_results_are_errors(name: str, details: Any) -> None:
     async with connected(Upstream()) as registry:
         with pytest.raises(CallError) as caught:
             await registry.execute(f"raw.{name}", {})

@@ -50,7 +50,7 @@ async def test_the_command_the_folder_the_exit_code_and_the_output_are_reported(
     assert lines[6].startswith("  next:      run the command manually")
 
 
-async def test_last_words_without_a_line_end_are_heard() -> None:
+async def test_the_last_stderr_line_is_read_without_a_line_end() -> None:
     assert "output:    panic" in await report_of(python("import sys; sys.stderr.write('panic')"))
 
 
@@ -85,7 +85,7 @@ async def test_a_program_that_may_not_be_run_is_named(tmp_path: Path) -> None:
     assert "Permission denied" in await report_of(MCPClientConfig(command=str(file)))
 
 
-async def test_one_that_is_too_slow_may_be_given_more_time() -> None:
+async def test_a_slow_server_may_be_given_more_time() -> None:
     report = await report_of(raw("silent", connect_timeout=0.3))
 
     assert "was not ready within 0.3 s" in report
@@ -149,7 +149,7 @@ _REFUSALS = [
 
 
 @pytest.mark.parametrize(("status", "advice", "transport", "body"), _REFUSALS)
-async def test_a_refusal_comes_with_advice(
+async def test_a_rejection_contains_advice(
     status: int, advice: str, transport: Literal["http", "sse"], body: Response
 ) -> None:
     async def refuse(request: Any) -> Response:
@@ -223,7 +223,7 @@ async def test_a_secret_in_an_argument_is_not_reported(arguments: list[str], sho
     assert "canary" not in report
 
 
-async def test_a_setting_in_the_environment_hides_nothing() -> None:
+async def test_short_environment_values_are_redacted_only_if_their_name_is_secret() -> None:
     code = "import sys; sys.exit('error: python said abcd, and a-long-secret-value')"
     env = {"LOG_LEVEL": "error", "MODE": "python", "APP_PASS": "abcd", "X": "a-long-secret-value"}
 

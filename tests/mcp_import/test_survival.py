@@ -81,7 +81,7 @@ async def test_of_many_requests_to_a_server_that_had_died_unnoticed_none_is_lost
     assert sorted(int(text_of(each)) for each in counted) == list(range(1, 21))
 
 
-async def test_calls_do_not_wait_longer_than_they_may_for_one_that_comes_back_mute(
+async def test_calls_do_not_wait_past_their_timeout_for_a_server_that_restarts_silent(
     tmp_path: Path,
 ) -> None:
     config = raw("silent_later", str(tmp_path / "mark"), reconnect_timeout=0.5, connect_timeout=30)
@@ -163,7 +163,7 @@ async def test_a_retry_policy_repeats_a_mutation_that_did_not_reach_its_server()
 
 
 @pytest.mark.parametrize("version", ["2025-11-25", "2026-07-28"])
-async def test_the_sdks_own_server_is_spoken_to_as_a_child_and_survives_a_kill(
+async def test_the_server_of_the_sdk_is_called_as_a_child_and_restarted_after_a_kill(
     version: str,
 ) -> None:
     config = MCPClientConfig(

@@ -62,7 +62,7 @@ async def test_hints_of_a_server_are_ignored_unless_it_is_trusted() -> None:
     assert (judged.type, judged.idempotent) == (OperationType.QUERY, False)
 
 
-async def test_an_export_of_ours_is_restored_where_it_is_trusted() -> None:
+async def test_our_own_export_is_restored_if_it_is_trusted() -> None:
     original = OperationSpec(
         name="create", namespace="task", version="3.0.0", type=OperationType.QUERY, tags=("a", "b")
     )
@@ -232,14 +232,14 @@ async def test_many_calls_at_once_get_their_own_answers() -> None:
     assert found == {number: {"n": number} for number in range(100)}
 
 
-async def test_an_answer_in_a_batch_of_2025_03_26_is_found() -> None:
+async def test_a_response_in_a_batch_of_2025_03_26_is_found() -> None:
     async with connect_mcp("raw", raw(version="2025-03-26")) as client:
         envelope = await OperationRegistry(client).execute("raw.batch", {})
 
     assert envelope.data[0]["text"] == "together"
 
 
-async def test_an_entry_of_an_mcp_json_will_do() -> None:
+async def test_an_entry_of_an_mcp_json_is_accepted() -> None:
     config = raw()
     async with connect_mcp("raw", {"command": config.command, "args": list(config.args)}) as client:
         assert (await OperationRegistry(client).execute("raw.pid", {})).data

@@ -54,7 +54,7 @@ async def http(**settings: Any) -> AsyncGenerator[httpx2.AsyncClient]:
 
 
 @pytest.mark.requirement("R12")
-async def test_a_resolver_that_hangs_is_cancelled_and_the_request_refused() -> None:
+async def test_a_resolver_that_hangs_is_cancelled_and_the_request_rejected() -> None:
     directory = Directory()
     async with http(identify=directory, timeout=0.2) as client:
         response = await client.post("/mcp", **ADD)
@@ -87,7 +87,7 @@ async def test_a_resolver_that_ignores_cancellation_blocks_no_caller() -> None:
 
 
 @pytest.mark.requirement("R13", "R31")
-async def test_a_crowd_of_credentials_is_not_asked_for_all_at_a_time() -> None:
+async def test_many_credentials_are_not_all_checked_at_the_same_time() -> None:
     directory = Directory()
     async with http(identify=directory) as client, anyio.create_task_group() as crowd:
         answers: list[int] = []
@@ -120,7 +120,7 @@ async def test_callers_without_credential_have_slots_as_well() -> None:
 
 
 @pytest.mark.requirement("R12")
-async def test_finding_out_ends_with_the_client() -> None:
+async def test_identification_ends_when_the_client_disconnects() -> None:
     directory = Directory()
     async with http(identify=directory) as client:
         port = client.base_url.port

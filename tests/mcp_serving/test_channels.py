@@ -209,7 +209,7 @@ async def test_a_call_ends_by_the_default_deadline(registry: OperationRegistry, 
     assert error_of(result)["code"] == "TIMEOUT"
 
 
-async def test_elsewhere_there_is_neither_a_stream_nor_are_there_roots() -> None:
+async def test_other_callers_have_neither_a_stream_nor_roots() -> None:
     assert await release_stream() is False
 
 
@@ -343,7 +343,7 @@ async def test_a_client_that_leaves_while_its_call_runs_ends_it() -> None:
         await stopped.wait()
 
 
-async def test_a_client_that_refuses_to_answer_is_unavailable() -> None:
+async def test_a_client_that_declines_to_answer_is_unavailable() -> None:
     async def refuse(context: Any, params: Any) -> Any:
         return ErrorData(code=-1, message="no")
 
@@ -362,7 +362,7 @@ async def test_an_answer_may_come_with_the_call() -> None:
     assert done["said"] == {"a": 1}
 
 
-async def test_there_is_a_limit_to_how_many_calls_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_number_of_waiting_calls_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("operations.mcp.serving.channels.MAX_WAITING", 1)
     elicitations = Elicitations()
     await elicitations.begin(interview, CallerChannel(), CAN, {}, ("ann",))

@@ -39,7 +39,7 @@ async def structured(client: Client, name: str, arguments: Any) -> Any:
         ({"disclosure": "gateway"}, True),
     ],
 )
-async def test_many_tools_hide_behind_four(settings: Any, hidden: bool) -> None:
+async def test_many_tools_are_replaced_by_four(settings: Any, hidden: bool) -> None:
     async with Client(to_mcp(example(), **settings)) as client:
         names = await tool_names(client)
 
@@ -123,7 +123,7 @@ async def test_the_gateway_hides_operations_without_access() -> None:
         ("batch", {"calls": [{"operation": "math.add"}] * 101}, "RESOURCE_EXHAUSTED"),
     ],
 )
-async def test_wrong_arguments_of_the_four_are_refused(
+async def test_wrong_arguments_of_the_gateway_tools_are_rejected(
     name: str, arguments: Any, code: str
 ) -> None:
     async with Client(to_mcp(example(), disclosure="gateway")) as client:

@@ -289,7 +289,7 @@ async def test_hints_of_a_tool_are_passed_on_but_not_trusted() -> None:
         {"title": 7},
     ],
 )
-async def test_a_field_of_the_wrong_form_costs_itself(wrong: dict[str, Any]) -> None:
+async def test_a_malformed_field_is_dropped_alone(wrong: dict[str, Any]) -> None:
     tool = {"name": "show", "inputSchema": {"type": "object"}, **wrong}
     registry = OperationRegistry()
     async with (

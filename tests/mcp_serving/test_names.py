@@ -39,7 +39,7 @@ def test_a_dot_becomes_two_underscores(operation_id: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("operation_id", ["a.b__c", "a_.b", "a." + "x" * 62, "a.b c", "a.ü", "add"])
-def test_names_that_would_not_lead_back_get_a_hash(operation_id: str) -> None:
+def test_names_that_would_be_ambiguous_get_a_hash(operation_id: str) -> None:
     name = tool_name(operation_id)
 
     assert TOOL_NAME.fullmatch(name)
@@ -52,7 +52,7 @@ ids = st.builds("{}.{}".format, st.text("ab_-", min_size=1, max_size=4), alphabe
 
 
 @given(st.lists(ids, unique=True, max_size=30))
-def test_every_name_fits_and_leads_back(several: list[str]) -> None:
+def test_every_tool_name_is_valid_and_maps_back_to_its_id(several: list[str]) -> None:
     names = {tool_name(operation_id): operation_id for operation_id in several}
 
     assert len(names) == len(several)
@@ -62,7 +62,7 @@ def test_every_name_fits_and_leads_back(several: list[str]) -> None:
             assert name.replace("__", ".") == operation_id
 
 
-async def test_a_name_stays_while_other_operations_come_and_go() -> None:
+async def test_a_tool_name_does_not_depend_on_other_operations() -> None:
     registry = OperationRegistry()
     for operation_id in ("a.b_c", "a_b.c", "a.b.c"):
         registry.operation(operation_id, type="query")(print_nothing)
@@ -74,7 +74,7 @@ def print_nothing() -> None:
     """Do nothing."""
 
 
-async def test_dotted_names_are_given_on_request() -> None:
+async def test_dotted_names_are_used_on_request() -> None:
     async with Client(to_mcp(example(), names="dotted")) as client:
         names = await tool_names(client)
 
@@ -82,7 +82,7 @@ async def test_dotted_names_are_given_on_request() -> None:
     assert tool_name("a." + "x" * 200, "dotted") == tool_name("a." + "x" * 200)
 
 
-def test_an_unknown_style_is_refused() -> None:
+def test_an_unknown_style_is_rejected() -> None:
     with pytest.raises(ValueError, match="portable or dotted"):
         to_mcp(OperationRegistry(), names="doted")  # type: ignore[arg-type]
 
@@ -92,7 +92,7 @@ def test_an_operation_may_choose_its_name() -> None:
 
 
 @pytest.mark.parametrize("name", ["search", "a__c", "no dots.", "x" * 65])
-def test_a_chosen_name_that_cannot_be_had_is_not_used(name: str) -> None:
+def test_a_chosen_name_that_is_not_available_is_not_used(name: str) -> None:
     assert chosen(spec("a.b", name), spec("a.c")) == {"a.b": "a__b", "a.c": "a__c"}
 
 
@@ -100,7 +100,7 @@ def test_a_name_that_two_operations_choose_belongs_to_neither() -> None:
     assert chosen(spec("a.b", "add"), spec("a.c", "add")) == {"a.b": "a__b", "a.c": "a__c"}
 
 
-async def test_a_call_by_the_id_names_the_tool() -> None:
+async def test_a_call_by_operation_id_is_answered_with_the_tool_name() -> None:
     async with Client(to_mcp(example())) as client:
         with pytest.raises(MCPError, match="math__add"):
             await client.call_tool("math.add", {"a": 1})

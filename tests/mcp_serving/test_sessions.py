@@ -49,7 +49,7 @@ async def test_anonymous_clients_cannot_lock_out_others() -> None:
 
 
 @pytest.mark.requirement("R60")
-async def test_a_caller_that_opens_too_many_loses_its_own_oldest_session() -> None:
+async def test_a_caller_with_too_many_sessions_loses_its_oldest_one() -> None:
     app = serving(Limits(sessions_per_caller=3))
     async with app.running():
         client, other = Client(app), Client(app, address="10.0.0.2")

@@ -98,7 +98,7 @@ async def test_an_envelope_has_status_headers_and_content_type() -> None:
     assert meta.content_type == "application/json; charset=utf-8"
 
 
-async def test_no_content_and_head_give_none() -> None:
+async def test_responses_without_content_and_head_return_none() -> None:
     async def respond(request: web.Request) -> web.Response:
         if request.method == "HEAD":
             return web.Response(
@@ -113,7 +113,7 @@ async def test_no_content_and_head_give_none() -> None:
                 assert (await registry.execute("api.call", {})).data is None
 
 
-async def test_json_that_is_called_something_else_is_read_where_json_is_promised() -> None:
+async def test_json_with_another_content_type_is_decoded_if_json_is_declared() -> None:
     for kind in ("text/plain", "text/html", None):
         async with (
             serving(responding(b'{"a":1}', kind)) as url,
@@ -147,7 +147,7 @@ async def test_input_that_is_not_json_is_rejected(content: bytes) -> None:
     assert caught.value.code == ErrorCode.EXECUTION_ERROR
 
 
-async def test_a_bad_status_is_raised_with_the_answer_in_its_details() -> None:
+async def test_an_error_status_is_raised_with_the_response_in_its_details() -> None:
     content = json.dumps({"reason": "gone"}).encode()
     async with (
         serving(responding(content, "application/problem+json", 404, X_Trace="t1")) as url,
@@ -194,7 +194,7 @@ async def test_bytes_in_an_error_are_base64() -> None:
     ("coding", "encode"),
     [("gzip", gzip.compress), ("deflate", zlib.compress), ("identity", bytes)],
 )
-async def test_content_codings_are_taken_off(coding: str, encode: Any) -> None:
+async def test_content_codings_are_decoded(coding: str, encode: Any) -> None:
     content = json.dumps(["x" * 300_000]).encode()
     async with (
         serving(responding(encode(content), "application/json", Content_Encoding=coding)) as url,
@@ -203,7 +203,7 @@ async def test_content_codings_are_taken_off(coding: str, encode: Any) -> None:
         assert (await registry.execute("api.call", {})).data == ["x" * 300_000]
 
 
-async def test_a_gzip_file_may_consist_of_several() -> None:
+async def test_a_gzip_file_may_have_several_members() -> None:
     parts = gzip.compress(b'["a",') + gzip.compress(b'"b"]') + bytes(8)
     async with (
         serving(responding(parts, "application/json", Content_Encoding="gzip")) as url,
@@ -213,7 +213,7 @@ async def test_a_gzip_file_may_consist_of_several() -> None:
 
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate"])
-async def test_an_answer_that_breaks_off_in_its_coding_is_an_error(coding: str) -> None:
+async def test_a_truncated_compressed_response_is_an_error(coding: str) -> None:
     whole = (gzip if coding == "gzip" else zlib).compress(b"some text" * 1000)
     async with (
         serving(responding(whole[:-20], "text/plain", Content_Encoding=coding)) as url,
@@ -223,7 +223,7 @@ async def test_an_answer_that_breaks_off_in_its_coding_is_an_error(coding: str) 
             await registry.execute("api.call", {})
 
 
-async def test_nothing_in_a_coding_is_nothing() -> None:
+async def test_an_empty_compressed_body_is_empty() -> None:
     async with (
         serving(responding(b"", "application/json", Content_Encoding="gzip")) as url,
         imported(SCHEMALESS, base_url=url) as registry,
@@ -318,7 +318,7 @@ async def test_closing_a_service_ends_its_calls_and_opens_nothing(
     assert "Unclosed" not in caplog.text
 
 
-async def test_a_large_body_goes_out_in_pieces_and_without_a_warning(
+async def test_a_large_body_is_sent_in_chunks_without_a_warning(
     recwarn: pytest.WarningsRecorder,
 ) -> None:
     async def respond(request: web.Request) -> web.Response:
@@ -332,7 +332,7 @@ async def test_a_large_body_goes_out_in_pieces_and_without_a_warning(
 
 
 @pytest.mark.requirement("R18")
-async def test_a_bomb_is_refused_while_it_unfolds() -> None:
+async def test_a_decompression_bomb_is_rejected_while_it_expands() -> None:
     bomb = gzip.compress(bytes(256 << 20), 9)
     assert len(bomb) < 300_000
     async with (
@@ -354,7 +354,7 @@ def _resident() -> int:
 
 @pytest.mark.requirement("R18")
 @pytest.mark.parametrize("chunked", [False, True])
-async def test_a_large_answer_or_request_is_refused(chunked: bool) -> None:
+async def test_a_large_response_or_request_is_rejected(chunked: bool) -> None:
     async def respond(request: web.Request) -> web.StreamResponse:
         if not chunked:
             return web.Response(body=bytes(2000))
@@ -375,7 +375,7 @@ async def test_a_large_answer_or_request_is_refused(chunked: bool) -> None:
             assert caught.value.code == ErrorCode.RESOURCE_EXHAUSTED
 
 
-async def test_time_that_runs_out_is_a_timeout() -> None:
+async def test_an_expired_deadline_is_a_timeout() -> None:
     released = asyncio.Event()
 
     async def respond(request: web.Request) -> web.Response:
@@ -435,7 +435,7 @@ async def test_a_refused_connection_is_unavailable(unused_port: int) -> None:
     assert caught.value.retryable
 
 
-async def test_a_connection_that_breaks_off_is_unavailable() -> None:
+async def test_a_lost_connection_is_unavailable() -> None:
     async def respond(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Length": "100"})
         await response.prepare(request)
@@ -555,7 +555,7 @@ def test_retry_after_is_a_number_or_a_date() -> None:
     assert retry_after("") == 0
 
 
-async def test_a_declared_redirect_is_an_answer() -> None:
+async def test_a_declared_redirect_is_a_response() -> None:
     async def respond(request: web.Request) -> web.Response:
         return web.Response(status=302, headers={"Location": "https://elsewhere.example/file"})
 
@@ -567,7 +567,7 @@ async def test_a_declared_redirect_is_an_answer() -> None:
     assert meta.headers["location"] == "https://elsewhere.example/file"
 
 
-async def test_answers_are_normalised_against_the_declared_schema() -> None:
+async def test_responses_are_normalised_to_the_declared_schema() -> None:
     schema = {
         "type": "object",
         "properties": {"n": {"type": "integer"}, "d": {"default": 1}},
@@ -604,7 +604,7 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
     ],
     ids=range(12),
 )
-async def test_an_answer_that_is_not_http_is_an_error_and_the_next_call_works(
+async def test_a_response_that_is_not_http_is_an_error_and_the_next_call_works(
     garbage: bytes,
 ) -> None:
     answers = [garbage, GOOD]

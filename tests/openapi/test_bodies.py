@@ -81,7 +81,7 @@ def content_of(kind: str, value: Any, **media: Any) -> bytes:
         ),
     ],
 )
-def test_a_body_is_written_as_its_media_type_wants(
+def test_a_body_is_encoded_according_to_its_media_type(
     kind: str, value: Any, is_bytes: bool, expected: Payload
 ) -> None:
     assert written(kind, value, is_bytes=is_bytes) == expected
@@ -172,17 +172,17 @@ def test_a_part_can_be_bytes_or_declared_json() -> None:
         ),
     ],
 )
-def test_queries_at_their_edges(parameter: dict[str, Any], value: Any, expected: list[str]) -> None:
+def test_query_edge_cases(parameter: dict[str, Any], value: Any, expected: list[str]) -> None:
     assert query_pairs(Parameter(name="p", place="query", **parameter), value) == expected
 
 
-def test_content_parameters_stand_anywhere() -> None:
+def test_parameters_with_content_are_sent_in_every_location() -> None:
     where: Any = {"name": "p", "media_type": "application/json"}
     assert path_value(Parameter(place="path", **where), {"a": 1}) == "%7B%22a%22%3A1%7D"
     assert header_value(Parameter(place="header", **where), {"a": 1}) == '{"a":1}'
 
 
-def test_reserved_characters_pass_but_those_that_change_the_query() -> None:
+def test_reserved_characters_are_kept_except_those_that_change_the_query() -> None:
     assert percent_reserved("a/b:c?d[e]@!$'()*,;=") == "a/b:c?d[e]@!$'()*,;="
     assert percent_reserved("a&b#c+d e") == "a%26b%23c%2Bd%20e"
     assert percent_reserved("%20 %zz 100%") == "%20%20%25zz%20100%25"
@@ -215,7 +215,7 @@ async def test_content_codings_that_were_not_requested_are_errors(
     assert caught.value.code == ErrorCode.EXECUTION_ERROR
 
 
-async def test_bare_deflate_is_understood_too() -> None:
+async def test_raw_deflate_is_decoded() -> None:
     packer = zlib.compressobj(wbits=-15)
     content = packer.compress(b"x" * 100_000) + packer.flush()
     halves = _Response("deflate", content[:5], content[5:])

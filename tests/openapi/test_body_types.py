@@ -37,7 +37,7 @@ async def sent(doc: dict[str, Any], echo: Echo, arguments: Any, **config: Any) -
         ("a: 1", "application/apply-patch+yaml; charset=utf-8"),
     ],
 )
-async def test_a_patch_is_sent_as_the_kind_that_it_is(echo: Echo, body: Any, kind: str) -> None:
+async def test_a_patch_is_sent_with_its_media_type(echo: Echo, body: Any, kind: str) -> None:
     patch = {"schema": {"type": "object"}}
     offered = {PATCH: patch, MERGE: patch, "application/apply-patch+yaml": patch}
     seen = await sent(document("/x", "patch", **offering(**offered)), echo, {"body": body})

@@ -75,7 +75,7 @@ async def found_in(document: dict[str, Any]) -> Diagnosis:
         return await diagnose(service)
 
 
-async def test_every_kind_of_obstacle_is_found() -> None:
+async def test_every_kind_of_unsatisfiable_argument_is_found() -> None:
     found = await found_in(DOCUMENT)
 
     assert found.unsatisfiable == {"api.impossible": ["a", "b"]}
@@ -119,7 +119,7 @@ def _plan(schema: Any) -> Plan:
         {"type": "array", "minItems": 1, "items": False},
     ],
 )
-def test_a_schema_that_accepts_nothing_is_known(schema: Any) -> None:
+def test_a_schema_that_accepts_nothing_is_detected(schema: Any) -> None:
     assert accepts_nothing(_plan(schema), {})
 
 
@@ -138,7 +138,7 @@ def test_a_schema_that_accepts_nothing_is_known(schema: Any) -> None:
         {"type": "object", "required": ["a"], "additionalProperties": False, "patternProperties": {"a": {}}},
     ],
 )  # fmt: skip
-def test_a_schema_that_accepts_something_is_not_accused(schema: Any) -> None:
+def test_a_satisfiable_schema_is_not_reported(schema: Any) -> None:
     assert not accepts_nothing(_plan(schema), {})
 
 

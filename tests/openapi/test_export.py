@@ -147,7 +147,7 @@ def test_declared_errors_are_responses() -> None:
     ]
 
 
-def test_security_is_required_where_access_is() -> None:
+def test_security_is_declared_for_operations_that_require_access() -> None:
     document = to_openapi(build())
 
     assert document["paths"]["/tree/add"]["post"]["security"] == [{"bearer": ["write", "tree"]}]
@@ -231,7 +231,7 @@ def test_definitions_that_differ_only_in_references_stay_separate() -> None:
     ],
     ids=range(19),
 )  # fmt: skip
-def test_every_schema_comes_back(schema: Any) -> None:
+def test_every_schema_round_trips(schema: Any) -> None:
     exported = spec(type="mutation", input_schema=schema, output_schema=schema)
     document = document_of(exported)
 
@@ -244,7 +244,7 @@ def test_every_schema_comes_back(schema: Any) -> None:
     assert back.output_schema.document == schema
 
 
-def test_the_same_operations_give_the_same_text_in_any_order() -> None:
+def test_the_same_operations_produce_the_same_text_in_any_order() -> None:
     operations = list(build())
 
     texts = {json.dumps(to_openapi(order)) for order in (operations, operations[::-1], build())}
@@ -252,7 +252,7 @@ def test_the_same_operations_give_the_same_text_in_any_order() -> None:
     assert len(texts) == 1
 
 
-def test_a_registry_of_nothing_is_a_document_too() -> None:
+def test_an_empty_registry_has_a_valid_document() -> None:
     assert document_of()["paths"] == {}
 
 
@@ -387,7 +387,7 @@ def test_hundreds_of_operations_over_shared_definitions_export_quickly() -> None
     assert len(document["components"]["schemas"]) == 101
 
 
-def test_defaults_that_are_not_of_their_type_are_left_out_and_reported(
+def test_defaults_that_are_not_of_their_type_are_omitted_and_reported(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     schema: Any = {

@@ -85,7 +85,7 @@ async def test_a_required_header_with_a_value_of_its_own_needs_no_argument(
     assert part["headers"]["x-kind"] == "a"
 
 
-async def test_a_header_is_not_made_up(echo: Echo) -> None:
+async def test_no_header_is_invented(echo: Echo) -> None:
     headers = {
         "X-Optional": {"schema": {"const": "a"}},
         "X-Example": {"schema": {"type": "string", "example": "a"}, "example": "b"},
@@ -124,7 +124,7 @@ async def test_every_item_of_a_list_can_have_headers_of_its_own(echo: Echo) -> N
     assert [part["headers"]["x-sum"] for part in both] == ["same", "same"]
 
 
-async def test_declared_headers_may_be_references_and_broken_ones_cost_only_themselves(
+async def test_declared_headers_may_be_references_and_broken_ones_are_skipped(
     echo: Echo,
 ) -> None:
     headers = {
@@ -141,7 +141,7 @@ async def test_declared_headers_may_be_references_and_broken_ones_cost_only_them
 
 
 @pytest.mark.requirement("R03")
-async def test_no_header_of_a_part_ends_itself(echo: Echo) -> None:
+async def test_no_header_of_a_part_can_add_a_line(echo: Echo) -> None:
     doc = upload({"file": STRING}, {"X-Note": {"schema": STRING}})
     for hostile in ("a\r\nX-Evil: 1", "a\nb", "a\0b"):
         given = {"file": {"X-Note": hostile}}
@@ -156,7 +156,7 @@ async def test_a_transfer_encoding_is_declared_and_applied(echo: Echo) -> None:
     assert b"AAE=" in echo.seen[0].body
 
 
-async def test_the_argument_gives_way_to_names_the_document_uses(echo: Echo) -> None:
+async def test_the_argument_is_renamed_if_the_document_uses_its_name(echo: Echo) -> None:
     doc = upload(
         {"file": STRING, "part_headers": STRING},
         {"X-Sum": {"schema": STRING}},
@@ -181,7 +181,7 @@ async def test_the_argument_gives_way_to_names_the_document_uses(echo: Echo) -> 
     ]
 
 
-async def test_a_style_does_not_make_text_of_files(echo: Echo) -> None:
+async def test_a_style_does_not_convert_files_to_text(echo: Echo) -> None:
     doc = upload({"file": {"type": "array", "items": FILE}}, {})
     media = doc["paths"]["/thing"]["post"]["requestBody"]["content"]["multipart/form-data"]
     media["encoding"] = {"file": {"style": "form", "explode": True}}

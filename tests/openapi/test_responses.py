@@ -133,7 +133,7 @@ async def test_the_media_type_decides_between_two_schemas_of_one_status() -> Non
     assert await data_of(responses, answering(200, "<b/>", "application/xml")) == "<b/>"
 
 
-async def test_an_empty_body_is_empty_text_only_where_text_is_declared() -> None:
+async def test_an_empty_body_is_empty_text_only_if_text_is_declared() -> None:
     text = {"200": response({"type": "string"}, "text/plain")}
     assert await data_of(text, answering(200, "", "text/plain")) == ""
     assert await data_of({"200": response()}, answering(200, "", "text/plain")) is None
@@ -260,7 +260,7 @@ async def test_the_quick_check_of_a_text_changes_no_result() -> None:
             assert await result(used) == expected, sent
 
 
-async def test_a_clean_text_with_too_many_values_is_refused() -> None:
+async def test_a_valid_text_with_too_many_values_is_rejected() -> None:
     sent = CLEAN
 
     async def respond(request: web.Request) -> web.Response:

@@ -87,7 +87,7 @@ def test_an_export_is_trusted_only_if_the_operator_allows_it() -> None:
 
 
 @pytest.mark.parametrize("extension", [7, {"id": "noname"}, {"id": "a.b", "errors": [7]}, {}])
-def test_an_odd_extension_costs_at_most_its_operation(extension: Any) -> None:
+def test_a_malformed_extension_affects_at_most_its_operation(extension: Any) -> None:
     operation = {"x-operations": extension, "responses": {}}
     document = {"openapi": "3.1.0", "paths": {"/x": {"post": operation}}}
     service = from_openapi(document, HTTPServiceConfig(namespace="x", restore=True))

@@ -89,7 +89,7 @@ async def test_a_path_argument_stays_in_its_segment(value: str, echo: Echo) -> N
 @pytest.mark.parametrize(
     "value", ["..", ".", "", "../admin", "%2e%2e%2f", "%252e%252e", "a\\..\\b", None, [], {}]
 )
-def test_dot_segments_and_empty_values_are_refused(value: Any) -> None:
+def test_dot_segments_and_empty_values_are_rejected(value: Any) -> None:
     assert sent_path(path_plan("/a/{id}/z"), value) is None
 
 
@@ -256,7 +256,7 @@ class _Rebinding(AbstractResolver):
 
 
 @pytest.mark.requirement("R05")
-async def test_a_name_that_turns_private_is_refused_when_it_does(echo: Echo) -> None:
+async def test_a_host_name_that_later_resolves_to_a_private_address_is_rejected(echo: Echo) -> None:
     echo.seen.clear()
     port = echo.url.rpartition(":")[2]
     resolver = _Rebinding("192.0.2.1")
@@ -387,7 +387,7 @@ async def test_a_redirect_within_its_origin_is_followed_on_request(
         ("head", 303, "HEAD"),
     ],
 )
-async def test_a_redirect_changes_the_method_only_where_it_means_to(
+async def test_a_redirect_changes_the_method_only_as_http_defines(
     method: str, status: int, expected: str
 ) -> None:
     arrived: list[tuple[str, str]] = []

@@ -87,7 +87,7 @@ async def test_null_for_an_optional_parameter_means_absent(
     assert seen.header("cookie") is None
 
 
-async def test_null_is_sent_where_it_is_a_value(echo: Echo) -> None:
+async def test_null_is_sent_if_the_schema_allows_it(echo: Echo) -> None:
     nullable = {"type": "string", "nullable": True, "default": "x"}
     doc = document(parameters=[parameter("p", "query", nullable)])
     doc["openapi"] = "3.0.3"
@@ -135,7 +135,7 @@ def test_a_required_authorization_header_without_security_is_reported() -> None:
     assert not problem.is_skipped
 
 
-def test_it_is_not_reported_where_it_is_set_or_declared() -> None:
+def test_it_is_not_reported_if_it_is_set_or_declared() -> None:
     doc = document(parameters=[AUTHORIZATION])
     for config in (
         HTTPServiceConfig(namespace="api", auth={"type": "bearer", "token": "x"}),

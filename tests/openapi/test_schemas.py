@@ -105,7 +105,7 @@ def test_closed_parts_allow_the_properties_of_one_another(schema: Any) -> None:
     assert not built.check({"a": "x", "c": 1})
 
 
-def test_a_closed_schema_stays_closed_where_its_parts_agree() -> None:
+def test_a_closed_schema_stays_closed_if_its_parts_agree() -> None:
     built = build({"allOf": [REF, {"required": ["a"]}]}, A=CLOSED)
     assert built["allOf"][0] == {"$ref": "#/$defs/A"}
     assert not Schema(built).check({"a": "x", "b": 1})
@@ -124,7 +124,7 @@ def test_only_referenced_definitions_are_included() -> None:
     assert not Schema(built).check({"a": [{"again": 1}, 1]})
 
 
-def test_circles_and_dead_ends_allow_anything(caplog: pytest.LogCaptureFixture) -> None:
+def test_cyclic_and_broken_references_allow_anything(caplog: pytest.LogCaptureFixture) -> None:
     schemas: Any = {"A": {"$ref": "#/components/schemas/B"}, "B": REF}
     assert Schema(build(REF, **schemas)).check("anything")
     assert build({"$ref": "#/components/schemas/None"}) == {}
@@ -151,7 +151,7 @@ def test_a_nullable_reference_may_be_null() -> None:
     assert not schema.check(1)
 
 
-def test_read_only_properties_are_no_input_and_write_only_ones_no_output() -> None:
+def test_read_only_properties_are_not_inputs_and_write_only_ones_not_outputs() -> None:
     thing = {
         "type": "object",
         "properties": {
@@ -200,7 +200,7 @@ def test_a_discriminator_is_described_and_permits_overlapping_members() -> None:
     assert Schema(built).check({"kind": "cat"})
 
 
-def test_files_are_files_only_where_the_request_is_not_json() -> None:
+def test_files_are_files_only_if_the_request_is_not_json() -> None:
     binary = {"type": "string", "format": "binary"}
     assert build(binary) == binary
     assert build(binary, Direction.UPLOAD) == FILE_SCHEMA
@@ -231,7 +231,7 @@ def test_references_are_found_however_they_are_written(ref: str) -> None:
     assert not Schema(built).check("x")
 
 
-def test_definitions_with_odd_names_get_safe_and_distinct_ones() -> None:
+def test_definitions_with_unsafe_names_get_safe_distinct_names() -> None:
     schemas: Any = {"a b": {"type": "string"}, "a_b": {"type": "integer"}, "a/b": {"type": "null"}}
     refs = [{"$ref": f"#/components/schemas/{name}"} for name in ("a b", "a_b", "a~1b")]
     built = build({"oneOf": refs}, **schemas)
@@ -242,7 +242,7 @@ def test_definitions_with_odd_names_get_safe_and_distinct_ones() -> None:
     assert not Schema(built).check([])
 
 
-def test_endless_nesting_is_cut() -> None:
+def test_endless_nesting_is_cut_off() -> None:
     deep: Any = {"type": "string"}
     for _ in range(400):
         deep = {"type": "array", "items": deep}

@@ -100,7 +100,7 @@ def test_methods_without_a_field_of_their_own_are_operations_too() -> None:
     assert spec_of(doc).meta["method"] == "COPY"
 
 
-def test_bad_answers_are_declared_errors() -> None:
+def test_malformed_responses_are_declared_errors() -> None:
     body = {"content": {"application/json": {"schema": {"$ref": "#/components/schemas/E"}}}}
     doc = document(
         responses={**OK, "404": {"description": "gone", **body}, "4XX": {"$ref": "#/components/responses/Bad"},
@@ -287,7 +287,7 @@ async def test_imported_operations_are_called_from_others(echo: Echo) -> None:
         assert (await registry.execute("local.both", {})).data == ["GET", "POST"]
 
 
-def test_an_invalid_part_costs_its_operation_and_is_reported() -> None:
+def test_an_invalid_part_skips_its_operation_and_is_reported() -> None:
     doc = many(("get", "/good", {}))
     doc["paths"] |= {
         "/list": {"get": {"parameters": {}}},
@@ -424,7 +424,7 @@ class Recording:
         self.is_closed = True
 
 
-async def test_a_transport_can_be_put_in_and_stays_its_makers() -> None:
+async def test_a_custom_transport_is_used_and_not_closed() -> None:
     transport = Recording()
     async with imported(document(), base_url="https://x.example", transport=transport) as registry:
         assert (await registry.execute("api.call", {})).data == {"ok": True}
@@ -432,7 +432,7 @@ async def test_a_transport_can_be_put_in_and_stays_its_makers() -> None:
 
 
 @pytest.mark.requirement("R03")
-async def test_a_test_double_is_never_given_a_header_that_is_two() -> None:
+async def test_a_fake_transport_never_gets_a_header_with_a_line_break() -> None:
     transport = Recording()
     parameters = [{"name": "X-Note", "in": "header", "schema": {"type": "string"}}]
     doc = document(parameters=parameters)
@@ -502,7 +502,7 @@ def leaving_open() -> Iterator[None]:
         gc.collect()
 
 
-def test_a_service_left_open_in_a_loop_that_is_over_is_quiet(
+def test_a_service_left_open_in_a_closed_loop_logs_nothing(
     echo: Echo, caplog: pytest.LogCaptureFixture
 ) -> None:
     service = from_openapi(document(), HTTPServiceConfig(namespace="api", base_url=echo.url))
@@ -559,7 +559,7 @@ async def test_paths_with_a_query_or_a_fragment_are_sent_as_they_mean(echo: Echo
     assert [seen.target for seen in echo.seen] == ["/a?fixed=1", "/a"]
 
 
-async def test_a_template_in_the_query_leaves_the_rest_of_it(echo: Echo) -> None:
+async def test_a_template_in_the_query_keeps_the_rest_of_the_query(echo: Echo) -> None:
     echo.seen.clear()
     parameters = [{"name": "id", "in": "query", "schema": {"type": "integer"}}]
     doc = many(("get", "/a?kind=x y&id={id}", {"operationId": "q", "parameters": parameters}))
@@ -592,7 +592,7 @@ async def test_a_server_needs_values_and_has_one_spelling(
             assert transport.sent[0].url == expected
 
 
-async def test_a_relative_server_is_relative_to_where_the_document_was() -> None:
+async def test_a_relative_server_is_resolved_against_the_address_of_the_document() -> None:
     async def respond(request: web.Request) -> web.Response:
         return web.json_response(document("/x", servers=[{"url": "../v1"}]) | {"at": request.path})
 
@@ -614,7 +614,7 @@ async def test_a_document_that_has_moved_is_reported_with_its_address() -> None:
             await from_openapi_url(f"{url}/old.json", HTTPServiceConfig(namespace="api"))
 
 
-def test_rules_for_operations_that_are_not_there_are_pointed_out(
+def test_rules_for_missing_operations_are_reported(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     rules: dict[str, Any] = {"rename": {"cal": "x"}, "pagination": {"cll": LinkPaging()}}
@@ -639,7 +639,7 @@ def test_the_description_beside_a_reference_takes_precedence() -> None:
     assert schema["properties"]["q"]["description"] == "here"
 
 
-def test_references_that_go_round_cost_their_operation() -> None:
+def test_cyclic_references_skip_only_their_operation() -> None:
     loop = {"$ref": "#/components/parameters/A"}
     doc = many(
         ("get", "/a", {"operationId": "a", "parameters": [loop]}),
@@ -652,7 +652,7 @@ def test_references_that_go_round_cost_their_operation() -> None:
     assert service.problems[0].where == "GET /a"
 
 
-def test_a_body_that_cannot_be_found_costs_its_operation() -> None:
+def test_a_body_with_a_broken_reference_skips_only_its_operation() -> None:
     loop = {"$ref": "#/components/requestBodies/A"}
     doc = many(
         ("post", "/a", {"requestBody": loop}),
@@ -684,7 +684,7 @@ def test_methods_are_found_however_they_are_written() -> None:
     assert [problem.where for problem in service.problems] == ["NO METHOD /c"]
 
 
-def test_a_document_can_call_itself_by_its_own_name() -> None:
+def test_a_document_can_refer_to_itself_by_its_own_name() -> None:
     reference = {"$ref": "https://x.example/api#/components/schemas/Pet"}
     media = {"application/json": {"schema": reference}}
     doc = {
@@ -699,7 +699,7 @@ def test_a_document_can_call_itself_by_its_own_name() -> None:
     }
 
 
-def test_a_document_that_another_reader_made_imports_too() -> None:
+def test_a_document_decoded_by_another_reader_is_imported() -> None:
     day = datetime.date(2020, 1, 1)
     body = {
         "content": {

@@ -208,7 +208,7 @@ async def test_the_alternative_that_streams_is_chosen() -> None:
     assert server.bodies == [{"prompt": "x", "stream": False}, {"prompt": "x", "stream": True}]
 
 
-async def test_a_required_stream_that_has_one_value_is_set_where_it_fits() -> None:
+async def test_a_required_stream_property_with_one_value_is_set_if_it_fits() -> None:
     server = Chat()
     doc = chat({"type": "boolean", "enum": [True]})
     schema = doc["paths"]["/chat"]["post"]["requestBody"]["content"][JSON]["schema"]
@@ -282,7 +282,7 @@ async def test_a_line_that_is_not_json_is_passed_on_as_text_and_marked(policy: A
 
 
 @needs_documents
-async def test_a_real_document_streams_and_answers() -> None:
+async def test_an_operation_of_a_real_document_is_streamed_and_executed() -> None:
     bodies: list[Any] = []
     chunk = {
         "id": "1", "created": 1, "model": "m", "system_fingerprint": "f",

@@ -33,7 +33,7 @@ def expected(case: dict[str, Any]) -> list[ServerSentEvent]:
 
 @needs_table
 @pytest.mark.parametrize("case", CASES, ids=lambda case: str(case["id"]))
-def test_a_case_gives_its_events_under_every_split(case: dict[str, Any]) -> None:
+def test_a_case_yields_the_same_events_however_it_is_split(case: dict[str, Any]) -> None:
     body = base64.b64decode(case["body_b64"])
     whole, decoder = decode([body])
     assert whole == expected(case)
@@ -65,7 +65,7 @@ def test_any_bytes_are_read_without_an_exception(chunks: list[bytes]) -> None:
 
 @pytest.mark.requirement("R18")
 @pytest.mark.parametrize("piece", [b"data: " + b"x" * 99 + b"\n", b"x" * 100, b"id" * 50])
-def test_an_endless_event_is_refused_while_it_arrives(piece: bytes) -> None:
+def test_an_event_without_end_is_rejected_while_it_arrives(piece: bytes) -> None:
     decoder = EventStreamDecoder(max_event_bytes=1000)
     with pytest.raises(CallError) as caught:
         for _ in range(20):

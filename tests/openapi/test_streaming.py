@@ -61,7 +61,7 @@ def test_a_stream_is_a_subscription_in_every_version() -> None:
         assert operation.spec.type is OperationType.SUBSCRIPTION
 
 
-async def test_text_stays_text_where_text_is_declared() -> None:
+async def test_text_stays_text_if_text_is_declared() -> None:
     async def respond(request: web.Request) -> web.StreamResponse:
         response = await begin(request)
         await response.write(b"data: 123\n\n")
@@ -159,7 +159,7 @@ async def test_a_lost_stream_is_resumed() -> None:
 
 @pytest.mark.requirement("F2")
 @pytest.mark.parametrize("first", [0, 2], ids=["from the beginning", "from the last one"])
-async def test_a_lost_stream_that_repeats_events_goes_on_where_it_was(first: int) -> None:
+async def test_a_lost_stream_that_repeats_events_continues_at_its_position(first: int) -> None:
     count = 0
 
     async def respond(request: web.Request) -> web.StreamResponse:
@@ -179,7 +179,7 @@ async def test_a_lost_stream_that_repeats_events_goes_on_where_it_was(first: int
 
 
 @pytest.mark.requirement("F2")
-async def test_a_lost_stream_that_does_not_come_back_to_where_it_was_is_unavailable() -> None:
+async def test_a_lost_stream_that_cannot_be_resumed_at_its_position_is_unavailable() -> None:
     count = 0
 
     async def respond(request: web.Request) -> web.StreamResponse:
@@ -265,7 +265,7 @@ async def test_a_mutations_stream_is_never_requested_twice() -> None:
     assert caught.value.code == ErrorCode.UNAVAILABLE
 
 
-async def test_a_server_that_stays_away_is_unavailable() -> None:
+async def test_a_server_that_does_not_return_is_unavailable() -> None:
     count = 0
 
     async def respond(request: web.Request) -> web.StreamResponse:
@@ -287,7 +287,7 @@ async def test_a_server_that_stays_away_is_unavailable() -> None:
     assert caught.value.code == ErrorCode.UNAVAILABLE
 
 
-async def test_an_error_on_the_way_back_to_a_lost_stream_is_raised() -> None:
+async def test_an_error_while_resuming_a_lost_stream_is_raised() -> None:
     count = 0
 
     async def respond(request: web.Request) -> web.StreamResponse:
@@ -348,7 +348,7 @@ async def test_a_lost_stream_without_ids_is_not_begun_again() -> None:
 
 @pytest.mark.requirement("R12")
 @pytest.mark.parametrize("where", ["before the head", "in an error", "in one answer"])
-async def test_a_server_that_stops_talking_is_a_timeout(where: str) -> None:
+async def test_a_server_that_stops_responding_is_a_timeout(where: str) -> None:
     over = asyncio.Event()
 
     async def respond(request: web.Request) -> web.StreamResponse:
@@ -389,7 +389,7 @@ async def test_a_stream_follows_redirects_on_request() -> None:
             await collected(streaming(), url)
 
 
-async def test_an_error_answer_is_raised() -> None:
+async def test_an_error_response_is_raised() -> None:
     async def respond(request: web.Request) -> web.Response:
         return web.json_response({"why": "no"}, status=403)
 
@@ -399,7 +399,7 @@ async def test_an_error_answer_is_raised() -> None:
     assert caught.value.details["body"] == {"why": "no"}
 
 
-async def test_one_answer_instead_of_a_stream_is_one_item() -> None:
+async def test_a_single_response_instead_of_a_stream_is_one_item() -> None:
     async def respond(request: web.Request) -> web.Response:
         return web.json_response({"a": 1})
 
@@ -408,7 +408,7 @@ async def test_one_answer_instead_of_a_stream_is_one_item() -> None:
 
 
 @pytest.mark.requirement("R18")
-async def test_an_event_without_end_is_refused() -> None:
+async def test_an_endless_event_is_rejected() -> None:
     async def respond(request: web.Request) -> web.StreamResponse:
         response = await begin(request)
         for _ in range(100):

@@ -299,7 +299,7 @@ async def test_no_argument_can_set_a_header_that_a_function_sets(echo: Echo) -> 
 
 @pytest.mark.requirement("R03", "R08")
 @pytest.mark.parametrize("value", ["a\r\nX-Evil: 1", None])
-async def test_a_header_function_that_fails_or_breaks_out_stops_the_call(
+async def test_a_header_function_that_fails_or_returns_an_invalid_value_stops_the_call(
     value: str | None, echo: Echo
 ) -> None:
     echo.seen.clear()

@@ -49,7 +49,7 @@ def everything_said(error: BaseException | None) -> Iterator[str]:
         ("redis://:SEKRIT@127.0.0.1:1/", "reached"),
     ],
 )
-async def test_an_address_of_redis_that_leads_nowhere(
+async def test_an_unreachable_redis_address_is_reported(
     connect: Callable[..., Any], url: str, word: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     await nowhere(partial(connect, connect_timeout=0.3), url, word, caplog)
@@ -71,7 +71,7 @@ async def test_an_address_of_redis_that_leads_nowhere(
         ("nats://user:SEKRIT@127.0.0.1:1", "connection refused"),
     ],
 )
-async def test_an_address_of_nats_that_leads_nowhere(
+async def test_an_unreachable_nats_address_is_reported(
     url: str, word: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     await nowhere(lambda url: connect_nats(url, connect_timeout=0.2), url, word, caplog)
@@ -95,7 +95,7 @@ async def test_an_address_of_nats_that_leads_nowhere(
         ("ws://127.0.0.1:1/ws?token=SEKRIT", "reached"),
     ],
 )
-async def test_an_address_of_a_websocket_that_leads_nowhere(
+async def test_an_unreachable_websocket_address_is_reported(
     url: str, word: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     await nowhere(connect_websocket, url, word, caplog)

@@ -85,7 +85,7 @@ async def test_messages_to_a_topic_reach_every_listener(world: World) -> None:
     assert here.bodies == there.bodies == [event(1)]
 
 
-async def test_every_message_in_a_queue_goes_to_exactly_one_taker(world: World) -> None:
+async def test_every_message_in_a_queue_goes_to_exactly_one_consumer(world: World) -> None:
     async with two_ends(world) as (near, far):
         takers = [Recorder(), Recorder()]
         count = 1 if world.name == "websocket" else 2
@@ -162,7 +162,7 @@ async def test_a_message_that_is_too_large_is_rejected_before_it_is_sent(world: 
             await near.enqueue("work", large, key="k", reply_to=near.mailbox(), wait=1)
 
 
-async def test_closing_a_taker_loses_nothing_it_has_taken(broker_world: World) -> None:
+async def test_closing_a_consumer_loses_no_message_that_it_received(broker_world: World) -> None:
     async with two_ends(broker_world) as (near, far):
         first, second = Recorder(), Recorder()
         box = near.mailbox()
@@ -192,7 +192,7 @@ async def test_mailboxes_cannot_be_guessed(broker_world: World) -> None:
 
 
 @pytest.mark.slow
-async def test_a_target_that_was_not_used_for_a_while_is_still_there(world: World) -> None:
+async def test_a_target_that_was_idle_can_still_be_used(world: World) -> None:
     async with two_ends(world) as (near, far):
         # Longer than the heartbeat interval of every transport.
         await asyncio.sleep(6)

@@ -292,7 +292,7 @@ async def test_a_request_that_jetstream_cannot_store_is_unavailable(jetstream: B
     assert caught.value.retryable
 
 
-async def test_without_jetstream_durability_is_refused(nats_server: Broker) -> None:
+async def test_without_jetstream_durability_is_rejected(nats_server: Broker) -> None:
     with pytest.raises(TransportError, match="nats-server -js"):
         async with connect_nats(nats_server.url, durable=True):
             pass

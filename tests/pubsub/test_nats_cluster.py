@@ -96,7 +96,7 @@ async def test_losing_the_leader_of_the_stream_loses_no_call(
 
 
 @pytest.mark.requirement("R34", "R36")
-async def test_a_cluster_whose_servers_are_restarted_one_after_the_other(
+async def test_calls_survive_a_rolling_restart_of_a_cluster(
     cluster: NatsCluster, tmp_path: Path
 ) -> None:
     durable, plain = (

@@ -92,7 +92,7 @@ async def test_r16_with_tls_messages_are_encrypted(certificate: Path, more: str)
 
 
 @pytest.mark.requirement("R16")
-async def test_r16_a_server_that_returns_without_tls_is_not_talked_to(
+async def test_r16_no_data_is_sent_to_a_server_that_returns_without_tls(
     certificate: Path, nats_server: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:
     with running(secured(certificate)) as broker:
@@ -124,7 +124,7 @@ async def test_an_untrusted_certificate_ends_the_attempt(certificate: Path) -> N
 @pytest.mark.parametrize(
     "login", ["", f"user:{SECRET}2@", f"{SECRET}3@"], ids=["none", "wrong", "token"]
 )
-async def test_a_login_that_is_refused_is_refused_at_once(login: str) -> None:
+async def test_a_rejected_login_fails_at_once(login: str) -> None:
     with (
         running(NatsServer("--user", "user", "--pass", SECRET)) as broker,
         anyio.fail_after(20),
@@ -177,7 +177,7 @@ async def test_an_address_without_a_server_is_named_with_the_reason(
 
 
 @pytest.mark.parametrize("group", ["a b", "a.*", ">", "", ".a", "b\u00fcro", "a\r\nPUB x 1"])
-async def test_a_group_that_is_not_a_subject_is_refused_at_the_start(
+async def test_a_group_that_is_not_a_subject_is_rejected_at_the_start(
     nats_server: Broker, group: str
 ) -> None:
     async with connect_nats(nats_server.url) as target:
@@ -196,7 +196,7 @@ async def test_a_group_that_is_not_a_subject_is_refused_at_the_start(
 
 
 @pytest.mark.parametrize("name", ["prefix", "client"])
-async def test_names_that_make_no_subjects_are_refused_before_connecting(name: str) -> None:
+async def test_names_that_are_not_subjects_are_rejected_before_connecting(name: str) -> None:
     with pytest.raises(TransportError, match=r"not a NATS subject|name of a client"):
         async with connect_nats("nats://127.0.0.1:1", **{name: "a *"}):  # type: ignore[arg-type]
             pass

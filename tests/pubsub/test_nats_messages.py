@@ -52,7 +52,7 @@ async def test_messages_are_read_however_they_are_cut(size: int) -> None:
 @pytest.mark.parametrize(
     "text", [b"MSG box.a 7 many\r\nhello\r\n", b"MSG box.a\r\n", b"MESSAGE\r\n"]
 )
-async def test_text_that_is_not_the_protocol_is_an_error(text: bytes) -> None:
+async def test_text_outside_the_protocol_is_an_error(text: bytes) -> None:
     client, taken = listening()
 
     with pytest.raises(ProtocolError):

@@ -15,7 +15,7 @@ from operations.pubsub.redis.connection import Connector, ask
 
 
 @pytest.mark.requirement("R35", "F6")
-async def test_f6_silence_breaks_a_connection_and_is_no_answer(
+async def test_f6_a_silent_connection_is_closed_and_counts_as_no_reply(
     redis_server: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("operations.pubsub.redis.connection._READ_TIMEOUT", 0.1)
@@ -30,7 +30,7 @@ async def test_f6_silence_breaks_a_connection_and_is_no_answer(
 
 
 @pytest.mark.requirement("R35", "F6")
-async def test_f6_a_server_that_stops_reading_is_noticed_while_many_messages_wait(
+async def test_f6_a_server_that_stops_reading_is_detected_while_many_messages_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("operations.pubsub.redis.connection.KEEPALIVE", 0.1)

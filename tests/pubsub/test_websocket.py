@@ -64,7 +64,7 @@ async def test_r48_a_client_that_is_disconnected_after_each_connect_backs_off() 
 
 
 @pytest.mark.requirement("R35", "F6", "F7")
-async def test_f7_a_peer_that_stops_reading_is_noticed() -> None:
+async def test_f7_a_peer_that_stops_reading_is_detected() -> None:
     async with reader(**KEEPALIVE) as (target, _):
         for body in (LARGE, SMALL):
             with anyio.fail_after(20), pytest.raises(TransportError):

@@ -93,7 +93,7 @@ def test_undeclared_properties_are_stripped(document: Any, value: Any, expected:
     assert _edited(_cast(document, value)) == (expected, [])
 
 
-def test_extras_stay_also_where_other_parts_failed() -> None:
+def test_extras_are_kept_even_if_other_parts_failed() -> None:
     result = _cast({**POINT, "additionalProperties": True}, {"x": "no", "z": 3})
 
     assert result.value == {"x": 0, "y": 0, "z": 3}
@@ -190,7 +190,7 @@ def test_a_filled_default_is_a_copy() -> None:
         assert document["properties"]["a"]["default"] == [1]  # type: ignore[index]
 
 
-def test_a_default_that_would_hold_itself_is_never_filled() -> None:
+def test_a_recursive_default_is_never_filled() -> None:
     node = {
         "type": "object",
         "properties": {"next": {"$ref": "#", "default": {}}, "v": {"default": 1}},
@@ -307,7 +307,7 @@ def test_a_valid_scalar_is_unchanged(document: Any, value: Any) -> None:
         (False, {"a": [1]}),
     ],
 )
-def test_where_nothing_valid_can_be_made_the_value_stays(document: Any, value: Any) -> None:
+def test_a_value_that_cannot_be_repaired_stays_unchanged(document: Any, value: Any) -> None:
     assert _edited(_cast(document, value)) == (value, [])
 
 
@@ -835,7 +835,7 @@ def test_decimals_in_a_field_for_numbers() -> None:
         {},
     ],
 )
-def test_data_that_is_too_deep_is_refused_by_every_kind_of_schema(document: Any) -> None:
+def test_data_that_is_too_deep_is_rejected_by_every_kind_of_schema(document: Any) -> None:
     deep: Any = []
     for _ in range(70):
         deep = [deep]
@@ -844,7 +844,7 @@ def test_data_that_is_too_deep_is_refused_by_every_kind_of_schema(document: Any)
         Schema(document).compile().normaliser("create")(deep)
 
 
-def test_a_shape_deeper_than_data_may_be_is_cast_as_far_as_data_goes() -> None:
+def test_a_shape_deeper_than_the_limit_is_cast_up_to_the_limit() -> None:
     document: dict[str, Any] = {"type": "integer"}
     for _ in range(70):
         document = {
@@ -866,7 +866,7 @@ def test_a_shape_deeper_than_data_may_be_is_cast_as_far_as_data_goes() -> None:
 
 
 @pytest.mark.parametrize("policy", ["cast", "keep", "create"])
-def test_no_changes_are_none(policy: CastPolicy) -> None:
+def test_no_changes_are_represented_by_none(policy: CastPolicy) -> None:
     normalise = Schema(POINT).compile().normaliser(policy)
 
     assert normalise({"x": 1, "y": 2}) == ({"x": 1, "y": 2}, None)
@@ -891,7 +891,7 @@ def test_conditions_that_contradict_each_other_settle_on_one_value() -> None:
     assert schema.cast({"kind": "0"}, "create").value == once
 
 
-def test_a_declared_default_that_is_not_valid_is_not_passed_over_in_silence() -> None:
+def test_an_invalid_declared_default_is_reported() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "string", "default": None}}}
     compiled = Schema({**schema, "required": ["a"]}).compile()
 
@@ -901,7 +901,7 @@ def test_a_declared_default_that_is_not_valid_is_not_passed_over_in_silence() ->
     assert not compiled.is_valid(value)
 
 
-def test_an_alternative_that_nothing_fits_is_none() -> None:
+def test_an_unsatisfiable_alternative_is_never_chosen() -> None:
     compiled = Schema(
         {
             "type": ["object", "null"],
@@ -935,7 +935,7 @@ def test_an_object_lookalike_is_not_converted(odd: Any) -> None:
 
 
 @pytest.mark.parametrize("number", [{"type": "number"}, {"type": "number", "minimum": 0}])
-def test_a_decimal_is_text_that_becomes_a_number_where_one_is_requested(number: Any) -> None:
+def test_a_decimal_is_text_and_becomes_a_number_if_the_schema_requires_one(number: Any) -> None:
     value = decimal.Decimal("0.50")
     for schema in (number, {"anyOf": [number, {"type": "null"}]}):
         assert Schema(schema).cast(value) == Schema(schema).cast("0.50")
@@ -965,7 +965,7 @@ def test_a_decimal_with_more_digits_than_a_float_stays_text(schema: Any) -> None
     assert [change.kind for change in result.changes] == ["mismatch"]
 
 
-def test_a_decimal_stays_text_where_text_and_numbers_are_allowed() -> None:
+def test_a_decimal_stays_text_if_text_and_numbers_are_allowed() -> None:
     schema = Schema({"type": "object", "properties": {"n": {"type": ["string", "number"]}}})
 
     assert schema.cast({"n": decimal.Decimal("1.50")}) == CastResult({"n": "1.50"}, [])

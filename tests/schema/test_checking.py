@@ -153,7 +153,7 @@ def test_a_document_is_read_in_the_dialect_it_names(
     assert schema.errors(invalid)
 
 
-def test_a_nameless_document_with_tuples_of_old_is_read_as_2019() -> None:
+def test_a_document_without_dialect_and_with_array_items_is_read_as_2019_09() -> None:
     schema = Schema({"items": [{"type": "integer"}, {"type": "string"}], "additionalItems": False})
 
     assert schema.check([1, "a"])
@@ -161,7 +161,7 @@ def test_a_nameless_document_with_tuples_of_old_is_read_as_2019() -> None:
     assert [fault.path for fault in schema.errors(["x", "a", None])] == ["/0", "/2"]
 
 
-def test_up_to_draft_7_nothing_counts_beside_a_reference() -> None:
+def test_up_to_draft_7_keywords_beside_a_reference_are_ignored() -> None:
     document = {
         "$schema": "http://json-schema.org/draft-07/schema#",
         "definitions": {"text": {"type": "string"}},
@@ -200,7 +200,7 @@ def test_up_to_draft_7_nothing_counts_beside_a_reference() -> None:
         ),
     ],
 )
-def test_keywords_of_other_dialects_mean_nothing(dialect: str, document: Any, value: Any) -> None:
+def test_keywords_of_other_dialects_are_ignored(dialect: str, document: Any, value: Any) -> None:
     schema = Schema({"$schema": dialect, **document})
 
     assert schema.check(value)

@@ -34,7 +34,7 @@ from operations.schema.values import conversions, is_whole
         ("", [], []),
     ],
 )
-def test_a_text_becomes_exactly_the_number_in_it(text: str, integer: Any, number: Any) -> None:
+def test_a_text_becomes_exactly_its_number(text: str, integer: Any, number: Any) -> None:
     assert list(conversions(text, ("integer",))) == integer
     assert list(conversions(text, ("number",))) == number
 
@@ -62,7 +62,7 @@ def test_other_conversions(value: Any, types: tuple[str, ...], expected: Any) ->
     assert list(conversions(value, types)) == expected
 
 
-def test_a_float_is_whole_only_as_far_as_floats_are_exact() -> None:
+def test_a_float_is_an_integer_only_in_the_exact_range() -> None:
     assert is_whole(2.0**53)
     assert not is_whole(2.0**54)
     assert not is_whole(0.5)

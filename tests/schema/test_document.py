@@ -56,7 +56,7 @@ def test_a_schema_with_restrictions_is_not_unknown(document: Any) -> None:
     assert not Schema(document).is_unknown
 
 
-def test_false_accepts_nothing_and_leaves_everything() -> None:
+def test_the_false_schema_rejects_every_value_and_changes_none() -> None:
     schema = Schema(False)
 
     assert not schema.check(None)

@@ -100,7 +100,7 @@ DRAFT_4 = "http://json-schema.org/draft-04/schema#"
         ({"maximum": 3, "exclusiveMaximum": True}, 3, "must be less than 3"),
     ],
 )
-def test_draft_4_has_exclusive_beside_the_limit(document: Any, value: Any, message: str) -> None:
+def test_draft_4_has_boolean_exclusive_limits(document: Any, value: Any, message: str) -> None:
     assert _faults({"$schema": DRAFT_4, **document}, value)[0][1] == message
 
 

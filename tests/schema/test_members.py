@@ -160,7 +160,7 @@ def test_keywords_beside_a_union_apply_to_every_member() -> None:
     assert _cast(document, None).value == {"id": 0, "a": None}
 
 
-def test_two_unions_side_by_side_are_both_heeded() -> None:
+def test_two_adjacent_unions_both_apply() -> None:
     document = {
         "type": "object",
         "allOf": [
@@ -210,7 +210,7 @@ def test_a_tag_scores_one_hundred_a_valid_property_ten_a_present_one_one() -> No
     assert _cast(tagged, {"a": "x", "b": "y", "k": 1}).value == {"k": 1, "z": None}
 
 
-def test_members_that_come_to_match_in_the_end_are_heeded_too() -> None:
+def test_members_that_match_after_conversion_are_considered() -> None:
     """Casting once more would otherwise change the result."""
     document = {
         "type": "object",
@@ -268,7 +268,7 @@ def test_changes_of_removed_items_are_not_reported() -> None:
 
 
 @pytest.mark.requirement("R20")
-def test_trials_end_even_where_alternatives_multiply() -> None:
+def test_trials_end_even_if_alternatives_multiply() -> None:
     """Every level has many members, which differ only in their last leaf."""
     member = [
         {

@@ -25,7 +25,7 @@ QUICKLY = 1.0
         (r"(?=(a+))\1b", "a" * 10_000),
     ],
 )
-def test_no_text_keeps_a_pattern_busy(pattern: str, text: str) -> None:
+def test_no_text_makes_a_pattern_slow(pattern: str, text: str) -> None:
     schema = Schema({"type": "string", "pattern": pattern})
     started = time.process_time()
 
@@ -50,7 +50,7 @@ def test_no_text_keeps_a_pattern_busy(pattern: str, text: str) -> None:
         r"(",
     ],
 )
-def test_a_pattern_that_is_too_much_is_refused_with_its_place(pattern: str) -> None:
+def test_a_pattern_that_is_too_expensive_is_rejected_with_its_location(pattern: str) -> None:
     documents: list[Any] = [{"pattern": pattern}, {"patternProperties": {pattern: {}}}]
     for document in documents:
         with pytest.raises(SchemaError) as caught:
@@ -80,7 +80,7 @@ def test_a_lenient_schema_drops_such_a_pattern_with_a_warning(
 
 
 @pytest.mark.requirement("R19")
-def test_the_longer_a_pattern_the_shorter_the_text_it_may_meet() -> None:
+def test_longer_patterns_are_allowed_shorter_texts() -> None:
     short, long = longest_text("^a+$"), longest_text("^[a-z]{1,2000}$")
 
     assert short is not None
@@ -98,7 +98,7 @@ def test_a_text_too_long_for_its_pattern_is_invalid() -> None:
 
 
 @pytest.mark.requirement("R19")
-def test_names_are_held_to_the_same() -> None:
+def test_property_names_have_the_same_pattern_limits() -> None:
     schema = Schema(
         {
             "patternProperties": {"^(?!b)a+$": {"type": "integer"}},
@@ -166,7 +166,7 @@ def test_patterns_beside_other_limits_keep_the_lower_one() -> None:
     assert not schema.check("aaaa")
 
 
-def test_a_document_is_not_altered_by_the_bounds() -> None:
+def test_limits_do_not_modify_the_document() -> None:
     document: dict[str, Any] = {
         "properties": {"a": {"pattern": "a"}},
         "patternProperties": {"b": True},

@@ -32,7 +32,7 @@ def test_schemas_that_only_refer_to_the_same_place_have_the_same_plan() -> None:
     assert third.default == "x"
 
 
-def test_a_document_that_needs_too_many_plans_is_cast_as_far_as_they_go(
+def test_a_document_that_needs_too_many_plans_is_cast_partially(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(Checker, "max_plans", 2)

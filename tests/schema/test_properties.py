@@ -69,7 +69,7 @@ def test_a_valid_value_stays_valid(schema: Any, value: Any, policy: CastPolicy) 
 
 @many
 @given(plain_schemas | any_schemas, st.lists(json_values, min_size=2, max_size=4), policies)
-def test_values_that_nothing_else_refers_to_are_normalised_alike(
+def test_values_without_other_references_are_normalised_equally(
     schema: Any, values: list[Any], policy: CastPolicy
 ) -> None:
     compiled = Schema(schema).compile()
@@ -236,7 +236,7 @@ def test_nothing_is_invented_and_every_difference_is_reported(
 
 @many
 @given(any_schemas, json_values)
-def test_there_are_errors_exactly_where_the_check_fails(schema: Any, value: Any) -> None:
+def test_errors_are_reported_exactly_if_the_check_fails(schema: Any, value: Any) -> None:
     compiled = Schema(schema)
 
     assert bool(compiled.errors(value)) is not compiled.check(value)

@@ -74,7 +74,7 @@ def test_identifiers_that_are_only_fragments_are_anchors_up_to_draft_7() -> None
     assert [fault.path for fault in schema.errors({"a": 1})] == ["/a"]
 
 
-def test_up_to_draft_7_an_identifier_beside_a_reference_is_none() -> None:
+def test_up_to_draft_7_an_identifier_beside_a_reference_is_ignored() -> None:
     schema = Schema(
         {
             "$schema": "http://json-schema.org/draft-07/schema#",

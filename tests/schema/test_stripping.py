@@ -66,7 +66,7 @@ def _is_exact(document: Any) -> bool:
         {"type": "object", "properties": {"a": {"enum": ["a", 1]}, "b": {"const": None}}},
     ],
 )
-def test_plain_shapes_are_done_in_c(document: Any) -> None:
+def test_plain_shapes_are_converted_in_c(document: Any) -> None:
     assert _is_shaped(document)
 
 
@@ -145,7 +145,7 @@ def test_a_type_that_expresses_its_whole_schema_is_exact(document: Any) -> None:
         {"type": "array", "items": {"enum": []}},
     ],
 )
-def test_a_type_that_leaves_something_out_is_not(document: Any) -> None:
+def test_a_type_that_omits_part_of_its_schema_is_not_exact(document: Any) -> None:
     assert not _is_exact(document)
 
 

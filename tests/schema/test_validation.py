@@ -18,7 +18,7 @@ PERSON = {
 }
 
 
-def test_errors_are_collected_from_documents_and_schemas_alike() -> None:
+def test_errors_are_collected_from_documents_and_schemas() -> None:
     expected = [ValidationIssue("/name", "is required", "required")]
 
     assert collect_errors(PERSON, {}) == expected
@@ -69,7 +69,7 @@ def test_names_cannot_forge_lines_of_a_log() -> None:
     assert r"a\nERROR: b\x1b[0m" in format_value_errors(faults)
 
 
-def test_a_misspelt_name_is_the_first_fault() -> None:
+def test_a_misspelt_name_is_the_first_reported_issue() -> None:
     schema = {
         "type": "object",
         "required": ["due", "title"],

@@ -137,7 +137,7 @@ async def test_a_request_with_two_lengths_is_not_two_requests() -> None:
 
 
 @pytest.mark.requirement("R18")
-async def test_a_chunked_body_without_end_is_cut() -> None:
+async def test_an_endless_chunked_body_is_cut_off() -> None:
     async with attacked(Limits(body_bytes=100_000)) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(
@@ -185,7 +185,7 @@ async def test_idle_and_half_open_connections_block_no_client() -> None:
 
 
 @pytest.mark.parametrize("first", [b"", b"POST /test/run HTTP/1.1\r\nHost: loc", b"\r\n"])
-async def test_a_head_that_does_not_arrive_is_not_waited_for(
+async def test_a_request_head_has_a_time_limit(
     first: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("operations.server.protocol.HEAD_SECONDS", 0.2)
@@ -215,7 +215,7 @@ async def test_a_second_request_on_a_connection_is_not_waited_for_either(
 
 @pytest.mark.requirement("R18")
 @pytest.mark.parametrize("target", ["/", "/" + "x" * 100_000])
-async def test_a_head_without_end_is_cut(target: str) -> None:
+async def test_an_endless_request_head_is_cut_off(target: str) -> None:
     async with attacked() as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(f"GET {target} HTTP/1.1\r\n".encode())

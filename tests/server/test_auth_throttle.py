@@ -145,13 +145,13 @@ async def test_an_unchecked_credential_does_not_count_as_wrong() -> None:
     assert {await shown(client, f"key {number}") for number in range(10)} == {401}
 
 
-async def test_the_limit_can_be_taken_away() -> None:
+async def test_the_limit_can_be_removed() -> None:
     client = attacked(limits=Limits(failed_attempts_per_second=None))
 
     assert {await shown(client, f"guess {number}") for number in range(50)} == {401}
 
 
-async def test_sessions_are_not_begun_by_guessing_either() -> None:
+async def test_wrong_guesses_open_no_session() -> None:
     client = attacked()
 
     assert [await shown(client, f"{number}", "/session") for number in range(4)][-1] == 429

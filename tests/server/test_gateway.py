@@ -76,7 +76,7 @@ async def test_search_finds_operations_that_the_caller_may_call() -> None:
         "/schema",
     ],
 )
-async def test_requests_that_do_not_match_are_refused(target: str) -> None:
+async def test_requests_that_do_not_match_are_rejected(target: str) -> None:
     assert (await serving().get(target)).status == 422
 
 
@@ -136,7 +136,7 @@ async def test_the_schema_of_the_output_is_shown_on_request() -> None:
     assert "outputSchema" in whole
 
 
-async def test_a_call_gives_the_envelope() -> None:
+async def test_a_call_returns_the_envelope() -> None:
     client = serving()
 
     answer = await client.post("/call", json={"operation": "task.get", "input": {"id": 7}})
@@ -196,7 +196,7 @@ async def test_a_batch_runs_each_call_as_the_caller() -> None:
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
-async def test_a_subscription_gives_its_items(method: str) -> None:
+async def test_a_subscription_yields_its_items(method: str) -> None:
     client = serving()
     if method == "GET":
         response = await client.get(
@@ -214,7 +214,7 @@ async def test_a_subscription_gives_its_items(method: str) -> None:
     ("operation", "headers", "status"),
     [("nope", {}, 404), ("task.watch", {}, 401), ("task.get", {}, 422)],
 )
-async def test_a_subscription_refused_at_once_has_its_status(
+async def test_a_subscription_rejected_at_once_has_its_status(
     operation: str, headers: dict[str, str], status: int
 ) -> None:
     response = await serving().get(f"/subscribe?operation={operation}", headers=headers)

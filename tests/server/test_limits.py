@@ -32,7 +32,7 @@ def serving(limits: Limits, **options: Any) -> tuple[Client, list[str]]:
 
 
 @pytest.mark.requirement("R18")
-async def test_a_body_one_byte_too_large_is_refused_unread() -> None:
+async def test_a_body_one_byte_too_large_is_rejected_unread() -> None:
     client, ran = serving(Limits(body_bytes=100))
     body = b'{"text":"' + b"x" * 89 + b'"}'
     kind = {"content-type": "application/json"}
@@ -47,7 +47,7 @@ async def test_a_body_one_byte_too_large_is_refused_unread() -> None:
 
 
 @pytest.mark.requirement("R18")
-async def test_a_body_of_unknown_size_is_refused_while_it_arrives() -> None:
+async def test_a_body_of_unknown_size_is_rejected_while_it_arrives() -> None:
     taken = 0
 
     async def receive() -> Message:

@@ -76,7 +76,7 @@ async def test_our_protocol_can_be_used_under_plain_uvicorn() -> None:
 
 
 @pytest.mark.requirement("R55")
-async def test_a_message_that_unfolds_beyond_the_limit_closes_the_socket() -> None:
+async def test_a_message_that_expands_beyond_the_limit_closes_the_socket() -> None:
     async with plain_uvicorn() as (port, _):
         async with connect(f"ws://127.0.0.1:{port}/ws", compression="deflate") as socket:
             with pytest.raises(ConnectionClosed) as caught:

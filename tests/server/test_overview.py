@@ -116,7 +116,7 @@ def test_without_sign_in_all_callers_are_the_same() -> None:
     assert len(http.get("/calls").json()["calls"]) == 1
 
 
-def test_only_the_latest_calls_are_given() -> None:
+def test_only_the_latest_calls_are_returned() -> None:
     http = client(build(), known=False)
     for _ in range(MAX_CALLS // 100 + 1):
         calls = [{"operation": "open.hello", "input": {}}] * 100
@@ -133,7 +133,7 @@ def test_without_a_graph_there_are_no_calls_to_see() -> None:
     assert client(build()).get("/operations").json()["hasCalls"] is True
 
 
-async def test_an_app_leaves_nothing_at_its_registry() -> None:
+async def test_an_app_removes_its_observers_from_the_registry() -> None:
     registry = OperationRegistry()
     apps = [create_app(registry, graph=CallGraph()) for _ in range(3)]
     assert registry.counters is not None
@@ -146,7 +146,7 @@ async def test_an_app_leaves_nothing_at_its_registry() -> None:
     assert not registry.observed
 
 
-async def test_an_app_that_was_never_started_leaves_nothing_at_its_registry() -> None:
+async def test_an_app_that_was_never_started_adds_no_observers_to_the_registry() -> None:
     registry = OperationRegistry()
     app = create_app(registry, graph=CallGraph())
 

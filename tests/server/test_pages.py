@@ -66,7 +66,7 @@ async def test_metrics_show_operations_that_the_caller_may_call() -> None:
 
 
 @pytest.mark.parametrize("answer", [True, False, RuntimeError("no broker")])
-async def test_readiness_is_asked_for(answer: Any) -> None:
+async def test_readiness_comes_from_the_given_function(answer: Any) -> None:
     async def ready() -> bool:
         if isinstance(answer, Exception):
             raise answer
@@ -125,7 +125,7 @@ async def test_a_socket_gets_the_identity() -> None:
     assert [who and who.id for who in seen] == ["alice", None]
 
 
-async def test_a_socket_elsewhere_is_refused_and_not_given_to_the_console() -> None:
+async def test_a_websocket_at_another_path_is_rejected_and_not_passed_to_the_console() -> None:
     asked: list[str] = []
 
     async def other(scope: Any, receive: Any, send: Any) -> None:

@@ -41,7 +41,7 @@ def test_it_listens_on_loopback_by_default(caplog: pytest.LogCaptureFixture) -> 
     [("127.0.0.1", True), ("127.8.8.8", True), ("::1", True), ("localhost", True), ("0.0.0.0", False),
      ("::", False), ("10.0.0.1", False), ("localhost.evil.example", False)],
 )  # fmt: skip
-def test_loopback_is_known(host: str, expected: bool) -> None:
+def test_loopback_addresses_are_recognised(host: str, expected: bool) -> None:
     assert is_loopback(host) is expected
 
 
@@ -180,7 +180,7 @@ async def test_the_server_does_not_name_itself() -> None:
         assert "server" not in response.headers
 
 
-def test_an_entry_point_that_is_not_an_application_is_refused_at_once() -> None:
+def test_an_entry_point_that_is_not_an_application_is_rejected_at_once() -> None:
     registry = OperationRegistry()
     with pytest.raises(TypeError, match="asgi_app"):
         create_app(registry, mcp=to_mcp(registry))  # type: ignore[arg-type]

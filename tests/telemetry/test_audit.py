@@ -62,7 +62,7 @@ async def test_records_are_lines_of_json_on_a_logger(
     assert msgspec.json.decode(record.getMessage())["identityId"] == "eve\nCRITICAL owned"
 
 
-async def test_a_handler_left_behind_is_recorded(registry: OperationRegistry) -> None:
+async def test_an_abandoned_handler_is_recorded(registry: OperationRegistry) -> None:
     records: list[AuditRecord] = []
     registry.observe(Audit(records.append))
     stop = asyncio.Event()

@@ -96,7 +96,7 @@ async def test_a_trace_continues_through_the_http_server(registry: OperationRegi
     assert seen[0][1]["tracestate"] == "a=b"
 
 
-async def test_failures_and_items_are_noted_without_their_words(
+async def test_failures_and_items_are_recorded_without_their_content(
     registry: OperationRegistry,
 ) -> None:
     telemetry, seen = Telemetry(registry), build(registry)
