@@ -238,7 +238,7 @@ def test_a_value_becomes_json_builtins_of_exactly_these_types(value: Any, expect
 
 
 @pytest.mark.parametrize(("value", "expected"), BECOMES, ids=kind)
-def test_lifting_gives_a_json_type_and_finishing_the_job_gives_the_same(
+def test_lifting_returns_a_json_type_and_finishing_returns_the_same(
     value: Any, expected: Any
 ) -> None:
     lifted = lift(value)
@@ -300,7 +300,7 @@ def async_function() -> Any:
     ],
     ids=kind,
 )
-def test_values_without_a_form_in_json_are_rejected_by_type(value: Any) -> None:
+def test_values_that_cannot_be_converted_to_json_are_rejected_by_type(value: Any) -> None:
     with pytest.raises(JSONValueError) as caught:
         to_json({"a": [0, value]})
 
@@ -308,7 +308,7 @@ def test_values_without_a_form_in_json_are_rejected_by_type(value: Any) -> None:
     assert type(value).__name__ in caught.value.reason
 
 
-def test_a_coroutine_is_refused() -> None:
+def test_a_coroutine_is_rejected() -> None:
     coroutine = async_function()
     with pytest.raises(JSONValueError, match="coroutine"):
         to_json(coroutine)
@@ -330,7 +330,7 @@ def test_a_coroutine_is_refused() -> None:
         (lambda number: OrderedDict(a=number), "/a"),
     ],
 )
-def test_not_a_number_is_refused_with_its_place(wrap: Any, path: str, number: float) -> None:
+def test_not_a_number_is_rejected_with_its_place(wrap: Any, path: str, number: float) -> None:
     with pytest.raises(JSONValueError) as caught:
         to_json(wrap(number))
 
@@ -350,7 +350,7 @@ def test_an_escaped_lone_surrogate_is_named(text: bytes) -> None:
     ("value", "path"),
     [("\ud800", ""), (["\udfff"], "/0"), ({"\ud800": 1}, ""), (Text("\ud800"), "")],
 )
-def test_a_lone_surrogate_is_refused(value: Any, path: str) -> None:
+def test_a_lone_surrogate_is_rejected(value: Any, path: str) -> None:
     with pytest.raises(JSONValueError) as caught:
         to_json(value)
 
@@ -359,7 +359,7 @@ def test_a_lone_surrogate_is_refused(value: Any, path: str) -> None:
 
 
 @pytest.mark.requirement("R20")
-def test_nesting_is_allowed_to_the_bound_and_refused_beyond_it() -> None:
+def test_nesting_is_allowed_to_the_bound_and_rejected_beyond_it() -> None:
     def nested(depth: int) -> Any:
         value: Any = 1
         for _ in range(depth):
@@ -374,7 +374,7 @@ def test_nesting_is_allowed_to_the_bound_and_refused_beyond_it() -> None:
 
 
 @pytest.mark.parametrize("kind", ["list", "dict", "dataclass", "struct", "attrs", "brief"])
-def test_a_value_that_holds_itself_is_refused(kind: str) -> None:
+def test_a_cyclic_value_is_rejected(kind: str) -> None:
     loops: dict[str, Any] = {
         "list": [],
         "dict": {},
@@ -397,7 +397,7 @@ def test_a_value_that_holds_itself_is_refused(kind: str) -> None:
         to_json(loop)
 
 
-def test_a_pydantic_model_that_holds_itself_is_refused() -> None:
+def test_a_cyclic_pydantic_model_is_rejected() -> None:
     class Loop(pydantic.BaseModel):
         held: Any = None
 
@@ -431,7 +431,7 @@ def test_keys_become_text(keys: list[Any], names: list[str]) -> None:
 @pytest.mark.parametrize(
     "key", [None, True, 1.5, (1, 2), frozenset({1}), Kind.PAIR, object(), 10**4500], ids=type
 )
-def test_other_keys_are_refused(key: Any) -> None:
+def test_other_keys_are_rejected(key: Any) -> None:
     with pytest.raises(JSONValueError) as caught:
         to_json({"a": {key: 1}})
 
@@ -447,7 +447,7 @@ def test_other_keys_are_refused(key: Any) -> None:
         {UNIQUE: 1, str(UNIQUE): 2},
     ],
 )
-def test_keys_that_become_the_same_are_refused(value: Any) -> None:
+def test_keys_that_become_the_same_are_rejected(value: Any) -> None:
     with pytest.raises(JSONValueError) as caught:
         to_json([value])
 
@@ -455,7 +455,7 @@ def test_keys_that_become_the_same_are_refused(value: Any) -> None:
     assert "same" in caught.value.reason
 
 
-def test_a_class_that_fails_while_it_is_read_is_refused() -> None:
+def test_a_class_that_raises_while_it_is_inspected_is_rejected() -> None:
     class Broken(OwnMapping):
         def __iter__(self) -> Iterator[str]:
             raise RuntimeError("cannot be read")
@@ -497,7 +497,7 @@ JSON_VALUES = st.recursive(
 
 
 @given(JSON_VALUES)
-def test_every_json_value_comes_back_equal(value: Any) -> None:
+def test_every_json_value_round_trips(value: Any) -> None:
     assert to_json(value) == value
 
 
@@ -530,6 +530,17 @@ def test_other_values_are_converted_as_by_to_json(value: Any, expected: Any) -> 
     assert as_json(value) == expected
     assert as_json({"a": [value]}) == {"a": [expected]}
     assert_builtins(as_json({"a": [value]}))
+
+
+def test_a_large_value_is_not_kept_after_it_was_checked() -> None:
+    tracemalloc.start()
+    try:
+        as_json({"text": "x" * 4_000_000})
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert kept < 1_000_000
 
 
 # ------------------------------------------------------------ decoding within bounds
@@ -618,7 +629,7 @@ def test_edge_values_are_decoded_exactly() -> None:
 
 @pytest.mark.requirement("R20", "R55")
 @pytest.mark.parametrize("opening", [b"[", b'{"a":', b'[{"a":'])
-def test_deep_text_is_refused_before_it_is_decoded(opening: bytes) -> None:
+def test_deep_text_is_rejected_before_it_is_decoded(opening: bytes) -> None:
     for text in (opening * 200, opening * 1_000_000):
         with pytest.raises(JSONLimitError):
             decode_json(text, max_values=MAX_RESPONSE_VALUES)
@@ -628,7 +639,7 @@ def test_deep_text_is_refused_before_it_is_decoded(opening: bytes) -> None:
 @pytest.mark.parametrize(
     "text", [b"[" + b"[]," * 1_400_000 + b"[]]", b"[" + b"0," * 2_000_000 + b"0]"]
 )
-def test_too_many_values_are_refused_before_any_is_built(text: bytes) -> None:
+def test_too_many_values_are_rejected_before_any_is_built(text: bytes) -> None:
     tracemalloc.start()
     try:
         with pytest.raises(JSONLimitError, match="100,000 values"):

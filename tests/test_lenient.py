@@ -1,7 +1,7 @@
 """Inputs of the wrong type are converted for callers that are models, if nothing is lost."""
 
 from collections.abc import AsyncIterator
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 import pytest
 from mcp import Client
@@ -31,8 +31,9 @@ def build_registry(seen: list[Any]) -> OperationRegistry:
         items: list[Item] | None = None,
         text: str = "",
         maybe: int | str = 0,
+        level: Literal[1, 2] = 1,
     ) -> str:
-        seen.append((number, ratio, flag, numbers, item, items, text, maybe))
+        seen.append((number, ratio, flag, numbers, item, items, text, maybe, level))
         return "taken"
 
     @registry.operation("test.outer", type="query")
@@ -47,8 +48,8 @@ def build_registry(seen: list[Any]) -> OperationRegistry:
     return registry
 
 
-TAKEN = (0, 0.0, False, None, None, None, "", 0)
-FIELDS = ("number", "ratio", "flag", "numbers", "item", "items", "text", "maybe")
+TAKEN = (0, 0.0, False, None, None, None, "", 0, 1)
+FIELDS = ("number", "ratio", "flag", "numbers", "item", "items", "text", "maybe", "level")
 
 
 @pytest.mark.requirement("R27")
@@ -58,6 +59,12 @@ FIELDS = ("number", "ratio", "flag", "numbers", "item", "items", "text", "maybe"
         ({"number": "5"}, {"number": 5}, {"/number": "an integer"}),
         ({"number": "-12"}, {"number": -12}, {"/number": "an integer"}),
         ({"ratio": "0.5"}, {"ratio": 0.5}, {"/ratio": "a number"}),
+        ({"level": "2"}, {"level": 2}, {"/level": "an integer"}),
+        (
+            {"level": None, "number": "5"},
+            {"number": 5},
+            {"/level": "omitted", "/number": "an integer"},
+        ),
         ({"flag": "true"}, {"flag": True}, {"/flag": "a boolean"}),
         ({"numbers": "[1, 2]"}, {"numbers": [1, 2]}, {"/numbers": "an array"}),
         ({"numbers": ["1", 2]}, {"numbers": [1, 2]}, {"/numbers/0": "an integer"}),
@@ -71,7 +78,7 @@ FIELDS = ("number", "ratio", "flag", "numbers", "item", "items", "text", "maybe"
         (
             {"text": None, "number": "1"},
             {"number": 1},
-            {"/text": "left out", "/number": "an integer"},
+            {"/text": "omitted", "/number": "an integer"},
         ),
     ],
 )
@@ -136,7 +143,7 @@ async def test_valid_input_is_not_changed() -> None:
 
     envelope = await registry.execute("test.take", {"maybe": "5", "text": "[1]"}, LENIENT)
 
-    assert seen[0][-2:] == ("[1]", "5")
+    assert seen[0][-3:-1] == ("[1]", "5")
     assert envelope.meta.changes == ()
 
 

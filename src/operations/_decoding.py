@@ -92,23 +92,24 @@ def enforce_bounds(
     """
     if max_bytes is not None and len(raw) > max_bytes:
         raise JSONLimitError(f"is larger than {max_bytes:,} bytes", "bytes")
-    if len(raw) > _HUGE:
-        _enforce_in_slices(raw, max_values, max_depth)
-        return
-    # A value takes at least one byte and a separator.
-    may_have_many = len(raw) >= 2 * max_values
-    if not may_have_many and (len(raw) < 2 * max_depth or not _may_nest_deeper(raw, max_depth)):
-        return
-    # Brackets inside strings are counted too, so these are upper bounds: enough to accept a text, not to reject it.
-    containers = raw.count(b"[") + raw.count(b"{")
-    may_have_many = may_have_many and containers + raw.count(b",") >= max_values
-    if not may_have_many and containers <= max_depth:
-        return
-    raw = _without_escapes(raw)
-    if may_have_many:
-        _enforce_count(raw, max_values)
-    if containers > max_depth:
+    # Estimates are enough to accept most texts. They take long for a huge text, and other threads could not run.
+    if len(raw) > _HUGE or _may_hold_more(raw, max_values):
+        _enforce_both(raw, max_values, max_depth)
+    elif _may_nest_deeper(raw, max_depth):
         _enforce_depth(raw, max_depth)
+
+
+_HUGE = 8 * 1024 * 1024
+"""Texts larger than this, in bytes, are not estimated."""
+
+
+def _may_hold_more(text: bytes, max_values: int) -> bool:
+    """Return whether JSON text may have more than `max_values` values. An upper bound: counts inside strings too."""
+    # A value takes at least one byte and a separator.
+    return (
+        len(text) >= 2 * max_values
+        and text.count(b"[") + text.count(b"{") + text.count(b",") >= max_values
+    )
 
 
 _FEW_BRACKETS = 16
@@ -117,6 +118,8 @@ _FEW_BRACKETS = 16
 
 def _may_nest_deeper(text: bytes, max_depth: int) -> bool:
     """Return whether JSON text may exceed `max_depth` levels. An upper bound: counts brackets in strings too."""
+    if len(text) < 2 * max_depth:
+        return False
     found = 0
     for bracket in (b"{", b"["):
         at = text.find(bracket)
@@ -128,21 +131,28 @@ def _may_nest_deeper(text: bytes, max_depth: int) -> bool:
     return found > max_depth
 
 
-_HUGE = 8 * 1024 * 1024
-"""Texts larger than this, in bytes, are scanned in slices, so that other threads can run in between."""
+_SLICE = 1 << 20
+"""Bytes that are scanned at once."""
+
+_SPACE = b" \t\n\r"
+_BRACKETS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
+_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_NOT_STRUCTURE = bytes(set(range(256)) - set(b'"[]{}'))
+_FEW_LEVELS = 8
 
 
-def _enforce_in_slices(raw: bytes, max_values: int, max_depth: int) -> None:
-    """Check a long text slice by slice, and stop at the first limit that it exceeds."""
+def _enforce_both(raw: bytes, max_values: int, max_depth: int) -> None:
+    """Count the values and measure the depth slice by slice, and stop at the first limit that is exceeded."""
     count, depth, inside, opened, start = 1, 0, 0, b"", 0
     while start < len(raw):
-        part = raw[start : start + _SLICE * 4]
+        part = raw[start : start + _SLICE]
         if (len(part) - len(part.rstrip(b"\\"))) % 2:
             # An escaped character stays in one slice with its backslash.
             part = raw[start : start + len(part) + 1]
         start += len(part)
         text, inside = _outside_strings(_without_escapes(part), inside)
         text = opened + text
+        # An opening bracket at the end waits for the next slice, which shows whether the container is empty.
         opened = text[-1:] if text[-1:] in (b"[", b"{") else b""
         text = text[: len(text) - len(opened)]
         openings = text.count(b"[") + text.count(b"{")
@@ -176,43 +186,10 @@ def _without_escapes(raw: bytes) -> bytes:
     return raw.replace(b"\\\\", b"").replace(b'\\"', b"")
 
 
-_SLICE = 1 << 18
-
-
-_SPACE = b" \t\n\r"
-
-
-def _enforce_count(raw: bytes, max_values: int) -> None:
-    """Count the values exactly, slice by slice, and stop when the limit is exceeded."""
-    count, inside, opened = 1, 0, b""
-    for start in range(0, len(raw), _SLICE):
-        text, inside = _outside_strings(raw[start : start + _SLICE], inside)
-        text = opened + text
-        # An opening bracket at the end waits for the next slice, which shows whether the container is empty.
-        opened = text[-1:] if text[-1:] in (b"[", b"{") else b""
-        text = text[: len(text) - len(opened)]
-        count += text.count(b",") + text.count(b"[") + text.count(b"{")
-        count -= text.count(b"[]") + text.count(b"{}")
-        if count > max_values:
-            raise JSONLimitError(f"holds more than {max_values:,} values", "values")
-
-
-_BRACKETS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
-
-
-_NOT_STRUCTURE = bytes(set(range(256)) - set(b'"[]{}'))
-
-
-_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
-
-
-_FEW_LEVELS = 8
-
-
 def _enforce_depth(raw: bytes, max_depth: int) -> None:
     """Measure the depth exactly, from the quotes and brackets alone."""
     # Removing pairs of adjacent quotes does not change which characters are inside a string.
-    structure = raw.translate(None, _NOT_STRUCTURE).replace(b'""', b"")
+    structure = _without_escapes(raw).translate(None, _NOT_STRUCTURE).replace(b'""', b"")
     steps = b"".join(structure.split(b'"')[::2]).translate(_BRACKETS)
     left = steps
     for _ in range(min(max_depth, _FEW_LEVELS)):

@@ -174,14 +174,13 @@ def as_json(value: Any, max_depth: int = MAX_DEPTH) -> Any:
         return to_json(value, max_depth)
     try:
         # Runs in C; raises for lone surrogates and for integers of more than 64 bits.
-        _write(value, _written)
+        _write(value)
     except (OverflowError, UnicodeEncodeError):
         return to_json(value, max_depth)
     return value
 
 
-_write = msgspec.msgpack.Encoder().encode_into
-_written = bytearray()
+_write = msgspec.msgpack.Encoder().encode
 
 
 def _is_plain(value: Any, max_depth: int) -> bool:

@@ -79,7 +79,12 @@ def convert_input(compiled: CompiledSchema, value: Any) -> Converted | None:
                 for note, change in notes.items()
             ]
             return Converted(holder[0], changes)
+        converted = set[str]()
         for fault in faults:
+            if fault.path in converted:
+                # Several keywords may reject the same value, such as `type` and `enum`.
+                continue
+            converted.add(fault.path)
             place = None if fault.keyword in _FIXED else _place(holder, fault.path)
             text = None if place is None else place.value
             if isinstance(text, str):
@@ -99,7 +104,7 @@ def _convert(place: _Location) -> str | None:
     value = place.value
     if value is None and place.is_property:
         del place.container[place.key]
-        return "was null and is left out"
+        return "was null and is omitted"
     found = _read(value) if isinstance(value, str) else None
     if found is None:
         return None
