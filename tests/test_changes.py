@@ -139,6 +139,17 @@ def test_their_number_is_kept_if_they_do_not_fit_a_header() -> None:
     assert (envelope.meta.changes, envelope.meta.changes_count) == ((), 300)
 
 
+def test_an_undeclared_name_is_counted_in_full_among_many_others() -> None:
+    schema = Schema({"type": "array", "items": ROW})
+    sent = [{"id": 1, f"other {index}": 1, "extra": 1} for index in range(150)]
+
+    changes = schema.cast(sent).changes
+
+    (extra,) = [change for change in changes if change.path == "/0/extra"]
+    assert extra.count == 150
+    assert sum(change.count for change in changes if change.kind == "stripped") == 300
+
+
 async def test_a_later_hop_appends_its_own_changes() -> None:
     target = MemoryTarget()
     here = OperationRegistry()
@@ -150,7 +161,7 @@ async def test_a_later_hop_appends_its_own_changes() -> None:
     assert kinds(envelope.meta.changes) == KINDS
 
 
-async def test_a_later_hop_does_not_count_again_what_the_list_has_no_room_for() -> None:
+async def test_a_later_hop_does_not_count_changes_beyond_the_limit_again() -> None:
     names = [f"p{number}" for number in range(30)]
     schema = Schema({"type": "object", "properties": {name: {"type": "integer"} for name in names}})
 
@@ -253,7 +264,7 @@ def test_a_policy_that_does_not_exist_is_rejected(configure: Any, output: Any) -
         configure(output)
 
 
-async def test_the_operation_beats_the_registry() -> None:
+async def test_the_policy_of_the_operation_overrides_the_registry() -> None:
     registry = OperationRegistry(output="off")
     strict = rows("keep").get("row.get")
     assert strict is not None

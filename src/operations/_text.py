@@ -45,7 +45,7 @@ def suggestion(given: str, known: Iterable[str]) -> str:
 
 
 def _differ_little(given: str, name: str) -> bool:
-    """Return whether two names are alike without the namespace that they share."""
+    """Return whether two names are similar without the namespace that they share."""
     namespace = _NAMESPACE.match(given)
     if namespace is not None and name.startswith(namespace[0]):
         given, name = given[namespace.end() :], name[namespace.end() :]
@@ -54,6 +54,14 @@ def _differ_little(given: str, name: str) -> bool:
 
 def _pairs(name: str) -> set[tuple[str, str]]:
     return set(pairwise(f" {name.lower()}"))
+
+
+def numbered_name(wanted: str, taken: Container[str], separator: str = "_") -> str:
+    """Return `wanted`, with the first free number appended if it is taken."""
+    name, number = wanted, 2
+    while name in taken:
+        name, number = f"{wanted}{separator}{number}", number + 1
+    return name
 
 
 def enforce_lists(**values: Container[str] | Iterable[str] | None) -> None:

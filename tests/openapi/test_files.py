@@ -310,6 +310,18 @@ async def test_a_response_larger_than_the_limit_goes_to_a_file(tmp_path: Path) -
     assert names(tmp_path) == ["saved.pdf"]
 
 
+@pytest.mark.parametrize("place", [".", "missing/copy"])
+async def test_a_request_is_not_sent_if_its_response_cannot_be_saved(
+    place: str, tmp_path: Path
+) -> None:
+    async with connected(DOWNLOAD) as (server, registry):
+        with pytest.raises(CallError) as caught:
+            await registry.execute("api.call", {"save_to": tmp_path / place})
+
+    assert caught.value.code == ErrorCode.VALIDATION_ERROR
+    assert server.requests == []
+
+
 async def test_a_response_is_saved_to_an_open_file() -> None:
     file = io.BytesIO(b"before ")
     file.seek(7)

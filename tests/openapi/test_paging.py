@@ -187,9 +187,7 @@ async def test_pages_that_go_round_in_circles_are_an_error(paging: Paging) -> No
     ("paging", "first"),
     [(PagePaging(items="/items"), 1), (OffsetPaging(argument="page", items="/items"), 0)],
 )
-async def test_a_server_that_gives_its_last_page_for_ever_has_an_end(
-    paging: Paging, first: int
-) -> None:
+async def test_a_server_that_repeats_its_last_page_is_stopped(paging: Paging, first: int) -> None:
     async def respond(request: web.Request) -> web.Response:
         return web.json_response({"items": [min(int(request.query.get("page", first)), first + 1)]})
 
@@ -219,7 +217,7 @@ async def test_a_next_page_is_at_the_same_origin_however_it_is_spelled() -> None
     assert arrived == ["/items", "/items/a%20b?c=d%20e"]
 
 
-def test_pointers_lead_to_values_or_nowhere() -> None:
+def test_pointers_refer_to_a_value_or_to_none() -> None:
     data = {"a": [{"b/c": 1}], "": 2}
     assert value_at(data, "") == data
     assert value_at(data, "/a/0/b~1c") == 1

@@ -143,7 +143,7 @@ def test_byte_order_marks_determine_the_encoding(encoding: str) -> None:
 
 
 @pytest.mark.requirement("R18")
-def test_a_document_has_a_size() -> None:
+def test_the_size_of_a_document_is_limited() -> None:
     with pytest.raises(DocumentError, match="larger"):
         decode_document(b" " * 101, max_bytes=100)
 
@@ -151,7 +151,7 @@ def test_a_document_has_a_size() -> None:
 @pytest.mark.requirement("R13")
 @settings(deadline=None)
 @given(text=st.text())
-def test_any_text_is_read_or_refused(text: str) -> None:
+def test_any_text_is_read_or_rejected(text: str) -> None:
     with contextlib.suppress(DocumentError):
         decode_document(text)
 
@@ -179,7 +179,7 @@ JSON = st.recursive(
 @pytest.mark.requirement("R13")
 @settings(deadline=None)
 @given(paths=JSON, components=JSON, swagger=st.booleans())
-def test_any_document_imports_or_is_refused(paths: Any, components: Any, swagger: bool) -> None:
+def test_any_document_imports_or_is_rejected(paths: Any, components: Any, swagger: bool) -> None:
     version = {"swagger": "2.0"} if swagger else {"openapi": "3.0.0"}
     doc = {**version, "paths": {"/{a}/b": paths, "/c": {"get": paths}}, "components": components}
     for operation in from_openapi(doc, CONFIG):
@@ -309,8 +309,8 @@ BAD = [
     ("a: 1\na: 2\n", 'duplicate entry with key "a"'),
     ("a: .nan", "not a JSON number"),
     ("a: *b", "unknown alias|not YAML"),
-    ("- 1", "an API description is an object"),
-    ("just words", "an API description is an object"),
+    ("- 1", "the document must be an object"),
+    ("just words", "the document must be an object"),
     ("{", "not YAML"),
 ]
 
@@ -333,7 +333,7 @@ async def test_faults_of_a_document_are_reported_with_its_name(
     assert "CANARY" not in str(caught.value)
 
 
-async def test_a_file_that_is_not_there_is_a_document_error(tmp_path: Path) -> None:
+async def test_a_missing_file_is_a_document_error(tmp_path: Path) -> None:
     with pytest.raises(DocumentError, match="cannot be read"):
         await from_openapi_file(tmp_path / "none.json", CONFIG)
 
@@ -399,7 +399,7 @@ async def test_documents_are_fetched_with_credentials_only_if_enabled(is_signed:
     assert sent == [("Bearer T", "shop") if is_signed else (None, None)] * 2
 
 
-async def test_a_credential_that_cannot_be_had_is_a_document_error() -> None:
+async def test_a_credential_that_cannot_be_obtained_is_a_document_error() -> None:
     def token(context: Any) -> str:
         raise OSError("CANARY")
 

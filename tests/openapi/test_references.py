@@ -106,7 +106,7 @@ def specs_of(service: OpenAPIService) -> dict[str, Any]:
     return {operation.spec.name: operation.spec for operation in service}
 
 
-async def test_a_reference_may_stand_for_any_part_of_a_document(tmp_path: Path) -> None:
+async def test_a_reference_may_replace_any_part_of_a_document(tmp_path: Path) -> None:
     seen: list[tuple[str, str, bytes]] = []
 
     async def respond(request: web.Request) -> web.Response:
@@ -138,7 +138,7 @@ async def test_a_reference_may_stand_for_any_part_of_a_document(tmp_path: Path) 
     ]
 
 
-async def test_references_within_one_file_may_stand_for_any_part_too() -> None:
+async def test_references_within_one_file_may_replace_any_part() -> None:
     doc: Any = {
         "openapi": "3.1.0",
         "info": {"title": "t", "version": "1"},
@@ -272,6 +272,30 @@ async def test_every_unresolved_reference_is_reported(tmp_path: Path) -> None:
     assert not any(problem.is_skipped for problem in service.problems)
 
 
+@pytest.mark.requirement("R13")
+@pytest.mark.parametrize("ref", ["\0", "%00.yaml", "http://[::1", "//[x", "%ff.yaml", "a" * 5000])
+async def test_a_reference_that_no_file_can_have_affects_only_its_user(
+    ref: str, tmp_path: Path
+) -> None:
+    given = document(responses={"200": {"description": "ok"}}, parameters=[{"$ref": ref}])
+    given["paths"]["/other"] = {"get": {"operationId": "other", "responses": {}}}
+    text = json.dumps(given)
+    (tmp_path / "openapi.json").write_text(text)
+
+    async def respond(request: web.Request) -> web.Response:
+        is_document = request.path == "/openapi.json"
+        return web.Response(text=text if is_document else "", status=200 if is_document else 404)
+
+    async with serving(respond) as url:
+        services = [
+            await from_openapi_file(tmp_path / "openapi.json", CONFIG),
+            await from_openapi_url(f"{url}/openapi.json", CONFIG),
+        ]
+    for service in services:
+        assert "api.other" in [operation.spec.id for operation in service]
+        assert service.problems
+
+
 async def test_a_missing_file_at_an_address_is_reported() -> None:
     doc = document()
     doc["paths"]["/more"] = {"$ref": "more.json"}
@@ -285,7 +309,7 @@ async def test_a_missing_file_at_an_address_is_reported() -> None:
     assert all("more.json responded with HTTP 404" in each.reason for each in service.problems)
 
 
-def test_a_document_of_webhooks_alone_is_reported_as_such() -> None:
+def test_a_document_with_only_webhooks_is_reported() -> None:
     hook: Any = {"post": {"responses": {}}}
     doc: Any = {"openapi": "3.1.0", "info": {}, "webhooks": {"paid": hook, "sent": hook}}
     (problem,) = from_openapi(doc, CONFIG).problems

@@ -72,7 +72,7 @@ async def test_basic_credentials_come_in_any_shape(credential: Any, echo: Echo) 
     assert echo.seen[0].header("authorization") == "Basic dTpw"
 
 
-async def test_a_credential_can_be_the_callers(echo: Echo) -> None:
+async def test_a_credential_can_depend_on_the_caller(echo: Echo) -> None:
     echo.seen.clear()
 
     async def token(context: OperationContext) -> str:
@@ -93,7 +93,9 @@ async def test_a_credential_can_be_the_callers(echo: Echo) -> None:
 
 @pytest.mark.requirement("R08")
 @pytest.mark.parametrize("place", ["auth", "credentials"])
-async def test_a_credential_that_cannot_be_had_is_a_refusal(place: str, echo: Echo) -> None:
+async def test_a_credential_that_cannot_be_obtained_rejects_the_call(
+    place: str, echo: Echo
+) -> None:
     echo.seen.clear()
 
     def fail(context: OperationContext) -> str:
@@ -207,6 +209,25 @@ def oauth(url: str, flow: str = "clientCredentials", key: str = "tokenUrl") -> d
     return secured({"type": "oauth2", "flows": {flow: {key: url, "scopes": {"read": ""}}}})
 
 
+@pytest.mark.requirement("R08", "R16")
+@pytest.mark.parametrize("found", [object, {"access_token": "x"}, 5, ""], ids=str)
+@pytest.mark.parametrize("is_auth", [True, False])
+async def test_a_function_that_returns_no_credential_rejects_the_call(
+    found: Any, is_auth: bool, echo: Echo
+) -> None:
+    echo.seen.clear()
+    config: dict[str, Any] = (
+        {"auth": HTTPAuth(type="bearer", token=lambda _: found)}
+        if is_auth
+        else {"credentials": {"key": lambda _: found}}
+    )
+    async with imported(secured(BEARER), base_url=echo.url, **config) as registry:
+        with pytest.raises(CallError):
+            await registry.execute("api.call", {})
+
+    assert echo.seen == []
+
+
 async def test_client_credentials_are_exchanged_once_for_many_callers() -> None:
     provider = Provider()
     async with (
@@ -236,7 +257,7 @@ async def test_a_token_is_renewed_before_it_expires() -> None:
 
 
 @pytest.mark.parametrize("method", ["get", "post"])
-async def test_a_refused_token_is_renewed_and_the_request_sent_once_more(method: str) -> None:
+async def test_a_rejected_token_is_renewed_and_the_request_sent_once_more(method: str) -> None:
     provider = Provider(lifetime=None)
     provider.refused = {"Bearer token1", "Bearer token3", "Bearer token4"}
     doc = oauth("/token")
@@ -272,7 +293,7 @@ async def test_a_401_without_a_token_to_renew_is_final() -> None:
     assert len(seen) == 1
 
 
-async def test_one_callers_leaving_does_not_take_the_token_from_others() -> None:
+async def test_a_cancelled_caller_does_not_cancel_the_token_request_of_others() -> None:
     provider = Provider()
     async with (
         serving(provider.answer) as url,
@@ -368,7 +389,7 @@ async def test_a_login_uses_its_refresh_token_as_long_as_that_is_good() -> None:
 
 
 @pytest.mark.parametrize("key", ["tokenUrl", "refreshUrl"])
-async def test_a_refresh_token_gives_tokens_and_its_successor(key: str) -> None:
+async def test_a_refresh_token_returns_tokens_and_a_new_refresh_token(key: str) -> None:
     provider = Provider(lifetime=0)
     provider.refreshes = True
     given = RefreshToken(refresh_token="first", client_id="app", client_secret="s")
@@ -446,7 +467,7 @@ async def test_callers_with_clients_of_their_own_have_tokens_of_their_own() -> N
     assert provider.used == ["Bearer token1", "Bearer token2", "Bearer token1"]
 
 
-async def test_a_password_is_not_sent_plainly_where_a_scheme_would_hide_it(echo: Echo) -> None:
+async def test_a_password_is_not_sent_in_clear_text_if_the_scheme_hides_it(echo: Echo) -> None:
     echo.seen.clear()
     doc = secured({"type": "http", "scheme": "digest"})
     async with imported(doc, base_url=echo.url, credentials={"key": ("u", "p")}) as registry:
@@ -456,7 +477,7 @@ async def test_a_password_is_not_sent_plainly_where_a_scheme_would_hide_it(echo:
     assert echo.seen == []
 
 
-def test_a_credential_for_no_scheme_is_pointed_out(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_credential_for_an_unknown_scheme_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     from_openapi(secured(BEARER), HTTPServiceConfig(namespace="api", credentials={"kye": "CANARY"}))
     assert "'kye' does not belong to a security scheme of the document (it has key)" in caplog.text
     assert "CANARY" not in caplog.text
@@ -474,12 +495,14 @@ def test_a_credential_for_no_scheme_is_pointed_out(caplog: pytest.LogCaptureFixt
         (("u", "p"), BasicCredential(username="u", password="p")),
     ],
 )
-def test_credentials_come_as_configuration_files_have_them(given: Any, expected: Any) -> None:
+def test_credentials_may_have_the_form_of_configuration_files(given: Any, expected: Any) -> None:
     assert credential_of(given) == expected
 
 
 @pytest.mark.requirement("R05")
-async def test_a_clients_secret_does_not_go_where_only_the_document_points(echo: Echo) -> None:
+async def test_a_client_secret_is_not_sent_to_a_host_that_only_the_document_names(
+    echo: Echo,
+) -> None:
     echo.seen.clear()
     provider = Provider()
     async with serving(provider.answer) as url:
@@ -497,7 +520,7 @@ async def test_a_clients_secret_does_not_go_where_only_the_document_points(echo:
 
 
 @pytest.mark.requirement("R16")
-async def test_a_provider_that_refuses_is_an_error_without_its_answer() -> None:
+async def test_a_rejection_by_the_provider_is_an_error_without_its_response() -> None:
     async def refuse(request: web.Request) -> web.Response:
         return web.Response(status=400, text="CANARY")
 
@@ -528,7 +551,7 @@ async def test_a_provider_that_cannot_answer_now_is_unavailable(status: int) -> 
     assert (caught.value.code, caught.value.retryable) == (ErrorCode.UNAVAILABLE, True)
 
 
-async def test_a_refresh_token_outlives_a_provider_that_is_away() -> None:
+async def test_a_refresh_token_is_kept_while_the_provider_is_unavailable() -> None:
     provider = Provider(lifetime=0)
     provider.refreshes = True
     login = PasswordCredentials(username="u", password="p")
@@ -582,7 +605,7 @@ def test_reprs_hold_no_secret() -> None:
     assert "CANARY" not in repr(values)
 
 
-def test_a_kind_of_auth_that_does_not_exist_is_refused() -> None:
+def test_a_kind_of_auth_that_does_not_exist_is_rejected() -> None:
     with pytest.raises(ValueError, match='Did you mean "apiKey"'):
         HTTPAuth(type="apikey", token="t")  # type: ignore[arg-type]
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from aiohttp import web
 from tests.openapi.examples import built_schema
 from tests.openapi.serving import document, imported, serving
@@ -54,6 +55,92 @@ async def test_the_properties_of_a_subtype_arrive() -> None:
         imported(pets(Pet=BASE, Dog=DOG, Cat=CAT), base_url=url) as registry,
     ):
         assert (await registry.execute("api.call", {})).data == sent
+
+
+@pytest.mark.requirement("R52")
+@pytest.mark.parametrize("kind", ["base", "swagger", "union"])
+async def test_a_named_subtype_that_does_not_match_keeps_its_properties(kind: str) -> None:
+    mood = {
+        "type": "object",
+        "properties": {"bark": {"type": "string"}, "mood": {"enum": ["calm"]}},
+    }
+    plain = {"type": "object", "properties": {"petType": {"type": "string"}}}
+    tag = BASE["discriminator"]
+    base = {**BASE, "discriminator": "petType"} if kind == "swagger" else BASE
+    schemas = (
+        {"Pet": base, "Dog": {"allOf": [PET, mood]}, "Cat": CAT}
+        if kind != "union"
+        else {
+            "Pet": {
+                "oneOf": [{"$ref": f"#/components/schemas/{name}"} for name in ("Dog", "Cat")],
+                "discriminator": tag,
+            },
+            "Dog": {"allOf": [plain, mood]},
+            "Cat": {"allOf": [plain, CAT["allOf"][1]]},
+        }
+    )
+    name = "Dog" if kind == "swagger" else "dog"
+    sent = [
+        {"petType": name, "bark": "loud", "mood": "new"},
+        {"petType": "Cat", "lives": "9", "extra": 1},
+        {"petType": name, "bark": "loud", "mood": "calm"},
+    ]
+    async with (
+        serving(responding(sent)) as url,
+        imported(pets(**schemas), base_url=url) as registry,
+    ):
+        envelope = await registry.execute("api.call", {})
+
+    assert envelope.data == [sent[0], {"petType": "Cat", "lives": 9}, sent[2]]
+    changes = {(change.kind, change.path) for change in envelope.meta.changes}
+    assert changes == {("converted", "/1/lives"), ("stripped", "/1/extra")}
+
+
+@pytest.mark.parametrize(
+    "variants",
+    [
+        None,
+        5,
+        {},
+        {"property": 1, "members": {"a": 0}},
+        {"property": "t", "members": {"a": 9}},
+        {"property": "t", "members": {"a": 0.0}},
+    ],
+)
+def test_a_malformed_annotation_of_variants_is_ignored(variants: Any) -> None:
+    schema = {"anyOf": [{"properties": {"t": {"type": "string"}}}, {"type": "object"}]}
+    assert Schema({**schema, "x-variants": variants}).cast({"t": "a", "b": 1}).value == {"t": "a"}
+
+
+@pytest.mark.requirement("R52")
+@pytest.mark.parametrize(
+    ("value", "changed"),
+    [
+        ({"t": "dog", "bark": 5}, {"mismatch"}),
+        ({"t": "dog", "bark": 5, "lives": 9}, {"mismatch"}),
+        ({"t": "dog", "lives": 9}, set[str]()),
+        ({"t": "cat", "bark": "loud", "owner": {"name": "Ann"}}, set[str]()),
+        ({"t": "dog", "bark": 5, "owner": {"name": "Ann", "lives": 9}}, {"mismatch"}),
+    ],
+)
+def test_closed_members_do_not_strip_what_the_named_or_the_matching_member_declares(
+    value: Any, changed: set[str]
+) -> None:
+    def member(**properties: Any) -> Any:
+        known = {"t": {"type": "string"}, **properties}
+        return {"type": "object", "properties": known, "additionalProperties": False}
+
+    owner = {"owner": member(name={"type": "string"})}
+    schema = {
+        "anyOf": [
+            member(bark={"enum": ["loud"]}, owner=member(name={}, lives={})),
+            member(lives={"type": "integer"}, **owner),
+        ],
+        "x-variants": {"property": "t", "members": {"dog": 0, "cat": 1}},
+    }
+    result = Schema(schema).cast(value)
+    assert result.value == value
+    assert {change.kind for change in result.changes} == changed
 
 
 def test_a_base_is_a_union_of_its_subtypes_and_its_own_part() -> None:

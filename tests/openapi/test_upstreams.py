@@ -121,6 +121,25 @@ async def test_timeouts_open_the_breaker(by: str) -> None:
     assert calls == FAILURES
 
 
+@pytest.mark.requirement("R54")
+async def test_callers_with_short_deadlines_do_not_open_the_breaker() -> None:
+    is_slow = True
+
+    async def respond(request: web.Request) -> web.Response:
+        if is_slow:
+            await asyncio.sleep(0.2)
+        return web.json_response({})
+
+    async with serving(respond) as url, imported(document(), base_url=url, retries=0) as registry:
+        await registry.execute("api.call", {})
+        for _ in range(2 * FAILURES):
+            with pytest.raises(CallError) as caught:
+                await registry.execute("api.call", {}, soon(20))
+            assert caught.value.code == ErrorCode.TIMEOUT
+        is_slow = False
+        await registry.execute("api.call", {})
+
+
 async def test_calls_fail_at_once_while_the_probe_has_the_last_slot() -> None:
     stopped, arrived = asyncio.Event(), asyncio.Event()
 
@@ -276,7 +295,7 @@ async def test_a_stalled_api_accepts_no_more_calls_than_it_has_connections() -> 
     }
 
 
-async def test_a_dead_api_leaves_a_caller_slots_for_the_others() -> None:
+async def test_a_dead_api_leaves_slots_of_a_caller_for_other_apis() -> None:
     stopped = asyncio.Event()
 
     async def respond(request: web.Request) -> web.Response:

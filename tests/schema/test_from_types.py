@@ -840,7 +840,7 @@ def test_a_type_has_a_schema_and_its_values_pass_and_are_converted(
     ],
     ids=described,
 )
-def test_there_is_no_converter_where_json_is_already_the_value(annotation: Any) -> None:
+def test_no_converter_is_built_if_the_value_is_json_already(annotation: Any) -> None:
     assert converter_for(annotation) is None
 
 
@@ -885,7 +885,7 @@ def test_there_is_no_converter_where_json_is_already_the_value(annotation: Any) 
     ],
     ids=lambda value: described(value) if not isinstance(value, (dict, list, float)) else "",
 )
-def test_a_value_without_meaning_or_that_would_lose_something_is_refused_with_its_place(
+def test_an_inconvertible_or_lossy_value_is_rejected_with_its_location(
     annotation: Any, value: Any, path: str
 ) -> None:
     convert = converter_for(annotation)
@@ -931,7 +931,7 @@ def test_other_exceptions_of_a_class_are_not_rejections() -> None:
         convert({"a": 1})
 
 
-def test_a_class_may_refuse_with_a_path_of_its_own() -> None:
+def test_a_class_may_reject_a_value_with_its_own_path() -> None:
     @dataclasses.dataclass
     class Precise:
         a: int
@@ -945,7 +945,7 @@ def test_a_class_may_refuse_with_a_path_of_its_own() -> None:
         convert([{"a": 1}])
 
 
-def test_a_refusal_without_words_is_named_by_its_type() -> None:
+def test_a_rejection_without_a_message_is_named_by_its_type() -> None:
     @dataclasses.dataclass
     class Silent:
         a: int
@@ -1213,7 +1213,7 @@ def test_a_tag_selects_the_struct() -> None:
     assert convert({"type": "Cat", "lives": 2}) == Cat(2)
 
 
-def test_of_open_classes_the_one_that_knows_most_is_taken() -> None:
+def test_of_open_classes_the_one_with_most_matching_fields_is_chosen() -> None:
     class Small(msgspec.Struct):
         a: int
 
@@ -1228,7 +1228,7 @@ def test_of_open_classes_the_one_that_knows_most_is_taken() -> None:
     assert convert({"a": 1}) == Small(1)
 
 
-def test_a_union_tries_the_next_member_where_one_refuses() -> None:
+def test_a_union_tries_the_next_member_if_one_rejects_the_value() -> None:
     convert = converter_for(Guarded | dict[str, int])
     assert convert is not None
 
@@ -1236,7 +1236,7 @@ def test_a_union_tries_the_next_member_where_one_refuses() -> None:
     assert convert({"low": 2, "high": 1}) == {"low": 2, "high": 1}
 
 
-def test_a_constrained_member_of_a_union_takes_its_values() -> None:
+def test_a_constrained_member_of_a_union_matches_its_values() -> None:
     annotation = Annotated[str, msgspec.Meta(max_length=2)] | uuid.UUID
     convert = converter_for(annotation)
     assert convert is not None
@@ -1278,12 +1278,14 @@ def test_msgspec_agrees_about_its_structs() -> None:
     ],
     ids=lambda value: described(value)[:30],
 )
-def test_a_type_without_a_form_in_json_is_rejected_by_name(annotation: Any, words: str) -> None:
+def test_a_type_that_cannot_be_converted_to_json_is_rejected_by_name(
+    annotation: Any, words: str
+) -> None:
     with pytest.raises(SchemaError, match=words):
         schema_for(annotation)
 
 
-def test_defaults_that_are_not_json_or_not_of_the_type_are_left_out() -> None:
+def test_defaults_that_are_not_json_or_not_of_the_type_are_omitted() -> None:
     @dataclasses.dataclass
     class Odd:
         marker: Any = dataclasses.field(default=object())

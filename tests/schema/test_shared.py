@@ -126,7 +126,7 @@ def test_a_name_with_two_meanings_is_not_shared() -> None:
     assert [one.check(1), two.check(1)] == [False, True]
 
 
-def test_a_definition_that_cannot_be_used_costs_only_the_documents_that_need_it(
+def test_an_unusable_definition_affects_only_the_documents_that_need_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     good, bad = {"type": "string"}, {"type": "no such type"}
@@ -156,7 +156,9 @@ def test_schemas_may_be_compiled_in_several_threads() -> None:
     assert verdicts == [False, False, True] * 20
 
 
-def test_a_reference_to_nothing_is_refused_as_alone(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_broken_reference_is_rejected_as_in_a_separate_document(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     shared = SharedDefinitions()
     for definitions in ({"a": {"type": "string"}}, {"a": {"$ref": "#/$defs/gone"}}):
         document: Any = {"anyOf": [{"$ref": "#/$defs/gone"}], "$defs": definitions}

@@ -73,7 +73,9 @@ pytestmark = pytest.mark.skipif(not GROUPS, reason="the JSON Schema Test Suite i
 
 
 @pytest.mark.parametrize(("draft", "group"), GROUPS)
-def test_values_are_checked_explained_and_cast_as_the_suite_says(draft: str, group: str) -> None:
+def test_values_are_checked_explained_and_cast_as_the_suite_requires(
+    draft: str, group: str
+) -> None:
     for description, schema, test in _tests(draft, group):
         key = draft, group, description, test["description"]
         verdict = schema.check(test["data"])
@@ -97,7 +99,7 @@ def test_values_are_checked_explained_and_cast_as_the_suite_says(draft: str, gro
 
 
 @pytest.mark.requirement("R04")
-def test_references_to_the_suites_server_are_refused_at_once() -> None:
+def test_references_to_the_test_suites_server_are_rejected_at_once() -> None:
     refused = 0
     for draft, group in GROUPS:
         if group == "refRemote":

@@ -12,9 +12,8 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
-from importlib import import_module
 from time import monotonic, time
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 from urllib.parse import urljoin
 
 import msgspec
@@ -40,7 +39,6 @@ from operations.openapi.responses import (
     decoded,
     http_error,
     oauth_error,
-    read_buffered,
     read_data,
     read_whole,
     too_large,
@@ -64,11 +62,11 @@ from operations.openapi.transport import (
     redirected,
 )
 
-if TYPE_CHECKING:
-    from operations.openapi.aiohttp_transport import AiohttpTransport
-
 _MAX_ORIGINS = 1000
 _MAX_REDIRECTS = 5
+_SHORT_WAIT = 0.5
+"""Seconds after which a response that did not arrive by the caller's own deadline is a failure of the upstream."""
+
 _FIRST_PAUSE = 0.2
 _Opened: TypeAlias = AbstractAsyncContextManager[HTTPResponse]
 _LOGGER = logging.getLogger("operations")
@@ -185,12 +183,14 @@ class Client:
             CallError: The errors of the transport; `UNAVAILABLE` without an attempt if the last attempts failed.
         """
         breaker = self._breaker(origin)
-        is_probe = breaker.enter()
+        is_probe, began = breaker.enter(), monotonic()
         opened = (self._transport or self.transport).send(request)
         try:
             response = await opened.__aenter__()
         except BaseException as error:
-            if _is_failure(error, context):
+            # Otherwise a client with very short deadlines could keep others from the upstream.
+            is_patient = monotonic() - began >= min(self._config.timeout * 0.9, _SHORT_WAIT)
+            if _is_failure(error, context, is_patient=is_patient):
                 breaker.fail(is_probe=is_probe)
             else:
                 breaker.abandon(is_probe=is_probe)
@@ -229,16 +229,15 @@ class Client:
         """The transport, which is created when first needed."""
         transport = self._transport
         if transport is None:
-            # aiohttp is imported only now, so that a missing extra is an error only if it is needed.
-            module = import_module("operations.openapi.aiohttp_transport")
+            from operations.openapi.aiohttp_transport import AiohttpTransport  # noqa: PLC0415 - needs an extra
+
             config = self._config
-            created: AiohttpTransport = module.AiohttpTransport(
+            transport = self._transport = AiohttpTransport(
                 connections=config.connections,
                 proxy=config.proxy,
                 trust_env=config.trust_env,
                 tls=config.tls,
             )
-            transport = self._transport = created
         return transport
 
     async def exchange(
@@ -265,9 +264,7 @@ class Client:
                 elif isinstance(request.body, StreamedBody):
                     content = await self._read_in_time(request, response)
                 elif request.method != "HEAD":
-                    limit = self._config.max_response_bytes
-                    # Most responses have already arrived: avoid a coroutine.
-                    content = read_buffered(response, limit) or await read_whole(response, limit)
+                    content = await read_whole(response, self._config.max_response_bytes)
                 secrets = call.signature.secrets
                 return WholeResponse(
                     request.url, response.status, response.headers, content, secrets, saved
@@ -424,13 +421,12 @@ class Client:
         Raises:
             CallError: `EXECUTION_ERROR` for an error status, and the errors of the transport.
         """
-        draft, config = call.draft, self._config
+        draft = call.draft
         call.signature = NOTHING
         if not call.security.is_empty:
             call.signature = await self._signature(call)
-        body = draft.body
-        if body is not None and (type(body) is not bytes or len(body) > config.max_request_bytes):
-            self._enforce_size(body)
+        if draft.body is not None:
+            self._enforce_size(draft.body)
         origin, is_trusted = self.enforce_reachable(draft.base)
         seconds = call.end - monotonic()
         if seconds <= 0:
@@ -556,10 +552,14 @@ class Client:
             )
 
 
-def _is_failure(error: BaseException, context: OperationContext | None) -> bool:
-    """Return whether `error` means that the upstream did not respond."""
+def _is_failure(
+    error: BaseException, context: OperationContext | None, *, is_patient: bool
+) -> bool:
+    """Return whether `error` means that the upstream did not respond, although the caller waited long enough."""
     if isinstance(error, CallError):
-        return error.code in (ErrorCode.UNAVAILABLE, ErrorCode.TIMEOUT)
+        return error.code == ErrorCode.UNAVAILABLE or (
+            is_patient and error.code == ErrorCode.TIMEOUT
+        )
     # Cancelled: at the deadline, or because the caller was cancelled.
     deadline = None if context is None else context.deadline
-    return deadline is not None and time() * 1000 >= deadline
+    return is_patient and deadline is not None and time() * 1000 >= deadline

@@ -12,7 +12,7 @@ from operations._decoding import decode_known
 from operations._hosts import normal_url, origin_of
 from operations._json import canonical, is_object, object_of
 from operations.context import OperationContext
-from operations.envelopes import ResponseEnvelope
+from operations.envelopes import DescribedEnvelope, ResponseEnvelope
 from operations.errors import CallError, DocumentError, ErrorCode
 from operations.openapi.bodies import HeldFiles, hold_files
 from operations.openapi.client import Client
@@ -25,9 +25,8 @@ from operations.openapi.reading.expected import Described, Expected
 from operations.openapi.request_plan import RequestPlan
 from operations.openapi.responses import (
     WholeResponse,
-    described_envelope,
+    meta_of,
     read_data,
-    shown_headers,
     with_response,
 )
 from operations.openapi.security import Security
@@ -144,7 +143,7 @@ class Endpoint:
     def _target(self, given: Any) -> Target:
         """Return the file to save to: a path or an open file, or a relative path below `files_root`."""
         if not isinstance(given, str):
-            return target_of(given)
+            return target_of(given, self.save_to)
         root = self._shared.description.schemas.files_root
         if root is None:
             raise refused(self.save_to, "no files_root is configured")
@@ -281,15 +280,8 @@ class Endpoint:
                 )
             except CallError as error:
                 raise with_response(error, response, self._shared.config.max_error_bytes) from None
-        return described_envelope(
-            data,
-            status=response.status,
-            headers=shown_headers(response.headers),
-            content_type=kind,
-            schema=schema,
-            size=len(content),
-            is_clean=is_clean,
-        )
+        size = len(content)
+        return DescribedEnvelope(data, meta_of(response), schema, size=size, is_clean=is_clean)
 
     def _describe(self, status: int, content_type: str) -> Described:
         """Return the description of the data of a response."""
@@ -365,14 +357,8 @@ def _saved(response: WholeResponse, given: Any) -> ResponseEnvelope[Any]:
     data: JSONObject = {"size": response.saved, "contentType": kind}
     if isinstance(given, (str, Path)):
         data = {"path": str(given), **data}
-    return described_envelope(
-        data,
-        status=response.status,
-        headers=shown_headers(response.headers),
-        content_type=kind,
-        # The document describes the response, not the file that it was saved to.
-        schema=None,
-    )
+    # Without a schema: the document describes the response, not the file that it was saved to.
+    return DescribedEnvelope(data, meta_of(response))
 
 
 def _question(draft: Draft) -> tuple[str, str, bytes | StreamedBody | None]:

@@ -236,9 +236,15 @@ class Target:
     """Whether a second attempt can start from the beginning."""
 
 
-def target_of(given: Any) -> Target:
-    """Return the target for a path, whose file is replaced, or for an open file of this process."""
+def target_of(given: Any, name: str) -> Target:
+    """Return the target for a path, whose file is replaced, or for an open file of this process.
+
+    Raises:
+        CallError: `VALIDATION_ERROR` if no file can have the path in the argument `name`.
+    """
     if isinstance(given, Path):
+        if given.is_dir() or not given.parent.is_dir():
+            raise refused(name, f"{given} is a folder, or is not in an existing folder")
         # A device or a pipe cannot be replaced by renaming.
         is_special = given.exists() and not given.is_file()
         return Target(partial(_to_device if is_special else _to_path, given))

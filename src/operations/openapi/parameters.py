@@ -162,21 +162,21 @@ def query_pairs(parameter: Parameter, value: Any) -> list[str]:
 
 def form_pairs(name: str, value: Any, *, style: str, explode: bool, encode: Encode) -> list[str]:
     """Return `name=value` pieces, by a query style."""
-    mark = _DELIMITERS.get(style, ",")
-    fields = _fields(name, value, style, explode, mark, percent, encode)
+    fields = _fields(name, value, style, explode, encode)
     return [f"{key}={text}" for key, text in fields]
 
 
 def plain_fields(name: str, value: Any, *, style: str, explode: bool) -> list[tuple[str, str]]:
     """Return names and values by a query style, not encoded, for a multipart form."""
-    mark = _PLAIN_DELIMITERS.get(style, ",")
-    return _fields(name, value, style, explode, mark, _same, _same)
+    return _fields(name, value, style, explode, None)
 
 
 def _fields(
-    name: str, value: Any, style: str, explode: bool, mark: str, rename: Encode, encode: Encode
+    name: str, value: Any, style: str, explode: bool, encode: Encode | None
 ) -> list[tuple[str, str]]:
-    key = rename(name)
+    """Return names and values by a query style; without `encode`, both are plain text."""
+    marks, rename = (_PLAIN_DELIMITERS, _same) if encode is None else (_DELIMITERS, percent)
+    encode, key = encode or _same, rename(name)
     if style == "deepObject":
         return [(k, encode(text_of_value(v))) for k, v in _deep(key, value, rename)]
     if explode:
@@ -185,7 +185,7 @@ def _fields(
             return [(key, encode(text_of_value(item))) for item in value]
         if is_object(value):
             return [(rename(k), encode(text_of_value(v))) for k, v in value.items()]
-    return [(key, _joined(value, False, mark, encode))]
+    return [(key, _joined(value, False, marks.get(style, ","), encode))]
 
 
 def cookie_text(parameter: Parameter, value: Any) -> str:
@@ -217,7 +217,7 @@ def _whole_query(parameter: Parameter, value: Any) -> str:
 
 
 def _matrix(parameter: Parameter, value: Any) -> str:
-    fields = _fields(parameter.name, value, "form", parameter.explode, ",", percent, percent)
+    fields = _fields(parameter.name, value, "form", parameter.explode, percent)
     return "".join(f";{name}={text}" if text else f";{name}" for name, text in fields)
 
 

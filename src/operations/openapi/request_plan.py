@@ -63,7 +63,6 @@ CONTENT_TYPE = "content_type"
 STREAM = "stream"
 """The property or parameter that requests a stream, if the document declares it as a boolean."""
 
-_CONTAINERS = frozenset({dict, list})
 _BASE64: JSONObject = {"type": "string", "contentEncoding": "base64"}
 _PATCH: JSONObject = {
     "description": "A JSON Patch: the changes in their order.",
@@ -115,11 +114,6 @@ class BodyPlan:
             for m in self._media
         )
         self._is_uniform = all(m.schema == self._media[0].schema for m in self._media)
-        self._json_type: str | None = None
-        """The media type, if every body is sent as JSON without additions."""
-        kind = self._media[0].media_type
-        if len(self._media) == 1 and streams is None and media.is_json(kind):
-            self._json_type = None if media.is_range(kind) else kind
         self._checks: dict[str, Schema] = {}
 
     def _reserved(self, wanted: str) -> str:
@@ -167,9 +161,8 @@ class BodyPlan:
             value = arguments[BODY]
         else:
             return None
-        if self._json_type is not None and type(value) in _CONTAINERS:  # pyright: ignore[reportUnknownArgumentType]
-            return Payload(msgspec.json.encode(value), self._json_type)
-        chosen = self._chosen(value, arguments.get(self._content_type))
+        wanted = arguments.get(self._content_type) if self._content_type else None
+        chosen = self._chosen(value, wanted)
         if self._streams is not None and is_object(value):
             value = self._with_stream(value, chosen)
         return write_body(

@@ -26,14 +26,13 @@ from operations._json import (
     count_values,
     object_of,
 )
-from operations.envelopes import DescribedEnvelope, HTTPResponseMeta
+from operations.envelopes import HTTPResponseMeta
 from operations.errors import CallError, ErrorCode
 from operations.front.public_errors import Redactor, parts_of
 from operations.openapi.reading import media
 from operations.openapi.reading.expected import Described
 from operations.openapi.reading.files import MARKS
 from operations.openapi.transport import HTTPResponse
-from operations.schema import Schema
 from operations.types import JSONObject
 
 _LINE_END = re.compile("\r\n|\n|\r")
@@ -300,33 +299,21 @@ class _Decompressor:
                 return
 
 
-def read_buffered(response: HTTPResponse, limit: int) -> bytes | None:
-    """Return the body of a response if it has already arrived and has no content coding.
-
-    Raises:
-        CallError: `RESOURCE_EXHAUSTED` if the body has, or declares, more than `limit` bytes.
-    """
-    headers = response.headers
-    if headers.get("content-encoding"):
-        return None
-    buffered: Callable[[], bytes | None] | None = getattr(response, "buffered", None)
-    content = None if buffered is None else buffered()
-    length = headers.get("content-length", "")
-    size = int(length) if content is None and length.isdigit() else len(content or b"")
-    if size > limit:
-        raise too_large("The response", limit)
-    return content
-
-
 async def read_whole(response: HTTPResponse, limit: int) -> bytes:
     """Return the body of a response without its content coding.
 
     Raises:
-        CallError: As `read_buffered` and `decoded`.
+        CallError: As `decoded`; also before any byte is read, if the response declares more than `limit` bytes.
     """
-    content = read_buffered(response, limit)
-    if content is not None:
-        return content
+    if not response.headers.get("content-encoding"):
+        buffered: Callable[[], bytes | None] | None = getattr(response, "buffered", None)
+        content = None if buffered is None else buffered()
+        length = response.headers.get("content-length", "")
+        size = int(length) if content is None and length.isdigit() else len(content or b"")
+        if size > limit:
+            raise too_large("The response", limit)
+        if content is not None:
+            return content
     async with aclosing(decoded(response, max_bytes=limit)) as chunks:
         return b"".join([piece async for piece in chunks])
 
@@ -351,6 +338,15 @@ def shown_headers(headers: Mapping[str, str]) -> dict[str, str]:
     if _WITHHELD.isdisjoint(headers):
         return dict(headers)
     return {name: value for name, value in headers.items() if name not in _WITHHELD}
+
+
+def meta_of(response: HTTPResponse | WholeResponse) -> HTTPResponseMeta:
+    """Return the part of a response that a caller may see beside the data."""
+    return HTTPResponseMeta(
+        status_code=response.status,
+        headers=shown_headers(response.headers),
+        content_type=response.headers.get("content-type", ""),
+    )
 
 
 def read_data(
@@ -400,25 +396,6 @@ def read_data(
     if media.is_text(content_type):
         return _text(content, content_type)
     return content
-
-
-def described_envelope(
-    data: Any,
-    *,
-    status: int,
-    headers: dict[str, str],
-    content_type: str,
-    schema: Schema | None,
-    sequence: str | None = None,
-    is_raw: bool = False,
-    size: int | None = None,
-    is_clean: bool = False,
-) -> DescribedEnvelope[Any]:
-    """Return the envelope of a successful response, with the schema that describes its data."""
-    meta = HTTPResponseMeta(
-        status_code=status, headers=headers, content_type=content_type, sequence=sequence
-    )
-    return DescribedEnvelope(data, meta, schema, is_raw, size, is_clean)
 
 
 def event_data(text: str | bytes, what: str = "An event") -> Any:

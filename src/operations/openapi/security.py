@@ -288,17 +288,12 @@ NOTHING = Signature()
 DEFAULT_HEADERS = {"User-Agent": "alkdev-operations", "Accept-Encoding": "gzip, deflate"}
 """The content codings are those that the standard library decodes in bounded steps."""
 
-_UNIQUE = frozenset({*DEFAULT_HEADERS, "Accept", "Content-Type"})
-"""Headers in their usual spelling. A request with only these has no duplicate headers."""
-
 
 def signed_request(
     draft: Draft, signature: Signature, seconds: float, *, is_stream: bool, public_only: bool
 ) -> HTTPRequest:
     """Return the signed request for `draft`."""
-    headers = {**DEFAULT_HEADERS, **draft.headers}
-    if not headers.keys() <= _UNIQUE:
-        headers = merged_headers(headers)
+    headers = merged_headers(DEFAULT_HEADERS, draft.headers)
     query, cookies = draft.query, draft.cookies
     if signature is not NOTHING:
         configured = {header_key(name) for name in signature.headers}
@@ -417,6 +412,7 @@ class Security:
             if isinstance(secret, CallerToken) and secret.exchange is not None:
                 signature.tokens.append(secret)
             if token is not None:
+                _enforce_usable(token)
                 _apply_auth(signature, self._auth, token)
         for name, value in signature.headers.items():
             enforce_header(name, value)
@@ -446,6 +442,7 @@ class Security:
             credential = credential_of(await _secret(credential, context))
             if credential is None:
                 return
+            _enforce_usable(credential)
         kind = text_of(scheme.get("type"))
         if isinstance(credential, BasicCredential) and kind in {"oauth2", "openIdConnect"}:
             # For OAuth2, user name and password are used to obtain a token.
@@ -532,6 +529,13 @@ def _basic(credential: Any) -> str:
     else:
         text = str(credential)
     return base64.b64encode(text.encode()).decode() if ":" in text else text
+
+
+def _enforce_usable(credential: Any) -> None:
+    """Raise `ACCESS_DENIED` if a function returned another object than a credential, whose repr would be sent."""
+    is_text = isinstance(credential, str) and bool(credential)
+    if not is_text and not isinstance(credential, (BasicCredential, OAuthClient)):
+        raise CallError(ErrorCode.ACCESS_DENIED, "The credential is not text, or is empty.")
 
 
 async def _secret(source: Any, context: OperationContext) -> Any:

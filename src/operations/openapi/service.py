@@ -22,7 +22,13 @@ from operations.openapi.config import HTTPServiceConfig
 from operations.openapi.endpoint import Endpoint
 from operations.openapi.importing import Importer
 from operations.openapi.reading.document import Description, Problem
-from operations.openapi.reading.files import Bundle, Limits, bundle_files, bundle_urls, shown
+from operations.openapi.reading.files import (
+    Bundle,
+    DocumentLimits,
+    bundle_files,
+    bundle_urls,
+    shown,
+)
 from operations.openapi.security import Security, TokenSources
 from operations.specs import Operation
 
@@ -182,8 +188,8 @@ def _config(config: HTTPServiceConfig | Mapping[str, Any]) -> HTTPServiceConfig:
     return HTTPServiceConfig.from_entry(config) if isinstance(config, Mapping) else config
 
 
-def _limits(config: HTTPServiceConfig) -> Limits:
-    return Limits(config.max_document_bytes, config.max_document_files)
+def _limits(config: HTTPServiceConfig) -> DocumentLimits:
+    return DocumentLimits(config.max_document_bytes, config.max_document_files)
 
 
 def _import(

@@ -11,13 +11,19 @@ from base64 import b64decode
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from functools import partial
 from secrets import SystemRandom
 from typing import Any
 
+from msgspec.structs import replace
+
 from operations._json import object_of
 from operations.context import OperationContext
-from operations.envelopes import ResponseEnvelope, read_changes
+from operations.envelopes import (
+    DescribedEnvelope,
+    HTTPResponseMeta,
+    ResponseEnvelope,
+    read_changes,
+)
 from operations.errors import CallError, ErrorCode, timed_out
 from operations.openapi.client import Client
 from operations.openapi.config import HTTPServiceConfig
@@ -28,10 +34,9 @@ from operations.openapi.responses import (
     EventStreamDecoder,
     JSONLinesDecoder,
     ServerSentEvent,
-    described_envelope,
     event_data,
+    meta_of,
     read_data,
-    shown_headers,
     too_large,
 )
 from operations.openapi.security import Security
@@ -101,83 +106,103 @@ class EventStream:
             await asyncio.sleep(self._pause * 2**failures * _RANDOM.uniform(0.5, 1))
 
     async def _connection(self, was_lost: bool) -> AsyncGenerator[ResponseEnvelope[Any]]:
-        """Yield the events of one response; after a lost connection, only new events."""
+        """Yield the items of one response; after a lost connection, only new events."""
         draft = self.draft
         if self._last_id:
             draft.headers["Last-Event-ID"] = self._last_id
         async with self.client.stream(draft, self.security, self.context) as (response, chunks):
-            headers = shown_headers(response.headers)
             kind = response.headers.get("content-type", "")
             if response.status == 204:
                 self._is_over = True
                 return
-            described = self.describe(response.status, kind)
-            item = partial(
-                described_envelope,
-                status=response.status,
-                content_type=kind,
-                schema=described.schema,
-            )
-            if media.is_sequence(kind):
+            described, meta = self.describe(response.status, kind), meta_of(response)
+            if media.essence(kind) == media.EVENT_STREAM:
+                items = self._events(chunks, described, meta, was_lost=was_lost)
+            else:
                 self._is_over = True
-                lines = JSONLinesDecoder(max_event_bytes=self.config.max_event_bytes)
-                async for chunk in chunks:
-                    for data, is_raw in map(_line, lines.feed(chunk)):
-                        yield item(data, headers=headers, is_raw=is_raw)
-                for data, is_raw in map(_line, lines.finish()):
-                    yield item(data, headers=headers, is_raw=is_raw)
-                return
-            if media.essence(kind) != media.EVENT_STREAM:
-                self._is_over = True
-                content = await self._whole(chunks)
-                data = read_data(
-                    content,
-                    kind,
-                    described,
-                    status=response.status,
-                    max_values=self.config.max_response_values,
-                )
-                yield item(data, headers=headers)
-                return
-            # Use a new decoder, so that it contains only ids from this response.
-            decoder = EventStreamDecoder(max_event_bytes=self.config.max_event_bytes)
-            is_resumed, is_behind = bool(self._last_id), False
-            async for chunk in chunks:
-                for event in decoder.feed(chunk):
-                    if event.data == DONE or (self.is_ours and event.event == "complete"):
-                        self._is_over = True
-                        return
-                    if event.last_event_id:
-                        if is_resumed and self._is_repeated(event, is_behind):
-                            if not was_lost:
-                                self._is_over = True
-                                return
-                            is_behind = event.last_event_id != self._last_id
-                            continue
-                        is_resumed = False
-                        self._remember(event.last_event_id)
-                    if self.is_ours and event.event == "error":
-                        raise CallError.from_wire(object_of(event_data(event.data)))
-                    if not event.data and not described.takes_text(""):
-                        # A heartbeat without data.
+                read = self._lines if media.is_sequence(kind) else self._single
+                items = read(chunks, described, meta)
+            async with aclosing(items):
+                async for item in items:
+                    yield item
+
+    async def _lines(
+        self, chunks: AsyncIterator[bytes], described: Described, meta: HTTPResponseMeta
+    ) -> AsyncGenerator[ResponseEnvelope[Any]]:
+        """Yield the items of a response with one JSON value per line."""
+        lines = JSONLinesDecoder(max_event_bytes=self.config.max_event_bytes)
+        async for chunk in chunks:
+            for data, is_raw in map(_line, lines.feed(chunk)):
+                yield DescribedEnvelope(data, meta, described.schema, is_raw)
+        for data, is_raw in map(_line, lines.finish()):
+            yield DescribedEnvelope(data, meta, described.schema, is_raw)
+
+    async def _single(
+        self, chunks: AsyncIterator[bytes], described: Described, meta: HTTPResponseMeta
+    ) -> AsyncGenerator[ResponseEnvelope[Any]]:
+        """Yield the data of a response that is not a stream."""
+        data = read_data(
+            await self._whole(chunks),
+            meta.content_type,
+            described,
+            status=meta.status_code,
+            max_values=self.config.max_response_values,
+        )
+        yield DescribedEnvelope(data, meta, described.schema)
+
+    async def _events(
+        self,
+        chunks: AsyncIterator[bytes],
+        described: Described,
+        meta: HTTPResponseMeta,
+        *,
+        was_lost: bool,
+    ) -> AsyncGenerator[ResponseEnvelope[Any]]:
+        """Yield the events of one response."""
+        # Use a new decoder, so that it contains only ids from this response.
+        decoder = EventStreamDecoder(max_event_bytes=self.config.max_event_bytes)
+        is_resumed, is_behind = bool(self._last_id), False
+        async for chunk in chunks:
+            for event in decoder.feed(chunk):
+                if event.data == DONE or (self.is_ours and event.event == "complete"):
+                    self._is_over = True
+                    return
+                if event.last_event_id:
+                    if is_resumed and self._is_repeated(event, is_behind):
+                        if not was_lost:
+                            self._is_over = True
+                            return
+                        is_behind = event.last_event_id != self._last_id
                         continue
-                    marks = {"sse-event": event.event, "last-event-id": self._last_id}
-                    is_text = described.has_text_items and not self.is_ours
-                    data = event.data if is_text else event_data(event.data)
-                    meta = object_of(event_data(event.meta)) if self.is_ours and event.meta else {}
-                    if meta.get("encoding") == "base64" and isinstance(data, str):
-                        data = b64decode(data)
-                    envelope: ResponseEnvelope[Any] = item(
-                        data,
-                        headers={**headers, **marks},
-                        sequence=event.last_event_id or None,
-                        is_raw=data is event.data and not described.takes_text(event.data),
-                    )
-                    yield read_changes(envelope, meta) if meta else envelope
-                if decoder.retry is not None:
-                    self._pause = min(decoder.retry / 1000, MAX_PAUSE)
-            if is_resumed and is_behind:
-                raise CallError(ErrorCode.UNAVAILABLE, "The server did not resume the stream.")
+                    is_resumed = False
+                    self._remember(event.last_event_id)
+                if self.is_ours and event.event == "error":
+                    raise CallError.from_wire(object_of(event_data(event.data)))
+                # An event without data is a heartbeat.
+                if event.data or described.takes_text(""):
+                    yield self._envelope(event, described, meta)
+            if decoder.retry is not None:
+                self._pause = min(decoder.retry / 1000, MAX_PAUSE)
+        if is_resumed and is_behind:
+            raise CallError(ErrorCode.UNAVAILABLE, "The server did not resume the stream.")
+
+    def _envelope(
+        self, event: ServerSentEvent, described: Described, meta: HTTPResponseMeta
+    ) -> ResponseEnvelope[Any]:
+        """Return the envelope of one event."""
+        is_text = described.has_text_items and not self.is_ours
+        data = event.data if is_text else event_data(event.data)
+        own = object_of(event_data(event.meta)) if self.is_ours and event.meta else {}
+        if own.get("encoding") == "base64" and isinstance(data, str):
+            data = b64decode(data)
+        marks = {"sse-event": event.event, "last-event-id": self._last_id}
+        envelope = DescribedEnvelope[Any](
+            data,
+            replace(meta, headers={**meta.headers, **marks}, sequence=event.last_event_id or None),
+            described.schema,
+            is_raw=data is event.data and not described.takes_text(event.data),
+        )
+        return read_changes(envelope, own) if own else envelope
 
     def _is_repeated(self, event: ServerSentEvent, is_behind: bool) -> bool:
         """Return whether a resumed response repeats a known event; errors of exported registries count as new."""

@@ -354,6 +354,7 @@ class Checker:
         accepts: Returns whether a JSON value is valid.
         dropped: Patterns that were removed, with their locations.
         caches: Data that other modules store with the document.
+        normalisers: The casts of the document, by policy.
         max_plans: The largest number of plans for the document.
 
     Args:
@@ -366,7 +367,8 @@ class Checker:
     """
 
     __slots__ = (
-        "_accepts", "_fancy", "_registry", "_shared", "accepts", "caches", "document", "dropped", "flat", "recursive",
+        "_accepts", "_fancy", "_registry", "_shared", "accepts", "caches", "document", "dropped", "flat", "normalisers",
+        "recursive",
     )  # fmt: skip
 
     def __init__(
@@ -386,6 +388,7 @@ class Checker:
         self._fancy = patterns.fancy
         self._registry: jsonschema_rs.Registry | None = None
         self.caches: dict[str, Any] = {}
+        self.normalisers: dict[str, Any] = {}
         self._accepts: dict[tuple[str, ...], Callable[[Any], bool]] = {}
         root_schema = self.document.root.schema
         if not isinstance(root_schema, bool) and self.document.dialect.id_keyword in root_schema:

@@ -37,24 +37,12 @@ _ALWAYS_JSON: frozenset[type] = frozenset({int, bool, type(None)})
 
 
 class CompiledSchema(Checker):
-    """A compiled schema.
+    """A compiled schema: its check, its errors and its casts."""
 
-    Attributes:
-        is_refused: Whether this replaces a schema that cannot be compiled.
-    """
+    __slots__ = ()
 
-    __slots__ = ("_normalisers", "is_refused")
-
-    def __init__(
-        self,
-        root: JSONSchema,
-        *,
-        drop_patterns: bool = False,
-        shared: SharedDefinitions | None = None,
-    ) -> None:
-        super().__init__(root, drop_patterns=drop_patterns, shared=shared)
-        self._normalisers: dict[CastPolicy, Normaliser] = {}
-        self.is_refused = False
+    is_refused = False
+    """Whether this replaces a schema that cannot be compiled."""
 
     @property
     def certain(self) -> frozenset[type]:
@@ -86,9 +74,9 @@ class CompiledSchema(Checker):
             policy: The handling of values that do not match.
             owns: Whether the values are JSON that is not used elsewhere, so that unchanged values need no copy.
         """
-        found = self._normalisers.get(policy)
+        found = self.normalisers.get(policy)
         if found is None:
-            found = self._normalisers[policy] = Normaliser(self, policy)
+            found = self.normalisers[policy] = Normaliser(self, policy)
         return found.normalise_own if owns else found.normalise
 
     def is_clean(self, text: bytes) -> bool:
@@ -96,7 +84,7 @@ class CompiledSchema(Checker):
 
         This is known for simple schemas, after the first cast.
         """
-        normaliser = self._normalisers.get("cast")
+        normaliser = self.normalisers.get("cast")
         check = None if normaliser is None else normaliser.check_text
         if check is None:
             return False
@@ -121,6 +109,14 @@ class CompiledSchema(Checker):
         if self.accepts(value):
             return []
         return explain(self._caches.planner, self.document.root, value)
+
+
+class _RefusedSchema(CompiledSchema):
+    """Accepts any value, in place of a schema that cannot be compiled."""
+
+    __slots__ = ()
+
+    is_refused = True
 
 
 class Schema:
@@ -230,8 +226,7 @@ class Schema:
             compiled = self._sharing() or CompiledSchema(self.document, drop_patterns=True)
         except SchemaError as error:
             _logger.warning("A schema cannot be used and accepts any value instead: %s", error)
-            compiled = CompiledSchema(True)
-            compiled.is_refused = True
+            compiled = _RefusedSchema(True)
         if compiled.dropped:
             _logger.warning(
                 "Patterns that cannot be run safely are not checked: %s",

@@ -46,7 +46,7 @@ def misfit(code: str, sentence: str, issues: Sequence[ValidationIssue]) -> CallE
 
 
 def _wrong_tag(plans: list[Plan], value: JSONObject) -> tuple[str, list[Any]] | None:
-    """Return the property whose constants distinguish the alternatives, but whose value is none of them, with all."""
+    """Return the property that selects an alternative but has none of the expected values, and these values."""
     for name, item in value.items():
         parts = [
             plan.part(plan.fields[name].sites) if name in plan.fields else None for plan in plans

@@ -138,7 +138,7 @@ class Outline:
             return shown + (" | ..." if len(choices) > 6 else "")
         members = [] if self.is_recursive else self._values
         kinds = dict.fromkeys(member.kind for member in members) or [self._word]
-        return " or ".join([*kinds, *(["null"] if self._is_nullable else ())])
+        return " or ".join([*kinds, *(["null"] if "null" in self.types else ())])
 
     @property
     def limits(self) -> str:
@@ -164,10 +164,6 @@ class Outline:
     def _values(self) -> "list[Outline]":
         """The members of a union other than null."""
         return [member for member in self.members if set(member.types) != {"null"}]
-
-    @property
-    def _is_nullable(self) -> bool:
-        return "null" in self.types
 
     @property
     def _word(self) -> str:

@@ -14,9 +14,9 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from operations._json import is_list
+from operations._json import is_list, is_object, object_of
 from operations.schema.compiling import ANY_TEXT, matcher
-from operations.schema.references import Document, Site, is_annotation, item_keywords
+from operations.schema.references import VARIANTS, Document, Site, is_annotation, item_keywords
 from operations.schema.values import has_type, identity, type_of
 from operations.types import JSONObject
 
@@ -128,6 +128,9 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
     members: tuple[Site, ...] = ()
     """The members of an `anyOf` or a `oneOf`."""
 
+    variants: JSONObject = {}
+    """The annotation `VARIANTS`."""
+
     condition: Site | None = None
     """The schema of an `if`."""
 
@@ -136,6 +139,14 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
 
     then: Site | None = None
     otherwise: Site | None = None
+
+    def named(self, value: Any) -> Site | None:
+        """Return the member that the value itself names; None if it names none."""
+        if not self.variants or not is_object(value):
+            return None
+        tag = value.get(self.variants["property"])
+        members: dict[str, int] = self.variants["members"]
+        return self.members[members[tag]] if isinstance(tag, str) and tag in members else None
 
 
 class Field(msgspec.Struct, frozen=True, gc=False):
@@ -254,8 +265,9 @@ def _choices(document: Document, facet: Facet) -> list[Choice]:
     found: list[Choice] = []
     for keyword in ("anyOf", "oneOf"):
         if keywords.get(keyword):
-            members = (document.at(site, keyword, i) for i in range(len(keywords[keyword])))
-            found.append(Choice(tuple(members)))
+            count = len(keywords[keyword])
+            members = (document.at(site, keyword, i) for i in range(count))
+            found.append(Choice(tuple(members), _variants(keywords.get(VARIANTS), count)))
     if "if" in keywords and ("then" in keywords or "else" in keywords):
         then, otherwise = (
             document.at(site, name) if name in keywords else None for name in ("then", "else")
@@ -268,6 +280,17 @@ def _choices(document: Document, facet: Facet) -> list[Choice]:
             if not isinstance(member, list):
                 found.append(Choice(name=name, then=document.at(site, keyword, name)))
     return found
+
+
+def _variants(node: Any, count: int) -> JSONObject:
+    """Return a usable annotation of a union with `count` members, or an empty object."""
+    variants = object_of(node)
+    members = object_of(variants.get("members"))
+    indices = {
+        tag: index for tag, index in members.items() if type(index) is int and 0 <= index < count
+    }
+    name = variants.get("property")
+    return {"property": name, "members": indices} if isinstance(name, str) and indices else {}
 
 
 class Plan:

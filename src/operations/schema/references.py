@@ -53,6 +53,12 @@ _ANNOTATIONS = frozenset({
 })  # fmt: skip
 
 
+VARIANTS = "x-variants"
+"""Annotation of a union: `{"property": name, "members": {text: index}}`, the member that the text of a property names.
+
+It does not restrict values: they may match another member, or have an unknown name."""
+
+
 def is_annotation(keyword: str) -> bool:
     """Return whether `keyword` does not restrict values."""
     return keyword in _ANNOTATIONS or keyword.startswith("x-")

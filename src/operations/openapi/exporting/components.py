@@ -22,6 +22,7 @@ import msgspec
 
 from operations._json import canonical, is_list, is_object, unescape
 from operations._references import objects_in, reachable, target_of
+from operations._text import numbered_name
 from operations.schema import Schema
 from operations.schema.references import (
     DEFINITIONS,
@@ -183,10 +184,7 @@ class Components:
 
     def _fresh(self, part: str, title: str) -> str:
         wanted = _UNSAFE.sub("_", title if part == "#" else unescape(part.rpartition("/")[2]))
-        name, number = wanted, 1
-        while name in self.schemas:
-            number += 1
-            name = f"{wanted}_{number}"
+        name = numbered_name(wanted, self.schemas)
         # Reserve the name; `place` sets the schema.
         self.schemas[name] = _PENDING
         return name

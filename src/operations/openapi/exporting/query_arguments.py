@@ -67,6 +67,9 @@ class QueryParameter:
     convert: Callable[[str], Any]
     """Converts a text to a value."""
 
+    is_null_if_absent: bool = False
+    """Whether the property is required and may be null, which no text of the parameter can express."""
+
 
 class QueryArguments:
     """The parameters of one input schema."""
@@ -77,6 +80,7 @@ class QueryArguments:
         self.is_whole = not _is_plain(document, self._root)
         self.parameters = self._whole(schema) if self.is_whole else self._properties()
         self._by_name = {parameter.name: parameter for parameter in self.parameters}
+        self._nulls = {each.name: None for each in self.parameters if each.is_null_if_absent}
 
     def read(self, query: bytes) -> Any:
         """Return the input for a query string.
@@ -98,7 +102,7 @@ class QueryArguments:
             else:
                 values[name] = value
         if not self.is_whole:
-            return values
+            return {**self._nulls, **values} if self._nulls else values
         for name in values:
             if name != WHOLE:
                 raise _refused(name, f"is not a parameter here: there is only {WHOLE!r}")
@@ -133,8 +137,14 @@ class QueryArguments:
             item_types = _types(items, self._root)
             if item_types <= _SCALARS:
                 shape, convert = Shape.LIST, self._scalar(items, item_types)
+        is_null = required and shape is not Shape.JSON and "null" in types
         return QueryParameter(
-            name=name, shape=shape, required=required, schema=schema, convert=convert
+            name=name,
+            shape=shape,
+            required=required and not is_null,
+            schema=schema,
+            convert=convert,
+            is_null_if_absent=is_null,
         )
 
     def _scalar(self, schema: JSONSchema, types: frozenset[str]) -> Callable[[str], Any]:

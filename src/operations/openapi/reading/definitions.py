@@ -67,6 +67,27 @@ class Subtypes:
         """Return the pointers of the schemas that extend the base at `pointer`; empty if it is not a base."""
         return self._subtypes.get(pointer, ())
 
+    def variants(self, schema: JSONObject, pointers: Sequence[str]) -> JSONObject | None:
+        """Return the annotation `VARIANTS` of a union, from its discriminator.
+
+        Args:
+            schema: The schema with the discriminator.
+            pointers: The pointers of the members; empty for a member that is not a reference.
+        """
+        given = _discriminator(schema)
+        # In Swagger 2.0 it is only the name of the property.
+        node = {"propertyName": given} if type(given) is str else object_of(given)
+        members = {_name(pointer): index for index, pointer in enumerate(pointers) if pointer}
+        for tag, value in object_of(node.get("mapping")).items():
+            target = text_of(value)
+            pointer = self._pointer(target) or ""
+            if target in members:
+                members[str(tag)] = members[target]
+            elif pointer in pointers:
+                members[str(tag)] = pointers.index(pointer)
+        name = node.get("propertyName")
+        return {"property": name, "members": members} if type(name) is str and members else None
+
     def bases(self, pointer: str) -> frozenset[str]:
         """Return the pointers of the bases that the schema at `pointer` extends."""
         return frozenset(
@@ -160,6 +181,10 @@ def _named_schemas(document: JSONObject) -> Iterator[tuple[str, JSONObject]]:
             for name, schema in object_of(schemas).items():
                 if is_object(schema):
                     yield f"{folder}/{escape(name)}", schema
+
+
+def _name(pointer: str) -> str:
+    return unescape(pointer.rpartition("/")[2])
 
 
 def _parts(schema: JSONObject) -> list[JSONObject]:

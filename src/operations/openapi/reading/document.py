@@ -65,7 +65,7 @@ class Description:
 
     def __init__(self, document: Any, missing: Mapping[str, str] | None = None) -> None:
         if not is_object(document):
-            raise DocumentError("an API description is an object")
+            raise DocumentError("the document must be an object")
         self.document: JSONObject = document
         self.problems: list[Problem] = []
         self._is_searched = False
@@ -120,15 +120,11 @@ class Description:
             path = str(key)
             if path.startswith("x-"):
                 continue
-            item: JSONObject
-            if is_object(node) and "$ref" not in node and type(node.get("parameters")) is not dict:
-                item = node
-            else:
-                try:
-                    item = self._plain(self.references.merged(node))
-                except DocumentError as error:
-                    self.problems.append(Problem(path, f"the path cannot be read: {error}"))
-                    continue
+            try:
+                item = self._plain(self.references.merged(node))
+            except DocumentError as error:
+                self.problems.append(Problem(path, f"the path cannot be read: {error}"))
+                continue
             shared = self._parameters_problem(item)
             if shared is not None:
                 item, shared = self._spread(item, shared)
@@ -178,15 +174,8 @@ class Description:
         if not is_object(operation):
             problem = "the operation is not an object"
         elif problem is None:
-            responses = operation.get("responses")
             try:
-                # Fast path: nearly every operation has none of these.
-                if (
-                    "$ref" in operation
-                    or type(operation.get("parameters")) is dict
-                    or (type(responses) is dict and "$ref" in responses)
-                ):
-                    operation = self._plain(operation)
+                operation = self._plain(operation)
                 problem = self._parameters_problem(operation)
                 if problem is not None:
                     operation, problem = self._spread(operation, problem)

@@ -55,7 +55,7 @@ Locate = Callable[[str, str], str | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class DocumentLimits:
     """The limits of one document, all files together."""
 
     max_bytes: int
@@ -73,7 +73,11 @@ class Bundle:
 
 
 async def bundle_files(
-    path: Path, read: Callable[[str], Any] | None, *, root: str | Path | None, limits: Limits
+    path: Path,
+    read: Callable[[str], Any] | None,
+    *,
+    root: str | Path | None,
+    limits: DocumentLimits,
 ) -> Bundle:
     """Return the document at `path` with the files it refers to.
 
@@ -125,7 +129,7 @@ def _is_inside(target: str, folder: str) -> bool:
     return target.startswith(folder.rstrip("/") + "/")
 
 
-async def bundle_urls(url: str, fetch: Fetch, *, limits: Limits) -> Bundle:
+async def bundle_urls(url: str, fetch: Fetch, *, limits: DocumentLimits) -> Bundle:
     """Return the document at `url`, with the documents of the same origin and folder that it refers to.
 
     Raises:
@@ -173,7 +177,7 @@ class _Bundler:
     locate: Locate
     """Returns the file for a reference in another file; None if it may not be read."""
 
-    limits: Limits
+    limits: DocumentLimits
     _files: dict[str, Any] = field(default_factory=dict[str, Any])
     _missing: dict[str, str] = field(default_factory=dict[str, str])
     _size: int = 0
@@ -244,10 +248,18 @@ class _Bundler:
             for node in objects_in(self._files[name]):
                 ref = reference_of(node)
                 if ref is not None and not ref.startswith("#"):
-                    target = self.locate(name, ref.partition("#")[0])
+                    target = self._target(name, ref.partition("#")[0])
                     if target and target not in self._files and target not in self._missing:
                         found[target] = None
         return list(found)
+
+    def _target(self, name: str, ref: str) -> str | None:
+        """Return the file that a reference names; None if it may not be read, or if no file can have this name."""
+        try:
+            target = self.locate(name, ref)
+        except ValueError:
+            return None
+        return None if target is None or "\0" in target else target
 
     def _relative(self, name: str) -> str:
         return _relative(name, self.root)
@@ -276,7 +288,7 @@ class _Bundler:
     def _place(self, ref: str, name: str) -> str:
         """Return the position of a reference's target in the combined document."""
         file, _, fragment = ref.partition("#")
-        target = self.locate(name, file) if file else name
+        target = self._target(name, file) if file else name
         if target is None or (target not in self._files and target not in self._missing):
             return ref
         if target == self.root:

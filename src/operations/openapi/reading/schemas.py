@@ -15,7 +15,13 @@ from operator import attrgetter
 from typing import Any
 
 from operations._json import is_list, is_object, object_of
-from operations.openapi.reading.definitions import Definition, Definitions, Direction, is_closed
+from operations.openapi.reading.definitions import (
+    UNIONS,
+    Definition,
+    Definitions,
+    Direction,
+    is_closed,
+)
 from operations.openapi.reading.keywords import (
     apply_exclusive,
     as_object,
@@ -31,6 +37,7 @@ from operations.openapi.reading.keywords import (
     type_of,
     with_null,
 )
+from operations.schema.references import VARIANTS
 from operations.types import JSONObject, JSONSchema
 
 MAX_DEPTH = 100
@@ -63,6 +70,8 @@ _CORRECTED: dict[str, Callable[[Any], Any]] = {
     ),
     "type": type_of,
     "dependentRequired": dependent_names,
+    "enum": lambda value: data_of(value) if is_list(value) and value else None,
+    "examples": lambda value: data_of(value) if is_list(value) else None,
 }  # fmt: skip
 """How the values of keywords that hold no schema are corrected; None leaves the keyword out."""
 
@@ -226,9 +235,6 @@ class Conversion:
             elif key in _SCHEMA_MAPS:
                 if is_object(value):
                     out[key] = {name: self._convert(item, below) for name, item in value.items()}
-            elif key == "enum":
-                if is_list(value) and value:
-                    put(out, key, data_of(value))
             elif key == "required":
                 put(out, key, names_of(value, hidden))
             elif key in _ANY:
@@ -237,9 +243,6 @@ class Conversion:
             elif key == "example":
                 if "examples" not in schema:
                     put(out, "examples", data_of([value]))
-            elif key == "examples":
-                if is_list(value):
-                    put(out, key, data_of(value))
             elif key == "$dynamicRef":
                 if type(value) is str:
                     out.update(
@@ -251,6 +254,7 @@ class Conversion:
                 self._dependencies(value, below, out)
         apply_exclusive(schema, out)
         if "discriminator" in schema:
+            put(out, VARIANTS, self._variants(schema))
             put(out, "description", discriminated(schema, out.get("description", "")))
         if out.get("multipleOf", 1) <= 0:
             del out["multipleOf"]
@@ -259,6 +263,16 @@ class Conversion:
         if closes:
             out["unevaluatedProperties"] = False
         return out
+
+    def _variants(self, schema: JSONObject) -> JSONObject | None:
+        """Return which member of a union a value names, for the normalisation of responses."""
+        unions = [schema[union] for union in UNIONS if is_list(schema.get(union))]
+        if self.direction is not Direction.RESPONSE or len(unions) != 1:
+            return None
+        refs = [object_of(item).get("$ref") for item in unions[0]]
+        found = [self._found(ref, is_part=False) if type(ref) is str else None for ref in refs]
+        pointers = ["" if each is None else each.pointer for each in found]
+        return self.definitions.subtypes.variants(schema, pointers)
 
     def _items(self, schema: JSONObject, value: Any, depth: int, out: JSONObject) -> None:
         """Convert `items`: a schema or, before 2020-12, a list of schemas with `additionalItems` for the rest."""
@@ -311,6 +325,8 @@ class SchemaConverter(Definitions):
         members = [member for member in (*found, own) if member is not None]
         definition.refs.update(members)
         union: JSONObject = {"anyOf": [member.ref for member in members]}
+        if direction is Direction.RESPONSE:
+            put(union, VARIANTS, self.subtypes.variants(target, [each.pointer for each in members]))
         described = object_of(self.convert(own)).get("description")
         return {**union, "description": described} if described else union
 

@@ -174,10 +174,11 @@ class Changes:
         """Add the properties that `count` objects lost or gained, described by the first object."""
         for name in before:
             if name not in after:
-                known = self._names.get(place, 0)
-                if known < _MAX_NAMES and ("stripped", place, name) not in self._found:
-                    self._names[place] = known = known + 1
-                own = name if known < _MAX_NAMES else None
+                has_entry = ("stripped", place, name) in self._found
+                if not has_entry and (known := self._names.get(place, 0)) < _MAX_NAMES:
+                    self._names[place] = known + 1
+                    has_entry = True
+                own = name if has_entry else None
                 self._add("stripped", (place, own), path + pointer(name), "is not declared", count)
         for name in after:
             if name not in before:

@@ -220,7 +220,8 @@ class Stripper:
                     picks.append(members[0][0])
                 else:
                     fitting = [site for site, part in members if part.accepts(value)]
-                    if not fitting:
+                    named = choice.named(value)
+                    if not fitting or not (named is None or named in fitting):
                         raise NeedsRepair
                     picks += fitting
             key = tuple(site.pointer for site in picks)

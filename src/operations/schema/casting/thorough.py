@@ -53,7 +53,7 @@ _NAMES: dict[type, str] = {
 _CONTAINERS = frozenset({dict, list})
 
 
-class RefusedError(Exception):
+class CannotCastError(Exception):
     """A trial cast would need more than conversions."""
 
 
@@ -147,7 +147,7 @@ class Pass:
         if self.on_trial:
             self._trials_left -= 1
             if self._trials_left < 0:
-                raise RefusedError
+                raise CannotCastError
         while type(value) not in _NAMES:
             value = placed(lift, value, path)
         if plan.is_unknown:
@@ -226,12 +226,12 @@ class Pass:
         key = plan, path
         if key not in self._chosen:
             if self.on_trial and key in self._refused:
-                raise RefusedError
+                raise CannotCastError
             before = self.edits
             try:
                 result = self._cast_chosen(plan, value, path, room)
                 self._chosen[key] = result, self.edits - before
-            except RefusedError:
+            except CannotCastError:
                 self._refused.add(key)
                 raise
             finally:
@@ -245,6 +245,8 @@ class Pass:
         if plan.is_unstable and type(value) in _CONTAINERS:
             self._planner.undecided += 1
         picks: list[Site] = []
+        # Where the value matches other members than the one it names, only the named one.
+        own: list[Site] = []
         if not self.on_trial:
             self._trials_left = _MAX_TRIALS
 
@@ -253,18 +255,26 @@ class Pass:
 
         for choice in plan.choices:
             if not choice.members:
-                picks.extend(applied(plan, choice, value))
+                chosen = applied(plan, choice, value)
+                picks.extend(chosen)
+                own.extend(chosen)
                 continue
             chosen = matching(self._planner, choice.members, value, attempt)
             if not chosen:
                 if self.on_trial:
-                    raise RefusedError
+                    raise CannotCastError
                 nearest = self.unmatched(plan, choice, value)
                 if nearest is None:
                     return self.misfit(plan, value)
                 chosen = [nearest]
+            named = self.named(choice, value)
             picks.extend(chosen)
-        return self.cast(plan.pick(tuple(picks)), value, path, room)
+            own.extend(chosen if named is None or named in chosen else [named])
+        result = self.cast(plan.pick(tuple(picks)), value, path, room)
+        if own == picks:
+            return result
+        # Cast separately, because a closed member forbids the properties of the others.
+        return _joined(result, self.cast(plan.pick(tuple(own)), value, path, room))
 
     def _attempt(self, plan: Plan, value: Any, path: str, room: int) -> int | None:
         """Return the number of conversions to cast `value` to `plan`; None if conversions are not enough."""
@@ -273,23 +283,30 @@ class Pass:
         try:
             result = self.cast(plan, value, path, room)
             return self.edits if plan.accepts(result) else None
-        except RefusedError:
+        except CannotCastError:
             return None
         finally:
             self.edits, self.on_trial = outer
 
     # The hooks for a value that does not match, and for an absent value.
 
+    def named(self, choice: Choice, value: Any) -> Site | None:
+        """Return the member that the value names and may not match, although it matches another member.
+
+        For example, one property has a new value, and the value then matches only the base type.
+        """
+        return None if self.on_trial else choice.named(value)
+
     def misfit(self, plan: Plan, value: Any) -> Any:
         """Return the replacement of a mismatched value: without properties that are unknown to all union members."""
         if self.on_trial:
-            raise RefusedError
+            raise CannotCastError
         return _known(self._caster.places.place([plan]), value) if plan.choices else value
 
     def absent(self, plan: Plan) -> Any:
         """Return the value for an absent required property without a default, or `MISSING`."""
         if self.on_trial:
-            raise RefusedError
+            raise CannotCastError
         return MISSING
 
     def cut(self, plan: Plan, items: list[Any]) -> list[Any]:
@@ -303,6 +320,16 @@ class Pass:
     def unmatched(self, plan: Plan, choice: Choice, value: Any) -> Site | None:
         """Return the member to use for a value that matches no member of a union; None to leave it unchanged."""
         return None
+
+
+def _joined(result: Any, other: Any) -> Any:
+    """Return `result` with the properties that only `other` has."""
+    if is_object(result) and is_object(other):
+        both = {name: _joined(item, other[name]) for name, item in result.items() if name in other}
+        return {**other, **result, **both}
+    if is_list(result) and is_list(other) and len(result) == len(other):
+        return list(map(_joined, result, other))
+    return result
 
 
 def _known(place: Place, value: Any) -> Any:
@@ -351,6 +378,10 @@ class CreatingPass(Pass):
     def __init__(self, caster: Caster, fitting: tuple[Plan, ...] = ()) -> None:
         super().__init__(caster, fitting)
         self._created: dict[Plan, Any] = {}
+
+    def named(self, choice: Choice, value: Any) -> Site | None:
+        """Return None: a member that the value matches wins."""
+        return None
 
     def misfit(self, plan: Plan, value: Any) -> Any:
         """Return the declared default or a created value, if one matches."""
@@ -401,7 +432,7 @@ class CreatingPass(Pass):
     def _make(self, plan: Plan) -> Any:
         """Return a fresh value for `plan`, or `MISSING`."""
         if self.on_trial:
-            raise RefusedError
+            raise CannotCastError
         if plan not in self._created:
             self._created[plan] = Creator(self.default).create(plan)
         made = self._created[plan]
@@ -409,7 +440,7 @@ class CreatingPass(Pass):
 
     def _edit(self) -> None:
         if self.on_trial:
-            raise RefusedError
+            raise CannotCastError
         self.edits += 1
 
 

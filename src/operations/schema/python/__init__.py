@@ -140,7 +140,7 @@ def schema_for(annotation: Any, *, mode: Mode = "validation") -> Schema:
         mode: Whether the values are inputs (the default) or outputs; some classes distinguish them.
 
     Raises:
-        SchemaError: If the type, or one inside it, has no form in JSON.
+        SchemaError: If the type, or one inside it, cannot be converted to JSON.
     """
     shape = read(annotation)
     return Schema(partial(document_of, shape, mode))
@@ -153,7 +153,7 @@ def converter_for(annotation: Any) -> Converter | None:
     for the type or the conversion would lose information.
 
     Raises:
-        SchemaError: If the type, or one inside it, has no form in JSON.
+        SchemaError: If the type, or one inside it, cannot be converted to JSON.
     """
     return read(annotation).converter()
 
@@ -335,7 +335,9 @@ class _Reader:
             return self._define(core, lambda: reader(core, self.read))
         if isinstance(core, (str, ForwardRef)):
             raise SchemaError(f"the annotation {core!r} was not resolved")
-        raise SchemaError(f"{title_of(core)} has no form in JSON")
+        raise SchemaError(
+            f"{title_of(core)} cannot be converted to JSON; use a dataclass or TypedDict"
+        )
 
     def _define(self, annotation: Any, target: Callable[[], Shape]) -> Named:
         """Return one shape for each named type, also while the type is being read."""
@@ -421,7 +423,9 @@ def _choice(options: Iterable[Any], words: JSONObject | None = None) -> Choice:
         try:
             value = to_json(option)
         except JSONValueError as error:
-            raise SchemaError(f"the option {option!r} has no form in JSON: {error}") from None
+            raise SchemaError(
+                f"the option {option!r} cannot be converted to JSON: {error}"
+            ) from None
         if seen.setdefault(canonical(value), option) is not option:
             raise SchemaError(f"{option!r} and {seen[canonical(value)]!r} are the same in JSON")
         pairs.append((value, option))

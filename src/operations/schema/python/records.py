@@ -91,7 +91,7 @@ def _convert_each(items: list[Any], converters: Iterable[Converter | None]) -> l
         pairs = zip(items, converters, strict=False)
         return [item if convert is None else convert(item) for item, convert in pairs]
     except ConversionError:
-        # Again, for the faults of all items.
+        # Again, to collect the errors of all items.
         return list(convert_parts(zip(count(), items, converters)).values())
 
 
@@ -295,7 +295,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, eq=False):
                     if name in value and type(item := value[name]) is not kind:
                         result[name] = convert(item)
             except ConversionError:
-                # Again, for the faults of all fields.
+                # Again, to collect the errors of all fields.
                 result |= convert_parts(
                     (name, value[name], convert)
                     for name, kind, convert in used
@@ -343,7 +343,7 @@ def record_reader(cls: Any) -> Callable[[Any, Read], Record] | None:
 
 
 def default_of(value: Any, shape: Shape) -> Any:
-    """Return a default as JSON, or `MISSING` if it has no form in JSON or contradicts its annotation."""
+    """Return a default as JSON, or `MISSING` if it cannot be converted to JSON or contradicts its annotation."""
     try:
         default = to_json(value)
     except JSONValueError:

@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 import msgspec
 
 from operations._json import canonical, pointer
+from operations._text import numbered_name
 from operations.schema.document import Schema
 from operations.schema.explain import ValidationIssue
 from operations.types import JSONObject
@@ -38,7 +39,7 @@ class ConversionError(ValueError):
     """A JSON value has the right form but is not valid for its type, such as a date that does not exist.
 
     Attributes:
-        faults: Each fault with its location as a JSON pointer.
+        faults: Each error with its location as a JSON pointer.
     """
 
     def __init__(self, faults: str | Iterable[tuple[str, str]]) -> None:
@@ -54,7 +55,7 @@ def convert_parts(parts: Iterable[tuple[Any, Any, Converter | None]]) -> dict[An
     """Return the parts of a value by index or name, each converted by its own converter.
 
     Raises:
-        ConversionError: With the faults of all parts.
+        ConversionError: With the errors of all parts.
     """
     result: dict[Any, Any] = {}
     faults: list[tuple[str, str]] = []
@@ -125,16 +126,10 @@ class Definitions:
         """Return a reference to `named`, whose definition is created with the first reference."""
         name = self._names.get(named.key)
         if name is None:
-            name = self._names[named.key] = self._free(named.name)
+            name = self._names[named.key] = numbered_name(named.name, self._schemas)
             self._schemas[name] = {}  # reserves the name, because a recursive type refers to itself
             self._schemas[name] = named.target.schema(self)
         return self._reference(name)
-
-    def _free(self, name: str) -> str:
-        candidate, number = name, 2
-        while candidate in self._schemas:
-            candidate, number = f"{name}_{number}", number + 1
-        return candidate
 
     def adopt(self, name: str, write: Callable[[str], JSONObject]) -> JSONObject:
         """Return a schema written by another library, with its `$defs` moved here; an object becomes a reference.
@@ -147,14 +142,14 @@ class Definitions:
         document = dict(write("#/$defs/{model}"))
         theirs: JSONObject = document.pop("$defs", {})
         if any(self._schemas.get(key, value) != value for key, value in theirs.items()):
-            prefix = self._free(name) + "."
+            prefix = numbered_name(name, self._schemas) + "."
             document = dict(write(f"#/$defs/{prefix}{{model}}"))
             theirs = {prefix + key: value for key, value in document.pop("$defs", {}).items()}
         self._schemas.update(theirs)
         if "properties" not in document:
             return document
         if self._schemas.get(name, document) != document:
-            name = self._free(name)
+            name = numbered_name(name, self._schemas)
         self._schemas[name] = document
         return self._reference(name)
 
@@ -230,7 +225,7 @@ def to_float(value: Any) -> float:
     except OverflowError:
         raise ConversionError("the number is too large for a float") from None
     if number != value:
-        raise ConversionError(f"a float cannot hold {value} exactly")
+        raise ConversionError(f"a float cannot represent {value} exactly")
     return number
 
 
@@ -368,7 +363,7 @@ class Either(msgspec.Struct, frozen=True, eq=False):
         return {} if {} in schemas else {"anyOf": schemas}
 
     def converter(self) -> Converter | None:
-        """Return a converter that selects a member by the type of the value, then by trying."""
+        """Return a converter that selects a member by the type of the value, then tries each in turn."""
         routes = self._routes()
         if not routes:
             return None

@@ -353,7 +353,7 @@ def signature_of(
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError) as error:
-        raise RegistrationError(f"{name} has no signature to read: {error}") from error
+        raise RegistrationError(f"the signature of {name} cannot be read: {error}") from error
     parameters = read_parameters(signature, hints, docstring.names, context_type, name)
     kind, result = _kind(inner, hints.get("return", Any), name)
     output = _result_shape(result, envelope_type, name)
