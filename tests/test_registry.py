@@ -56,10 +56,10 @@ def test_a_registry_looks_like_a_collection(registry: OperationRegistry) -> None
         assert missing is None
 
 
-def test_an_id_can_be_taken_once(registry: OperationRegistry) -> None:
+def test_an_id_can_be_registered_once(registry: OperationRegistry) -> None:
     registry.register(Operation(spec(), answer))
 
-    with pytest.raises(RegistrationError, match=r"task\.get is registered already"):
+    with pytest.raises(RegistrationError, match=r"task\.get is already registered"):
         registry.register(Operation(spec(), answer))
     replacement = registry.register(Operation(spec(description="new"), answer), replace=True)
 
@@ -85,7 +85,7 @@ def failing() -> Iterator[Operation]:
     raise RuntimeError("the importer broke")
 
 
-def test_a_source_that_breaks_leaves_nothing_behind(registry: OperationRegistry) -> None:
+def test_a_source_that_fails_leaves_no_operations(registry: OperationRegistry) -> None:
     with pytest.raises(RuntimeError, match="the importer broke"):
         registry.register_all(failing())
 
@@ -138,7 +138,9 @@ async def test_a_spec_can_get_its_handler_later(registry: OperationRegistry) -> 
     assert (await registry.execute("task.get")).data == 42
 
 
-def test_a_handler_needs_a_spec_that_has_none(registry: OperationRegistry) -> None:
+def test_a_handler_can_be_added_only_to_a_spec_without_a_handler(
+    registry: OperationRegistry,
+) -> None:
     with pytest.raises(RegistrationError, match="call register_spec first"):
         registry.register_handler("task.get", answer)
     registry.register(Operation(spec(), answer))
@@ -165,7 +167,7 @@ def test_a_handler_needs_a_spec_that_has_none(registry: OperationRegistry) -> No
         ("task.", None),
     ],
 )
-async def test_an_unknown_id_is_answered_with_one_that_is_alike(
+async def test_an_unknown_id_is_reported_with_a_similar_one(
     given: str, meant: str | None, registry: OperationRegistry
 ) -> None:
     for name in ("add", "block", "nested"):
@@ -339,7 +341,9 @@ async def test_closing_waits_for_handlers_that_are_being_cancelled() -> None:
     assert cleaned.is_set()
 
 
-async def test_a_watcher_hears_of_changes_and_of_no_call(registry: OperationRegistry) -> None:
+async def test_a_watcher_is_notified_of_changes_but_not_of_calls(
+    registry: OperationRegistry,
+) -> None:
     heard: list[object] = []
     stop = registry.watch(heard.append)
 
@@ -368,3 +372,19 @@ def test_a_service_that_changes_gets_the_registries_of_its_operations() -> None:
     registry.register_all(service)
 
     assert service.registry is registry
+
+
+async def test_an_id_and_a_function_are_not_confused(registry: OperationRegistry) -> None:
+    @registry.operation("task.count")
+    async def count() -> int:
+        return 1
+
+    with pytest.raises(CallError, match=r"use registry\.call"):
+        await registry.execute(count)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="use execute for an id"):
+        await registry.call("task.count")  # type: ignore[call-overload]
+
+
+def test_an_unknown_type_is_rejected_with_the_known_types(registry: OperationRegistry) -> None:
+    with pytest.raises(RegistrationError, match="one of query, mutation, subscription"):
+        registry.operation("task.count", type="qery")(not_marked)  # type: ignore[arg-type]

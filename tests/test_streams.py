@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -80,7 +81,7 @@ async def test_yielded_envelopes_pass_through() -> None:
     assert envelopes == [item]
 
 
-async def test_a_handler_may_be_a_coroutine_that_gives_an_iterator() -> None:
+async def test_a_handler_may_be_a_coroutine_that_returns_an_iterator() -> None:
     async def handler(_input: Any, context: OperationContext) -> AsyncIterator[Any]:
         return Source(1, 2)(None, context)
 
@@ -137,7 +138,7 @@ async def test_an_item_that_is_not_json_ends_the_stream_with_an_error() -> None:
     assert (await error_of(streaming(Source(object())))).code == ErrorCode.EXECUTION_ERROR
 
 
-async def test_a_handler_that_gives_no_iterator_is_an_error() -> None:
+async def test_a_handler_that_returns_no_iterator_is_an_error() -> None:
     async def handler(_input: Any, _context: OperationContext) -> int:
         return 7
 
@@ -230,7 +231,7 @@ async def test_a_deadline_ends_a_stream_with_a_timeout() -> None:
             seen.append(envelope.data)  # noqa: PERF401
 
     assert (seen, caught.value.code) == ([1], ErrorCode.TIMEOUT)
-    assert caught.value.message == "test.run did not finish within 0.2 s"
+    assert re.fullmatch(r"test\.run did not finish within 0\.\d+ s", caught.value.message)
     assert source.closed.is_set()
 
 
@@ -251,7 +252,7 @@ async def test_a_stream_with_a_deadline_runs_in_one_task_and_never_ahead() -> No
     assert len(tasks) == 1
 
 
-async def test_an_error_within_the_deadline_comes_through() -> None:
+async def test_an_error_within_the_deadline_is_raised() -> None:
     async def handler(_input: Any, _context: OperationContext) -> AsyncIterator[int]:
         yield 1
         raise ValueError("boom")
@@ -299,7 +300,7 @@ async def test_an_iterator_need_not_be_closable() -> None:
 # ---------------------------------------------------------------------- around it
 
 
-async def test_stream_middleware_stands_around_subscriptions() -> None:
+async def test_stream_middleware_wraps_subscriptions() -> None:
     registry = streaming(Source(1, 2, 3))
 
     @registry.use
@@ -378,7 +379,7 @@ async def test_a_deadline_ends_a_stream_that_never_waits() -> None:
     assert (await error_of(streaming(endless), None, soon())).code == ErrorCode.TIMEOUT
 
 
-async def test_a_stream_whose_time_has_passed_is_not_started() -> None:
+async def test_an_expired_stream_is_not_started() -> None:
     source = Source(1)
 
     assert (await error_of(streaming(source), None, soon(-1))).code == ErrorCode.TIMEOUT
@@ -433,7 +434,7 @@ async def test_closing_twice_at_once_never_cancels_the_consumer(swallow: bool) -
 
 
 @pytest.mark.requirement("R33")
-async def test_a_handler_that_ignores_its_end_does_not_keep_the_closer(
+async def test_a_handler_that_ignores_cancellation_does_not_block_closing(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     waiting, release = asyncio.Event(), asyncio.Event()
@@ -458,7 +459,7 @@ async def test_a_handler_that_ignores_its_end_does_not_keep_the_closer(
     await asyncio.wait({consumer})
 
 
-async def test_a_cleanup_that_fails_costs_neither_the_result_nor_the_report(
+async def test_a_failing_cleanup_loses_neither_the_result_nor_the_report(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def handler(_input: Any, _context: OperationContext) -> AsyncIterator[int]:

@@ -77,9 +77,7 @@ async def test_scopes_of_the_table_replace_those_of_the_operation() -> None:
     assert list(spec.access_control.required_scopes) == ["admin"]
 
 
-async def test_a_hidden_operation_is_not_there_for_callers_and_is_for_code_of_this_process() -> (
-    None
-):
+async def test_a_hidden_operation_can_be_called_only_by_code_in_the_process() -> None:
     registry, _ = build(hide=True)
     client = Client(create_app(registry))
 
@@ -230,7 +228,7 @@ async def test_a_mutation_that_was_not_begun_is_repeated_if_it_is_passed_on(
     assert len(seen) == tries
 
 
-async def test_an_error_that_does_not_allow_it_is_not_repeated() -> None:
+async def test_a_non_retryable_error_is_not_retried() -> None:
     registry, seen = OperationRegistry(), list[int]()
     configure_tools(registry, {"shop.*": ToolConfig(retry=2)})
 
@@ -309,7 +307,7 @@ async def test_retries_are_counted() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"attempts": 0}, {"first_pause": -1.0}, {"budget": -0.1}])
-def test_a_policy_that_cannot_be_meant_is_rejected(wrong: dict[str, Any]) -> None:
+def test_a_contradictory_policy_is_rejected(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         RetryPolicy(**wrong)
 
@@ -341,6 +339,18 @@ async def test_select_keeps_the_values_of_all_pointers() -> None:
         "sums": {"all": 3, "total": 4},
         "whole": {"part": 1, "rest": 2},
     }
+
+
+def test_a_cache_that_matches_no_query_is_reported() -> None:
+    registry = OperationRegistry()
+    registry.operation("shop.read", type="query")(lambda: None)
+    registry.operation("shop.write", type="mutation")(lambda: None)
+    cached = ToolConfig(cache=60)
+    patterns = ("shop.*", "shop.write", "shop.read", "none.*")
+
+    tools = configure_tools(registry, dict.fromkeys(patterns, cached))
+
+    assert (tools.uncached, tools.unmatched) == ({"shop.write"}, {"none.*"})
 
 
 async def test_a_result_that_cannot_be_cached_is_returned_anyway() -> None:
@@ -380,7 +390,7 @@ async def test_select_empties_the_blocks_of_an_mcp_result_and_keeps_errors() -> 
     assert (await registry.execute("far.endpoint")).data == {}
 
 
-async def test_a_renamed_operation_has_its_new_id_only_and_can_be_taken_away_by_the_old() -> None:
+async def test_a_renamed_operation_has_only_its_new_id_and_can_be_removed_by_the_old_one() -> None:
     registry = OperationRegistry()
     configure_tools(registry, {"shop.buy": ToolConfig(rename="store.order", timeout=5)})
 
@@ -429,7 +439,9 @@ async def test_settings_apply_to_registered_operations_and_later_ones_win() -> N
 
 
 @pytest.mark.parametrize(("table", "outcome"), [("strict", "EXECUTION_ERROR"), (None, "mismatch")])
-async def test_the_output_policy_of_the_table_beats_the_operation(table: Any, outcome: str) -> None:
+async def test_the_output_policy_of_the_table_overrides_the_operation(
+    table: Any, outcome: str
+) -> None:
     registry = OperationRegistry(output="off")
     configure_tools(registry, {"shop.*": ToolConfig(output=table, timeout=5)})
 
@@ -459,7 +471,7 @@ async def test_nested_calls_middleware_and_observers_see_one_call() -> None:
     assert seen.count("CallStarted shop.buy") == 1
 
 
-def test_wrong_settings_are_refused() -> None:
+def test_wrong_settings_are_rejected() -> None:
     for options in ({"rename": "x"}, {"select": ["a"]}, {"output": "x"}, {"scopes": "x"}):
         with pytest.raises(ValueError, match=next(iter(options))):
             ToolConfig(**options)

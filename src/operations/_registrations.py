@@ -99,7 +99,7 @@ class Registrations(PipelineHost):
             )
             if operation_id in added or is_taken:
                 raise RegistrationError(
-                    f"{operation_id} is registered already: rename it, or pass replace=True"
+                    f"{operation_id} is already registered: rename it, or pass replace=True"
                 )
             added[operation_id] = ready
         attach = getattr(operations, "attach", None)

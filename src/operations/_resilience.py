@@ -237,7 +237,6 @@ class Bulkhead:
         self._limit = limit
         self._patience = patience
         self._loops: dict[asyncio.AbstractEventLoop, _Slots] = {}
-        self._last: _Slots | None = None
 
     @property
     def calls(self) -> int:
@@ -306,15 +305,11 @@ class Bulkhead:
 
     def _slots(self) -> "_Slots":
         loop = asyncio.get_running_loop()
-        last = self._last
-        if last is not None and last.loop is loop:
-            return last
         slots = self._loops.get(loop)
         if slots is None:
             for over in [each for each in self._loops if each.is_closed()]:
                 del self._loops[over]
             slots = self._loops[loop] = _Slots(loop)
-        self._last = slots
         return slots
 
 
@@ -339,12 +334,17 @@ MAX_SECONDS: Final = 600.0
 """The default limit for a call that reports progress."""
 
 
+_SHORTEST_CHECK = 0.05
+"""The shortest time in seconds between two checks of a stopped timer."""
+
+
 class TimeLimit:
     """The time limit of one call. The timer starts when the object is created, and again with `start`.
 
     Args:
         seconds: The time that the call may take without progress; None for no limit.
-        answer_seconds: The longest time that the timer stops, for all questions of the call together.
+        answer_seconds: The longest time that the timer stops, for all questions of the call together. Not used with
+            `outer`, which limits this time.
         max_seconds: The longest time that a call may take if it reports progress, not counting the time for answers;
             None for no limit.
         deadline: The caller's own deadline, in milliseconds since the epoch; None for no deadline.
@@ -367,7 +367,8 @@ class TimeLimit:
     ) -> None:
         self._seconds = inf if seconds is None else seconds
         self._max_seconds = inf if max_seconds is None else max(max_seconds, self._seconds)
-        self._answer_seconds = answer_seconds
+        # The other limit ends the time for answers.
+        self._answer_seconds = answer_seconds if outer is None else inf
         self._own = inf if deadline is None else monotonic() + deadline / 1000 - time()
         self._outer = outer
         self._pauses = 0
@@ -388,6 +389,15 @@ class TimeLimit:
         over = self._over if self._pauses == 0 else self._over + self._answer_seconds
         remaining = min(over, self._own) - monotonic()
         return remaining if self._outer is None else min(remaining, self._outer.remaining)
+
+    @property
+    def next_check(self) -> float:
+        """Seconds after which `remaining` must be read again: while the timer is stopped, it may start at any time."""
+        wait = self.remaining
+        if self._pauses:
+            # The call cannot end earlier, because this much time was left when the timer stopped.
+            wait = min(wait, max(self._over - self._paused_at, _SHORTEST_CHECK))
+        return wait if self._outer is None else min(wait, self._outer.next_check)
 
     @property
     def deadline(self) -> float | None:
@@ -459,3 +469,23 @@ class LogThrottle:
             return logging.DEBUG
         self._logged_at = now
         return logging.WARNING
+
+
+class LogBudget:
+    """Limits the lines that another program can add to the log."""
+
+    LINES: Final = 100
+    """The number of lines in one minute."""
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock = clock
+        self._began = -inf
+        self._left = 0
+
+    def spend(self) -> int:
+        """Count one line; return how many more may follow in this minute, or -1 if this line must be dropped."""
+        now = self._clock()
+        if now - self._began >= _EVERY:
+            self._began, self._left = now, self.LINES
+        self._left = max(-1, self._left - 1)
+        return self._left

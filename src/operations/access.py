@@ -17,12 +17,12 @@ from fnmatch import translate
 from functools import cached_property, lru_cache
 from math import inf
 from time import time
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Annotated, Any, Final, Protocol, TypeAlias
 
 import msgspec
 from msgspec import Meta, Struct
 from msgspec.json import decode, encode
-from msgspec.structs import force_setattr
+from msgspec.structs import force_setattr, replace
 
 from operations._references import steps
 from operations._text import enforce_lists
@@ -111,7 +111,7 @@ class Origin(_Part, frozen=True, kw_only=True):
     """The caller's own grant, as presented to the hub that minted a grant for one of its calls."""
 
     operation: str
-    """The operation that was called: the hub has already approved and counted that call."""
+    """The operation that was called: the hub has already approved and counted that call. Empty for further calls."""
 
     acting: tuple[str, ...] = ()
 
@@ -153,6 +153,18 @@ class Rules(Struct, frozen=True):
     """Whether a person must approve the call."""
 
 
+class Issuer(Protocol):
+    """Knows which blocks of its grants were revoked."""
+
+    def is_valid(self, grant: "Grant") -> bool:
+        """Return whether no block was revoked; False if revocations must be read again to know this."""
+        ...
+
+    async def is_revoked(self, grant: "Grant") -> bool:
+        """Return whether a block was revoked, as of a few seconds ago at most."""
+        ...
+
+
 class Grant(Struct, frozen=True, kw_only=True, dict=True):
     """A verified chain of blocks."""
 
@@ -162,6 +174,16 @@ class Grant(Struct, frozen=True, kw_only=True, dict=True):
     """A unique name for each block, which its holder cannot choose."""
 
     origin: Origin | None = None
+
+    @cached_property
+    def issuer(self) -> Issuer | None:
+        """The issuer, set by `issued_by`; no field, because it is never sent to another process."""
+        return None
+
+    def issued_by(self, issuer: Issuer) -> "Grant":
+        """Set the issuer, which every call with this grant asks for revocations, and return the grant."""
+        vars(self)["issuer"] = issuer
+        return self
 
     @cached_property
     def until(self) -> float:
@@ -200,6 +222,19 @@ class Grant(Struct, frozen=True, kw_only=True, dict=True):
         )
 
     @cached_property
+    def further(self) -> "Grant":
+        """The grant for calls that a handler makes. A grant that a hub minted covers one call and no further ones."""
+        origin = self.origin
+        if origin is None or not origin.operation:
+            return self
+        grant = Grant(
+            blocks=tuple(replace(block, operations=()) for block in self.blocks),
+            keys=self.keys,
+            origin=replace(origin, operation=""),
+        )
+        return grant if self.issuer is None else grant.issued_by(self.issuer)
+
+    @cached_property
     def _rules(self) -> dict[str, Rules]:
         return {}
 
@@ -217,6 +252,15 @@ class Grant(Struct, frozen=True, kw_only=True, dict=True):
             return rules.is_covered and all(accepts(value) for accepts in rules.accepts)
         except Exception:  # noqa: BLE001 - fail closed
             return False
+
+    def is_enough(self, operation_id: str, value: Any) -> bool:
+        """Return whether a call is allowed, and the grant requires no further step for it."""
+        return (
+            not self.is_limited
+            and self.origin is None
+            and self.accepts(operation_id, value)
+            and (self.issuer is None or self.issuer.is_valid(self))
+        )
 
     def rules(self, operation_id: str) -> Rules:
         """Return the requirements of this grant for a call. Limits also apply to operations that need no grant.
@@ -290,6 +334,12 @@ class Identity(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, 
             return self.id
         acting, keys = self.presented
         return "\n".join((self.id, *acting, *keys))
+
+    @property
+    def limit_key(self) -> str:
+        """A key for limits, which all grants derived from one grant share, because its holder can narrow it at will."""
+        keys = self.presented[1]
+        return f"{self.id}\n{keys[0]}" if keys else self.key
 
     @property
     def presented(self) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -9,7 +9,6 @@ Rule 2: expensive fields (the request id, `env`) are created when they are first
 import asyncio
 import logging
 import os
-import sys
 from collections.abc import (
     AsyncIterator,
     Awaitable,
@@ -174,24 +173,10 @@ ENTRY = CallerChannel()
 """The channel of a call from an entry point that returns only the result."""
 
 
-_BATCH = 256
-_drawn: list[str] = []
-
-
 def new_request_id() -> str:
-    """Return 128 random bits in hex. Ids are generated in batches, because one system call per id is slow."""
-    try:
-        return _drawn.pop()
-    except IndexError:
-        text = os.urandom(16 * _BATCH).hex()
-        # Another thread may have emptied the batch.
-        _drawn.extend(text[start : start + 32] for start in range(32, 32 * _BATCH, 32))
-        return text[:32]
+    """Return 128 random bits in hex."""
+    return os.urandom(16).hex()
 
-
-if sys.platform != "win32":
-    # A forked child must not use the ids of its parent.
-    os.register_at_fork(after_in_child=_drawn.clear)
 
 _LEVELS = {
     "debug": logging.DEBUG,

@@ -293,3 +293,8 @@ def timed_out(
     limit = "in time" if seconds is None else f"within {in_seconds(max(0, seconds))}"
     message = f"{what} did not {did_not} {limit}"
     return timeout_error(message, deadline, operation_id=operation_id)
+
+
+def cancelled_elsewhere(operation_id: str) -> CallError:
+    """Return the error of a call that was cancelled, but not by its caller."""
+    return CallError(ErrorCode.ABORTED, f"{operation_id} was cancelled, but not by its caller")

@@ -61,7 +61,8 @@ class OperationOptions(TypedDict, total=False):
     """The output policy: how results are normalised."""
 
     timeout: float
-    """The time limit in seconds for a call through an entry point, instead of the entry point's default."""
+    """Seconds that a query or mutation may take. A caller can set a shorter limit, but not a longer one. Replaces the
+    default of entry points."""
 
     calls: Collection[str]
     """Patterns of the operations, such as `price.*`, that the function may call on the operation's own authority; every
@@ -257,8 +258,10 @@ class TypedCall:
         """
         known = operation_of(function)
         if known is None or known.signature is None or known.signature.kind == "stream":
+            hint = "; use execute for an id" if isinstance(function, str) else ""
             raise TypeError(
-                f"{function!r} is not a function marked with @operation that returns one result"
+                f"{function!r} is not a function marked with @operation that returns one"
+                f" result{hint}"
             )
         given = known.signature.arguments(arguments, named)
         return cls(known.spec.id, given, known.signature)

@@ -33,6 +33,7 @@ from operations.errors import (
     CallError,
     ErrorCode,
     SchemaError,
+    operation_not_found,
 )
 from operations.functions import TypedCall
 from operations.observe import Observer
@@ -101,7 +102,7 @@ class OperationRegistry(Registrations):
 
         Args:
             operation_id: `namespace.name`.
-            input: A JSON value, or Python values that have a form in JSON.
+            input: A JSON value, or Python values that can be converted to JSON.
             context: The caller; by default a call without identity.
             timeout: Seconds until the call ends with `TIMEOUT`, unless the context's deadline is earlier.
 
@@ -257,7 +258,11 @@ class OperationRegistry(Registrations):
         """Prepare an operation at its first call; raise an error if it cannot be called."""
         try:
             if not isinstance(cast("Any", operation_id), str):
+                is_function = callable(operation_id)
                 operation_id = repr(operation_id)
+                if is_function:
+                    message = "An id is expected, not a function: use registry.call(function, ...)"
+                    raise operation_not_found(operation_id, message)
             known = self._operations.get(operation_id)
             if known is None:
                 # Not cached, because callers can send any number of unknown ids.
@@ -293,7 +298,7 @@ class OperationRegistry(Registrations):
             kind = OperationType.SUBSCRIPTION if streaming else OperationType.MUTATION
             with suppress(ValueError):
                 spec = OperationSpec(namespace=namespace, name=name, type=kind)
-                return Operation(spec, forward(spec, self._remote))
+                return Operation(spec, forward(spec, self._remote), forwards=True)
         raise self.not_found(operation_id, context)
 
     # ------------------------------------------------------------ middleware and observers

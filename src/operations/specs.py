@@ -85,6 +85,10 @@ class OperationType(StrEnum):
     SUBSCRIPTION = "subscription"
     """Returns many results over time."""
 
+    @classmethod
+    def _missing_(cls, value: object) -> None:
+        raise ValueError(f"type must be one of {', '.join(cls)}, not {value!r}")
+
 
 class ErrorDefinition(msgspec.Struct, frozen=True, rename="camel"):
     """An error that an operation declares; its code is part of the contract."""
@@ -367,7 +371,8 @@ class Operation(msgspec.Struct, frozen=True):
     """The resources of another MCP server that the operation reads, as that server lists them."""
 
     timeout: float | None = None
-    """Seconds that a call through an entry point may take, instead of the entry point's default."""
+    """Seconds that a query or mutation may take. A caller can set a shorter limit, but not a longer one. Replaces the
+    default of entry points."""
 
     calls: Collection[str] | None = None
     """Patterns of the operations that the handler may call on the operation's own authority; None for the default of

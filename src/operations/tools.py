@@ -26,9 +26,9 @@ from msgspec import Meta
 from msgspec.structs import replace as with_fields
 
 from operations._json import is_object, object_of, unescape
-from operations._pipeline.path import before, invoke, prepare
+from operations._pipeline.path import invoke, prepare
 from operations._pipeline.plan import Plan
-from operations._resilience import Backoff, RetryBudget, TimeLimit, retry_after
+from operations._resilience import Backoff, RetryBudget, retry_after
 from operations._text import enforce_lists, printable
 from operations.access import AccessControl, ApprovalRule
 from operations.context import OperationContext
@@ -52,7 +52,7 @@ _MAX_BYTES = 16 << 20
 _LONGEST_PAUSE = 60.0
 """The longest pause before a retry, in seconds. If an API asks for a longer pause, the call fails."""
 
-_RUNNING: Final = ("timeout", "rate", "concurrency", "retry", "cache", "select", "max_bytes")
+_RUNNING: Final = ("rate", "concurrency", "retry", "cache", "select", "max_bytes")
 """The settings that need their own handler."""
 
 _ABSENT: Final = object()
@@ -167,8 +167,25 @@ class ToolSettings:
     @property
     def unmatched(self) -> set[str]:
         """The patterns that match no operation."""
-        ids = {self._originals.get(each.spec.id, each.spec.id) for each in self._registry}
-        return {each for each in self.tools if not any(fnmatchcase(id_, each) for id_ in ids)}
+        return {pattern for pattern in self.tools if not self._types(pattern)}
+
+    @property
+    def uncached(self) -> set[str]:
+        """The patterns with `cache` that match operations, but no query."""
+        cached = {pattern for pattern, tool in self.tools.items() if tool.cache is not None}
+        return {
+            pattern
+            for pattern in cached - self.unmatched
+            if OperationType.QUERY not in self._types(pattern)
+        }
+
+    def _types(self, pattern: str) -> set[OperationType]:
+        """Return the types of the operations that a pattern matches."""
+        return {
+            each.spec.type
+            for each in self._registry
+            if fnmatchcase(self._originals.get(each.spec.id, each.spec.id), pattern)
+        }
 
     def change(self, tools: Mapping[str, ToolConfig]) -> None:
         """Replace the settings.
@@ -330,29 +347,13 @@ class _Tool:
             return self._selected(await self._repeated(value, context))
 
     async def _repeated(self, value: Any, context: OperationContext) -> ResponseEnvelope[Any]:
-        if self._config.timeout is not None:
-            outer = context.limit
-            limit = TimeLimit(
-                self._config.timeout,
-                deadline=context.deadline if outer is None else None,
-                outer=outer,
-            )
-            context = with_fields(
-                context,
-                request_id=context.request_id,
-                deadline=limit.deadline,
-                limit=limit,
-                # Nested calls get this deadline, too.
-                env=cast("Any", None),
-                _nested=None,
-            )
         if self._retry.attempts == 1:
-            return await self._once(value, context)
+            return await invoke(self._plan, value, context)
         self._budget.count_call()
         backoff = Backoff(self._retry.first_pause, self._retry.last_pause)
         while True:
             try:
-                return await self._once(value, context)
+                return await invoke(self._plan, value, context)
             except CallError as error:
                 pause = self._pause_after(error, backoff, context)
                 if pause is None:
@@ -384,15 +385,6 @@ class _Tool:
         if pause > _LONGEST_PAUSE or (ends is not None and time() + pause >= ends / 1000):
             return None
         return pause if self._budget.spend() else None
-
-    async def _once(self, value: Any, context: OperationContext) -> ResponseEnvelope[Any]:
-        running = invoke(self._plan, value, context)
-        seconds, deadline = self._config.timeout, context.deadline
-        if seconds is None or deadline is None:
-            return await running
-        task = asyncio.create_task(running)
-        ended = await before(deadline, seconds, task, task, self._plan, context)
-        return cast("ResponseEnvelope[Any]", ended)
 
     async def stream(
         self, value: Any, context: OperationContext
@@ -465,7 +457,7 @@ class _Cache:
 
 
 def _caller(context: OperationContext) -> str:
-    return "" if context.identity is None else context.identity.key
+    return "" if context.identity is None else context.identity.limit_key
 
 
 def _key(value: Any, context: OperationContext) -> bytes | None:

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from time import time
 from typing import Any
@@ -15,10 +16,13 @@ from tests.authority.test_grants import BrokenValues
 from operations import (
     CallError,
     ErrorCode,
+    ErrorDefinition,
     Identity,
+    MCPResponseMeta,
     Operation,
     OperationContext,
     OperationRegistry,
+    ResponseEnvelope,
 )
 from operations import access as core
 from operations._resilience import held_slot
@@ -143,6 +147,21 @@ async def test_twenty_repeats_on_one_approval_run_once() -> None:
     assert office.ran == [1]
 
 
+async def test_the_caller_sees_why_its_call_was_denied() -> None:
+    office, boss = Office(), OperationContext(identity=BOSS)
+    caller = OperationContext(identity=ALICE)
+    await office.call()
+    (record,) = await office.pending()
+    answer = {"id": record["id"], "approve": False, "reason": "not today"}
+    await office.registry.execute("approvals.answer", answer, boss)
+
+    with pytest.raises(CallError, match="approved: not today") as caught:
+        await office.registry.execute("task.delete", {"id": 1}, caller)
+
+    assert caught.value.code == DENIED
+    assert caught.value.details == {"approval": record["id"], "reason": "not today"}
+
+
 async def test_a_denied_call_is_rejected_until_the_answer_expires(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -222,7 +241,7 @@ async def test_a_grant_may_require_approval_which_its_holder_cannot_confirm() ->
     assert (record["caller"], record["acting"]) == ("alice", ["bot", "sub"])
 
 
-def answering(action: str) -> Callable[..., Any]:
+def answering(action: Any) -> Callable[..., Any]:
     async def elicit(message: str, schema: Any) -> Any:
         assert message == 'Run task.delete with {"id":1}?'
         return {"action": action}
@@ -230,9 +249,7 @@ def answering(action: str) -> Callable[..., Any]:
     return elicit
 
 
-@pytest.mark.parametrize(
-    ("action", "result"), [("accept", "deleted"), ("decline", DENIED), ("cancel", DENIED)]
-)
+@pytest.mark.parametrize(("action", "result"), [("accept", "deleted"), ("decline", DENIED)])
 async def test_a_caller_may_confirm_its_own_call_if_the_rule_allows_it(
     action: str, result: str
 ) -> None:
@@ -245,7 +262,16 @@ async def test_a_caller_may_confirm_its_own_call_if_the_rule_allows_it(
     assert await Office(ask_caller=True).call() == REQUIRED, "it cannot be asked"
 
 
-async def test_a_waiting_call_runs_when_it_is_approved_and_gives_its_slot_back() -> None:
+@pytest.mark.parametrize("action", ["cancel", "", None])
+async def test_a_caller_that_dismisses_the_question_is_asked_again(action: Any) -> None:
+    office = Office(ask_caller=True, hold=30)
+
+    assert await office.call(channel=CallerChannel(elicit=answering(action))) == REQUIRED
+    assert office.ran == []
+    assert await office.call(channel=CallerChannel(elicit=answering("accept"))) == "deleted"
+
+
+async def test_a_waiting_call_runs_when_it_is_approved_and_releases_its_slot() -> None:
     office, limiter = Office(hold=30), ConcurrencyLimiter(limit=1, limit_per_caller=1)
     held_slot.set(limiter.enter("alice").lent)
     call = asyncio.create_task(office.call())
@@ -388,6 +414,30 @@ async def test_the_ledger_records_calls_without_their_arguments(tmp_path: Path) 
     assert '"id"' not in path.read_text()
     assert path.stat().st_mode & 0o077 == 0
     assert verify([path], KEY, tmp_path / "head").problem is None
+
+
+async def test_the_ledger_records_the_outcome_that_the_caller_gets(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.jsonl", KEY)
+    registry = OperationRegistry(authority=Authority(ledger=ledger))
+
+    @registry.operation("far.fail", errors=[ErrorDefinition("GONE", "It is gone.")])
+    async def fail(how: str, context: OperationContext) -> Any:
+        match how:
+            case "nested":
+                await context.env.call("far.fail", {"what": 1})
+            case "result":
+                meta = MCPResponseMeta(is_error=True, content=[])
+                return ResponseEnvelope("tea is empty", meta)
+        raise ValueError(how)
+
+    for how in ("broken", "GONE: no tea", "nested", "result"):
+        with suppress(CallError):
+            await registry.execute("far.fail", {"how": how})
+    ledger.close()
+
+    failed = ErrorCode.EXECUTION_ERROR
+    ended = [each for each in lines_of(tmp_path / "ledger.jsonl") if each["event"] == "ended"]
+    assert [each["outcome"] for each in ended] == [failed, "GONE", failed, failed]
 
 
 async def written(path: Path, count: int = 4, **options: Any) -> Path:

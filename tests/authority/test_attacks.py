@@ -32,7 +32,10 @@ from operations.authority import (
 from operations.authority import grants as resolving
 from operations.authority.ledger import LedgerError, verify
 from operations.authority.store import MemoryValues
+from operations.calls import from_calls, serve_calls
 from operations.context import CallerChannel
+from operations.front.limits import caller_key
+from operations.pubsub.memory import MemoryTarget
 from operations.server import create_app
 from operations.server.running import running
 from operations.tools import ToolConfig, configure_tools
@@ -47,7 +50,7 @@ def encoded(value: Any) -> str:
     return urlsafe_b64encode(text).rstrip(b"=").decode()
 
 
-async def test_no_change_of_a_token_gives_another_valid_one() -> None:
+async def test_no_modified_token_is_valid() -> None:
     grants = Grants(KEY)
     token = narrow(
         grants.create(ALICE, "bot", operations=["task.*"]), new_block("sub", operations=["task.a"])
@@ -153,7 +156,7 @@ async def test_a_later_revocation_of_the_same_id_does_not_end_the_first(
         await grants.resolve(parent)
 
 
-async def test_a_known_token_ends_with_its_subject_and_its_time(
+async def test_a_cached_token_ends_with_its_subject_and_its_lifetime(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = [time()]
@@ -179,6 +182,32 @@ async def test_a_known_token_ends_with_its_subject_and_its_time(
         await grants.resolve(grants.create("old", "bot", operations=["*"]))
 
 
+async def test_a_narrowed_grant_has_no_rate_of_its_own() -> None:
+    registry, grants = OperationRegistry(), Grants(KEY)
+
+    @registry.operation("task.do")
+    async def do() -> str:
+        return "done"
+
+    configure_tools(registry, {"task.do": ToolConfig(rate=0.001)})
+    token = grants.create(ALICE, "bot", operations=["*"])
+    tokens = [token, *(narrow(token, new_block(f"sub{number}")) for number in range(3))]
+    tokens.append(grants.create(ALICE, "other", operations=["*"]))
+
+    outcomes, callers = list[Any](), set[str]()
+    for each in tokens:
+        context = OperationContext(identity=await grants.resolve(each))
+        callers.add(caller_key(context.identity, ""))
+        try:
+            outcomes.append((await registry.execute("task.do", {}, context)).data)
+        except CallError as error:
+            outcomes.append(error.code)
+
+    assert outcomes == ["done", *[ErrorCode.RESOURCE_EXHAUSTED] * 3, "done"]
+    assert len(callers) == 2
+    assert caller_key(ALICE, "") not in callers
+
+
 # ---------------------------------------------------------------------- budgets and approvals behind a hub
 
 
@@ -195,6 +224,14 @@ async def behind(store: Any, **options: Any) -> tuple[Grants, Callable[..., Any]
     @worker.operation("far.run", calls=["far.*"])
     async def run(context: OperationContext) -> Any:
         return (await context.env.far.other()).data
+
+    @worker.operation("far.twice", calls=["far.twice"])
+    async def twice(context: OperationContext, is_first: bool = True) -> Any:
+        return is_first and (await context.env.far.twice({"is_first": False})).data
+
+    @worker.operation("far.again")
+    async def again(context: OperationContext, is_first: bool = True) -> Any:
+        return is_first and (await context.env.far.again({"is_first": False})).data
 
     token = root.create(ALICE, "bot", operations=["far.*"], **options)
     identity = await root.resolve(token)
@@ -228,6 +265,43 @@ async def test_approvals_travel_with_a_delegated_call_also_for_the_pattern_of_th
 
     assert await call("far.other") == "other", "the hub has obtained that approval"
     assert await call("far.run") == REQUIRED, "a further call has none"
+
+
+async def test_a_delegated_call_covers_no_further_call_of_the_same_operation() -> None:
+    # The hub has approved, counted and checked one call with one input.
+    _, call = await behind(Store(), approve=["far.twice"])
+    assert await call("far.twice") == REQUIRED
+    _, call = await behind(Store(), calls={"far.twice": 1})
+    assert [await call("far.twice"), await call("far.twice")] == [
+        False,
+        ErrorCode.RESOURCE_EXHAUSTED,
+    ]
+    _, call = await behind(Store(), input={"far.again": {"not": {"required": ["is_first"]}}})
+    assert await call("far.again") == DENIED
+
+
+async def test_a_delegated_call_may_be_forwarded_to_trusted_workers() -> None:
+    store = Store()
+    root = Grants(KEY, store=store)
+    middle, last = (OperationRegistry(authority=Authority(store)) for _ in range(2))
+
+    @last.operation("far.who")
+    async def who(context: OperationContext) -> str | None:
+        return None if context.identity is None else context.identity.id
+
+    token = root.create(ALICE, "bot", operations=["far.*"], calls={"far.who": 1})
+    context = OperationContext(identity=await root.resolve(token))
+    passed_on = root.delegate("middle")("far.who", context)
+    assert passed_on is not None
+    received = await Grants(root.for_name("middle"), store=store).resolve(passed_on)
+    target = MemoryTarget()
+    async with serve_calls(last, target), from_calls(target) as service:
+        middle.register_all(service)
+        envelope = await middle.execute("far.who", {}, OperationContext(identity=received))
+        unknown = OperationRegistry(remote=service.calls)
+        again = await unknown.execute("far.who", {}, OperationContext(identity=received))
+
+    assert (envelope.data, again.data) == ("alice", "alice")
 
 
 async def test_a_caller_cannot_approve_its_own_call_through_a_hub() -> None:
@@ -294,7 +368,7 @@ async def approve_all(registry: OperationRegistry) -> None:
         ({"a": None}, {}),
     ],
 )
-async def test_an_approval_fits_no_input_that_looks_alike(approved: Any, tried: Any) -> None:
+async def test_an_approval_does_not_match_a_similar_input(approved: Any, tried: Any) -> None:
     registry = Office().registry
     deleting = registry.get("task.delete")
     assert deleting is not None
@@ -306,6 +380,26 @@ async def test_an_approval_fits_no_input_that_looks_alike(approved: Any, tried: 
             )
         ids.add(caught.value.details["approval"].partition("-")[0])
     assert len(ids) == 2
+
+
+async def test_the_time_limit_of_the_server_leaves_time_for_the_approval() -> None:
+    registry, ran = anything()
+    configure_tools(registry, {"task.do": ToolConfig(approve=ApprovalRule(hold=30))})
+    app = create_app(registry, timeout=0.5)
+    async with running(app) as url, aiohttp.ClientSession() as session:
+
+        async def post(**headers: str) -> int:
+            async with session.post(url + "/task/do", json={"value": 1}, headers=headers) as reply:
+                return reply.status
+
+        assert await post(**{"Operations-Timeout": "900"}) == 428, "the caller's own limit holds"
+        held = asyncio.create_task(post())
+        with anyio.fail_after(10):
+            while registry.authority.approvals._waiting == 0:
+                await asyncio.sleep(0.01)
+            await approve_all(registry)
+            assert await held == 200
+    assert ran == [1]
 
 
 async def test_the_order_of_keys_does_not_matter_and_of_duplicate_keys_the_last_counts() -> None:
@@ -468,7 +562,7 @@ class FailingValues(MemoryValues):
         return await super().items(table)
 
 
-async def test_a_store_that_fails_at_any_step_lets_nothing_through() -> None:
+async def test_a_store_that_fails_at_any_step_permits_no_call() -> None:
     values = FailingValues()
     store = Store(values, values.announce)
     office, grants = Office(store), Grants(KEY, store=store)
@@ -587,7 +681,7 @@ def recorded(path: Path, count: int, **options: Any) -> None:
     ledger.close()
 
 
-def test_a_deleted_ledger_or_an_old_copy_is_noticed(tmp_path: Path) -> None:
+def test_a_deleted_ledger_or_an_old_copy_is_detected(tmp_path: Path) -> None:
     path, head = tmp_path / "ledger.jsonl", tmp_path / "head"
     recorded(path, 0, head=head)
     assert verify([path], KEY, head).problem is None
@@ -608,11 +702,29 @@ def test_a_deleted_ledger_or_an_old_copy_is_noticed(tmp_path: Path) -> None:
     path.write_bytes(whole)
     head.unlink()
     assert verify([path], KEY, head).problem is not None
+    with pytest.raises(LedgerError, match=r"head .* is missing"):
+        Ledger(path, KEY, head=head).open()
+    assert not head.exists()
+
+
+def test_a_long_line_of_the_ledger_does_not_stop_the_next_process(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    ledger = Ledger(path, KEY)
+    ledger.begin("a.b", {}, OperationContext(identity=Identity("x" * 100_000)), None)
+    ledger.close()
+    recorded(path, 1)
+
+    assert (verify([path], KEY).problem, verify([path], KEY).last) == (None, 2)
 
 
 def test_a_ledger_continues_after_a_crash_at_any_point(tmp_path: Path) -> None:
     path, head = tmp_path / "ledger.jsonl", tmp_path / "head"
-    recorded(path, 2, head=head, sync=True)
+    recorded(path, 0, head=head)
+    before = head.read_bytes()
+    recorded(path, 1, head=head)
+    head.write_bytes(before)
+    assert verify([path], KEY, head).problem is None, "the first line was written"
+    recorded(path, 1, head=head, sync=True)
     before = head.read_bytes()
     recorded(path, 1, head=head)
     head.write_bytes(before)

@@ -569,6 +569,12 @@ def test_grants_approvals_and_the_ledger_at_the_command_line(
         written.begin("task.add", {}, OperationContext(), None)
         written.close()
     assert verify_own_files()[0] == 0
+    with (tmp_path / "many" / "l.1.jsonl").open("a") as file:
+        file.write("not JSON\n")
+    many = ("--config", str(tmp_path / "many" / "operations.toml"))
+    found = run("ledger", "tail", "3", *many)[1].splitlines()
+    assert [json.loads(found[0])["n"], found[1], json.loads(found[2])["n"]] == [1, "not JSON", 1]
+    assert run("ledger", "tail", "1", *many)[1] == found[2], "the newest line of all files"
     (tmp_path / "many" / "l.1.jsonl").unlink()
     code, shown_files = verify_own_files()
     assert code == 1, "the file of a process is missing"

@@ -282,6 +282,26 @@ async def test_a_grant_is_rejected_if_revocations_cannot_be_read() -> None:
         await grants.resolve(grants.create(ALICE, "bot", operations=["*"]))
 
 
+async def test_callers_that_wait_for_a_store_fail_together() -> None:
+    attempts = list[str]()
+
+    class Hanging(MemoryValues):
+        async def items(self, table: str) -> dict[str, bytes]:
+            attempts.append(table)
+            await asyncio.sleep(0.05)
+            raise OSError
+
+    grants = Grants(KEY, store=Store(Hanging()))
+    token = grants.create(ALICE, "bot", operations=["*"])
+    found = await asyncio.gather(*(grants.resolve(token) for _ in range(5)), return_exceptions=True)
+
+    assert [type(each) for each in found] == [StoreError] * 5
+    assert len(attempts) == 1
+    with pytest.raises(StoreError):
+        await grants.resolve(token)
+    assert len(attempts) == 2, "the next caller tries again"
+
+
 def test_the_act_claim_of_a_token_becomes_acting() -> None:
     claims = {"sub": "alice", "act": {"sub": "sub-agent", "act": {"sub": "agent"}}}
     assert default_identity(claims).acting == ("agent", "sub-agent")
@@ -331,7 +351,7 @@ async def outcome(
         return error.code
 
 
-async def test_a_grant_restricts_open_operations_and_gives_no_scope() -> None:
+async def test_a_grant_restricts_open_operations_and_adds_no_scope() -> None:
     registry = build()
 
     narrowed = await context_of(operations=["task.*", "admin.*"])
@@ -355,6 +375,28 @@ async def test_nested_calls_are_checked_against_the_grant_unless_declared() -> N
 
     assert await outcome(registry, context, "agent.run", tool="open.ping") == DENIED
     assert await outcome(registry, context, "agent.run", tool="admin.drop") == "dropped"
+
+
+@pytest.mark.parametrize("options", [{}, {"calls": {"*": 100}}, {"input": {"*": True}}])
+async def test_a_revoked_grant_ends_the_calls_of_an_agent_that_runs(
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The operator revokes in another process.
+    operator = Grants(KEY, store=Store(SQLiteValues(tmp_path / "a.db")))
+    registry, grants = build(), Grants(KEY, store=Store(SQLiteValues(tmp_path / "a.db")))
+    token = grants.create(ALICE, "bot", operations=["*"], **options)
+    context = OperationContext(identity=await grants.resolve(token))
+
+    @registry.operation("agent.loop")
+    async def loop(context: OperationContext) -> list[Any]:
+        before = await outcome(registry, context.child("open.ping"), "open.ping")
+        await operator.revoke(read_token(token)[1][0].id)
+        monkeypatch.setattr(resolving, "_FRESH_SECONDS", -1)
+        return [before, await outcome(registry, context.child("open.ping"), "open.ping")]
+
+    assert await outcome(registry, context, "agent.loop") == ["pong", DENIED]
+    # An agent in this process, such as a toolbox, resolved its token only once.
+    assert await outcome(registry, context, "open.ping") == DENIED
 
 
 async def test_a_budget_also_counts_calls_that_an_operation_makes_on_its_own_authority() -> None:
@@ -400,6 +442,18 @@ async def test_a_call_with_a_budget_is_rejected_if_the_store_does_not_work() -> 
     assert (
         await outcome(build(Store(BrokenValues())), context, "open.ping") == ErrorCode.UNAVAILABLE
     )
+
+
+async def test_the_counters_of_a_grant_are_removed_after_it_has_expired() -> None:
+    store = Store()
+    await store.change("budget.expired", lambda _: b'{"counts":{"*":1},"until":1}')
+    await store.change("budget.endless", lambda _: b'{"counts":{"*":1},"until":null}')
+
+    await outcome(build(store), await context_of(calls={"*": 7}), "open.ping")
+
+    left = await store.items("budget")
+    assert len(left) == 2
+    assert "budget.expired" not in left
 
 
 async def test_settings_and_middleware_count_a_call_once() -> None:

@@ -32,7 +32,7 @@ async def test_a_call_returns_the_same_envelope_as_in_process(
 @pytest.mark.parametrize(
     "value", [None, 0, "", [], {}, "ü𝄞", 2**63, -(2**70), 1.5, [None, {"a": [True]}]], ids=repr
 )
-async def test_json_values_survive_the_journey(
+async def test_json_values_survive_the_round_trip(
     world: World, registry: OperationRegistry, value: Any
 ) -> None:
     async with calling(world, registry) as calls:
@@ -152,7 +152,9 @@ async def test_an_error_in_a_stream_comes_after_its_items(
     assert caught.value.code == "BROKEN"
 
 
-async def test_subscribing_to_a_query_is_refused(world: World, registry: OperationRegistry) -> None:
+async def test_subscribing_to_a_query_is_rejected(
+    world: World, registry: OperationRegistry
+) -> None:
     async with calling(world, registry) as calls:
         with pytest.raises(CallError) as caught:
             async for _ in calls.subscribe("math.add", {"a": 1, "b": 1}):

@@ -1,6 +1,7 @@
 """Requests spread over the workers of a group, and wait at the broker while all of them are busy."""
 
 import asyncio
+import time
 from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,12 +12,23 @@ import pytest
 from redis.asyncio import Redis
 from tests.calls.processes import worker_processes
 from tests.calls.waiting import caller, started, until
-from tests.calls.worlds import nats_world, redis_world
+from tests.calls.worlds import BrokerWorld, nats_world, redis_world
 from tests.servers import Broker, NatsServer, running
 
 from operations.calls import PendingRequestMap
 from operations.errors import CallError, ErrorCode
 from operations.registry import OperationRegistry
+
+
+def open_broker(
+    broker: str, request: pytest.FixtureRequest, stack: ExitStack
+) -> tuple[BrokerWorld, dict[str, Any]]:
+    """Return a world on `broker`, and the options of its targets."""
+    if broker == "durable":
+        url = stack.enter_context(running(NatsServer("-js"))).url
+        return nats_world(url), {"durable": True}
+    url = request.getfixturevalue(f"{broker}_server").url
+    return (redis_world(url) if broker == "redis" else nats_world(url)), {}
 
 
 @pytest.mark.requirement("R39", "F33")
@@ -26,13 +38,7 @@ async def test_a_burst_of_calls_that_block_spreads_over_idle_workers(
 ) -> None:
     path = tmp_path / "ledger"
     with ExitStack() as stack:
-        if broker == "redis":
-            world = redis_world(request.getfixturevalue("redis_server").url)
-        elif broker == "nats":
-            world = nats_world(request.getfixturevalue("nats_server").url)
-        else:
-            world = nats_world(stack.enter_context(running(NatsServer("-js"))).url)
-        options = {"durable": True} if broker == "durable" else {}
+        world, options = open_broker(broker, request, stack)
         async with (
             worker_processes(world, 8, target=options) as pids,
             world.connect(**options) as target,
@@ -53,6 +59,32 @@ async def test_a_burst_of_calls_that_block_spreads_over_idle_workers(
     assert set(taken) <= set(pids)
     # Three each would be ideal; on a busy machine a worker may start before the others.
     assert max(taken.values()) <= 8
+
+
+@pytest.mark.requirement("R39")
+@pytest.mark.parametrize("broker", ["redis", "durable"])
+async def test_a_worker_takes_one_request_at_a_time_while_its_handlers_block(
+    broker: str, request: pytest.FixtureRequest
+) -> None:
+    registry, taken = OperationRegistry(), list[int]()
+
+    async def block() -> None:
+        taken.append(len(servers[0].jobs))
+        time.sleep(0.03)  # noqa: ASYNC251 - blocking the loop is the point
+
+    registry.operation("slow.read", type="query")(block)
+    registry.operation("slow.write")(block)
+    with ExitStack() as stack:
+        world, options = open_broker(broker, request, stack)
+        async with (
+            world.serve(registry, target=options) as servers,
+            world.connect(**options) as target,
+            PendingRequestMap(target) as calls,
+        ):
+            for name in ("slow.read", "slow.write"):
+                await asyncio.gather(*(calls.call(name) for _ in range(12)))
+
+    assert taken == [1] * 24
 
 
 async def test_calls_wait_at_the_broker_while_a_worker_is_full(
@@ -146,11 +178,7 @@ async def test_mutations_read_together_with_one_that_kills_its_worker_run_once_e
 ) -> None:
     poison, ledger = tmp_path / "poison", tmp_path / "ledger"
     with ExitStack() as stack:
-        if broker == "redis":
-            world = redis_world(request.getfixturevalue("redis_server").url)
-        else:
-            world = nats_world(stack.enter_context(running(NatsServer("-js"))).url)
-        options = {"durable": True} if broker == "durable" else {}
+        world, options = open_broker(broker, request, stack)
         async with (
             worker_processes(world, 2, target=options),
             world.connect(**options) as target,

@@ -19,6 +19,7 @@ from tests.calls.waiting import lines, started, until
 from tests.servers import REDIS_7, VALKEY, Broker, NatsServer, RedisServer, running
 
 from operations.access import Identity
+from operations.authority.store import open_broker_store
 from operations.calls import CallServer, PendingRequestMap, serve_calls
 from operations.calls.events import (
     AbortPayload,
@@ -596,7 +597,7 @@ async def one_at_a_time(
         yield server, [await enter(PendingRequestMap(target)) for target in targets]
 
 
-async def test_requests_of_several_clients_are_taken_in_turn(redis_server: Broker) -> None:
+async def test_requests_of_several_clients_are_consumed_in_turn(redis_server: Broker) -> None:
     """A client with many requests does not delay another, and a worker takes only requests that it can begin."""
     order: list[str] = []
     async with one_at_a_time(redis_server, "busy", "calm") as (server, (busy, calm)):
@@ -673,3 +674,47 @@ async def test_a_worker_writes_to_no_address_but_mailboxes(
             with suppress(TransportError):
                 await target.send(address, b"{}")
                 pytest.fail(f"{address} was accepted")
+
+
+def broker_of_a_hub(scheme: str, folder: Path) -> Broker:
+    """A broker whose user `hub` is a client of the recipe, with the permissions for the store of approvals."""
+    page = (DOCS / "authority.md").read_text("utf-8")
+    if scheme == "nats":
+        (more,) = re.findall(r'^"operations.topic.authority", .*', page, re.MULTILINE)
+        users = (RECIPES / "nats.conf").read_text("utf-8").replace("alice", "hub")
+        users = users.replace('box.hub.>"]\n', f'box.hub.>", {more}]\n', 1)
+        users = users.replace(
+            'subscribe: ["operations.box.hub',
+            f'subscribe: [{more.split(",")[0]}, "operations.box.hub',
+        )
+        return NatsServer("-js", "-sd", str(folder), config=users)
+    (more,) = re.findall(r"^\(~operations:authority:.*", page, re.MULTILINE)
+    lines = (RECIPES / "redis.acl").read_text("utf-8").splitlines()
+    (client,) = (line for line in lines if line.startswith("user alice "))
+    (folder / "users.acl").write_text(
+        f"user default off\n{client.replace('alice', 'hub')} {more}\n"
+    )
+    return RedisServer("--aclfile", str(folder / "users.acl"), program=SERVERS[scheme])
+
+
+@on_each
+async def test_the_documented_permissions_are_enough_for_the_store_of_approvals(
+    scheme: str, tmp_path: Path
+) -> None:
+    broker = broker_of_a_hub(scheme, tmp_path)
+    with running(broker):
+        async with (
+            connect(broker, "hub") as first,
+            connect(broker, "hub") as second,
+            open_broker_store(first) as here,
+            open_broker_store(second) as there,
+        ):
+            changed = there.changed
+            assert await here.swap("approval.a", None, b"1")
+            assert await here.swap("approval.a", b"1", b"2")
+            await here.announce()
+            with anyio.fail_after(4):
+                await changed.wait()
+            assert await there.items("approval") == {"approval.a": b"2"}
+            assert await there.swap("approval.a", b"2", None)
+            assert await here.get("approval.a") is None

@@ -418,7 +418,7 @@ async def test_f14_a_result_larger_than_the_hub_accepts_fails_its_call_alone() -
 
 
 @pytest.mark.requirement("R08")
-async def test_r08_a_websocket_is_refused_in_its_handshake(
+async def test_r08_a_websocket_is_rejected_in_its_handshake(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def identify(request: Any) -> Identity:
@@ -477,9 +477,7 @@ async def test_f34_a_closed_connection_or_one_of_another_loop_raises_at_once(
 
 
 @pytest.mark.parametrize("timeout", ["5", float("nan"), [1]])
-async def test_a_timeout_that_is_no_number_is_refused(
-    timeout: Any, registry: OperationRegistry
-) -> None:
+async def test_a_non_numeric_timeout_is_rejected(timeout: Any, registry: OperationRegistry) -> None:
     target = MemoryTarget()
     async with serve_calls(registry, target), PendingRequestMap(target) as calls:
         with pytest.raises(CallError, match="timeout is not a number") as caught:
@@ -513,7 +511,7 @@ async def test_r08_an_unchecked_credential_is_rejected_and_logged_at_the_worker(
     assert said in caplog.text
 
 
-async def test_a_peer_whose_list_is_not_a_list_only_calls() -> None:
+async def test_a_peer_with_a_malformed_listing_can_only_call() -> None:
     spoke = OperationRegistry()
 
     @spoke.operation("services.list", type="query")
@@ -569,7 +567,7 @@ async def test_a_nested_call_over_the_wire_is_made_for_the_same_caller() -> None
     assert denied.value.code == ErrorCode.ACCESS_DENIED
 
 
-async def test_a_list_too_large_to_send_is_refused_early(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_list_too_large_to_send_is_rejected_early(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("operations.calls.services.MAX_LIST", 2_000)
     registry = OperationRegistry()
     for index in range(50):

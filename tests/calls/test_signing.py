@@ -54,9 +54,7 @@ def requests_of(target: EventTarget) -> list[bytes]:
     return texts
 
 
-async def test_f18_signed_calls_and_subscriptions_work_as_any_others(
-    broker_world: World, tmp_path: Path
-) -> None:
+async def test_f18_signed_calls_and_subscriptions_work(broker_world: World, tmp_path: Path) -> None:
     path = tmp_path / "log"
     async with (
         broker_world.serve(build_registry(), target={"secret": SECRET}),
@@ -85,7 +83,7 @@ async def test_f18_signed_calls_and_subscriptions_work_as_any_others(
 @pytest.mark.parametrize(
     ("worker", "asker"), [(SECRET, None), (None, SECRET), (SECRET, SECRET * 2)]
 )
-async def test_different_secrets_are_logged_where_messages_are_dropped(
+async def test_messages_dropped_because_of_different_secrets_are_logged(
     broker_world: World,
     worker: str | None,
     asker: str | None,
@@ -105,7 +103,7 @@ async def test_different_secrets_are_logged_where_messages_are_dropped(
     assert "secret=" in told.message
 
 
-async def test_f18_forged_answers_are_dropped_and_counted(
+async def test_f18_forged_replies_are_dropped_and_counted(
     broker_world: World, tmp_path: Path
 ) -> None:
     path = tmp_path / "log"
@@ -155,7 +153,7 @@ async def test_f18_forged_and_repeated_requests_are_not_run(
     assert len(started(path)) == 1
 
 
-async def test_without_the_secret_there_is_no_answer(broker_world: World) -> None:
+async def test_without_the_secret_there_is_no_reply(broker_world: World) -> None:
     async with (
         broker_world.serve(build_registry(), target={"secret": SECRET}),
         caller(broker_world, timeout=1.0) as calls,

@@ -85,9 +85,9 @@ async def test_r36_requests_of_a_lagging_replica_do_not_run_again(tmp_path: Path
                     async with world.serve(paying(ledger), concurrency=1):
                         assert await pay_all(calls, fall_behind) == list(range(CALLS))
                     assert await replica.xlen(f"{world.prefix}:queue:operations:any") > CALLS / 2
-                    through.target = second.port
+                    through.target, before = second.port, through.accepted
                     through.cut()
-                    await until(lambda: not calls.target.is_connected)
+                    await until(lambda: through.accepted > before)
                     await enforce_nothing_runs_again(world, calls, ledger)
 
 

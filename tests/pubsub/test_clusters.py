@@ -201,9 +201,10 @@ async def test_in_a_cluster_any_node_leads_to_the_shard_of_the_prefix(
 
 @pytest.mark.requirement("R34", "R36")
 async def test_calls_continue_while_a_replica_takes_over_a_shard(
-    cluster: list[Broker], tmp_path: Path
+    cluster: list[Broker], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """First the master hands it over, as in a rolling restart; then the new master is killed."""
+    caplog.set_level("DEBUG", "operations")
     new = cluster[-1]
     prefix = next(f"p{n}:" for n in count() if key_slot(f"{{p{n}}}".encode()) <= BOUNDS[0][1])
     ledger = Ledger(tmp_path / "ledger")
@@ -221,6 +222,7 @@ async def test_calls_continue_while_a_replica_takes_over_a_shard(
         await ledger.progress(100)
         assert "role:master" in await replication(new)
         assert set(ledger.outcomes.values()) == {"paid"}
+        assert "the shard has moved, slot" in caplog.text
         new.kill()
         await ledger.progress(100)
         new.start()

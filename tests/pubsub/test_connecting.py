@@ -48,9 +48,7 @@ def silent_port() -> Iterator[int]:
         (connect_websocket, "wss"),
     ],
 )
-async def test_a_port_that_accepts_and_stays_silent_is_an_error_in_time(
-    connect: Any, scheme: str
-) -> None:
+async def test_a_silent_port_is_an_error_within_the_timeout(connect: Any, scheme: str) -> None:
     option = "open_timeout" if connect is connect_websocket else "connect_timeout"
     start = scheme if "://" in scheme else f"{scheme}://"
     with (
@@ -72,9 +70,7 @@ async def test_a_port_that_accepts_and_stays_silent_is_an_error_in_time(
         (connect_nats, "nats://127.0.0.1:1", "nkey_file"),
     ],
 )
-async def test_a_file_that_is_not_there_is_named_at_once(
-    connect: Any, url: str, field: str
-) -> None:
+async def test_a_missing_file_is_reported_at_once(connect: Any, url: str, field: str) -> None:
     with anyio.fail_after(4), pytest.raises(TransportError, match=f"{field}: .*no file /a/file"):
         async with connect(url, **{field: "/a/file"}):
             pass

@@ -9,13 +9,14 @@ Rule 1: a value is an envelope only if it is a `ResponseEnvelope`. A mapping of 
 import asyncio
 import inspect
 import logging
-from bisect import bisect_left
 from collections.abc import Callable, Coroutine
+from math import inf
 from time import perf_counter, time, time_ns
 from types import CoroutineType
 from typing import Any, Final, cast
 
 import msgspec
+from msgspec.structs import replace
 
 from operations._json import (
     MAX_DEPTH,
@@ -29,7 +30,6 @@ from operations._json import (
 )
 from operations._pipeline.lenient import convert_input, noting
 from operations._pipeline.plan import (
-    BUCKETS,
     Call,
     CallSeries,
     Envelope,
@@ -37,6 +37,7 @@ from operations._pipeline.plan import (
     Next,
     PipelineHost,
     Plan,
+    before,
 )
 from operations._pipeline.reports import (
     ChangeLog,
@@ -46,6 +47,7 @@ from operations._pipeline.reports import (
     recorded,
     report_start,
 )
+from operations._resilience import TimeLimit
 from operations.access import access_denied
 from operations.context import CLOSED, OperationContext
 from operations.envelopes import (
@@ -64,11 +66,10 @@ from operations.errors import (
     ErrorCode,
     SchemaError,
     forward_error,
-    timed_out,
     timeout_error,
 )
 from operations.schema import Change, CompiledSchema, Normalise, Schema, validate_or_raise
-from operations.specs import Operation, OperationSpec, OutputPolicy
+from operations.specs import Operation, OperationSpec, OperationType, OutputPolicy
 
 logger = logging.getLogger("operations")
 
@@ -118,7 +119,11 @@ async def guard(plan: Plan, value: Any, context: OperationContext) -> tuple[Any,
         if not has_authority(plan, context):
             if permits_input is not None and not permits_input(identity, value):
                 raise _denied(plan)
-            if grant is not None and not grant.accepts(plan.id, value):
+            # A grant may be revoked after its token was resolved, while a call or an agent runs.
+            if grant is not None and (
+                not grant.accepts(plan.id, value)
+                or (grant.issuer is not None and await grant.issuer.is_revoked(grant))
+            ):
                 raise _denied(plan)
         if plan.admits or (grant is not None and grant.is_limited):
             value = await plan.host.authority.admit(plan.operation, plan.digest, value, context)
@@ -127,6 +132,10 @@ async def guard(plan: Plan, value: Any, context: OperationContext) -> tuple[Any,
         if ledger is not None:
             ledger.end(plan.id, context, code_of(error, context) or "", rejected=True)
         raise
+    # The next process checks and counts a forwarded call as the call that the grant covers.
+    further = grant if grant is None or plan.operation.forwards else grant.further
+    if identity is not None and further is not grant:
+        context = context.changed(identity=replace(identity, grant=further))
     return value, context if context.reach is plan.reach else context.changed(reach=plan.reach)
 
 
@@ -147,9 +156,10 @@ async def authorize(plan: Plan, value: Any, context: OperationContext) -> None:
 
 async def _guarded(plan: Plan, value: Any, context: OperationContext) -> Any:
     value, inner = await guard(plan, value, context)
-    with recorded(plan, context):
+    with recorded(plan, context) as results:
         result = plan.handler(value, inner)
-        return await result if inspect.isawaitable(result) else result
+        results.append(await result if inspect.isawaitable(result) else result)
+    return results[0]
 
 
 def admit(plan: Plan, value: Any, context: OperationContext) -> tuple[Plan, Any]:
@@ -224,7 +234,7 @@ async def invoke(
         if (
             plan.is_plain
             and context.reach is None
-            and (grant is None or (not grant.is_limited and grant.accepts(plan.id, value)))
+            and (grant is None or grant.is_enough(plan.id, value))
         ):
             result: Any = plan.handler(value, context)
         else:
@@ -241,11 +251,7 @@ async def invoke(
             if type(meta) is not LocalResponseMeta or meta.changes:
                 count_end(series, envelope, context, began)
             elif began:
-                # `series.finish`, inlined.
-                seconds = perf_counter() - began
-                series.codes[""] = series.codes.get("", 0) + 1
-                series.seconds += seconds
-                series.buckets[bisect_left(BUCKETS, seconds)] += 1
+                series.finish(None, perf_counter() - began)
             else:
                 series.untimed += 1
     except BaseException as error:  # noqa: BLE001 - `fail` raises it
@@ -319,54 +325,6 @@ async def _timed(
     return cast("Envelope", await before(deadline, seconds, task, task, plan, context))
 
 
-async def before(
-    deadline: float,
-    seconds: float,
-    result: "asyncio.Future[Any]",
-    work: "asyncio.Task[Any]",
-    plan: Plan,
-    context: OperationContext,
-) -> Any:
-    """Await the result of `work`, or raise `TIMEOUT` at the deadline even if the work ignores cancellation.
-
-    `seconds` is the time limit of the whole call, for the message.
-    """
-    loop = asyncio.get_running_loop()
-    # Like asyncio.wait with FIRST_COMPLETED and a timeout, at half the cost.
-    woken: asyncio.Future[None] = loop.create_future()
-
-    def wake(_: object = None) -> None:
-        if not woken.done():
-            woken.set_result(None)
-
-    limit = context.limit
-    left = deadline / 1000 - time() if limit is None else limit.remaining
-    timer = loop.call_later(max(0, left), wake)
-    work.add_done_callback(wake)
-    if result is not work:
-        result.add_done_callback(wake)
-    try:
-        await woken
-        while limit is not None and not (result.done() or work.done()) and limit.remaining > 0:
-            # The deadline was extended.
-            woken = loop.create_future()
-            timer = loop.call_later(limit.remaining, wake)
-            await woken
-    except asyncio.CancelledError:
-        await plan.host.stop(work, context)
-        raise
-    finally:
-        timer.cancel()
-        work.remove_done_callback(wake)
-    if result.done() and not result.cancelled():
-        return result.result()
-    if work.done():
-        # Cancelled neither by this function nor by the caller.
-        raise CallError(ErrorCode.ABORTED, f"{plan.id} was cancelled, but not by its caller")
-    await plan.host.stop(work, context)
-    raise timed_out(plan.id, seconds, deadline=deadline, operation_id=plan.id)
-
-
 def prepare(operation: Operation, host: PipelineHost, *, is_inner: bool = False) -> Plan:
     """Return an operation ready for calls.
 
@@ -374,7 +332,38 @@ def prepare(operation: Operation, host: PipelineHost, *, is_inner: bool = False)
         SchemaError: If its input schema cannot be used.
     """
     finish = finisher(operation.spec, operation.output or host.output)
-    return Plan(operation, host, finish, is_inner=is_inner)
+    plan = Plan(operation, host, finish, is_inner=is_inner)
+    is_stream = operation.spec.type is OperationType.SUBSCRIPTION
+    if operation.timeout is not None and not is_inner and not is_stream:
+        plan.handler = _limited(plan, plan.handler, operation.timeout)
+    return plan
+
+
+def _limited(
+    plan: Plan, handler: Callable[[Any, OperationContext], Any], seconds: float
+) -> Callable[[Any, OperationContext], Any]:
+    """Return a handler that ends after the operation's own time limit, which a caller can shorten but not extend."""
+
+    async def call(value: Any, context: OperationContext) -> Any:
+        result = handler(value, context)
+        return await result if inspect.isawaitable(result) else result
+
+    async def call_within(value: Any, context: OperationContext) -> Any:
+        outer, own, given = context.limit, context.deadline, inf
+        if outer is not None:
+            own, given = None, outer.remaining
+        elif own is not None:
+            given = own / 1000 - time()
+            if given <= seconds:
+                # The caller's own deadline ends the call.
+                return await call(value, context)
+        limit = TimeLimit(seconds, deadline=own, outer=outer)
+        deadline = cast("float", limit.deadline)
+        context = context.changed(deadline=deadline, limit=limit)
+        task = asyncio.create_task(call(value, context))
+        return await before(deadline, min(seconds, given), task, task, plan, context)
+
+    return call_within
 
 
 _BITS = TOO_LONG.bit_length()

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Cont
 from contextvars import copy_context
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
+from time import time
 from typing import Any, Final, Protocol, TypeAlias, cast
 from weakref import WeakKeyDictionary
 
@@ -24,7 +25,13 @@ from operations.access import matcher, permission, resource_permission
 from operations.authority import Authority
 from operations.context import OperationContext, Reach
 from operations.envelopes import ResponseEnvelope
-from operations.errors import CallError, ErrorCode, operation_not_found
+from operations.errors import (
+    CallError,
+    ErrorCode,
+    cancelled_elsewhere,
+    operation_not_found,
+    timed_out,
+)
 from operations.observe import CallAbandoned, CallEvent, Observer, add_counts, notify, now
 from operations.specs import (
     Operation,
@@ -463,6 +470,54 @@ class Plan:
             return await result if inspect.isawaitable(result) else result
 
         return in_thread
+
+
+async def before(
+    deadline: float,
+    seconds: float,
+    result: "asyncio.Future[Any]",
+    work: "asyncio.Task[Any]",
+    plan: Plan,
+    context: OperationContext,
+) -> Any:
+    """Await the result of `work`, or raise `TIMEOUT` at the deadline even if the work ignores cancellation.
+
+    `seconds` is the time limit of the whole call, for the message.
+    """
+    loop = asyncio.get_running_loop()
+    # Like asyncio.wait with FIRST_COMPLETED and a timeout, at half the cost.
+    woken: asyncio.Future[None] = loop.create_future()
+
+    def wake(_: object = None) -> None:
+        if not woken.done():
+            woken.set_result(None)
+
+    limit = context.limit
+    left = deadline / 1000 - time() if limit is None else limit.next_check
+    timer = loop.call_later(max(0, left), wake)
+    work.add_done_callback(wake)
+    if result is not work:
+        result.add_done_callback(wake)
+    try:
+        await woken
+        while limit is not None and not (result.done() or work.done()) and limit.remaining > 0:
+            # The deadline was extended.
+            woken = loop.create_future()
+            timer = loop.call_later(limit.next_check, wake)
+            await woken
+    except asyncio.CancelledError:
+        await plan.host.stop(work, context)
+        raise
+    finally:
+        timer.cancel()
+        work.remove_done_callback(wake)
+    if result.done() and not result.cancelled():
+        return result.result()
+    if work.done():
+        # Cancelled neither by this function nor by the caller.
+        raise cancelled_elsewhere(plan.id)
+    await plan.host.stop(work, context)
+    raise timed_out(plan.id, seconds, deadline=deadline, operation_id=plan.id)
 
 
 def is_blocking(handler: Callable[..., Any]) -> bool:

@@ -11,14 +11,14 @@ import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from operations._json import JSONValueError
 from operations._pipeline.plan import CallSeries, Envelope, PipelineHost, Plan
 from operations._text import printable
 from operations.context import CLOSED, OperationContext
 from operations.envelopes import MCPResponseMeta, ResponseEnvelope
-from operations.errors import CallError, ErrorCode, map_error, nested_error
+from operations.errors import CallError, ErrorCode, cancelled_elsewhere, map_error, nested_error
 from operations.observe import CallFinished, CallStarted, CallYielded, add_counts, now
 from operations.schema import Change
 
@@ -48,7 +48,13 @@ def report_start(
         series.started += 1
     began = perf_counter()
     if host.observed:
-        _notify_start(host, operation_id, context)
+        host.notify(
+            CallStarted(
+                **_facts(operation_id, context),
+                traceparent=context.metadata.get("traceparent"),
+                queued=context.channel.queued,
+            )
+        )
 
     def finished(end: BaseException | ResponseEnvelope[Any] | None) -> None:
         duration = perf_counter() - began
@@ -59,47 +65,22 @@ def report_start(
             series.finish(code, duration if is_timed else None)
             series.add_changes(changes)
         if host.observed:
-            _notify_end(host, operation_id, context, code, duration, changes)
+            facts = _facts(operation_id, context)
+            host.notify(CallFinished(**facts, code=code, duration=duration, changes=changes))
 
     return finished
 
 
-def _notify_start(host: PipelineHost, operation_id: str, context: OperationContext) -> None:
-    host.notify(
-        CallStarted(
-            request_id=context.request_id,
-            operation_id=operation_id,
-            timestamp=now(),
-            parent_request_id=context.parent_request_id,
-            identity_id=context.identity.id if context.identity is not None else None,
-            authority=context.authority_id,
-            traceparent=context.metadata.get("traceparent"),
-            queued=context.channel.queued,
-        )
-    )
-
-
-def _notify_end(
-    host: PipelineHost,
-    operation_id: str,
-    context: OperationContext,
-    code: str | None,
-    duration: float,
-    changes: dict[str, int] | None,
-) -> None:
-    host.notify(
-        CallFinished(
-            request_id=context.request_id,
-            operation_id=operation_id,
-            timestamp=now(),
-            parent_request_id=context.parent_request_id,
-            identity_id=context.identity.id if context.identity is not None else None,
-            authority=context.authority_id,
-            code=code,
-            duration=duration,
-            changes=changes,
-        )
-    )
+def _facts(operation_id: str, context: OperationContext) -> dict[str, Any]:
+    """Return the fields that the first and the last event of a call share."""
+    return {
+        "request_id": context.request_id,
+        "operation_id": operation_id,
+        "timestamp": now(),
+        "parent_request_id": context.parent_request_id,
+        "identity_id": None if context.identity is None else context.identity.id,
+        "authority": context.authority_id,
+    }
 
 
 def code_of(
@@ -166,19 +147,14 @@ def fail(plan: Plan, context: OperationContext, error: BaseException) -> NoRetur
             # Also if the handler's cleanup raised another exception.
             raise cancellation
     if isinstance(error, CallError):
-        parent_id, error.parent_request_id = error.parent_request_id, context.parent_request_id
-        is_nested = error.operation_id not in (None, plan.id) or (
-            parent_id is not None and parent_id == context.request_id
-        )
-        outer = nested_error(plan.id, error) if is_nested else None
+        outer = _outer_error(plan, context, error)
+        error.parent_request_id = context.parent_request_id
         if outer is not None:
             raise outer from error
         raise error
     if isinstance(error, asyncio.CancelledError):
         # The caller did not cancel: the handler awaited a task that was cancelled.
-        raise CallError(
-            ErrorCode.ABORTED, f"{plan.id} was cancelled, but not by its caller"
-        ) from error
+        raise cancelled_elsewhere(plan.id) from error
     if isinstance(error, JSONValueError):
         raise CallError(
             ErrorCode.EXECUTION_ERROR,
@@ -186,6 +162,15 @@ def fail(plan: Plan, context: OperationContext, error: BaseException) -> NoRetur
             {"path": error.path, "reason": error.reason},
         ) from error
     raise map_error(error, plan.spec.error_schemas) from error
+
+
+def _outer_error(plan: Plan, context: OperationContext, error: CallError) -> CallError | None:
+    """Return the error for the caller if `error` is that of a nested call; None if the caller may see it unchanged."""
+    parent_id = error.parent_request_id
+    is_nested = error.operation_id not in (None, plan.id) or (
+        parent_id is not None and parent_id == context.request_id
+    )
+    return nested_error(plan.id, error) if is_nested else None
 
 
 def _cancellation(error: BaseException | None) -> asyncio.CancelledError | None:
@@ -200,19 +185,32 @@ def _cancellation(error: BaseException | None) -> asyncio.CancelledError | None:
 
 
 @contextmanager
-def recorded(plan: Plan, context: OperationContext) -> Generator[None]:
-    """Record how a handler ended, if there is a ledger."""
-    ledger = None if plan.is_inner else plan.host.authority.ledger
+def recorded(plan: Plan, context: OperationContext) -> Generator[list[Any]]:
+    """Record how a handler ended, if there is a ledger. The block adds the result to the list that it receives."""
+    ledger, results = None if plan.is_inner else plan.host.authority.ledger, list[Any]()
     if ledger is None:
-        yield
+        yield results
         return
     try:
-        yield
+        yield results
     except BaseException as error:
-        left = isinstance(error, GeneratorExit)
-        ledger.end(plan.id, context, "ok" if left else code_of(error, context) or "")
+        ledger.end(plan.id, context, _outcome(plan, context, error))
         raise
-    ledger.end(plan.id, context, "ok")
+    is_envelope = bool(results) and isinstance(results[0], ResponseEnvelope)
+    end = cast("ResponseEnvelope[Any]", results[0]) if is_envelope else None
+    ledger.end(plan.id, context, code_of(end, context) or "ok")
+
+
+def _outcome(plan: Plan, context: OperationContext, error: BaseException) -> str:
+    """Return the code that the caller receives for the exception of a handler."""
+    if isinstance(error, GeneratorExit):
+        # The consumer of a subscription left.
+        return "ok"
+    if isinstance(error, CallError):
+        error = _outer_error(plan, context, error) or error
+    elif isinstance(error, Exception):
+        error = map_error(error, plan.spec.error_schemas)
+    return code_of(error, context) or ""
 
 
 class ChangeLog:

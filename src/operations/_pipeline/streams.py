@@ -10,13 +10,12 @@ from typing import Any, Self, cast
 from operations._pipeline.path import (
     ENVELOPES,
     admit,
-    before,
     enter,
     guard,
     is_large,
     of_middleware,
 )
-from operations._pipeline.plan import Call, Envelope, NextStream, Plan
+from operations._pipeline.plan import Call, Envelope, NextStream, Plan, before
 from operations._pipeline.reports import fail, recorded, report_item, report_start
 from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode, timed_out
@@ -149,7 +148,7 @@ async def _timed_items(
                     answer.set_result(await anext(items, None))
                 except CallError as error:
                     answer.set_exception(error)
-                    answer.exception()  # retrieved, or asyncio logs it if the reader has left
+                    answer.exception()  # otherwise asyncio logs it if the reader has left
                     return
         finally:
             # Closed in this task: a handler must close its resources in the task that opened them.

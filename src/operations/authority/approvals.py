@@ -28,7 +28,7 @@ from operations._resilience import lent_slot
 from operations.access import ApprovalRule, Rules, access_denied, clock
 from operations.authority.grants import enforce_valid
 from operations.authority.ledger import Ledger
-from operations.authority.store import Store
+from operations.authority.store import Store, StoreError
 from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode
 from operations.functions import operation
@@ -51,7 +51,10 @@ _BEFORE_DEADLINE = 1.0
 """A waiting call ends this many seconds before the caller's deadline."""
 
 _KEPT = 24 * 3600 * 1000
-"""Milliseconds for which a finished record stays in the store."""
+"""Milliseconds for which a finished record, or the counters of an expired grant, stay in the store."""
+
+_CLEAN_SECONDS = 600.0
+"""Seconds between two searches for the counters of grants that have expired."""
 
 _NEXT = {"pending": ("approved", "denied", "used"), "approved": ("used",)}
 """The states that may follow each state. If a caller confirms its own call, the approval is used at once."""
@@ -146,15 +149,19 @@ class Approvals:
             changed, record = self._store.changed, await self._attach(asked)
             if record.state == "denied":
                 raise _refused(record, "approved")
-            if record.state == "pending" and may_ask:
-                state = "used" if await _ask(record, context) else "denied"
+            action = await _ask(record, context) if record.state == "pending" and may_ask else None
+            if action in ("accept", "decline"):
+                state = "used" if action == "accept" else "denied"
                 fields = {"confirmed": True, "answered_by": record.caller}
                 if await self._replace(record, state, **fields) and state == "used":
                     return record
                 raise _refused(record, "confirmed")
             if record.state == "approved" and await self._replace(record, "used"):
                 return record
-            if record.state == "pending" and not await self._wait(ends, changed, context):
+            # A caller that dismissed the question, without an answer, is asked again by its next call.
+            if record.state == "pending" and (
+                action is not None or not await self._wait(ends, changed, context)
+            ):
                 message = (
                     f"A person must approve {record.operation}: repeat the same call afterwards"
                 )
@@ -210,7 +217,7 @@ class Approvals:
             id: The id of the request.
             approve: Whether the call may run.
             context: The context of the person who answers.
-            reason: The reason, which is stored with the answer.
+            reason: The reason, which is stored with the answer; a denied caller sees it.
         """
         who, held = context.identity, await self._store.get(_key(id))
         record = None if held is None else _decode(held)
@@ -261,13 +268,13 @@ async def _within(seconds: float, changed: asyncio.Event) -> None:
             await changed.wait()
 
 
-async def _ask(record: Approval, context: OperationContext) -> bool:
-    """Return whether the caller confirms its own call."""
+async def _ask(record: Approval, context: OperationContext) -> object:
+    """Ask the caller to confirm its own call; return its action, such as `accept`."""
     # Escaped, because invisible characters could disguise the content.
     message = f"Run {record.operation} with {json.dumps(record.input, separators=(',', ':'))}?"
     with lent_slot():
         answer = await context.elicit(message, _QUESTION)
-    return answer.get("action") == "accept"
+    return answer.get("action", "")
 
 
 def _request(
@@ -305,6 +312,8 @@ def _key(approval_id: str) -> str:
 
 def _refused(record: Approval, what: str) -> CallError:
     message, details = f"{record.operation} was not {what}", {"approval": record.id}
+    if record.reason:
+        message, details["reason"] = f"{message}: {record.reason}", record.reason
     return CallError(ErrorCode.ACCESS_DENIED, message, details)
 
 
@@ -340,6 +349,7 @@ class Authority:
         self.store = store or Store()
         self.approvals = Approvals(self.store)
         self.ledger = ledger
+        self._cleaned_at = -inf
 
     async def admit(
         self, operation: Operation, digest: str, value: Any, context: OperationContext
@@ -372,14 +382,39 @@ class Authority:
         if identity and grant and rules and rules.budgets:
             # The counters of all blocks are in one value, so that they change together or not at all.
             root = (identity.presented[1] or grant.keys)[0]
-            await self.store.change(f"budget.{root}", lambda held: _spent(held, rules))
+            # A grant that a hub minted for one call does not contain the end of the caller's own grant.
+            until = grant.blocks[0].until if grant.origin is None else None
+            await self.store.change(f"budget.{root}", lambda held: _spent(held, rules, until))
+            await self._remove_expired_budgets()
         if self.ledger is not None:
             self.ledger.begin(operation_id, value, context, used)
         return value
 
+    async def _remove_expired_budgets(self) -> None:
+        """Remove the counters of grants that have expired, every few minutes."""
+        if monotonic() - self._cleaned_at < _CLEAN_SECONDS:
+            return
+        self._cleaned_at = monotonic()
+        # The call was counted: a store that fails now must not reject it.
+        with suppress(StoreError):
+            for key, held in (await self.store.items("budget")).items():
+                until = msgspec.json.decode(held, type=_Spent).until
+                if until is not None and until + _KEPT < clock():
+                    await self.store.swap(key, held, None)
 
-def _spent(held: bytes | None, rules: Rules) -> bytes:
-    counts = {} if held is None else msgspec.json.decode(held, type=dict[str, int])
+
+class _Spent(msgspec.Struct):
+    """The calls that were made with a grant and with all grants derived from it."""
+
+    counts: dict[str, int]
+    until: int | None = None
+    """When the grant expires, in milliseconds since the epoch; None if that is not known."""
+
+
+def _spent(held: bytes | None, rules: Rules, until: int | None) -> bytes:
+    spent = _Spent({}) if held is None else msgspec.json.decode(held, type=_Spent)
+    spent.until = until if spent.until is None else spent.until
+    counts = spent.counts
     for name, most in rules.budgets:
         counts[name] = counts.get(name, 0) + 1
         if counts[name] > most:
@@ -388,4 +423,4 @@ def _spent(held: bytes | None, rules: Rules) -> bytes:
         raise CallError(
             ErrorCode.RESOURCE_EXHAUSTED, "Too many grants were derived from the same grant"
         )
-    return msgspec.json.encode(counts)
+    return msgspec.json.encode(spent)

@@ -23,7 +23,7 @@ import msgspec
 from msgspec.structs import replace
 
 from operations.access import Block, Grant, Identity, Origin, Subject, clock, secret_key
-from operations.authority.store import Store
+from operations.authority.store import Store, StoreError
 from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode, OperationsError
 from operations.types import JSONObject
@@ -200,7 +200,7 @@ class Grants:
         self._subjects = subjects
         self._resolved: dict[str, _Resolved] = {}
         self._revoked = set[str]()
-        self._read_at = -inf
+        self._read_at = self._failed_at = -inf
         self._reading = asyncio.Lock()
 
     def create(self, subject: Identity | str, holder: str, **block: Unpack[BlockOptions]) -> str:
@@ -272,14 +272,30 @@ class Grants:
             identity = self._remember(credential, subject, grant)[-1]
         if has_expired(identity):
             raise GrantError("a grant that has expired")
-        if monotonic() - self._read_at > _FRESH_SECONDS:
-            await self._read_revocations()
-        if self._revoked and not self._revoked.isdisjoint(each.id for each in grant.blocks):
+        if await self.is_revoked(grant):
             raise GrantError("a grant that was revoked")
         return identity
 
+    def is_valid(self, grant: Grant) -> bool:
+        """Return whether no block was revoked; False if revocations must be read again to know this."""
+        return monotonic() - self._read_at <= _FRESH_SECONDS and not self._has_revoked(grant)
+
+    async def is_revoked(self, grant: Grant) -> bool:
+        """Return whether a block was revoked, as of a few seconds ago at most.
+
+        Raises:
+            StoreError: If revocations cannot be read.
+        """
+        if monotonic() - self._read_at > _FRESH_SECONDS:
+            await self._read_revocations()
+        return self._has_revoked(grant)
+
+    def _has_revoked(self, grant: Grant) -> bool:
+        revoked = self._revoked
+        return bool(revoked) and not revoked.isdisjoint(each.id for each in grant.blocks)
+
     def _remember(self, credential: str, subject: Subject, grant: Grant) -> _Resolved:
-        base = self._base(subject)
+        base, grant = self._base(subject), grant.issued_by(self)
         whose = base or Identity(subject.id, subject.scopes or (), subject.resources)
         ends = min(grant.until, inf if whose.expires_at is None else whose.expires_at)
         holders = (each.holder for each in grant.blocks)
@@ -323,11 +339,20 @@ class Grants:
         self._read_at = -inf
 
     async def _read_revocations(self) -> None:
+        asked = monotonic()
         async with self._reading:
             if monotonic() - self._read_at <= _FRESH_SECONDS:
                 return
+            if self._failed_at > asked:
+                # Callers that waited for this attempt would otherwise wait for one more attempt each.
+                raise StoreError
             began, revoked = monotonic(), set[str]()
-            for key, value in (await self.store.items("revoked")).items():
+            try:
+                found = await self.store.items("revoked")
+            except StoreError:
+                self._failed_at = monotonic()
+                raise
+            for key, value in found.items():
                 held: JSONObject = msgspec.json.decode(value)
                 is_over = held["until"] is not None and held["until"] < clock()
                 if not is_over or not await self.store.swap(key, value, None):
@@ -346,8 +371,11 @@ async def enforce_valid(identity: Identity, store: Store) -> None:
     Raises:
         CallError: `ACCESS_DENIED`, or `UNAVAILABLE` if the store does not work.
     """
-    is_over = has_expired(identity)
-    for block in () if identity.grant is None else identity.grant.blocks:
+    is_over, grant = has_expired(identity), identity.grant
+    if grant is not None and grant.issuer is not None:
+        is_over = is_over or await grant.issuer.is_revoked(grant)
+    # The issuer may have read revocations some seconds ago.
+    for block in () if grant is None else grant.blocks:
         is_over = is_over or await store.get(_revocation(block.id)) is not None
     if is_over:
         raise CallError(ErrorCode.ACCESS_DENIED, "The credential is not valid any more")

@@ -31,11 +31,14 @@ if sys.platform != "win32":
 logger = logging.getLogger("operations")
 
 _TAIL = 64 * 1024
-"""Bytes at the end of a file to search for the last line."""
+"""Bytes at the end of a file to search first for the last line."""
 
 _MAC = b',"mac":"'
 _End: TypeAlias = tuple[int, str]
 """The number and the HMAC of a line."""
+
+_START: _End = (0, "")
+"""The end of a ledger without lines."""
 
 
 class LedgerError(OperationsError):
@@ -70,7 +73,7 @@ class Ledger:
         self._head = None if head is None else Path(head)
         self._strict, self._sync = strict, sync
         self._file, self._inode = -1, 0
-        self._end: _End = 0, ""
+        self._end = _START
         # A registry may be used by several threads.
         self._writing = Lock()
 
@@ -84,11 +87,15 @@ class Ledger:
             return
         try:
             self._open()
-            last, head = self._last(), _read_head(self._head)
+            last, head = self._last(), _START if self._head is None else _read_head(self._head)
+            if last and head is None:
+                # Lines may be missing at the end as well: a new head would hide that.
+                raise ValueError(f"its head {self._head} is missing")
             # Log rotation may have moved the file while no process was running.
-            before, self._end = _read(self._key, last) if last else (head, head)
-            if head[0] and head not in (before, self._end):
-                raise ValueError(f"it ends at line {self._end[0]}, but its head is {head[0]}")
+            known = head or _START
+            before, self._end = _read(self._key, last) if last else (known, known)
+            if self._head is not None and known not in (before, self._end):
+                raise ValueError(f"it ends at line {self._end[0]}, but its head is {known[0]}")
             self._write_head()
         except (OSError, ValueError) as error:
             self.close()
@@ -177,8 +184,11 @@ class Ledger:
 
     def _last(self) -> bytes:
         """Return the last line; remove an incomplete line that a crash left."""
-        size = os.fstat(self._file).st_size
-        tail = os.pread(self._file, _TAIL, max(0, size - _TAIL))
+        size, length = os.fstat(self._file).st_size, _TAIL
+        tail = os.pread(self._file, length, max(0, size - length))
+        while tail.count(b"\n") < 2 and length < size:
+            length *= 2
+            tail = os.pread(self._file, length, max(0, size - length))
         whole = tail[: tail.rfind(b"\n") + 1]
         if len(whole) < len(tail):
             logger.warning("%s ends in a partial line, which is removed", self._path)
@@ -212,10 +222,11 @@ def _read(key: bytes, text: bytes) -> tuple[_End, _End]:
     return (line["n"] - 1, line["previous"]), (line["n"], mac)
 
 
-def _read_head(path: Path | None) -> _End:
-    """Return the last number and HMAC; the number is 0 if there is no line yet."""
-    text = "0" if path is None or not path.exists() else path.read_text(encoding="ascii")
-    number, _, mac = text.strip().partition(" ")
+def _read_head(path: Path) -> _End | None:
+    """Return the last number and HMAC; None if the file is missing."""
+    if not path.exists():
+        return None
+    number, _, mac = path.read_text(encoding="ascii").strip().partition(" ")
     return int(number), mac
 
 
@@ -241,10 +252,11 @@ def verify(paths: Iterable[Path], key: str | bytes, head: Path | None = None) ->
         LedgerError: If a file or the head cannot be read.
     """
     secret, first, count = secret_key(key, "a ledger"), 0, 0
-    known: _End = (0, "")
+    known, is_missing = _START, False
     before, end, place, problem = known, known, "the head", None
     try:
-        known = _read_head(head)
+        if head is not None:
+            known, is_missing = _read_head(head) or _START, not head.exists()
         for place, text in _lines(paths):  # noqa: B007 - a problem names it
             before, found = _read(secret, text)
             if count and before != end:
@@ -257,7 +269,7 @@ def verify(paths: Iterable[Path], key: str | bytes, head: Path | None = None) ->
         if head is None or known[0] or not isinstance(error, FileNotFoundError):
             raise LedgerError(f"cannot read the ledger: {error}") from error
     # One line may follow the head, if the process ended before it wrote the head.
-    is_end = known in (before, end) and (known[0] > 0 or count == 0)
+    is_end = known in (before, end) and not (is_missing and count)
     if problem is None and head is not None and not is_end:
         problem = f"the head is number {known[0]}: lines at the end are missing, or the head is"
     return Verified(count, first, end[0], head is not None, problem)

@@ -548,7 +548,7 @@ MAX_METADATA = 16 * 1024
 
 
 def check_request(request: RequestPayload) -> str | None:
-    """Return the fault in the version, ids or metadata of a request from another process; None if they are valid."""
+    """Return the problem with the version, ids or metadata of a request of another process; None if they are valid."""
     version = request.required_version
     if version is not None and version > PROTOCOL_VERSION:
         return f"version {version} is required; this is {PROTOCOL_VERSION}"

@@ -36,7 +36,7 @@ from operations.calls.events import (
 )
 from operations.calls.jobs import (
     Job,
-    RefusedError,
+    JobRejectedError,
     WorkerConfig,
     WorkerCounters,
     access_log,
@@ -343,8 +343,8 @@ class JobRunner(ABC):
                 await self._execute(job, identity)
             else:
                 await self._execute_through(self._shared, job, identity)
-        except RefusedError as refused:
-            self._refuse(job, refused.error)
+        except JobRejectedError as rejected:
+            self._refuse(job, rejected.error)
         except CallError as error:
             await quietly(self._fail(job, error))
 
@@ -354,7 +354,7 @@ class JobRunner(ABC):
         )
         reason = self._admission.identified(job, principal_of(identity))
         if reason is not None:
-            raise RefusedError(exhausted(reason))
+            raise JobRejectedError(exhausted(reason))
         if job.expires_at <= self._loop.time():
             raise job.timeout_error()
         return identity
@@ -367,13 +367,12 @@ class JobRunner(ABC):
                 front.enforce_visible(job.spec, identity)
                 if job.request.attempt > 1 and not job.replayable:
                     raise may_have_run(job)
-            elif (
-                not job.registry.has_remote
-            ):  # The caller receives the same reply as for a hidden operation.
+            elif not job.registry.has_remote:
+                # The caller receives the same reply as for a hidden operation.
                 front.find(job.request.operation_id, identity)
             slot = front.admit(caller, is_stream=job.is_stream)
         except CallError as error:
-            raise RefusedError(error) from error
+            raise JobRejectedError(error) from error
         with slot:
             await self._execute(job, identity)
 

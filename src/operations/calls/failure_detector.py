@@ -70,7 +70,7 @@ _ANSWER = 0.4
 """The fraction of a heartbeat within which the workers of a group respond to a probe."""
 
 _LOOKS = 2
-"""The number of probes without a worker that has the call, after which the call counts as lost."""
+"""A call counts as lost after this number of probes in which no worker has it."""
 
 _PER_PROBE = 1000
 """Calls in one probe."""
@@ -316,9 +316,8 @@ class FailureDetector:
         missing = [call for call in quiet if call.seen_at < asked_at and self._is_open(call)]
         if missing and self._target.is_connected:
             if self.is_settling:
-                # Missing workers do not count as lost yet,
-                # but reconnected workers may report that they have not started a
-                # call.
+                # Missing workers do not count as lost yet, but reconnected workers may report that they have not
+                # started a call.
                 before = [call for call in missing if call.sent_at <= self.restored_at]
                 kept = await asyncio.gather(*map(self._is_waiting, before))
                 pairs = zip(before, kept, strict=True)

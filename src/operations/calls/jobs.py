@@ -293,18 +293,17 @@ def time_limits(
             idle = DEFAULT_TIMEOUT
         return NEVER if limit is None else limit, idle
     if limit is None:
-        limit = DEFAULT_TIMEOUT
-        if front is not None and served.spec is not None:
-            limit = call_seconds(served.registry.get(request.operation_id), front.timeout)
+        default = DEFAULT_TIMEOUT if front is None else front.timeout
+        limit = call_seconds(served.registry.get(request.operation_id), default)
     return limit, NEVER
 
 
 def principal_of(identity: Identity) -> str:
     """Return the key of a known identity for limits."""
-    return f"id:{identity.key}"
+    return f"id:{identity.limit_key}"
 
 
-class RefusedError(Exception):
+class JobRejectedError(Exception):
     """A call that was rejected without starting; its id may be sent again."""
 
     def __init__(self, error: CallError) -> None:

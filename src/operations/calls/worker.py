@@ -342,6 +342,7 @@ class CallServer(JobRunner, Receiver):
         now, credit, target = self._loop.time(), request.credit, self.target
         is_stream, timeout, idle = served.is_stream or credit is not None, request.timeout_ms, NEVER
         if timeout is not None and not is_stream and self._shared is None:
+            # The usual request, from a client of this package.
             limit = timeout / 1000
         else:
             limit, idle = time_limits(request, served, self._shared)

@@ -2,8 +2,9 @@
 
 import asyncio
 import json
+from collections import deque
 from collections.abc import AsyncGenerator, Iterable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from math import isinf
@@ -41,7 +42,9 @@ Patterns = Annotated[tuple[str, ...], Parameter(negative="")]
 async def _opened(common: Common) -> AsyncGenerator[Authority]:
     async with opened_authority(common.load(), records=False) as authority:
         if isinf(authority.store.poll_seconds):
-            raise OperationsError("this needs [authority] file or broker in the config")
+            raise OperationsError(
+                "processes cannot share approvals yet: set file or broker in [authority]"
+            )
         yield authority
 
 
@@ -62,7 +65,7 @@ def _time(milliseconds: int) -> str:
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class GrantOptions:
     """The content of a grant.
 
     Attributes:
@@ -111,7 +114,7 @@ def _pairs(usage: str, given: Iterable[str]) -> dict[str, Any]:
 @grant_app.command
 @command
 async def create(
-    subject: str, /, limits: Limits, *, scopes: Patterns = (), common: Common = DEFAULTS
+    subject: str, /, limits: GrantOptions, *, scopes: Patterns = (), common: Common = DEFAULTS
 ) -> None:
     """Print the token of a new grant. The config needs `[access.grants] key`.
 
@@ -129,7 +132,7 @@ async def create(
 
 @grant_app.command
 @command
-async def narrow(token: str, /, limits: Limits, *, common: Common = DEFAULTS) -> None:
+async def narrow(token: str, /, limits: GrantOptions, *, common: Common = DEFAULTS) -> None:
     """Print the token of a narrower grant. This needs no key and no connection.
 
     Args:
@@ -240,7 +243,7 @@ async def deny(approval: str, /, *, reason: str | None = None, common: Common = 
 
     Args:
         approval: The id of the request.
-        reason: Why, for the record.
+        reason: Why, for the record and for the caller.
         common: Options of every command.
     """
     await _answer(approval, reason, common, approve=False)
@@ -312,12 +315,26 @@ async def verify(*files: Path, common: Common = DEFAULTS) -> int:
 @ledger_app.command
 @command
 async def tail(count: int = 20, /, *, common: Common = DEFAULTS) -> None:
-    """Print the last lines of the ledger.
+    """Print the last lines of the ledger, from all of its files, in the order of time.
 
     Args:
         count: The number of lines.
         common: Options of every command.
     """
+    screen, found, shown = common.screen(), list[tuple[int, Path, str]](), None
     for path, _ in ledgers_of(common.load())[1]:
-        for line in path.read_text(encoding="utf-8").splitlines()[-count:] if path.exists() else ():
-            common.screen().write(line)
+        at = 0
+        with path.open(encoding="utf-8") if path.exists() else nullcontext(()) as lines:
+            for line in deque(lines, max(0, count)):
+                with suppress(msgspec.DecodeError):
+                    at = msgspec.json.decode(line, type=_Line).time
+                found.append((at, path, line.rstrip("\n")))
+    for _, path, line in sorted(found, key=lambda each: each[0])[-max(1, count) :]:
+        if path != shown:
+            screen.note(plain(f"{path.name}:"))
+            shown = path
+        screen.write(line)
+
+
+class _Line(msgspec.Struct):
+    time: int = 0

@@ -18,7 +18,6 @@ from ipaddress import IPv6Address, ip_address
 from time import monotonic
 from types import TracebackType
 from typing import Annotated, Any, Final, Self, TypeAlias, cast
-from weakref import WeakKeyDictionary
 
 from msgspec import Meta
 
@@ -104,7 +103,7 @@ class Limits:
 
 def caller_key(identity: Identity | None, address: str) -> str:
     """Return the key of a caller for limits: its identity, or else its address."""
-    return f"id:{identity.key}" if identity is not None else f"at:{address}"
+    return f"id:{identity.limit_key}" if identity is not None else f"at:{address}"
 
 
 def client_address(scope: Mapping[str, Any]) -> str:
@@ -132,13 +131,14 @@ def call_seconds(operation: Operation | None, default: float) -> float:
     """Return the default time limit of a call in seconds.
 
     This is the operation's own limit, or else the longer of the server's default and the limit of the operation's
-    source.
+    source; and the time that a call may wait for an approval.
     """
     if operation is None:
         return default
+    hold = 0 if operation.approve is None else operation.approve.hold
     if operation.timeout is not None:
-        return operation.timeout
-    return max(default, operation.source_timeout or 0)
+        return operation.timeout + hold
+    return max(default, operation.source_timeout or 0) + hold
 
 
 class RateLimiter:
@@ -312,9 +312,6 @@ class Slot:
 
 
 # ------------------------------------------------------------ time
-#
-# Most requests end within milliseconds. All requests share one timer; only requests that are still open when it fires
-# get their own timer and disconnect check.
 
 Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
@@ -380,8 +377,7 @@ class RequestTimeout:
     """
 
     __slots__ = (
-        "_fired", "_is_young", "_limit", "_loop", "_on_overdue", "_over", "_receive", "_since", "_task", "_timer",
-        "_watcher",
+        "_due", "_fired", "_limit", "_loop", "_on_overdue", "_over", "_receive", "_task", "_timer", "_watcher",
         "disconnected", "is_reading", "timed_out",
     )  # fmt: skip
 
@@ -393,9 +389,7 @@ class RequestTimeout:
         self._watcher: asyncio.Task[None] | None = None
         self._receive: Receive | None = None
         self._limit: TimeLimit | None = None
-        self._over = _NEVER
-        self._since = 0.0
-        self._is_young = False
+        self._over = self._due = _NEVER
         self._fired = False
         self.timed_out = False
         """Whether the task was cancelled because its time limit expired."""
@@ -419,12 +413,10 @@ class RequestTimeout:
         self._over = over = _NEVER if seconds is None else now + seconds
         self._receive = receive
         self.is_reading = receive is None
-        if self._timer is not None or over <= now + PATIENCE:
-            self._set(min(over, now + PATIENCE))
-        elif not self._is_young:
-            self._is_young = True
-            self._since = now
-            _ticker(self._loop).add(self, self._loop)
+        # Most requests end before the first check, which therefore is the only timer that they need.
+        due = min(over, now + PATIENCE)
+        if self._timer is None or due < self._due:
+            self._set(due)
 
     def pause(self) -> None:
         """Suspend the time limit and the disconnect check until the next `start`."""
@@ -440,7 +432,6 @@ class RequestTimeout:
 
     def stop(self) -> bool:
         """End all checks; return whether the task was also cancelled by other code."""
-        self._is_young = False
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -453,30 +444,22 @@ class RequestTimeout:
         self._fired = False
         return self._task.uncancel() > 0
 
-    def is_due(self, now: float) -> bool:
-        """Return whether the shared timer must check this request, because it has been open for some time."""
-        return now - self._since >= PATIENCE
-
-    @property
-    def is_young(self) -> bool:
-        """Whether the request still uses the shared timer."""
-        return self._is_young
-
     def _set(self, due: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        self._due = due
         self._timer = self._loop.call_at(due, self.check)
 
     def check(self) -> None:
         """Cancel the request if its time limit has expired; otherwise check its client and set a timer."""
-        self._is_young = False
         self._timer = None
         now = self._loop.time()
         if now >= self._over and self._limit is not None:
-            self._over = now + self._limit.remaining
+            self._over = now + self._limit.next_check
         if now >= self._over:
             self.timed_out = self._fire()
             if self.timed_out and self._on_overdue is not None:
+                self._due = _NEVER
                 self._timer = self._loop.call_later(GRACE, self._on_overdue)
             return
         if self._receive is not None and self._watcher is None:
@@ -495,31 +478,6 @@ class RequestTimeout:
         self._fired = True
         self._task.cancel()
         return True
-
-
-class _Ticker:
-    """One timer for all new requests of an event loop."""
-
-    __slots__ = ("_timer", "_young")
-
-    def __init__(self) -> None:
-        self._young: list[RequestTimeout] = []
-        self._timer: asyncio.TimerHandle | None = None
-
-    def add(self, timeout: RequestTimeout, loop: asyncio.AbstractEventLoop) -> None:
-        """Check a request after it has been open for some time."""
-        self._young.append(timeout)
-        if self._timer is None:
-            self._timer = loop.call_later(PATIENCE, self._tick, loop)
-
-    def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
-        now = loop.time()
-        young = [timeout for timeout in self._young if timeout.is_young]
-        self._young = [timeout for timeout in young if not timeout.is_due(now)]
-        for timeout in young:
-            if timeout.is_due(now):
-                timeout.check()
-        self._timer = loop.call_later(PATIENCE, self._tick, loop) if self._young else None
 
 
 class CallTimeout(TimeLimit):
@@ -555,16 +513,6 @@ class CallTimeout(TimeLimit):
             remaining = self.remaining
             over = None if remaining == _NEVER else asyncio.get_running_loop().time() + remaining
             self._scope.reschedule(over)
-
-
-_tickers: WeakKeyDictionary[asyncio.AbstractEventLoop, _Ticker] = WeakKeyDictionary()
-
-
-def _ticker(loop: asyncio.AbstractEventLoop) -> _Ticker:
-    ticker = _tickers.get(loop)
-    if ticker is None:
-        ticker = _tickers[loop] = _Ticker()
-    return ticker
 
 
 async def wait_for_disconnect(receive: Receive) -> None:

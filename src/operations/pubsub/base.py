@@ -14,7 +14,8 @@ Rule 3: a transport reconnects automatically and restores its subscriptions and 
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager, nullcontext
 from time import monotonic
 from typing import Annotated, Any, Protocol, TypeAlias
 
@@ -449,10 +450,11 @@ _PROMPT = 0.005
 """If a whole batch starts within this many seconds, the next batch is larger."""
 
 _BLOCKED = 0.02
-"""If an iteration of the event loop takes longer than this many seconds, a handler counts as blocking."""
+"""If it takes longer than this many seconds to start a batch, and `_CLAIM` for each request that is removed from its
+queue first, a handler counts as blocking."""
 
-_TAKEN = 0.002
-"""The longest time in seconds to start a single message."""
+_CLAIM = 0.002
+"""The longest time in seconds to remove a single request from its queue."""
 
 _FULL_POLLS = (0.0, 0.0, 0.0, 0.001, 0.002)
 """Pauses between checks for a free slot; the longest is `_FULL_POLL`."""
@@ -480,8 +482,11 @@ class BatchSize:
         self._loop = asyncio.get_running_loop()
         self.is_full = False
         """Whether the worker has no free slot, so that it is not reading."""
-        self.starting = asyncio.Lock()
+        self._line = asyncio.Lock()
         """Held while a single message is started. The lock is fair, so messages start in order."""
+        self._claiming = 0
+        self._claimed = asyncio.Event()
+        self._first_claimed_at = float("inf")
 
     @property
     def is_hot(self) -> bool:
@@ -501,27 +506,44 @@ class BatchSize:
         """Reset the size, because no request has arrived for some time."""
         self._size = 1
 
+    @asynccontextmanager
+    async def claim(self, *, alone: bool) -> AsyncGenerator[None]:
+        """Enter while a request is removed from its queue; it starts when the block ends.
+
+        Args:
+            alone: Wait until the earlier requests of the batch have started.
+        """
+        self._claiming += 1
+        try:
+            async with self._line if alone else nullcontext():
+                yield
+        finally:
+            self._claiming -= 1
+            self._first_claimed_at = min(self._first_claimed_at, self._loop.time())
+            if not self._claiming:
+                self._claimed.set()
+
     async def begun(self, count: int, since: float) -> None:
         """Wait until a batch of `count` requests that was delivered after `since` has started; adapt the size.
 
         The next read must not be sent earlier, because a handler that blocks the loop would delay its requests.
         """
-        before = now = since
-        # A request starts in the iteration of the event loop after its delivery.
+        # A request starts in the iteration of the event loop after its delivery, unless the broker must confirm first
+        # that it was removed from the queue.
         for _ in range(2):
             await asyncio.sleep(0)
-            now = self._loop.time()
-            if now - before > _BLOCKED:
-                self._size = 1
-                return
-            before = now
-        if self.starting.locked():
-            async with self.starting:
-                before = self._loop.time()
-            if before - now > _BLOCKED + count * _TAKEN:
-                self._size = 1
-                return
-        if count >= self._size and before - since < _PROMPT:
+        spent = self._loop.time() - since
+        tolerated = _BLOCKED
+        if self._claiming:
+            self._first_claimed_at = float("inf")
+            self._claimed.clear()
+            await self._claimed.wait()
+            # The first round trip does not count, because the worker is free in that time.
+            spent += self._loop.time() - self._first_claimed_at
+            tolerated += count * _CLAIM
+        if spent > tolerated:
+            self._size = 1
+        elif count >= self._size and spent < _PROMPT:
             self._size = min(2 * self._size, _MAX_BATCH)
 
 

@@ -221,6 +221,11 @@ class NatsConfig(BrokerConfig):
         return {**{key: value for key, value in named.items() if value is not None}, **self.options}
 
 
+def refusal(error: Exception) -> str:
+    """Return the reason why Redis rejected a command; for a moved shard the error has only the slot and the address."""
+    return f"the shard has moved, slot {error}" if hasattr(error, "slot_id") else str(error)
+
+
 def connect_failure(error: BaseException | None) -> str:
     """Return why a connection could not be opened, in the words of the operating system, and what to do.
 
@@ -242,7 +247,7 @@ def enforce_address(url: str, schemes: Collection[str], *, needs_host: bool = Tr
     """Raise an error unless the library accepts `url`.
 
     Raises:
-        TransportError: If it is not valid; the message names the fault without quoting the address.
+        TransportError: If it is not valid; the message gives the reason without quoting the address.
     """
     flaw = _flaw(url, schemes, needs_host)
     # Raised outside the `except` block, because the original exception quotes the address.

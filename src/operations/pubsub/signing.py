@@ -10,26 +10,18 @@ Rule 4: signing protects against forged messages. To protect against readers, us
 
 import hmac
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from heapq import nlargest
 from itertools import count
 from secrets import token_hex
 from time import time
+from typing import Any, cast
 
 import msgspec
 
 from operations._resilience import LogThrottle
-from operations.pubsub.base import (
-    Consumer,
-    Delivery,
-    EventTarget,
-    QueueState,
-    Receiver,
-    StoredLetter,
-    Subscription,
-    WorkerStats,
-)
+from operations.pubsub.base import Consumer, Delivery, EventTarget, Receiver, Subscription
 
 logger = logging.getLogger("operations")
 
@@ -57,7 +49,7 @@ class Signer:
     Every signer numbers its messages within its own epoch; a restarted process begins a new epoch.
 
     Raises:
-        ValueError: If the secret is too short to be one.
+        ValueError: If the secret is too short.
     """
 
     def __init__(self, secret: str | bytes) -> None:
@@ -145,8 +137,11 @@ class Senders:
         self._limit = max(_MAX_SENDERS, 2 * len(kept))
 
 
-class SignedTarget(EventTarget):
-    """A target that signs all messages. Created by `signed`, or by the `secret` of a connection.
+class SignedTarget:
+    """An event target that signs all messages of another target, and has its other members.
+
+    Created by `signed`, or by the `secret` of a connection. Dead letters are stored without a signature, because
+    operators inspect them and workers do not read them again.
 
     Attributes:
         forged: Messages that were dropped.
@@ -154,43 +149,17 @@ class SignedTarget(EventTarget):
 
     def __init__(self, target: EventTarget, secret: str | bytes) -> None:
         self.forged = 0
-        self._refusals = LogThrottle()
-        self.direct = target.direct
-        self.broadcasts_replies = target.broadcasts_replies
-        self.durable = target.durable
-        self.names_consumer = target.names_consumer
-        self.trusted = target.trusted
-        self.identity = target.identity
-        self.max_values = target.max_values
-        self.values = target.values
         self.signer = Signer(secret)
+        self._refusals = LogThrottle()
         self._target = target
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._target, name)
 
     @property
     def max_bytes(self) -> int:
         """The largest message in bytes, without its signature."""
         return self._target.max_bytes - _LENGTH
-
-    @max_bytes.setter
-    def max_bytes(self, size: int) -> None:  # pyright: ignore[reportIncompatibleVariableOverride] - NATS changes it
-        self._target.max_bytes = size + _LENGTH
-
-    @property
-    def is_connected(self) -> bool:
-        """Whether the other end can be reached now."""
-        return self._target.is_connected
-
-    def mailbox(self) -> str:
-        """Return a new private address."""
-        return self._target.mailbox()
-
-    def topic(self, name: str) -> str:
-        """Return the public address called `name`."""
-        return self._target.topic(name)
-
-    def control(self, name: str) -> str:
-        """Return the address of the workers called `name`."""
-        return self._target.control(name)
 
     async def listen(self, addresses: Sequence[str], receiver: Receiver) -> Subscription:
         """Listen for messages that are signed for these addresses."""
@@ -215,38 +184,6 @@ class SignedTarget(EventTarget):
         """Sign and enqueue a request."""
         text = self.signer.sign(body, _queue(queue))
         return await self._target.enqueue(queue, text, key=key, reply_to=reply_to, wait=wait)
-
-    async def is_present(self, address: str) -> bool:
-        """Return whether there is a listener at `address`."""
-        return await self._target.is_present(address)
-
-    async def count_present(self, address: str) -> int | None:
-        """Return the number of listeners at `address`."""
-        return await self._target.count_present(address)
-
-    async def is_waiting(self, queue: str, receipt: str) -> bool:
-        """Return whether the broker still has a message."""
-        return await self._target.is_waiting(queue, receipt)
-
-    async def dead_letter(self, queue: str, body: bytes) -> None:
-        """Store a message without its signature, because operators inspect it and workers do not read it again."""
-        await self._target.dead_letter(queue, body)
-
-    async def advertise(self, queue: str, stats: Callable[[], WorkerStats]) -> Subscription | None:
-        """Register a consumer in the service discovery of the broker."""
-        return await self._target.advertise(queue, stats)
-
-    async def state(self, queue: str) -> QueueState:
-        """Return the state of a queue."""
-        return await self._target.state(queue)
-
-    async def letters(self, queue: str, limit: int, letter: str = "") -> list[StoredLetter]:
-        """Return the newest dead letters, or one."""
-        return await self._target.letters(queue, limit, letter)
-
-    async def remove(self, queue: str, letter: str) -> bool:
-        """Remove a dead letter."""
-        return await self._target.remove(queue, letter)
 
     def refuse(self) -> None:
         """Count and log a dropped message; its sender receives no reply."""
@@ -314,6 +251,6 @@ def signed(target: EventTarget, secret: str | bytes | None) -> EventTarget:
     """Return `target` with all messages signed with `secret`; unchanged if there is none.
 
     Raises:
-        ValueError: If the secret is too short to be one.
+        ValueError: If the secret is too short.
     """
-    return target if secret is None else SignedTarget(target, secret)
+    return target if secret is None else cast("EventTarget", SignedTarget(target, secret))

@@ -1,12 +1,12 @@
 """An event target on NATS.
 
-queue     a subject for each client. Workers subscribe to the subjects of all clients in one queue group; without
-workers, the server responds at once. Each consumer also has its own subjects, among which a caller that knows them
-distributes its requests
-mailbox   its own subject; the token after it is the id of the request
-topic     a subject
-control   a subject for each client
-presence  a ping to the subject: the server responds if there is no listener
+    queue     a subject for each client. Workers subscribe to the subjects of all clients in one queue group; without
+              workers, the server responds at once. Each consumer also has its own subjects, among which a caller that
+              knows them distributes its requests
+    mailbox   its own subject; the token after it is the id of the request
+    topic     a subject
+    control   a subject for each client
+    presence  a ping to the subject: the server responds if there is no listener
 
 `jetstream` has the durable queues. They have separate subjects, and their workers also consume the plain ones. To
 switch to durable queues without lost or repeated requests, switch the workers first, then the callers.

@@ -13,7 +13,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Generator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from time import time
 from typing import Any
@@ -455,7 +455,7 @@ class DurableReader:
             began = self._loop.time()
             for message in messages:
                 age = began + self._ahead - message.metadata.timestamp.timestamp()
-                claim = _MessageClaim(message, self._batch.starting, began)
+                claim = _MessageClaim(message, self._batch, began)
                 sender = sender_of(self._jetstream.prefix, message.subject)
                 deliver(self._consumer, Delivery(message.data, "", max(age, 0.0), claim, sender))
             await self._batch.begun(len(messages), began)
@@ -490,9 +490,9 @@ class _MessageClaim:
 
     is_fresh = False
 
-    def __init__(self, message: Any, starting: asyncio.Lock, fetched_at: float) -> None:
+    def __init__(self, message: Any, batch: BatchSize, fetched_at: float) -> None:
         self._message = message
-        self._starting = starting
+        self._batch = batch
         self._fetched_at = fetched_at
         self._removing: asyncio.Task[bool] | None = None
 
@@ -508,7 +508,7 @@ class _MessageClaim:
         which worker starts it.
         """
         loop = asyncio.get_running_loop()
-        async with self._starting if alone else nullcontext():
+        async with self._batch.claim(alone=alone):
             if loop.time() - self._fetched_at > _ACKNOWLEDGE / 2:
                 # The server may be about to deliver it to another worker.
                 return False

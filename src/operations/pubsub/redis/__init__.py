@@ -1,19 +1,19 @@
 """Event targets on Redis: ours, and that of the original protocol.
 
-queue     a stream for each client, with one consumer group: each entry goes to one worker. A script adds entries. It
-checks that a worker reads the queue and that the queue is not full, and drops duplicate keys. Workers load the
-script, so that clients need no permission to load scripts.
-mailbox   a stream that its owner creates and reads. Unlike Pub/Sub it stores messages while the reader
-reconnects; messages to an owner that has left are dropped, because its stream is deleted.
-topic     a Pub/Sub channel
-control   a Pub/Sub channel for each client
-presence  every reader also subscribes to a channel of the same name; the server counts the subscribers, and
-          notices a killed process at once.
+    queue     a stream for each client, with one consumer group: each entry goes to one worker. A script adds entries.
+              It checks that a worker reads the queue and that the queue is not full, and drops duplicate keys. Workers
+              load the script, so that clients need no permission to load scripts.
+    mailbox   a stream that its owner creates and reads. Unlike Pub/Sub it stores messages while the reader reconnects;
+              messages to an owner that has left are dropped, because its stream is deleted.
+    topic     a Pub/Sub channel
+    control   a Pub/Sub channel for each client
+    presence  every reader also subscribes to a channel of the same name; the server counts the subscribers, and notices
+              a killed process at once.
 
 In the original protocol the channel of an event is `prefix + type + ":" + id`; we send an empty id and accept any. All
 subscribers receive all replies, so replies are not private. Every worker receives every request, so run only one
-worker. A client
-subscribes only to channels it needs: Redis counts them, so a caller learns at once that there is no worker.
+worker. A client subscribes only to channels it needs: Redis counts them, so a caller learns at once that there is no
+worker.
 """
 
 import asyncio

@@ -33,7 +33,7 @@ from redis.exceptions import (
 from operations._resilience import Backoff, LogThrottle
 from operations.errors import NotSentError, TransportError
 from operations.pubsub.base import NOT_PERMITTED, EventTarget, LoopAffinity, Receiver, wait_until
-from operations.pubsub.config import RedisConfig, connect_failure, read_redis_address
+from operations.pubsub.config import RedisConfig, connect_failure, read_redis_address, refusal
 
 logger = logging.getLogger("operations")
 
@@ -257,7 +257,7 @@ async def ask(connection: Any, *command: Any, is_sent: bool = False) -> Any:
         raise TransportError(f"Redis refused {shown(command)}: {NOT_PERMITTED}") from error
     except ResponseError as error:
         if is_wrong_server(error):
-            raise TransportError(f"Redis: {error}") from error
+            raise TransportError(f"Redis: {refusal(error)}") from error
         raise
     except (*CONNECTION_ERRORS, TimeoutError) as error:
         reason = str(error) or f"no response for {_READ_TIMEOUT:g} seconds"
@@ -285,7 +285,7 @@ class RedisClient(EventTarget):
     Attributes:
         connections: The connection for commands, which is `link`, one for channels, and one for each reader.
         receivers: Notified when a connection is lost, and when all are restored.
-        mended: Set when a connection was restored or removed.
+        changed: Set when a connection was restored or removed.
     """
 
     def __init__(self, config: RedisConfig) -> None:
@@ -294,7 +294,7 @@ class RedisClient(EventTarget):
         self.max_bytes, self.max_values = config.max_bytes, config.max_values
         self.connector = Connector(config)
         self.receivers: list[Receiver] = []
-        self.mended = asyncio.Event()
+        self.changed = asyncio.Event()
         self._losses = LogThrottle()
         self._is_lost = False
         self.connections: list[ReconnectingConnection] = []
@@ -326,8 +326,8 @@ class RedisClient(EventTarget):
         try:
             async with asyncio.timeout(wait):
                 while not self.is_connected:
-                    self.mended.clear()
-                    await self.mended.wait()
+                    self.changed.clear()
+                    await self.changed.wait()
         except TimeoutError:
             raise NotSentError("Redis cannot be reached") from None
 
@@ -341,7 +341,7 @@ class RedisClient(EventTarget):
     def restored(self) -> None:
         """Handle a restored connection; the client is restored when all connections are."""
         if self.is_connected:
-            self.mended.set()
+            self.changed.set()
             was_lost, self._is_lost = self._is_lost, False
             for receiver in tuple(self.receivers) if was_lost else ():
                 receiver.restored()
@@ -392,7 +392,7 @@ class ReconnectingConnection(ABC):
         if self in self._client.connections:
             self._client.connections.remove(self)
             # It may be the connection that other tasks waited for.
-            self._client.mended.set()
+            self._client.changed.set()
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -565,7 +565,7 @@ class PipelinedConnection(ReconnectingConnection):
             except (ResponseError, BusyLoadingError) as error:
                 self._settle(error)
                 if is_wrong_server(error):
-                    raise TransportError(str(error)) from error
+                    raise TransportError(f"Redis: {refusal(error)}") from error
             else:
                 self._settle(answer)
             self._heard_at = self._loop.time()
@@ -574,13 +574,13 @@ class PipelinedConnection(ReconnectingConnection):
         waiting = self._waiting.popleft()
         if isinstance(waiting, tuple):
             if isinstance(answer, Exception):
-                reason = NOT_PERMITTED if isinstance(answer, NoPermissionError) else answer
+                reason = NOT_PERMITTED if isinstance(answer, NoPermissionError) else refusal(answer)
                 level = self._refusals.level()
                 logger.log(level, "Redis refused %s: %s", shown(waiting), reason)
         elif not waiting.done():
             if isinstance(answer, Exception):
                 if is_wrong_server(answer):
-                    answer = WrongServerError(f"Redis: {answer}")
+                    answer = WrongServerError(f"Redis: {refusal(answer)}")
                 waiting.set_exception(answer)
             else:
                 waiting.set_result(answer)

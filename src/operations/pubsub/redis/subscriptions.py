@@ -7,7 +7,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, nullcontext, suppress
+from contextlib import AsyncExitStack, suppress
 from hashlib import sha1
 from secrets import token_hex
 from typing import Any, TypeAlias
@@ -313,7 +313,7 @@ class _EntryClaim:
         delete, acknowledge = _removal(self._queue, self._entry_id)
         link, batch = self._reader.link, self._reader.batch
         try:
-            async with nullcontext() if self.is_fresh and not alone else batch.starting:
+            async with batch.claim(alone=alone or not self.is_fresh):
                 is_ours: bool = await link.request(*delete) == 1
                 await link.post(*acknowledge)
                 return is_ours
