@@ -11,6 +11,7 @@ import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from dataclasses import fields as fields_of
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias, cast, get_type_hints
 from urllib.parse import urlsplit
@@ -37,7 +38,7 @@ accept it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClientCredentials:
+class MCPClientCredentials:
     """OAuth client credentials for one authorization server."""
 
     client_id: str
@@ -82,7 +83,7 @@ class RequestAuth(Protocol):
 
 
 Auth: TypeAlias = (
-    str | Literal["oauth"] | TokenFunction | ClientCredentials | CallerToken | RequestAuth
+    str | Literal["oauth"] | TokenFunction | MCPClientCredentials | CallerToken | RequestAuth
 )
 """A bearer token, a function that returns one for each request, OAuth credentials, or any `httpx2.Auth`.
 
@@ -416,28 +417,34 @@ _REFERENCE = re.compile(r"\$\{(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}"
 
 def _filled(value: Any, environ: Mapping[str, str], secrets: list[str]) -> Any:
     """Replace references to environment variables in `value`, at any depth, and add the values to `secrets`."""
-    if isinstance(value, str):
-        if "${input:" in value:
+
+    def variable(match: re.Match[str]) -> str:
+        name, default = match.groups()
+        found = environ.get(name)
+        if found is None and default is None:
+            raise ValueError(f"the environment variable {name} is not set")
+        if found:
+            secrets.append(found)
+        return found or default or ""
+
+    def filled(text: str) -> str:
+        if "${input:" in text:
             raise ValueError(
                 "${input:...} would ask a person, which is not supported: use ${env:NAME}"
             )
+        return _REFERENCE.sub(variable, text)
 
-        def variable(match: re.Match[str]) -> str:
-            name, default = match.groups()
-            found = environ.get(name)
-            if found is None and default is None:
-                raise ValueError(f"the environment variable {name} is not set")
-            if found:
-                secrets.append(found)
-            return found or default or ""
+    return _with_texts(value, filled)
 
-        return _REFERENCE.sub(variable, value)
+
+def _with_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """Return a JSON value with every text in it, except keys, replaced by `change`."""
+    if isinstance(value, str):
+        return change(value)
     if isinstance(value, list):
-        return [_filled(item, environ, secrets) for item in cast("list[object]", value)]
+        return [_with_texts(item, change) for item in cast("list[object]", value)]
     if isinstance(value, dict):
-        return {
-            key: _filled(item, environ, secrets) for key, item in cast("JSONObject", value).items()
-        }
+        return {key: _with_texts(item, change) for key, item in cast("JSONObject", value).items()}
     return value
 
 
@@ -445,8 +452,9 @@ def read_servers(source: str | Path | Mapping[str, Any]) -> dict[str, JSONObject
     """Return the entries of an `mcp.json` by server name, without disabled servers.
 
     Accepts a file or its content: `{"mcpServers": {...}}`, `{"servers": {...}}`, `{"mcp": {"servers": {...}}}`, or
-    only the object with the servers. `MCPClientConfig.from_entry` resolves references to the environment later, so
-    that a missing variable disables one server and not the whole file.
+    only the object with the servers. Variables of editors, such as `${workspaceFolder}`, are replaced in a file.
+    `MCPClientConfig.from_entry` resolves references to the environment later, so that a missing variable disables one
+    server and not the whole file.
 
     Raises:
         ValueError: If the document has another form.
@@ -475,8 +483,11 @@ def read_servers(source: str | Path | Mapping[str, Any]) -> dict[str, JSONObject
         entry = cast("JSONObject", entry)
         if entry.get("disabled") is not True and entry.get("enabled") is not False:
             servers[name] = dict(entry)
-            if folder is not None and isinstance(entry.get("envFile"), str):
-                servers[name]["envFile"] = str(_env_file(entry["envFile"], folder))
+            if folder is not None:
+                servers[name] = _with_texts(dict(entry), partial(_in_editor, folder=folder))
+                env_file = servers[name].get("envFile")
+                if isinstance(env_file, str) and not env_file.startswith("${"):
+                    servers[name]["envFile"] = str(folder / Path(env_file).expanduser())
     return servers
 
 
@@ -494,11 +505,20 @@ def _decoded(text: bytes) -> Any:
         return msgspec.json.decode(_TRAILING_COMMAS.sub(lambda match: match[1] or b"", plain))
 
 
-def _env_file(path: str, folder: Path) -> Path:
-    """Return the file that an entry of an `mcp.json` in `folder` names."""
+_EDITOR_VARIABLE = re.compile(
+    r"\$\{(workspaceFolder|workspaceFolderBasename|userHome|pathSeparator|/)\}"
+)
+
+
+def _in_editor(text: str, folder: Path) -> str:
+    """Replace the variables that VS Code and Cursor define in an `mcp.json` in `folder`."""
     workspace = folder.parent if folder.name in (".vscode", ".cursor") else folder
-    path = path.replace("${workspaceFolder}", str(workspace))
-    return Path(path) if path.startswith("${") else folder / Path(path).expanduser()
+    values = {
+        "workspaceFolder": str(workspace),
+        "workspaceFolderBasename": workspace.name,
+        "userHome": str(Path.home()),
+    }
+    return _EDITOR_VARIABLE.sub(lambda match: values.get(match[1], os.sep), text)
 
 
 def _read_env(path: Any) -> dict[str, str]:

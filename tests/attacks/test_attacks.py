@@ -9,7 +9,7 @@ import os
 import sys
 import zlib
 from collections.abc import AsyncGenerator, Generator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from io import BytesIO
@@ -240,16 +240,17 @@ async def test_16_kilobytes_of_deflate_at_a_socket(victim: Victim) -> None:
 async def test_four_megabytes_at_a_socket(victim: Victim, input: bytes, is_hub: bool) -> None:
     url = f"ws://127.0.0.1:{victim.hub_port if is_hub else victim.port}/ws"
     payload = b'{"requestId": "1", "operationId": "test.echo", "input": %s}' % input
-    async with connect(url) as socket:
-        await socket.send(b'{"type":"call.requested","payload":%s}' % payload, text=True)
-        # The frame is rejected by its head, perhaps before the rest is sent.
-        with pytest.raises(ConnectionClosed) as caught, anyio.fail_after(10):
-            await socket.send(b"x" * (5 * MEGABYTE), text=True)
-            while True:
-                await socket.recv()
+    socket = await connect(url)
+    await socket.send(b'{"type":"call.requested","payload":%s}' % payload, text=True)
+    # The frame is rejected by its head, perhaps before the rest is sent. The library then closes the transport again,
+    # which Python 3.11 answers with an AttributeError if it was closed while it was sending.
+    with suppress(ConnectionClosed, AttributeError), anyio.fail_after(10):
+        await socket.send(b"x" * (5 * MEGABYTE), text=True)
+        while True:
+            await socket.recv()
+    await socket.wait_closed()
 
-    assert caught.value.rcvd is not None
-    assert caught.value.rcvd.code == 1009
+    assert socket.close_code == 1009
     assert await victim.lag() < PROMISED
 
 

@@ -15,6 +15,7 @@ ACCESS: list[tuple[str, str | None, str]] = [
     ("test.hidden", None, "OPERATION_NOT_FOUND"),
     ("test.nothing", "ann", "OPERATION_NOT_FOUND"),
     ("test.broken", "ann", "EXECUTION_ERROR"),
+    ("test.cancelled", "ann", "ABORTED"),
 ]
 """Operation, caller, outcome. `run` is an advertised scope, which `ann` has; `bob` has another one."""
 

@@ -1,7 +1,7 @@
 """Sessions, streams and sockets end when their credential expires or is revoked."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from time import monotonic, time
 from typing import Any
@@ -12,7 +12,8 @@ import pytest
 from starlette.requests import HTTPConnection
 from tests.mcp_opening import INITIALIZE, MCP_HEADERS
 
-from operations import CallError, Identity, OperationRegistry
+from operations import CallError, Identity, OperationContext, OperationRegistry
+from operations.authority import Grants, grants
 from operations.calls import PendingRequestMap, serve_calls
 from operations.calls.hub import WebSocketHub
 from operations.front import RECHECK_SECONDS
@@ -137,7 +138,7 @@ async def test_a_stream_ends_with_an_error(end: Any, seconds: float | None) -> N
 
 @pytest.mark.requirement("R57")
 @ENDINGS
-async def test_a_cookie_ends(end: Any, seconds: float | None) -> None:
+async def test_a_cookie_expires(end: Any, seconds: float | None) -> None:
     keys = keys_for(seconds)
     async with serving(keys) as (url, session):
         async with session.post(f"{url}/session", headers=KEY) as response:
@@ -161,7 +162,7 @@ async def test_a_cookie_ends(end: Any, seconds: float | None) -> None:
 @pytest.mark.requirement("R57")
 @ENDINGS
 @pytest.mark.parametrize("kind", ["app", "hub"])
-async def test_a_socket_closes(end: Any, seconds: float | None, kind: str) -> None:
+async def test_a_socket_is_closed_at_shutdown(end: Any, seconds: float | None, kind: str) -> None:
     keys = keys_for(seconds)
     async with serving(keys) as (url, session):
         address = url.replace("http", "ws") + "/ws" if kind == "app" else session.headers["hub"]
@@ -224,7 +225,9 @@ async def test_the_stream_of_an_mcp_session_ends(end: Any, seconds: float | None
 
 
 @pytest.mark.requirement("R57")
-async def test_a_directory_that_is_down_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unavailable_identity_directory_ends_no_session(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("operations.front.RECHECK_SECONDS", 0.1)
     keys = Keys()
     async with (
@@ -235,3 +238,31 @@ async def test_a_directory_that_is_down_ends_nothing(monkeypatch: pytest.MonkeyP
         keys.is_down = True
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(response.content.read(1), 0.5)
+
+
+async def test_a_stream_outlives_the_grant_with_which_a_hub_started_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("operations.front.RECHECK_SECONDS", 0.03)
+    monkeypatch.setattr(grants, "_DELEGATED_MS", 300)
+    root = Grants(b"k" * 32)
+    at_worker = Grants(root.for_name("workers"))
+    worker, target = OperationRegistry(), MemoryTarget()
+
+    @worker.operation("far.tick", scopes=["run"])
+    async def tick(context: OperationContext) -> AsyncIterator[bool]:
+        yield False
+        assert context.identity is not None
+        # Long enough for several checks.
+        await asyncio.sleep((context.identity.expires_at or 0) / 1000 - time() + 0.1)
+        yield True
+
+    async with (
+        serve_calls(worker, target, group="workers", resolve=at_worker.resolve),
+        PendingRequestMap(target, group="workers", delegate=root.delegate("workers")) as calls,
+    ):
+        caller = OperationContext(identity=Identity("ann", ["run"]))
+        with anyio.fail_after(10):
+            items = [item.data async for item in calls.subscribe("far.tick", {}, context=caller)]
+
+    assert items == [False, True]

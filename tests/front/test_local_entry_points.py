@@ -47,9 +47,23 @@ async def wait() -> str:
     return "fine"
 
 
+@operation("test.limited", timeout=0.1)
+async def limited() -> str:
+    await asyncio.Event().wait()
+    return "fine"
+
+
 @operation("test.broken")
 async def broken() -> str:
     raise RuntimeError("CANARY")
+
+
+@operation("test.cancelled")
+async def cancelled() -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+    await asyncio.sleep(0)
 """
 
 CONFIG = """
@@ -104,10 +118,10 @@ def over_terminal(
     monkeypatch.setenv("XDG_STATE_HOME", str(folder / "state"))
     path = list(sys.path)
 
-    def call(operation: str, value: Any, key: str | None) -> str:
+    def call(operation: str, value: Any, key: str | None, *options: str) -> str:
         monkeypatch.setattr(sys, "stdin", TextIOWrapper(BytesIO(msgspec.json.encode(value))))
         capfd.readouterr()
-        code = main(("call", operation, "-", "--as", key or "anonymous", "--json"))
+        code = main(("call", operation, "-", "--as", key or "anonymous", "--json", *options))
         out, err = capfd.readouterr()
         assert "CANARY" not in out + err
         if not code:
@@ -162,6 +176,13 @@ def test_sizes_are_limited_at_the_command_line(
     configure(folder, limits)
 
     assert over_terminal("test.open", {"value": value}, "ann") == outcome
+
+
+@pytest.mark.requirement("R12", "R54")
+def test_a_caller_cannot_extend_the_time_limit_of_an_operation(
+    over_terminal: Callable[..., str],
+) -> None:
+    assert over_terminal("test.limited", {}, "ann", "--timeout", "60") == "TIMEOUT"
 
 
 @pytest.mark.requirement("R07", "R54")

@@ -5,7 +5,7 @@ entry point x rule x identity: one table of outcomes, which does not name the en
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,8 @@ import msgspec
 import pytest
 from tests.front.outcomes import ACCESS, DEEP, SIZES, VALUES
 from tests.receivers import SilentReceiver
+from tests.servers import NatsServer, RedisServer
+from tests.servers import running as serving
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
@@ -25,6 +27,8 @@ from operations.calls.hub import WebSocketHub
 from operations.mcp import to_mcp
 from operations.pubsub.base import Delivery
 from operations.pubsub.memory import MemoryTarget
+from operations.pubsub.nats import connect_nats
+from operations.pubsub.redis import connect_redis
 from operations.pubsub.websocket import connect_websocket
 from operations.server import APIKeys, Limits, create_app, hash_key
 from operations.server.app import WebSocketEntry
@@ -48,6 +52,7 @@ class Hub:
     release: asyncio.Event
     running: list[str]
     ran: list[Any] = field(default_factory=list[Any])
+    headers: dict[str, str] = field(default_factory=dict[str, str])
 
 
 @asynccontextmanager
@@ -74,9 +79,16 @@ async def hub(limits: Limits, **options: Any) -> AsyncGenerator[Hub]:
         await release.wait()
         return "fine"
 
+    @registry.operation("test.limited", timeout=0.1)
+    async def limited() -> str:
+        await release.wait()
+        return "fine"
+
     @registry.operation("test.broken")
     async def broken() -> str:
         raise RuntimeError("CANARY")
+
+    registry.operation("test.cancelled")(cancelled)
 
     lean, sdk = to_mcp(registry).asgi_app(), to_mcp(registry).asgi_app(lean=False)
 
@@ -100,6 +112,14 @@ async def hub(limits: Limits, **options: Any) -> AsyncGenerator[Hub]:
         async with running(app) as url, peers.serve(identify=_identify) as server:
             port = server.sockets[0].getsockname()[1]
             yield Hub(url, f"ws://127.0.0.1:{port}/", release, waiting, ran)
+
+
+async def cancelled() -> None:
+    """Cancel the task that runs the handler."""
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+    await asyncio.sleep(0)
 
 
 def _identify(request: Any) -> Identity | None:
@@ -204,7 +224,7 @@ async def _posted(hub: Hub, path: str, body: Any, key: str | None, headers: dict
     if key is not None:
         headers = {**headers, "x-api-key": key}
     data = body if isinstance(body, bytes) else msgspec.json.encode(body)
-    headers = {"content-type": "application/json", **headers}
+    headers = {"content-type": "application/json", **hub.headers, **headers}
     async with (
         aiohttp.ClientSession() as session,
         session.post(hub.url + path, data=data, headers=headers) as response,
@@ -339,6 +359,46 @@ async def test_calls_have_a_default_deadline(call: Call) -> None:
     assert found == "TIMEOUT"
 
 
+@pytest.mark.requirement("R12", "R54")
+@EVERY
+async def test_a_caller_cannot_extend_the_time_limit_of_an_operation(call: Call) -> None:
+    async with hub(Limits()) as served:
+        # The clients of the other entry points send 30 seconds.
+        served.headers["operations-timeout"] = "60000"
+        found = await call(served, "test.limited", {}, "ann")
+
+    assert found == "TIMEOUT"
+
+
+@pytest.mark.requirement("R12", "R54")
+@pytest.mark.parametrize("broker", ["none", "memory", "redis", "nats"])
+async def test_a_caller_cannot_extend_the_time_limit_of_an_operation_at_a_worker(
+    broker: str,
+) -> None:
+    registry = OperationRegistry()
+
+    @registry.operation("test.limited", timeout=0.1)
+    async def limited() -> None:
+        await asyncio.Event().wait()
+
+    with anyio.fail_after(20), ExitStack() as stack, pytest.raises(CallError) as caught:
+        if broker == "none":
+            await registry.execute("test.limited", timeout=60)
+        target: Any = nullcontext(MemoryTarget())
+        if broker == "redis":
+            target = connect_redis(stack.enter_context(serving(RedisServer())).url)
+        elif broker == "nats":
+            target = connect_nats(stack.enter_context(serving(NatsServer())).url)
+        async with (
+            target as opened,
+            serve_calls(registry, opened),
+            PendingRequestMap(opened) as calls,
+        ):
+            await calls.call("test.limited", timeout=60)
+
+    assert caught.value.code == "TIMEOUT"
+
+
 async def _raw_event(url: str, value: Any, **more: str) -> str:
     """Send a request as JSON; return the code of the reply, or the code with which the socket was closed."""
     payload = {"requestId": "1", "operationId": "test.open", "input": value, **more}
@@ -426,6 +486,8 @@ async def worker(target: MemoryTarget | None = None, **options: Any) -> AsyncGen
     @registry.operation("test.broken")
     async def broken() -> str:
         raise RuntimeError("CANARY")
+
+    registry.operation("test.cancelled")(cancelled)
 
     target = target or MemoryTarget(trusted=False)
     async with (

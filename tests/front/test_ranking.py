@@ -92,7 +92,9 @@ def gateway() -> Gateway:
 
 
 @pytest.mark.parametrize("queries", [TUNED, UNSEEN], ids=["tuned", "unseen"])
-async def test_plain_words_find_the_operation(gateway: Gateway, queries: Mapping[str, str]) -> None:
+async def test_a_query_in_plain_words_finds_the_operation(
+    gateway: Gateway, queries: Mapping[str, str]
+) -> None:
     operator = OperationContext(trusted=True)
     found = {query: await gateway.search(query, operator, limit=5) for query in queries}
     ranks = {

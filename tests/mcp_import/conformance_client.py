@@ -26,7 +26,7 @@ from mcp.shared.auth import (
 )
 
 from operations import CallError, ErrorCode, OperationContext, OperationRegistry
-from operations.mcp import ClientCredentials, MCPClient, MCPClientConfig, connect_mcp
+from operations.mcp import MCPClient, MCPClientConfig, MCPClientCredentials, connect_mcp
 
 CALLBACK = "http://localhost:3000/callback"
 EXAMPLES: dict[str, Any] = {"number": 5, "integer": 5, "string": "text", "boolean": True}
@@ -102,7 +102,7 @@ async def authentication(scenario: str, url: str, context: dict[str, Any]) -> An
     if not scenario.startswith("auth/"):
         return None
     if scenario == "auth/client-credentials-basic":
-        return ClientCredentials(
+        return MCPClientCredentials(
             client_id=context["client_id"],
             client_secret=context["client_secret"],
             issuer=await issuer_of(url),

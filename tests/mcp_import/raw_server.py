@@ -46,7 +46,16 @@ def call(request_id: Any, name: str, arguments: dict[str, Any], meta: dict[str, 
         sys.stdout.flush()
         return None
     if name == "malformed":
-        return send({"id": request_id, "result": "not an object"})
+        result = {
+            "deep": "[" * 9000 + "]" * 9000,
+            "surrogate": '{"a": "\\ud800"}',
+            "no object": '""',
+        }
+        sys.stdout.write(
+            f'{{"jsonrpc": "2.0", "id": {request_id}, "result": {result[arguments["what"]]}}}\n'
+        )
+        sys.stdout.flush()
+        return None
     if name == "big":
         blob = "x" * arguments["bytes"]
         return send({"id": request_id, "result": text(blob)})

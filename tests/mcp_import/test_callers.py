@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from tests.mcp_import.support import raw, serving_demo
 
 from operations import CallError, ErrorCode, Identity, OperationContext, OperationRegistry
+from operations._resilience import LogBudget
 from operations.context import CallerChannel
 from operations.mcp import MCPClientConfig, connect_mcp
 
@@ -115,6 +116,24 @@ async def test_log_messages_stay_here_while_several_call(caplog: pytest.LogCaptu
     assert "for somebody" in caplog.text
 
 
+async def test_a_server_cannot_fill_the_log(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LogBudget, "LINES", 3)
+    async with callers() as caller:
+        with caplog.at_level(logging.WARNING, logger="operations.mcp"):
+            async with caller("bob").calling():
+                for number in range(6):
+                    await caller("ann").call("raw.log", data=f"line {number}")
+
+    assert [text.partition(": ")[2] for text in caplog.messages if text.startswith("raw: ")] == [
+        "line 0",
+        "line 1",
+        "line 2",
+        "its further log messages of this minute are dropped",
+    ]
+
+
 async def test_with_a_connection_per_caller_each_gets_its_own_questions() -> None:
     async with callers(per_caller=True) as caller:
         ann, bob = caller("ann"), caller("bob")
@@ -182,7 +201,7 @@ async def test_streamable_http_ties_questions_and_messages_to_their_requests() -
 
 
 @pytest.mark.filterwarnings("ignore::mcp.shared.exceptions.MCPDeprecationWarning")
-async def test_a_caller_that_does_not_answer_costs_its_own_call_alone() -> None:
+async def test_a_caller_that_does_not_answer_fails_only_its_own_call() -> None:
     async def never(message: str, schema: dict[str, Any]) -> dict[str, Any]:
         await anyio.sleep_forever()
         raise AssertionError

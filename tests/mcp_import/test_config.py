@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 
 from operations import AccessControl
-from operations.mcp import ClientCredentials, MCPClient, MCPClientConfig, read_servers, unknown_keys
+from operations.mcp import (
+    MCPClient,
+    MCPClientConfig,
+    MCPClientCredentials,
+    read_servers,
+    unknown_keys,
+)
 
 
 @pytest.mark.parametrize(
@@ -22,12 +28,12 @@ from operations.mcp import ClientCredentials, MCPClient, MCPClientConfig, read_s
         {"url": "http://x", "headers": {"X": "a\r\nEvil: 1"}},
     ],
 )
-def test_a_configuration_that_makes_no_sense_is_refused(fields: dict[str, Any]) -> None:
+def test_a_contradictory_configuration_is_rejected(fields: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"\w"):
         MCPClientConfig(**fields)
 
 
-def test_an_unknown_protocol_revision_is_refused() -> None:
+def test_an_unknown_protocol_revision_is_rejected() -> None:
     with pytest.raises(ValueError, match=r"version must be auto or one of .*2025-11-25"):
         MCPClient("a", MCPClientConfig(command="a", version="2023-01-01"))
 
@@ -42,7 +48,7 @@ def test_no_secret_is_shown() -> None:
                 headers={"Authorization": "canary"},
                 auth="canary",
             ),
-            ClientCredentials(client_id="me", client_secret="canary", issuer="https://issuer"),
+            MCPClientCredentials(client_id="me", client_secret="canary", issuer="https://issuer"),
         ]
     )
 
@@ -91,7 +97,7 @@ def test_the_documents_of_other_tools_are_understood(document: Any, tmp_path: Pa
         ({"type": "sse", "url": "http://h/sse"}, "sse"),
     ],
 )
-def test_remote_servers_are_understood(entry: dict[str, Any], kind: str) -> None:
+def test_remote_servers_in_an_mcp_json_are_read(entry: dict[str, Any], kind: str) -> None:
     assert MCPClientConfig.from_entry(entry).kind == kind
 
 
@@ -163,7 +169,7 @@ def test_an_unknown_key_is_reported_and_ignored(
 
 
 @pytest.mark.parametrize("key", ["mcpServer", "mcpservers", "mcp_servers", "server"])
-def test_servers_under_nearly_the_right_name_are_refused_with_the_right_one(key: str) -> None:
+def test_misspelt_server_tables_are_rejected_with_the_correct_name(key: str) -> None:
     with pytest.raises(ValueError, match="Did you mean"):
         read_servers({key: {"files": {"command": "a"}}})
 
@@ -192,7 +198,7 @@ def test_a_file_with_comments_and_trailing_commas_is_read(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "text", ['{"mcpServers": {"a" 1}}', '{"mcpServers": {"a": }}', "// nothing"]
 )
-def test_a_file_that_is_not_even_that_is_refused(text: str, tmp_path: Path) -> None:
+def test_a_file_that_is_not_an_mcp_json_is_rejected(text: str, tmp_path: Path) -> None:
     file = tmp_path / "mcp.json"
     file.write_text(text)
 
@@ -240,6 +246,20 @@ def test_an_env_file_adds_to_the_environment_and_is_not_shown(tmp_path: Path) ->
         }
         assert "can ary" in config.secrets
         assert "can ary" not in repr(config)
+
+
+@pytest.mark.parametrize("folder", [".vscode", ".cursor", "."])
+def test_variables_of_editors_are_replaced_in_a_file(tmp_path: Path, folder: str) -> None:
+    path = tmp_path / folder / "mcp.json"
+    path.parent.mkdir(exist_ok=True)
+    texts = ["src=${workspaceFolder},dst=/w", "${userHome}${/}x${pathSeparator}", "${A:-b}"]
+    entry = {"command": "x", "args": texts, "env": {"N": "${workspaceFolderBasename}"}}
+    path.write_text(json.dumps({"servers": {"s": entry}}))
+
+    config = MCPClientConfig.from_entry(read_servers(path)["s"], {})
+
+    assert config.args == [f"src={tmp_path},dst=/w", f"{Path.home()}/x/", "b"]
+    assert config.env == {"N": tmp_path.name}
 
 
 def test_an_unreadable_env_file_is_reported(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import mcp_types as types
+import msgspec
 import pytest
 from tests.mcp_import.support import raw
 
@@ -38,11 +39,11 @@ BLOCKS: list[dict[str, Any]] = [
 ]
 
 
-def test_all_five_types_go_through_and_back_unchanged() -> None:
+def test_all_five_types_round_trip_unchanged() -> None:
     assert content_to_wire(map_content_blocks(BLOCKS)) == BLOCKS
 
 
-def test_blocks_of_the_sdk_are_taken_too() -> None:
+def test_blocks_of_the_sdk_are_accepted() -> None:
     block = types.TextContent(type="text", text="hello", annotations=types.Annotations(priority=1))
 
     (mapped,) = map_content_blocks([block])
@@ -110,7 +111,7 @@ async def test_an_error_result_is_an_envelope_with_everything_in_it(
 
 
 @pytest.mark.parametrize("result", [{}, {"content": None}, {"content": "text"}, {"isError": "yes"}])
-async def test_a_sloppy_result_is_an_empty_one(
+async def test_a_malformed_result_is_treated_as_empty(
     registry: OperationRegistry, result: dict[str, Any]
 ) -> None:
     envelope = await answer(registry, result)
@@ -139,7 +140,16 @@ def test_text_that_is_not_json_stays_text(text: str) -> None:
     assert data_of(text, SCHEMA) == [{"type": "text", "text": text}]
 
 
-def test_text_stays_text_where_nothing_is_declared_or_the_tool_failed() -> None:
+@pytest.mark.requirement("R52")
+@pytest.mark.parametrize("block", [{"type": "hologram", "data": "x"}, {"type": "text"}, 5])
+def test_the_json_of_an_unknown_block_is_not_the_data(block: Any) -> None:
+    envelope = tool_envelope({"content": [block]}, Schema({"type": "object"}))
+
+    assert [each["type"] for each in envelope.data] == ["text"]
+    assert [each["text"] for each in envelope.data] == [msgspec.json.encode(block).decode()]
+
+
+def test_text_stays_text_if_nothing_is_declared_or_the_tool_failed() -> None:
     block = [{"type": "text", "text": '{"n": 3}'}]
 
     assert data_of('{"n": 3}', Schema({})) == block

@@ -42,7 +42,7 @@ async def connected(client: MCPClient) -> OperationRegistry:
 
 
 @pytest.mark.requirement("R44")
-async def test_a_server_that_exits_at_start_is_unavailable_and_its_last_words_are_not_for_callers() -> (
+async def test_a_server_that_exits_at_start_is_unavailable_and_its_stderr_is_hidden_from_callers() -> (
     None
 ):
     error = await failure_of(raw("exit"))
@@ -70,7 +70,7 @@ async def test_output_of_a_server_before_the_protocol_is_ignored() -> None:
     assert envelope.data == []
 
 
-async def test_a_call_that_is_never_answered_ends_at_the_configured_time() -> None:
+async def test_a_call_without_a_response_ends_at_the_configured_time() -> None:
     async with connect_mcp("raw", raw(timeout=0.3)) as client:
         registry = await connected(client)
         with anyio.fail_after(20), pytest.raises(CallError) as caught:
@@ -81,7 +81,7 @@ async def test_a_call_that_is_never_answered_ends_at_the_configured_time() -> No
     assert still.data == []
 
 
-async def test_garbage_instead_of_an_answer_costs_that_call_alone() -> None:
+async def test_a_garbage_response_fails_only_its_call() -> None:
     async with connect_mcp("raw", raw(timeout=0.5)) as client:
         registry = await connected(client)
         with anyio.fail_after(20), pytest.raises(CallError) as caught:
@@ -92,17 +92,20 @@ async def test_garbage_instead_of_an_answer_costs_that_call_alone() -> None:
     assert still.data == []
 
 
-async def test_a_malformed_answer_fails_its_call_at_once() -> None:
+async def test_a_malformed_response_fails_its_call_at_once() -> None:
+    codes: list[str] = []
     async with connect_mcp("raw", raw()) as client:
         registry = await connected(client)
-        with anyio.fail_after(20), pytest.raises(CallError) as caught:
-            await registry.execute("raw.malformed", {})
+        for what in ("no object", "surrogate", "deep"):
+            with anyio.fail_after(20), pytest.raises(CallError) as caught:
+                await registry.execute("raw.malformed", {"what": what})
+            codes.append(caught.value.code)
 
-    assert caught.value.code == ErrorCode.EXECUTION_ERROR
+    assert codes == ["EXECUTION_ERROR", "EXECUTION_ERROR", "RESOURCE_EXHAUSTED"]
 
 
 @pytest.mark.requirement("R55")
-async def test_too_many_values_cost_that_call_alone() -> None:
+async def test_too_many_values_fail_only_that_call() -> None:
     async with connect_mcp("raw", raw(max_message_values=1000)) as client:
         registry = await connected(client)
         result = {"content": [], "structuredContent": {"values": [0] * 1000}}
@@ -117,7 +120,9 @@ async def test_too_many_values_cost_that_call_alone() -> None:
 
 @pytest.mark.requirement("R18")
 @pytest.mark.parametrize("tool", ["big", "long_line_other_end"])
-async def test_a_hundred_megabytes_cost_that_call_alone_and_little_memory(tool: str) -> None:
+async def test_a_message_of_100_megabytes_fails_only_its_call_and_uses_little_memory(
+    tool: str,
+) -> None:
     async with connect_mcp("raw", raw(max_message_bytes=1_000_000)) as client:
         registry = await connected(client)
         pid = (await registry.execute("raw.pid", {})).data
@@ -146,7 +151,7 @@ async def test_tools_beyond_the_limit_are_reported() -> None:
         assert client.skipped == {"tools": "there are more than 250"}
 
 
-async def test_a_list_that_never_ends_is_ended() -> None:
+async def test_an_endless_list_is_ended() -> None:
     with anyio.fail_after(10):
         async with connect_mcp("raw", raw("endless")) as client:
             assert len(client) == 2
@@ -169,7 +174,7 @@ async def test_a_server_that_announces_changes_constantly_is_listed_less_often()
     assert 2 <= listings <= 8
 
 
-async def test_a_server_that_stops_reading_costs_the_calls_that_wait_for_it() -> None:
+async def test_a_server_that_stops_reading_fails_only_the_calls_that_wait_for_it() -> None:
     with anyio.fail_after(20):
         async with connect_mcp("raw", raw(timeout=0.5)) as client:
             registry = await connected(client)
@@ -182,7 +187,7 @@ async def test_a_server_that_stops_reading_costs_the_calls_that_wait_for_it() ->
     assert caught.value.code == ErrorCode.TIMEOUT
 
 
-async def test_output_without_an_end_costs_neither_calls_nor_the_closing() -> None:
+async def test_endless_output_is_a_timeout_and_does_not_block_closing() -> None:
     with anyio.fail_after(20):
         async with connect_mcp("raw", raw(timeout=0.5)) as client:
             registry = await connected(client)
@@ -194,7 +199,7 @@ async def test_output_without_an_end_costs_neither_calls_nor_the_closing() -> No
 
 
 @pytest.mark.requirement("R25")
-async def test_odd_tools_are_left_out_or_renamed_and_hide_no_other(
+async def test_malformed_tools_are_omitted_or_renamed_and_hide_no_others(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with connect_mcp("raw", raw("odd")) as client:
@@ -221,7 +226,7 @@ async def test_schemas_that_cannot_be_used_count_as_unknown(
     assert any(record.levelno == logging.WARNING for record in caplog.records)
 
 
-async def test_a_server_that_ignores_the_end_is_killed() -> None:
+async def test_a_server_that_ignores_closed_input_is_killed() -> None:
     before = children()
     with anyio.fail_after(10):
         async with connect_mcp("raw", raw("stubborn", shutdown_timeout=0.2)) as client:
@@ -320,7 +325,7 @@ async def test_a_pattern_of_a_servers_output_schema_cannot_block_the_loop(patter
 
 @pytest.mark.requirement("R28")
 @pytest.mark.parametrize("what", ["nan", "deep"])
-async def test_a_result_that_is_not_json_is_refused(what: str) -> None:
+async def test_a_result_that_is_not_json_is_rejected(what: str) -> None:
     async with connect_mcp("raw", raw()) as client:
         registry = await connected(client)
         with anyio.fail_after(20), pytest.raises(CallError) as caught:
@@ -386,7 +391,7 @@ async def test_unexpected_messages_between_responses_break_no_call() -> None:
 
 
 @pytest.mark.requirement("R13")
-async def test_progress_beyond_all_numbers_costs_nothing_but_itself() -> None:
+async def test_progress_with_infinite_numbers_is_dropped() -> None:
     seen: list[float] = []
 
     async def progress(done: float, total: float | None, message: str | None) -> None:

@@ -28,7 +28,7 @@ from tests.mcp_import.support import (
 )
 
 from operations import CallError, ErrorCode, Identity, OperationContext, OperationRegistry
-from operations.mcp import ClientCredentials, MCPClient, MCPClientConfig, connect_mcp
+from operations.mcp import MCPClient, MCPClientConfig, MCPClientCredentials, connect_mcp
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +42,7 @@ REVISIONS = ["auto", "2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25", "20
 
 @pytest.mark.parametrize("version", REVISIONS)
 @pytest.mark.parametrize("json_response", [False, True], ids=["sse", "json"])
-async def test_every_revision_is_spoken(version: str, json_response: bool) -> None:
+async def test_every_protocol_revision_is_supported(version: str, json_response: bool) -> None:
     with anyio.fail_after(20):
         async with (
             serving_demo(json_response=json_response) as url,
@@ -59,7 +59,7 @@ async def test_every_revision_is_spoken(version: str, json_response: bool) -> No
     assert client.server_info.protocol_version == ("2026-07-28" if version == "auto" else version)
 
 
-async def test_the_transport_of_2024_is_spoken() -> None:
+async def test_the_transport_of_2024_is_supported() -> None:
     with anyio.fail_after(20):
         async with serving(demo_server().sse_app()) as base:
             config = MCPClientConfig(url=base + "/sse", transport="sse")
@@ -69,7 +69,7 @@ async def test_the_transport_of_2024_is_spoken() -> None:
     assert envelope.data == {"result": 3}
 
 
-async def test_a_message_that_the_server_of_2024_refuses_costs_its_call_alone() -> None:
+async def test_a_message_that_a_server_of_2024_rejects_fails_only_its_call() -> None:
     app, refusing = demo_server().sse_app(), asyncio.Event()
 
     async def outer(scope: Any, receive: Any, send: Any) -> None:
@@ -183,7 +183,7 @@ async def test_a_call_waits_for_a_server_that_is_being_restarted(version: str) -
     assert envelope.data == {"result": 3}
 
 
-async def test_arguments_that_travel_as_headers_do_and_a_new_idea_of_them_is_fetched() -> None:
+async def test_arguments_are_sent_as_headers_and_changed_headers_are_fetched() -> None:
     header = ["Region"]
     seen: list[Any] = []
 
@@ -287,13 +287,13 @@ def bomb(request: Request, message: dict[str, Any]) -> Response:
 
 @pytest.mark.requirement("R18")
 @pytest.mark.parametrize("answer", [big_json, big_event, bomb])
-async def test_too_large_an_answer_is_refused_while_it_arrives(answer: Answer) -> None:
+async def test_a_response_that_is_too_large_is_rejected_while_it_arrives(answer: Answer) -> None:
     error = await outcome(answer, max_message_bytes=1_000_000)
 
     assert error.code == ErrorCode.RESOURCE_EXHAUSTED
 
 
-async def test_a_large_answer_within_the_limit_arrives() -> None:
+async def test_a_large_response_within_the_limit_arrives() -> None:
     def three_megabytes(request: Request, message: dict[str, Any]) -> Response:
         async def events() -> AsyncGenerator[bytes]:
             yield b"data: " + json.dumps(whole(request, message, 3_000_000)).encode() + b"\n\n"
@@ -327,7 +327,7 @@ async def test_a_large_answer_within_the_limit_arrives() -> None:
     ],
     ids=["html", "no-json", "202", "418", "500", "503", "empty-stream", "redirect"],
 )
-async def test_an_odd_answer_fails_its_call_alone(answer: Answer, code: ErrorCode) -> None:
+async def test_a_malformed_response_fails_only_its_call(answer: Answer, code: ErrorCode) -> None:
     assert (await outcome(answer)).code == code
 
 
@@ -339,7 +339,7 @@ async def test_an_error_status_is_reported_with_the_beginning_of_its_body() -> N
     assert len(error.details["body"]) == 4096
 
 
-async def test_an_answer_that_never_arrives_ends_at_the_configured_time() -> None:
+async def test_a_missing_response_ends_the_call_at_the_configured_time() -> None:
     def never(request: Request, message: dict[str, Any]) -> Response:
         async def nothing() -> AsyncGenerator[bytes]:
             while not await request.is_disconnected():
@@ -368,7 +368,7 @@ async def test_a_request_that_may_have_run_is_repeated_only_if_it_reads(
 
 
 @pytest.mark.requirement("R36")
-async def test_a_server_cannot_pretend_that_it_never_saw_a_request() -> None:
+async def test_a_server_cannot_claim_that_it_never_received_a_request() -> None:
     seen: list[int] = []
 
     def forged(request: Request, message: dict[str, Any]) -> Response:
@@ -461,6 +461,24 @@ async def test_a_token_function_receives_the_context_of_the_call(transport: Any)
     assert sorted(sent) == ["Bearer token-of-ann", "Bearer token-of-ben", "Bearer token-of-cat"]
 
 
+@pytest.mark.requirement("R08")
+@pytest.mark.parametrize("found", [object, ""], ids=str)
+async def test_a_token_function_that_returns_no_token_rejects_the_call(found: Any) -> None:
+    async with recording("http") as (url, seen):
+        config = MCPClientConfig(
+            url=url, auth=lambda context: None if context.identity is None else found
+        )
+        async with connect_mcp("demo", config) as client:
+            registry = OperationRegistry(client)
+            seen.clear()
+            with pytest.raises(CallError):
+                await registry.execute(
+                    "demo.add", {"a": 1, "b": 2}, OperationContext(identity=Identity("ann", []))
+                )
+
+    assert not any("authorization" in headers for headers in seen)
+
+
 @pytest.mark.requirement("R16")
 async def test_a_rejected_token_is_reported_without_the_token(
     caplog: pytest.LogCaptureFixture,
@@ -543,7 +561,7 @@ async def test_client_credentials_are_exchanged_for_a_token() -> None:
             )
 
     async with serving(app, port):
-        auth = ClientCredentials(client_id="me", client_secret="secret", issuer=base)
+        auth = MCPClientCredentials(client_id="me", client_secret="secret", issuer=base)
         async with connect_mcp("demo", MCPClientConfig(url=base + "/mcp", auth=auth)) as client:
             envelope = await OperationRegistry(client).execute("demo.add", {"a": 1, "b": 2})
 
@@ -597,7 +615,7 @@ async def test_oauth_discovery_does_not_reach_private_addresses_that_a_server_na
 
         app = Starlette(routes=[Route("/{path:path}", respond, methods=["GET", "POST"])])
         async with serving(app, port):
-            auth = ClientCredentials(client_id="me", client_secret="secret", issuer=base)
+            auth = MCPClientCredentials(client_id="me", client_secret="secret", issuer=base)
             config = MCPClientConfig(url=base + "/mcp", auth=auth)
             with pytest.raises(CallError):
                 async with connect_mcp("demo", config):

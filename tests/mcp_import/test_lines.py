@@ -22,9 +22,7 @@ def test_lines_are_the_same_however_they_are_cut(lines: list[bytes], data: st.Da
 
 
 @given(st.integers(1, 50), st.integers(1, 300))
-def test_a_line_beyond_the_bound_is_passed_over_and_the_next_one_counts(
-    chunk: int, size: int
-) -> None:
+def test_a_line_beyond_the_limit_is_skipped_and_the_next_one_is_read(chunk: int, size: int) -> None:
     stream = b"a" * size + b"\nnext\n"
     buffer, found = LineBuffer(100), []
     for start in range(0, len(stream), chunk):
@@ -45,6 +43,11 @@ def test_a_line_beyond_the_bound_is_passed_over_and_the_next_one_counts(
         (b'{"result":{', b'},"jsonrpc":"2.0","id":3}', 3),
         (b'{"result":{', b'},"id":4,"jsonrpc":"2.0"}', 4),
         (b'{"result":{"id":9,', b"xxxxx", None),
+        (b'{"jsonrpc":"2.0","id":5,"result":{"method":"GET"', b"xxxxx", 5),
+        (b'{"result":{"method":"GET"', b'},"jsonrpc":"2.0","id":6}', 6),
+        (b'{"jsonrpc":"2.0","id":5,"method":"ping","params":{', b"xxxxx", None),
+        (b'{"method":"ping","params":{', b'},"jsonrpc":"2.0","id":6}', None),
+        (b'{"id": 6, "jsonrpc": "2.0", "method": "ping",', b'}, "id": 6}', None),
         (b'{"jsonrpc":"2.0","id":"text",', b"xxxxx", None),
         (b'{"jsonrpc":"2.0","id":99999999999999999999,', b"xxxxx", None),
     ],

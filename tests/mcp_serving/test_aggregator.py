@@ -12,14 +12,21 @@ from typing import Any, cast
 import anyio
 import pytest
 from mcp import Client, StdioServerParameters
+from mcp.server import Server
 from mcp_types import (
+    CallToolResult,
     CreateMessageResult,
     ElicitResult,
+    EmptyResult,
+    ListResourcesResult,
     ListRootsResult,
+    ListToolsResult,
     PromptReference,
+    Resource,
     ResourceUpdatedNotification,
     Root,
     TextContent,
+    Tool,
 )
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import FileUrl
@@ -229,6 +236,57 @@ async def test_nothing_is_lost_behind_a_hub(upstream: str, era: str, version: st
     assert min(through.count.values()) > 0, through.count
     assert through.instructions == direct.instructions != [""]
     assert not through.received & {"example.org/api-key", "alkdev.operations/x"}
+
+
+@asynccontextmanager
+async def subscribers(server: Any) -> AsyncGenerator[list[Any]]:
+    """The sessions that subscribed on one connection."""
+    yield []
+
+
+def noting() -> Server[Any]:
+    """A server that reports changes to the subscribers of the connection that a change came through."""
+
+    async def tools(context: Any, params: Any) -> ListToolsResult:
+        return ListToolsResult(tools=[Tool(name="touch", input_schema={"type": "object"})])
+
+    async def touch(context: Any, params: Any) -> CallToolResult:
+        for subscriber in context.lifespan_context:
+            await subscriber.send_resource_updated("note://today")
+        return CallToolResult(content=[])
+
+    async def resources(context: Any, params: Any) -> ListResourcesResult:
+        return ListResourcesResult(resources=[Resource(name="today", uri="note://today")])
+
+    async def subscribe(context: Any, params: Any) -> EmptyResult:
+        context.lifespan_context.append(context.session)
+        return EmptyResult()
+
+    return Server(
+        "noting",
+        lifespan=subscribers,
+        on_list_tools=tools,
+        on_call_tool=touch,
+        on_list_resources=resources,
+        on_subscribe_resource=subscribe,
+    )
+
+
+@pytest.mark.requirement("R11")
+async def test_with_a_connection_per_caller_each_subscribes_at_its_own_connection() -> None:
+    ann, ben = Person(), Person()
+    config = MCPClientConfig(server=noting(), version="2025-11-25", per_caller=True)
+    with anyio.fail_after(20):
+        async with (
+            hub(shelf=config) as address,
+            ann.connected(address, "legacy") as hers,
+            ben.connected(address, "legacy") as his,
+        ):
+            await his.subscribe_resource("note://today")
+            ben.updated = anyio.Event()
+            await ann.watch(hers, "note://today")
+            assert not ben.updated.is_set()
+            await ben.watch(his, "note://today")
 
 
 @pytest.mark.slow

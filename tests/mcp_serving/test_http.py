@@ -120,7 +120,7 @@ PLAIN: list[tuple[str, JSONObject]] = [
 
 
 @pytest.mark.parametrize("version", [MODERN, "2025-11-25", "2025-06-18"])
-async def test_the_lean_path_answers_in_the_sdks_words(version: str) -> None:
+async def test_the_lean_path_returns_the_error_messages_of_the_sdk(version: str) -> None:
     server = to_mcp(example())
     stateless: Any = {"stateless": True, "json_response": version != MODERN}
     async with (
@@ -175,7 +175,9 @@ async def test_requests_that_contradict_themselves_go_to_the_sdk(headers: dict[s
     ids=range(12),
 )  # fmt: skip
 @pytest.mark.parametrize("version", [MODERN, "2025-06-18"])
-async def test_malformed_bodies_cost_nothing_but_an_error(body: bytes, version: str) -> None:
+async def test_malformed_bodies_get_an_error_and_affect_nothing_else(
+    body: bytes, version: str
+) -> None:
     request = post("tools/call", {"name": "math__add", "arguments": {"a": 1}}, version)
     async with http(to_mcp(example()).asgi_app(stateless=True)) as client:
         bad = await client.post(
@@ -208,7 +210,7 @@ async def test_malformed_bodies_cost_nothing_but_an_error(body: bytes, version: 
         ({"host": "localhost"}, 200),
     ],
 )
-async def test_other_hosts_and_origins_are_refused_before_any_work(
+async def test_other_hosts_and_origins_are_rejected_before_any_work(
     headers: dict[str, str], status: int
 ) -> None:
     asked = 0
@@ -225,7 +227,7 @@ async def test_other_hosts_and_origins_are_refused_before_any_work(
     assert bool(asked) is (status == 200)
 
 
-async def test_any_host_may_be_allowed_but_no_other_sites_page() -> None:
+async def test_any_host_may_be_allowed_but_pages_of_other_sites_are_rejected() -> None:
     async with http(to_mcp(example()).asgi_app(hosts=None)) as client:
         same = post("tools/list", {}, host="api.example", origin="https://api.example")
         other = post("tools/list", {}, host="api.example", origin="https://evil.example")
@@ -290,7 +292,7 @@ async def test_a_session_belongs_to_its_opener() -> None:
 
 @pytest.mark.requirement("R18")
 @pytest.mark.parametrize("lean", [True, False])
-async def test_a_body_beyond_the_limit_is_refused(lean: bool) -> None:
+async def test_a_body_beyond_the_limit_is_rejected(lean: bool) -> None:
     request = post("tools/call", {"name": "math__add", "arguments": {"a": "x" * 5_000}})
     async with http(
         to_mcp(example(), limits=Limits(body_bytes=4_000)).asgi_app(lean=lean)
@@ -342,7 +344,7 @@ async def test_a_client_that_leaves_stops_the_handler(lean: bool) -> None:
 
 
 @pytest.mark.parametrize("lean", [True, False])
-async def test_white_space_around_a_header_is_no_part_of_it(lean: bool) -> None:
+async def test_white_space_around_a_header_is_removed(lean: bool) -> None:
     request = post("tools/call", {"name": "math__add", "arguments": {"a": 1}})
     headers = {"host": "localhost", "content-type": "application/json", **request["headers"]}
     scope = {
@@ -374,7 +376,7 @@ def once(message: Any) -> Any:
     return receive
 
 
-async def test_a_long_call_lets_go_of_its_stream_and_is_answered_on_another() -> None:
+async def test_a_long_call_releases_its_stream_and_is_answered_on_another() -> None:
     registry, released = OperationRegistry(), list[bool]()
 
     @registry.operation("job.long")
@@ -397,7 +399,7 @@ async def test_a_long_call_lets_go_of_its_stream_and_is_answered_on_another() ->
 @pytest.mark.parametrize(
     ("body", "words"), [(b'[{"jsonrpc":"2.0","id":1,"method":"ping"}]', "batches"), (b"{}", "2.0")]
 )
-async def test_a_body_that_is_no_message_is_explained_in_one_sentence(
+async def test_a_body_that_is_not_a_message_is_explained_in_one_sentence(
     body: bytes, words: str
 ) -> None:
     async with http(to_mcp(example()).asgi_app()) as client:

@@ -108,7 +108,7 @@ async def test_resources_without_access_are_not_listed(era: str, uri: str) -> No
 
 
 @BOTH
-async def test_a_variable_that_does_not_match_is_refused_by_the_operation(era: str) -> None:
+async def test_a_variable_that_does_not_match_is_rejected_by_the_operation(era: str) -> None:
     async with Client(to_mcp(library()), mode=era) as client:
         with pytest.raises(MCPError) as caught:
             await client.read_resource("book://Emma/pages/seven")
@@ -124,6 +124,8 @@ async def test_prompts_are_filled_in_by_their_operations(era: str) -> None:
         for name in ("book__closed", "book__nothing"):
             with pytest.raises(MCPError):
                 await client.get_prompt(name, {})
+        with pytest.raises(MCPError, match='Did you mean "book__both"'):
+            await client.get_prompt("book__bot", {})
 
     assert [(message.role, message.content.text) for message in prompt.messages] == [  # type: ignore[union-attr]
         ("user", "About cats"),
@@ -213,7 +215,7 @@ async def test_older_clients_are_notified_of_changed_listings_only() -> None:
     assert heard == ["notifications/tools/list_changed"]
 
 
-async def test_newer_clients_hear_of_changes_they_listen_for() -> None:
+async def test_newer_clients_are_notified_of_changes_they_subscribe_to() -> None:
     registry = example()
     async with (
         Client(to_mcp(registry)) as client,

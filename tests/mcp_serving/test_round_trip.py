@@ -13,12 +13,14 @@ from tests.mcp_serving.support import ERAS, example
 from operations import (
     CallError,
     ErrorDefinition,
+    MCPResponseMeta,
     Operation,
     OperationContext,
     OperationRegistry,
     OperationSpec,
     OperationType,
     Schema,
+    mcp_envelope,
 )
 from operations._text import tool_name
 from operations.mcp import MCPClientConfig, connect_mcp, to_mcp
@@ -132,6 +134,26 @@ async def test_an_export_carries_all_that_an_import_needs(
                 assert type(data) is type(value)
 
 
+@pytest.mark.parametrize("data", [{"result": 1}, {"a": 1}, {}])
+@pytest.mark.parametrize("version", ["2025-11-25", "auto"])
+async def test_an_object_of_an_imported_tool_without_output_schema_is_forwarded_unchanged(
+    version: str, data: JSONObject
+) -> None:
+    registry = OperationRegistry()
+
+    @registry.operation("far.tool")
+    async def tool() -> Any:
+        return mcp_envelope(data, is_error=False, content=[], structured_content=data)
+
+    config = MCPClientConfig(server=to_mcp(registry), trust_annotations=True, version=version)
+    async with connect_mcp("far", config) as client:
+        envelope = await OperationRegistry(client).execute("far.tool", {})
+
+    assert envelope.data == data
+    assert isinstance(envelope.meta, MCPResponseMeta)
+    assert envelope.meta.structured_content == data
+
+
 @settings(max_examples=20, deadline=None)
 @given(made=registries())
 @pytest.mark.parametrize("version", ["2025-11-25", "auto"])
@@ -154,7 +176,7 @@ async def test_an_import_of_a_trusted_export_has_the_same_contracts_and_results(
             assert type(data) is type(value)
 
 
-async def test_an_import_of_an_export_gives_back_the_operations() -> None:
+async def test_an_import_of_an_export_restores_the_operations() -> None:
     registry = example()
     config = MCPClientConfig(server=to_mcp(registry), trust_annotations=True)
     async with connect_mcp("far", config) as client:
@@ -202,7 +224,7 @@ async def test_the_items_of_a_subscription_survive_a_trusted_import() -> None:
     assert envelope.meta.changes_count == 0
 
 
-async def test_serving_twice_gives_the_same_contract() -> None:
+async def test_serving_twice_returns_the_same_contract() -> None:
     """A registry, imported, served again and imported again."""
     config = MCPClientConfig(server=to_mcp(example()), trust_annotations=True)
     async with connect_mcp("near", config) as near:

@@ -50,7 +50,9 @@ def test_a_schema_of_objects_gets_its_type_at_the_root(document: Any) -> None:
         {"$ref": "#/$defs/missing"},
     ],
 )
-def test_a_schema_that_admits_more_is_not_taken_for_one_of_objects(document: Any) -> None:
+def test_a_schema_that_accepts_other_types_is_not_treated_as_an_object_schema(
+    document: Any,
+) -> None:
     assert not is_object(document)
 
 
@@ -70,7 +72,7 @@ def test_a_schema_that_admits_more_is_not_taken_for_one_of_objects(document: Any
         (True, False),
     ],
 )
-def test_a_schema_that_may_admit_null_is_seen(document: Any, never: bool) -> None:
+def test_a_schema_that_may_accept_null_is_detected(document: Any, never: bool) -> None:
     assert is_never_null(document) is never
 
 
@@ -87,7 +89,7 @@ def test_a_boxed_schema_accepts_the_same_values(value: Any, wrong: Any) -> None:
     assert not items.check({"items": [wrong], "complete": True})
 
 
-def test_unused_definitions_are_left_out() -> None:
+def test_unused_definitions_are_omitted() -> None:
     assert set(pruned(TREE, 1000)["$defs"]) == {"leaf"}  # type: ignore[index]
 
 

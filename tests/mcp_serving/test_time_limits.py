@@ -13,7 +13,8 @@ from tests.mcp_serving.support import ERAS, error_of, serving
 
 from operations import CallError, ErrorCode, OperationContext, OperationRegistry
 from operations._resilience import TimeLimit
-from operations.front.limits import CallTimeout, Limits
+from operations.context import CallerChannel
+from operations.front.limits import CallTimeout, Limits, RequestTimeout
 from operations.mcp import to_mcp
 from operations.server import create_app
 from operations.tools import ToolConfig, configure_tools
@@ -63,7 +64,7 @@ async def test_the_default_stops_while_a_person_answers(era: str) -> None:
 
 
 @BOTH
-async def test_an_answer_that_takes_too_long_ends_the_call(era: str) -> None:
+async def test_a_response_that_takes_too_long_ends_the_call(era: str) -> None:
     server = to_mcp(registry_of(), timeout=0.2, limits=Limits(answer_seconds=0.3))
     person = Slow(30 if era == "legacy" else 1)
     async with Client(server, mode=era, elicitation_callback=person) as client:
@@ -149,13 +150,19 @@ async def test_nested_calls_share_the_limit_of_the_call() -> None:
     assert not result.is_error, result
 
 
-async def test_a_limit_stops_for_all_questions_together_up_to_the_maximum() -> None:
+async def test_a_timeout_pauses_for_all_questions_up_to_the_maximum() -> None:
     limit = TimeLimit(10, answer_seconds=100)
     with limit.paused():
         with limit.paused():
             assert 109 < limit.remaining <= 110
         assert 109 < limit.remaining <= 110
     assert 9 < limit.remaining <= 10
+
+    outer = TimeLimit(30, answer_seconds=1000)
+    inner = TimeLimit(10, outer=outer)
+    with inner.paused():
+        assert 1029 < inner.remaining <= 1030
+    assert 9 < inner.remaining <= 10
 
 
 async def test_progress_has_a_maximum() -> None:
@@ -172,7 +179,7 @@ async def test_a_limit_is_a_positive_number() -> None:
         registry_of(timeout=0)
 
 
-async def test_a_limit_that_is_over_ends_the_call() -> None:
+async def test_an_expired_timeout_ends_the_call() -> None:
     limit = TimeLimit(0.05, answer_seconds=0.05)
     registry = registry_of()
     context = OperationContext(deadline=limit.deadline, limit=limit)
@@ -181,8 +188,39 @@ async def test_a_limit_that_is_over_ends_the_call() -> None:
     assert caught.value.code == ErrorCode.TIMEOUT
 
 
+async def test_a_call_ends_in_time_after_an_answer_that_took_longer_than_its_limit() -> None:
+    registry = OperationRegistry()
+
+    async def answer(message: str, schema: Any) -> Any:
+        await anyio.sleep(0.2)
+        return {"action": "accept"}
+
+    @registry.operation("do.hang", timeout=0.1)
+    async def hang(context: OperationContext) -> None:
+        await context.elicit("Your name?", FORM)
+        await anyio.sleep(60)
+
+    with anyio.fail_after(10):
+        with pytest.raises(CallError) as caught:
+            context = OperationContext(channel=CallerChannel(elicit=answer))
+            await registry.execute("do.hang", {}, context)
+    assert caught.value.code == ErrorCode.TIMEOUT
+
+    async def request() -> None:
+        limit, timeout = TimeLimit(0.1), RequestTimeout()
+        timeout.start(0.1, limit=limit)
+        with limit.paused():
+            await anyio.sleep(0.2)
+        await anyio.sleep(60)
+
+    waiting = asyncio.create_task(request())
+    done, _ = await asyncio.wait({waiting}, timeout=10)
+    assert done
+    assert waiting.cancelled()
+
+
 @BOTH
-async def test_a_limit_of_the_table_of_tools_stops_for_people_and_beats_the_default(
+async def test_a_timeout_in_the_tools_table_pauses_for_people_and_overrides_the_default(
     era: str,
 ) -> None:
     registry = registry_of()
@@ -200,7 +238,7 @@ async def test_a_limit_of_the_table_of_tools_stops_for_people_and_beats_the_defa
         assert error_of(silent)["code"] == "TIMEOUT"
 
 
-async def test_a_limit_of_the_table_of_tools_holds_for_nested_calls() -> None:
+async def test_a_timeout_in_the_tools_table_applies_to_nested_calls() -> None:
     registry = registry_of()
     configure_tools(registry, {"do.work": ToolConfig(timeout=0.2)})
 

@@ -23,7 +23,7 @@ from operations import (
     mcp_envelope,
 )
 from operations.envelopes import ImageContent, MCPContentBlock, TextContent
-from operations.mcp import to_mcp
+from operations.mcp import MCPClientConfig, connect_mcp, to_mcp
 from operations.mcp.codec import DATA_KEY, META_KEY, WRAPPED
 from operations.mcp.serving.tools import sniffed
 from operations.types import JSONObject
@@ -98,6 +98,37 @@ async def test_outputs_that_are_not_objects_are_wrapped_for_older_clients_only(e
 
 
 @BOTH
+@pytest.mark.requirement("R52")
+@pytest.mark.parametrize("data", [[1, 2], None, "text", b"\0\1"], ids=repr)
+@pytest.mark.parametrize("kind", ["object", "array"])
+async def test_clients_accept_a_result_of_another_type_than_declared(
+    era: str, kind: str, data: Any
+) -> None:
+    async def get(input: Any, context: OperationContext) -> Any:
+        return data
+
+    spec = OperationSpec(
+        name="get", namespace="test", type=OperationType.QUERY, output_schema=Schema({"type": kind})
+    )
+    registry = OperationRegistry([Operation(spec, get)])
+
+    result = await call(registry, era, "test__get")
+
+    assert not result.get("isError")
+    if not isinstance(data, bytes):
+        structured = result["structuredContent"]
+        assert structured in (data, {"result": data})
+    config = MCPClientConfig(
+        server=to_mcp(registry),
+        trust_annotations=True,
+        version="2025-11-25" if era == "legacy" else "auto",
+    )
+    async with connect_mcp("far", config) as imported:
+        restored = await OperationRegistry(imported).execute("test.get", {})
+    assert restored.data == data
+
+
+@BOTH
 @pytest.mark.parametrize("name", ["x", ""])
 async def test_null_and_no_result_are_distinguished(era: str, name: str) -> None:
     result = await call(example(), era, "task__find", {"name": name})
@@ -139,7 +170,7 @@ async def test_the_text_of_an_error_has_its_code_once(
 
 @BOTH
 @pytest.mark.requirement("R17")
-async def test_an_unexpected_error_shows_its_code_and_the_request_alone(
+async def test_an_unexpected_error_shows_only_its_code_and_the_request_id(
     era: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     result = await call(example(), era, "task__crash")
@@ -160,7 +191,9 @@ async def test_unexpected_errors_are_shown_if_the_operator_allows_it() -> None:
 
 
 @pytest.mark.requirement("R17")
-async def test_upstream_credentials_and_long_bodies_stay_here(registry: OperationRegistry) -> None:
+async def test_upstream_credentials_and_long_bodies_are_not_sent_to_callers(
+    registry: OperationRegistry,
+) -> None:
     @registry.operation("up.stream")
     async def stream(size: int) -> None:
         headers = {"set-cookie": "s=CANARY", "x-ok": "1"}
@@ -214,7 +247,7 @@ async def test_bytes_are_images_sound_or_blobs(era: str) -> None:
         (b"?", "application/octet-stream"),
     ],
 )
-def test_bytes_are_known_by_their_beginning(data: bytes, mime_type: str) -> None:
+def test_the_type_of_bytes_is_detected_from_their_first_bytes(data: bytes, mime_type: str) -> None:
     assert sniffed(data) == mime_type
 
 
@@ -241,14 +274,14 @@ async def test_an_imported_envelope_passes_its_blocks_on(
     failed = await call(registry, era, "far__tool", {"failing": True})
 
     assert [block["type"] for block in fine["content"]] == ["text", "image"]
-    assert fine["structuredContent"] == ({"a": 1} if era == "auto" else {"result": {"a": 1}})
+    assert fine["structuredContent"] == {"a": 1}
     assert fine["_meta"]["k"] == "v"
     assert failed["isError"] is True
     assert failed["structuredContent"] == {"a": 1}
 
 
 @BOTH
-async def test_an_input_that_is_not_an_object_stands_under_input(era: str) -> None:
+async def test_an_input_that_is_not_an_object_is_wrapped_in_input(era: str) -> None:
     async def total(value: Any, _context: OperationContext) -> Any:
         return {"total": sum(value)}
 
@@ -270,7 +303,9 @@ async def test_an_input_that_is_not_an_object_stands_under_input(era: str) -> No
 
 
 @BOTH
-async def test_a_subscription_gives_each_item_as_progress_and_all_at_the_end(era: str) -> None:
+async def test_a_subscription_sends_each_item_as_progress_and_returns_all_at_the_end(
+    era: str,
+) -> None:
     heard: list[str | None] = []
 
     async def hear(progress: float, total: float | None, message: str | None) -> None:

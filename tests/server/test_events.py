@@ -67,6 +67,21 @@ class Watched:
             self.ended.set()
 
 
+async def test_a_stream_whose_handler_cancels_itself_ends_with_an_error() -> None:
+    async def items(input: Any, context: OperationContext) -> AsyncIterator[int]:
+        yield 1
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await asyncio.sleep(0)
+
+    async with streaming(serving(items)) as response:
+        events = [event async for event in events_of(response)]
+
+    assert [event.event for event in events] == ["message", "error"]
+    assert events[1].json["code"] == "ABORTED"
+
+
 async def test_items_arrive_at_once_and_the_end_is_an_event() -> None:
     step = asyncio.Event()
 
@@ -152,7 +167,7 @@ async def test_the_head_comes_before_the_first_item() -> None:
 
 
 @pytest.mark.requirement("R17")
-async def test_an_error_on_the_way_is_an_event() -> None:
+async def test_an_error_during_a_stream_is_an_event() -> None:
     async def items(input: Any, context: OperationContext) -> AsyncIterator[Any]:
         yield 1
         if input["declared"]:
@@ -256,7 +271,7 @@ async def test_a_handler_that_never_awaits_blocks_no_other_call() -> None:
 
 
 @pytest.mark.requirement("R33")
-async def test_a_slow_client_holds_the_handler_back() -> None:
+async def test_a_slow_client_slows_the_handler() -> None:
     given = 0
     ended = asyncio.Event()
 
@@ -310,7 +325,7 @@ RESUMABLE: dict[str, Any] = {
 }
 
 
-async def test_a_stream_that_can_is_resumed() -> None:
+async def test_a_resumable_stream_is_resumed() -> None:
     client = Client(serving(counting, **RESUMABLE))
 
     whole = await client.get("/test/items")
@@ -324,7 +339,7 @@ async def test_a_stream_that_can_is_resumed() -> None:
     assert odd.status == 422
 
 
-async def test_a_stream_that_cannot_has_no_ids() -> None:
+async def test_a_stream_that_cannot_be_resumed_has_no_ids() -> None:
     client = Client(serving(counting))
 
     response = await client.post("/test/items", json={}, headers={"last-event-id": "3"})
@@ -334,7 +349,7 @@ async def test_a_stream_that_cannot_has_no_ids() -> None:
 
 
 @pytest.mark.requirement("R11")
-async def test_another_callers_place_in_a_stream_gives_nothing_of_theirs() -> None:
+async def test_an_event_id_of_another_caller_reveals_none_of_its_events() -> None:
     keys = APIKeys({hash_key(name): Identity(name) for name in ("alice", "bob")})
     client = Client(serving(counting, identity=keys, **RESUMABLE))
     await client.get("/test/items", headers={"x-api-key": "alice"})

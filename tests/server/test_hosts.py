@@ -53,7 +53,7 @@ def serving(**options: Any) -> Client:
         ("", 421),
     ],
 )
-async def test_only_names_of_ours_are_answered(host: str, status: int) -> None:
+async def test_only_our_host_names_are_accepted(host: str, status: int) -> None:
     response = await serving().post("/test/run", headers={"host": host})
 
     assert response.status == status
@@ -79,7 +79,7 @@ async def test_only_names_of_ours_are_answered(host: str, status: int) -> None:
         ("http://[", 403),
     ],
 )
-async def test_only_pages_of_ours_may_talk(origin: str, status: int) -> None:
+async def test_only_pages_of_our_origins_may_connect(origin: str, status: int) -> None:
     headers = {"host": "localhost:8000", "origin": origin}
 
     response = await serving().post("/test/run", headers=headers)
@@ -126,7 +126,9 @@ async def test_a_request_has_exactly_one_host(path: str, names: list[str], statu
         {"host": "localhost", "origin": "http://evil.example"},
     ],
 )
-async def test_a_socket_from_elsewhere_is_closed_before_it_opens(headers: dict[str, str]) -> None:
+async def test_a_websocket_from_another_origin_is_rejected_in_its_handshake(
+    headers: dict[str, str],
+) -> None:
     opened: list[Any] = []
 
     async def socket(scope: Any, receive: Any, send: Any) -> None:
@@ -217,6 +219,20 @@ async def test_pages_of_other_sites_may_not_embed_these(
     assert (ran == []) == (status == 403)
 
 
-async def test_probes_answer_head() -> None:
-    assert (await serving().request("HEAD", "/healthz")).status == 200
-    assert (await serving().request("HEAD", "/test/run")).status == 405
+@pytest.mark.parametrize("path", ["/healthz", "/openapi.json", "/search?query=run", "/metrics"])
+async def test_fixed_paths_answer_head(path: str) -> None:
+    assert (await serving().request("HEAD", path)).status == 200
+    rejected = await serving().request("HEAD", "/call")
+    assert (rejected.status, rejected.headers["allow"]) == (405, "POST")
+
+
+async def test_a_request_that_is_rejected_at_once_has_an_id() -> None:
+    rejected = [
+        await serving().request("GET", "/test/run", headers=headers)
+        for headers in ({"host": "evil.example"}, {"origin": "https://evil.example"})
+    ]
+
+    ids = [response.headers["x-request-id"] for response in rejected]
+    assert ids == [response.json["requestId"] for response in rejected]
+    assert len({*ids}) == 2
+    assert all(len(each) == 32 for each in ids)

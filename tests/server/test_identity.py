@@ -49,7 +49,7 @@ def bearer(token: str) -> dict[str, str]:
 
 
 @pytest.mark.requirement("R08")
-async def test_a_server_that_requires_credentials_and_knows_none_refuses_everything_but_probes() -> (
+async def test_a_server_that_requires_credentials_and_knows_none_rejects_everything_but_probes() -> (
     None
 ):
     client = serving(None, anonymous=False, mcp=True, websocket=True)
@@ -79,7 +79,7 @@ async def test_no_scope_can_break_out_of_a_challenge() -> None:
 
 @pytest.mark.requirement("R08")
 @pytest.mark.parametrize("fault", [RuntimeError("db down"), CredentialError("x"), KeyError("x")])
-async def test_a_resolver_that_raises_refuses_everything_but_probes(fault: Exception) -> None:
+async def test_a_resolver_that_raises_rejects_everything_but_probes(fault: Exception) -> None:
     def resolve(connection: HTTPConnection) -> Identity | None:
         raise fault
 
@@ -95,7 +95,7 @@ async def test_a_resolver_that_raises_refuses_everything_but_probes(fault: Excep
 
 @pytest.mark.requirement("R08")
 @pytest.mark.parametrize("odd", ["alice", True, {"id": "alice"}, 7])
-async def test_a_resolver_that_gives_something_else_refuses(odd: Any) -> None:
+async def test_a_resolver_that_returns_another_type_rejects_the_request(odd: Any) -> None:
     assert (await serving(lambda _: odd).get("/who/am")).status == 401
 
 
@@ -121,7 +121,7 @@ async def test_resolvers_may_be_coroutine_functions_and_see_the_whole_request() 
         (None, "raise", 401, None),
     ],
 )
-async def test_the_first_of_several_that_vouches_counts(
+async def test_the_first_resolver_that_accepts_the_credential_is_used(
     first: str | None, second: str | None, status: int, who: str | None
 ) -> None:
     def saying(name: str | None) -> Any:
@@ -251,6 +251,9 @@ def token(key: Any = KEY, kid: str = "one", algorithm: str = "ES256", **claims: 
         (token, 200),
         (lambda: token(aud=["x", AUDIENCE]), 200),
         (lambda: token(exp=time.time() - 10), 200),  # within the leeway
+        (lambda: token(aud=f"{AUDIENCE}/"), 200),
+        (lambda: token(aud=f"{AUDIENCE}//"), 401),
+        (lambda: token(aud=f"{AUDIENCE}/mcp"), 401),
         (lambda: token(aud="https://other.example"), 401),
         (lambda: token(aud=...), 401),
         (lambda: token(iss="https://evil.example"), 401),
@@ -272,6 +275,9 @@ def token(key: Any = KEY, kid: str = "one", algorithm: str = "ES256", **claims: 
         "plain",
         "one of several audiences",
         "just expired",
+        "the same address with a slash",
+        "two slashes",
+        "other path",
         "other audience",
         "no audience",
         "other issuer",
@@ -290,7 +296,7 @@ def token(key: Any = KEY, kid: str = "one", algorithm: str = "ES256", **claims: 
         "too long",
     ],
 )
-async def test_a_token_holds_for_us_alone(sent: Any, status: int) -> None:
+async def test_a_token_is_valid_only_for_its_audience(sent: Any, status: int) -> None:
     response = await serving(tokens()).get("/who/secret", headers=bearer(sent()))
 
     assert response.status == status
@@ -392,7 +398,7 @@ async def test_a_slow_issuer_delays_only_tokens_with_an_unknown_key(
 # ------------------------------------------------------------ sessions
 
 
-async def test_signing_in_gives_a_cookie_that_scripts_and_other_sites_cannot_use() -> None:
+async def test_signing_in_sets_a_cookie_that_scripts_and_other_sites_cannot_use() -> None:
     client = serving(APIKeys({hash_key("k"): Identity("alice", ["secret"])}))
     assert (await client.post("/session")).status == 401
 
@@ -412,18 +418,23 @@ async def test_signing_in_gives_a_cookie_that_scripts_and_other_sites_cannot_use
     assert (await client.get("/who/secret", headers=sent)).status == 401
 
 
-async def test_sessions_end_after_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    client = serving(APIKeys({hash_key("k"): Identity("alice", ["secret"])}))
+@pytest.mark.parametrize("console", [False, True])
+async def test_sessions_end_after_a_time(console: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = serving(APIKeys({hash_key("k"): Identity("alice", ["secret"])}), console=console)
     signed_in = await client.post("/session", headers=bearer("k"))
     sent = {"cookie": signed_in.headers["set-cookie"].partition(";")[0]}
     now = time.monotonic()
 
+    assert (await client.get("/who/none", headers=sent)).status == 404
     monkeypatch.setattr("operations.server.identity.monotonic", lambda: now + 9 * 3600)
 
     assert (await client.get("/who/secret", headers=sent)).status == 401
+    assert (await client.get("/who/none", headers=sent)).status == 401
+    assert (await client.get("/who/none", headers={"cookie": "other=1"})).status == 404
+    assert not console or (await client.get("/", headers=sent)).status == 200
 
 
-async def test_a_session_does_not_beget_another() -> None:
+async def test_a_session_cannot_open_another_session() -> None:
     client = serving(APIKeys({hash_key("k"): Identity("alice")}))
     signed_in = await client.post("/session", headers=bearer("k"))
     cookie = {"cookie": signed_in.headers["set-cookie"].partition(";")[0]}
@@ -434,7 +445,7 @@ async def test_a_session_does_not_beget_another() -> None:
     assert "set-cookie" not in response.headers
 
 
-async def test_the_cookie_of_a_made_up_session_is_refused() -> None:
+async def test_the_cookie_of_an_invented_session_is_rejected() -> None:
     client = serving(APIKeys({}))
 
     response = await client.get("/who/am", headers={"cookie": "operations_session_80=guess"})

@@ -54,6 +54,9 @@ def build() -> OperationRegistry:
     return registry
 
 
+MESSAGE = {"jsonrpc": "2.0", "id": 1}
+
+
 @dataclass
 class Hub:
     url: str
@@ -142,6 +145,13 @@ async def test_metadata_and_challenges_lead_to_the_authorization_server() -> Non
             assert answer.status == 403
             challenge = answer.headers["www-authenticate"]
             assert challenge == f'Bearer error="insufficient_scope", scope="task:erase", {where}'
+        # MCP clients request the scopes that this challenge names.
+        for version in ("2025-11-25", "2026-07-28"):
+            called = {"method": "tools/call", "params": {"name": "task__erase", "arguments": {}}}
+            headers = {**token, "mcp-protocol-version": version}
+            async with session.post("/mcp", headers=headers, json={**MESSAGE, **called}) as answer:
+                assert answer.status == 403
+                assert answer.headers["www-authenticate"] == challenge
         elsewhere = {"authorization": f"Bearer {hub.issuer.access_token('http://other')}"}
         async with session.post("/task/count", headers=elsewhere) as answer:
             assert answer.status == 401

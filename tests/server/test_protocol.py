@@ -177,7 +177,7 @@ async def test_a_status_without_a_body_has_no_chunks(status: int) -> None:
     "header",
     [(b"x-name", b"a\r\nset-cookie: b"), (b"x-name", b"a\0"), (b"x: y\r\nz", b"a"), (b"", b"a"), (b"x y", b"a")],
 )  # fmt: skip
-async def test_no_header_of_a_response_becomes_two(
+async def test_no_header_of_a_response_can_add_another(
     header: tuple[bytes, bytes], caplog: pytest.LogCaptureFixture
 ) -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -368,6 +368,31 @@ async def test_a_websocket_cannot_begin_while_a_response_is_being_sent() -> None
 
     assert bodies(received) == [b"/first?:"]
     assert kinds == ["http"]
+
+
+@pytest.mark.requirement("R18")
+@pytest.mark.parametrize("before", [b"", GET % b"first"], ids=["first", "second"])
+async def test_a_large_head_that_arrives_at_once_is_rejected(before: bytes) -> None:
+    head = b"GET /large HTTP/1.1\r\nHost: localhost\r\nX-A: " + b"a" * 70_000 + b"\r\n\r\n"
+
+    async with serving(echo) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**20)
+        with anyio.fail_after(10):
+            # One write, which the server reads at once.
+            writer.write(before + head)
+            received = await reader.read()
+        writer.close()
+
+    assert b"/large" not in received
+    assert received.startswith(b"HTTP/1.1 200" if before else b"HTTP/1.1 431")
+
+
+async def test_a_large_body_that_arrives_with_its_head_is_accepted() -> None:
+    head = b"POST /x HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 100000\r\n\r\n"
+
+    received = await exchange(echo, head + b"a" * 100_000)
+
+    assert bodies(received) == [b"/x?:" + b"a" * 100_000]
 
 
 @pytest.mark.requirement("R55")

@@ -118,7 +118,7 @@ async def test_query_parameters_are_typed_by_the_schema(query: str, expected: An
         ("unknown=1", "/unknown"),
     ],
 )
-async def test_query_parameters_that_do_not_match_are_refused_by_name(
+async def test_query_parameters_that_do_not_match_are_rejected_by_name(
     query: str, path: str
 ) -> None:
     response = await serving(echo, **QUERY).get(f"/test/run?{query}")
@@ -132,6 +132,22 @@ async def test_a_query_that_cannot_be_read_is_malformed(query: str) -> None:
     assert (await serving(echo, **QUERY).get(f"/test/run?{query}")).status == 400
 
 
+async def test_an_absent_parameter_stands_for_null() -> None:
+    nullable = {"type": ["integer", "null"]}
+    properties = {"a": nullable, "b": {"type": ["array", "null"], "items": {"type": "integer"}}}
+    schema = {"type": "object", "properties": {**properties, "c": nullable}, "required": ["a", "b"]}
+    client = serving(echo, type=OperationType.QUERY, input_schema=schema)
+
+    assert (await client.get("/test/run")).json == {"input": {"a": None, "b": None}}
+    assert (await client.get("/test/run?a=1&b=2")).json == {"input": {"a": 1, "b": [2]}}
+    path = (await client.get("/openapi.json")).json["paths"]["/test/run"]
+    assert {each["name"]: each["required"] for each in path["get"]["parameters"]} == {
+        "a": False,
+        "b": False,
+        "c": False,
+    }
+
+
 async def test_an_input_that_is_not_a_plain_object_travels_whole() -> None:
     client = serving(echo, type=OperationType.QUERY, input_schema={"type": "array"})
 
@@ -143,7 +159,11 @@ async def test_an_input_that_is_not_a_plain_object_travels_whole() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "allowed"),
-    [("query", {"GET", "POST"}), ("mutation", {"POST"}), ("subscription", {"GET", "POST"})],
+    [
+        ("query", {"GET", "HEAD", "POST"}),
+        ("mutation", {"POST"}),
+        ("subscription", {"GET", "POST"}),
+    ],
 )
 async def test_each_type_has_its_methods(kind: str, allowed: set[str]) -> None:
     async def items(input: Any, context: OperationContext) -> AsyncIterator[int]:
@@ -183,7 +203,7 @@ async def test_each_type_has_its_methods(kind: str, allowed: set[str]) -> None:
     ],
     ids=lambda value: repr(value)[:40],
 )
-async def test_json_at_its_edges(body: bytes, status: int) -> None:
+async def test_json_edge_cases(body: bytes, status: int) -> None:
     client = serving(echo)
 
     response = await client.request(
@@ -199,7 +219,7 @@ async def test_json_at_its_edges(body: bytes, status: int) -> None:
     assert (await client.post("/test/run", json={"good": 1})).status == 200
 
 
-async def test_no_body_is_no_input_and_null_is_a_value() -> None:
+async def test_a_missing_body_is_no_input_and_null_is_a_value() -> None:
     closed = {"type": "object", "properties": {"a": {}}, "additionalProperties": False}
     client = serving(echo, input_schema=closed)
 
@@ -220,7 +240,9 @@ async def test_no_body_is_no_input_and_null_is_a_value() -> None:
         ({"content-type": "application/json", "content-length": "x"}, 400),
     ],
 )
-async def test_a_body_must_have_the_type_of_json(headers: dict[str, str], status: int) -> None:
+async def test_a_body_must_have_the_media_type_of_json(
+    headers: dict[str, str], status: int
+) -> None:
     response = await serving(echo).request("POST", "/test/run", body=b"{}", headers=headers)
 
     assert response.status == status
@@ -253,7 +275,9 @@ async def test_a_body_must_have_the_type_of_json(headers: dict[str, str], status
         ),
     ],
 )
-async def test_content_goes_by_the_envelope(result: Any, content_type: str, body: bytes) -> None:
+async def test_the_content_depends_on_the_envelope(
+    result: Any, content_type: str, body: bytes
+) -> None:
     async def give(input: Any, context: OperationContext) -> Any:
         return result
 
@@ -399,7 +423,7 @@ async def test_details_are_capped() -> None:
         ({"x-api-key": "k-alic"}, 401),
     ],
 )
-async def test_access_goes_by_the_credential(headers: dict[str, str], status: int) -> None:
+async def test_access_depends_on_the_credential(headers: dict[str, str], status: int) -> None:
     ran: list[str | None] = []
 
     async def run(input: Any, context: OperationContext) -> None:
@@ -488,7 +512,7 @@ async def test_a_path_has_one_spelling(target: str) -> None:
     assert response.json["code"] == "OPERATION_NOT_FOUND"
 
 
-async def test_a_dotted_name_is_one_segment_and_dots_alone_are_none() -> None:
+async def test_a_dotted_name_is_one_segment_unless_it_is_only_dots() -> None:
     registry = OperationRegistry()
     for name in ("a.b", ".."):
         spec = OperationSpec(name=name, namespace="ns", type=OperationType.QUERY)

@@ -358,7 +358,7 @@ class OpenStreams:
 class CredentialMonitor:
     """Ends sessions, streams and sockets when their credentials expire or are revoked.
 
-    One task checks each distinct credential once per interval, as long as there are any.
+    While there are credentials to watch, one task checks each distinct credential once per interval.
     """
 
     def __init__(self) -> None:
@@ -407,6 +407,9 @@ class CredentialMonitor:
         """Watch the credential inside a message, as `watch` does."""
         if credential is None or identity is None or resolve is None:
             return _do_nothing
+        if identity.grant is not None and identity.grant.origin is not None:
+            # A hub minted it to start this call, watches the caller's own credential, and ends the call.
+            return _do_nothing
         return self.watch(Credential(identity, lambda: resolve(credential), (credential,)), end)
 
     def _stop(self) -> None:
@@ -447,7 +450,6 @@ class Front:
         registry: The operations that are served.
         limits: Limits on sizes, times and rates.
         timeout: The default time limit of a call, in seconds.
-        max_timeout: The longest time limit that a request may set, in seconds.
         expose_errors: Show callers the text of unexpected exceptions.
         scopes_supported: Scopes that are publicly known; operations that require only these are not hidden.
         anonymous: Whether requests without a credential are served.
@@ -461,7 +463,6 @@ class Front:
         limits: Limits | None = None,
         *,
         timeout: float = 30,
-        max_timeout: float = MAX_SECONDS,
         expose_errors: bool = False,
         scopes_supported: Collection[str] = (),
         anonymous: bool = True,
@@ -471,7 +472,8 @@ class Front:
         limits = limits or Limits()
         self.registry = registry
         self.gateway = Gateway(registry, admit=self.find)
-        self.max_timeout = max_timeout
+        self.max_timeout = MAX_SECONDS
+        """The longest time limit that a request may set, in seconds."""
         self.heartbeat = 15.0
         """Seconds without an item after which a stream sends a comment, so that proxies keep the connection open."""
         self.expose_errors = expose_errors

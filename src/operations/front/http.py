@@ -12,12 +12,12 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from time import time
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, cast
 
 from operations._text import in_seconds
 from operations.access import Identity
 from operations.context import ENTRY, NOTHING, CallerChannel, OperationContext
-from operations.errors import CallError, map_error, timed_out, timeout_error
+from operations.errors import CallError, cancelled_elsewhere, map_error, timed_out, timeout_error
 from operations.front import (
     Credential,
     CredentialError,
@@ -39,6 +39,8 @@ from operations.front.limits import (
     client_address,
 )
 from operations.front.messages import (
+    OWN_SERVER,
+    REQUEST_ID,
     Reply,
     check_json_body,
     decode_json,
@@ -61,8 +63,6 @@ IDENTITY: Final = "operations.identity"
 CREDENTIAL: Final = "operations.credential"
 """Scope key of the caller's `Credential`, if it has one."""
 
-REQUEST_ID: Final = "operations.request_id"
-
 STATE: Final = "operations.state"
 """Scope key of the `RequestState`, for mounted applications that share the pipeline."""
 
@@ -79,8 +79,8 @@ class RequestState:
     """One request in the pipeline, and the steps that its endpoint takes."""
 
     __slots__ = (
-        "_context", "answer_late", "caller", "credential", "front", "headers", "identity", "is_answered", "pipeline",
-        "receive", "scope", "seconds", "send", "slot", "spec", "started", "timeout",
+        "_context", "answer_late", "caller", "credential", "front", "headers", "identity", "is_answered",
+        "is_withdrawn", "pipeline", "receive", "scope", "seconds", "send", "slot", "spec", "started", "timeout",
     )  # fmt: skip
 
     def __init__(
@@ -117,6 +117,9 @@ class RequestState:
 
         self.is_answered = False
         """Whether the response was sent while the work was still running."""
+
+        self.is_withdrawn = False
+        """Whether the client cancelled the call with a message of its protocol, or its credential has ended."""
 
     @property
     def context(self) -> OperationContext:
@@ -340,6 +343,18 @@ class RequestState:
             expose=self.front.expose_errors,
             challenge=self.front.challenge.header(),
         )
+
+    def cancelled_elsewhere(self, operation_id: str) -> CallError | None:
+        """Return the error of a call that neither its time limit nor its client cancelled; None if one of them did.
+
+        For example, the handler cancelled its own task. Other servers, and applications around this one, may cancel the
+        task of a request themselves, and must see that it ended.
+        """
+        is_ended = self.timeout.timed_out or self.timeout.disconnected or self.is_withdrawn
+        if is_ended or OWN_SERVER not in self.scope:
+            return None
+        cast("asyncio.Task[Any]", asyncio.current_task()).uncancel()
+        return cancelled_elsewhere(operation_id)
 
     def cancelled(self) -> Reply | None:
         """Return the response to the cancelled request: a timeout error; None if the client has disconnected."""

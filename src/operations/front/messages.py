@@ -22,6 +22,7 @@ from operations._decoding import enforce_bounds
 from operations._hosts import HostRules
 from operations._json import WRAPPING_DEPTH, JSONLimitError, JSONValueError
 from operations.access import Identity
+from operations.context import new_request_id
 from operations.errors import CallError, ErrorCode
 from operations.front.limits import App, Limits, Message, Receive, Scope, Send
 from operations.front.public_errors import (
@@ -197,6 +198,12 @@ def error_reply(
     return json_reply(public_wire(error, request_id, expose=expose), status=status, headers=headers)
 
 
+def rejection(error: CallError, scope: Scope) -> Reply:
+    """Return the response to a request that is rejected before it has a context."""
+    request_id = scope[REQUEST_ID] = new_request_id()
+    return error_reply(error, request_id)
+
+
 def route_path(scope: Mapping[str, Any]) -> str:
     """Return the path relative to the mount point of the application."""
     path: str = scope["path"]
@@ -204,8 +211,11 @@ def route_path(scope: Mapping[str, Any]) -> str:
     return path[len(root) :] if root and path.startswith(root + "/") else path
 
 
-DROPS_TRAILERS: Final = "operations.drops_trailers"
-"""Scope key set by servers that never append trailers to the headers."""
+OWN_SERVER: Final = "operations.own_server"
+"""Scope key set by the server of this package: it never appends trailers to the headers, and cancels no request."""
+
+REQUEST_ID: Final = "operations.request_id"
+"""Scope key of the request id, for the access log."""
 
 PROBES: Final = frozenset({"/healthz", "/readyz"})
 
@@ -256,12 +266,12 @@ class HostGuard:
             return self._app(scope, receive, send)
         is_probe = scope["path"].endswith("z") and route_path(scope) in PROBES
         headers = scope["headers"]
-        if DROPS_TRAILERS not in scope and any(name == b"transfer-encoding" for name, _ in headers):
-            return error_reply(_CHUNKED, "-").send(send)
+        if OWN_SERVER not in scope and any(name == b"transfer-encoding" for name, _ in headers):
+            return rejection(_CHUNKED, scope).send(send)
         error, page = self._rules.check(headers, is_probe=is_probe)
         if error is not None and not (error.status == 421 and _is_test_client(scope)):
             rejected = RequestError(error.status, ErrorCode.ACCESS_DENIED, error.message)
-            reply = error_reply(rejected, "-")
+            reply = rejection(rejected, scope)
             if scope["type"] == "websocket":
                 return reject_handshake(reply, scope, send)
             return reply.send(send)
@@ -330,7 +340,7 @@ class AccessLog:
                 "bytes": size,
                 "ms": round((perf_counter() - began) * 1000, 3),
                 "caller": identity.id if identity is not None else None,
-                "requestId": scope.get("operations.request_id"),
+                "requestId": scope.get(REQUEST_ID),
                 "client": client[0] if client else None,
             }
             _access_logger.info("%s", msgspec.json.encode(record).decode())

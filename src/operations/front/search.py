@@ -374,6 +374,8 @@ class Gateway:
         registry: The operations.
         admit: Called before each call; raises an error unless the identity may see the operation.
         shows: Returns whether a caller sees an operation.
+
+    Attributes:
         max_query: The largest number of characters of a search query.
     """
 
@@ -383,12 +385,11 @@ class Gateway:
         *,
         admit: Callable[[str, Identity | None], object] | None = None,
         shows: Callable[[OperationSpec, OperationContext], bool] = may_call,
-        max_query: int = 1_000,
     ) -> None:
         self._registry = registry
         self._admit = admit
         self._shows = shows
-        self.max_query = max_query
+        self.max_query = 1_000
         self._ranking = Ranking(())
         self._revision = -1
         self._indexing = asyncio.Lock()

@@ -13,8 +13,8 @@ if find_spec("mcp") is None or find_spec("aiohttp") is None:
     raise MissingExtraError("operations.mcp", extra="mcp")
 
 from operations._mcp_config import (
-    ClientCredentials,
     MCPClientConfig,
+    MCPClientCredentials,
     OAuthLogin,
     read_servers,
     unknown_keys,
@@ -30,10 +30,10 @@ from operations.mcp.serving.server import RegistryServer, to_mcp
 from operations.mcp.tools import map_content_blocks
 
 __all__ = [
-    "ClientCredentials",
     "MCPApp",
     "MCPClient",
     "MCPClientConfig",
+    "MCPClientCredentials",
     "MCPClientLoader",
     "MCPServerSettings",
     "OAuthLogin",

@@ -47,8 +47,8 @@ logger = logging.getLogger("operations.mcp")
 ListAll = Callable[[str, str, OperationContext], Awaitable[list[JSONObject]]]
 """`(method, key, context)` -> every entry of a paged list."""
 
-WatchResource = Callable[[str], AsyncGenerator[str]]
-"""`(uri)` -> the URI of the changed resource, for each change."""
+WatchResource = Callable[[str, OperationContext], AsyncGenerator[str]]
+"""`(uri, context)` -> the URI of the changed resource, for each change."""
 
 READ: Final = "resources.read"
 """The name of the operation that reads any resource of a server."""
@@ -229,7 +229,7 @@ class ResourceOperations:
         watch = self._source.watch
 
         async def follow(input: Any, context: OperationContext) -> AsyncIterator[JSONObject]:
-            async with aclosing(watch(input["uri"])) as changes:
+            async with aclosing(watch(input["uri"], context)) as changes:
                 async for uri in changes:
                     yield {"uri": uri}
 
@@ -341,17 +341,9 @@ class Catalog:
         """The operation id of each tool."""
 
         self._has_asked = False
-        self._registries: list[OperationRegistry] = []
 
-    def attach(self, registry: OperationRegistry) -> None:
-        """Update `registry`, which has these operations, from now on."""
-        if registry not in self._registries:
-            self._registries.append(registry)
-
-    def detach(self, registry: OperationRegistry) -> None:
-        """Stop updating `registry`."""
-        if registry in self._registries:
-            self._registries.remove(registry)
+        self.registries: dict[OperationRegistry, None] = {}
+        """The registries that have these operations and are updated, in order."""
 
     def accept(self, key: str) -> None:
         """Accept a definition in quarantine, so that it can be used again.
@@ -459,7 +451,7 @@ class Catalog:
             old = before.get(operation_id)
             after[operation_id] = old if old is not None and _is_same(old, new) else new
         self.operations = after
-        for registry in self._registries:
+        for registry in self.registries:
             self._update(registry, before)
 
     def _update(self, registry: OperationRegistry, before: dict[str, Operation]) -> None:

@@ -5,6 +5,7 @@ import logging
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version as installed_version
 from typing import Any, Self, cast
 
@@ -17,7 +18,7 @@ from mcp_types.version import KNOWN_PROTOCOL_VERSIONS
 
 from operations._json import object_of
 from operations._mcp_config import MCPClientConfig
-from operations._resilience import Bulkhead, CircuitBreaker
+from operations._resilience import Bulkhead, CircuitBreaker, LogBudget
 from operations._text import counted, safe_namespace
 from operations.caller_tokens import CallerToken
 from operations.context import OperationContext
@@ -81,6 +82,7 @@ class MCPClient:
         self._stale = asyncio.Event()
         self._follower: asyncio.Task[None] | None = None
         self._listener: asyncio.Task[None] | None = None
+        self._log_budget = LogBudget()
         self._breaker = CircuitBreaker(name)
         self._bulkhead = Bulkhead(name, self.config.concurrency)
         self._connection = Connection(name, self.config, self._callbacks, self._opened)
@@ -90,7 +92,7 @@ class MCPClient:
                 name, own_config(self.config), self._callbacks, self._opened_for_caller
             )
         )
-        self._watches = ResourceWatches(name, self._connection)
+        self._watches = ResourceWatches(name, self._connection_for)
         source = Source(name, "", self.config, self.request, self._list_all, self._watches.watch)
         self._catalog = Catalog(source)
 
@@ -158,11 +160,11 @@ class MCPClient:
 
     def attach(self, registry: OperationRegistry) -> None:
         """Update `registry`, which has these operations, from now on; `register_all` calls this."""
-        self._catalog.attach(registry)
+        self._catalog.registries[registry] = None
 
     def detach(self, registry: OperationRegistry) -> None:
         """Stop updating `registry`."""
-        self._catalog.detach(registry)
+        self._catalog.registries.pop(registry, None)
 
     def __repr__(self) -> str:
         return f"<MCPClient {self.name} of {counted(len(self), 'operation')}>"
@@ -254,10 +256,7 @@ class MCPClient:
         Raises:
             CallError: `UNAVAILABLE`, `TIMEOUT`, `EXECUTION_ERROR` or `RESOURCE_EXHAUSTED`.
         """
-        if self.config.per_caller and isinstance(self.config.auth, CallerToken):
-            # A caller without a credential gets an error at once, without a connection that would fail repeatedly.
-            await self.config.auth(context)
-        connection = self._connection_for(context)
+        connection = await self._connection_for(context)
         # The registry enforces the call's own deadline by cancellation. A second timer here could interrupt the message
         # that cancels the request at the server.
         seconds = self.config.timeout
@@ -292,12 +291,16 @@ class MCPClient:
             connection.busy -= 1
             connection.used = asyncio.get_running_loop().time()
 
-    def _connection_for(self, context: OperationContext) -> Connection:
+    async def _connection_for(self, context: OperationContext) -> Connection:
         """Return the connection for a call: the shared connection, or that of its caller.
 
         Raises:
-            CallError: `RESOURCE_EXHAUSTED` if too many callers have running calls.
+            CallError: `RESOURCE_EXHAUSTED` if too many callers have running calls; `ACCESS_DENIED` if the caller has no
+                credential.
         """
+        if self.config.per_caller and isinstance(self.config.auth, CallerToken):
+            # A caller without a credential gets an error at once, without a connection that would fail repeatedly.
+            await self.config.auth(context)
         is_shared = not self.config.per_caller or not is_known(context)
         if is_shared or self._connection.is_closed:
             return self._connection
@@ -480,14 +483,14 @@ class MCPClient:
                 name="alkdev-operations", version=installed_version("alkdev-operations")
             ),
             "logging_callback": log,
-            "message_handler": self._hear,
+            "message_handler": partial(self._hear, calls),
             "log_level": self.config.log_level,
             **callbacks(self.name, self.config, calls),
         }
 
-    async def _hear(self, message: Any) -> None:
+    async def _hear(self, calls: CallsInFlight, message: Any) -> None:
         if isinstance(message, types.ResourceUpdatedNotification):
-            self._watches.updated(str(message.params.uri))
+            self._watches.updated(str(message.params.uri), calls)
         if isinstance(
             message,
             types.ToolListChangedNotification
@@ -497,9 +500,16 @@ class MCPClient:
             self._stale.set()
 
     def _log(self, params: types.LoggingMessageNotificationParams) -> None:
+        level = _LEVELS.get(params.level, logging.CRITICAL)
+        if not logger.isEnabledFor(level):
+            return
+        left = self._log_budget.spend()
+        if left < 0:
+            return
         text = params.data if isinstance(params.data, str) else repr(params.data)
-        shown = ascii(text[:_LONGEST_LOG])[1:-1]
-        logger.log(_LEVELS.get(params.level, logging.CRITICAL), "%s: %s", self.name, shown)
+        logger.log(level, "%s: %s", self.name, ascii(text[:_LONGEST_LOG])[1:-1])
+        if left == 0:
+            logger.warning("%s: its further log messages of this minute are dropped", self.name)
 
     async def _ask_for_logs(self, session: RelaySession) -> None:
         offers = session.server_capabilities

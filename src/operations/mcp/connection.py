@@ -378,7 +378,7 @@ class Connection:
 def _not_started(error: OSError, config: MCPClientConfig) -> tuple[str, str]:
     """Return why a program could not be started, and advice."""
     if config.cwd is not None and str(error.filename) == str(config.cwd):
-        return "cannot be started: there is no such folder", "name a folder that exists as cwd"
+        return "cannot be started: there is no such folder", "set cwd to an existing folder"
     if isinstance(error, FileNotFoundError):
         return (
             f"cannot be started: there is no program {Path(config.command or '').name}",

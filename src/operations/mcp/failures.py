@@ -29,7 +29,7 @@ from pydantic import ValidationError
 
 from operations._decoding import decode_json
 from operations._json import MAX_REQUEST_VALUES, JSONValueError, is_list, is_object, object_of
-from operations._mcp_config import ClientCredentials, MCPClientConfig
+from operations._mcp_config import MCPClientConfig, MCPClientCredentials
 from operations._text import names_a_secret, without_secrets
 from operations.errors import CallError, ErrorCode, timeout_error
 from operations.front.public_errors import HIDDEN, SHORTEST, Redactor, parts_of
@@ -187,13 +187,30 @@ class _Answer(msgspec.Struct):
     method: msgspec.Raw | None = None
 
 
+_ID_FIRST = re.compile(rb'^\{\s*"jsonrpc"\s*:\s*"2\.0"\s*,\s*"id"\s*:\s*(\d{1,15})\s*,')
+_ID_LAST = re.compile(rb'"id"\s*:\s*(\d{1,15})\s*(?:,\s*"jsonrpc"\s*:\s*"2\.0"\s*)?\}\s*$')
+_IS_REQUEST = re.compile(rb'^\{\s*(?:"(?:jsonrpc|id)"\s*:[^,{]{1,64},\s*){0,2}"method"\s*:')
+
+EDGE = 256
+"""The number of bytes at the beginning and the end of a message that are searched for its id."""
+
+
 def answered_id(message: bytes) -> int | None:
-    """Return the id of the request that a message responds to, if it can be decoded."""
-    with suppress(msgspec.DecodeError, RecursionError):
+    """Return the id of the request that a message responds to, even if the message cannot be decoded."""
+    try:
         answer = msgspec.json.decode(message, type=_Answer)
+    except (msgspec.DecodeError, RecursionError):
+        return id_at_edge(message[:EDGE], message[-EDGE:])
+    with suppress(msgspec.DecodeError):
         if answer.method is None:
             return msgspec.json.decode(answer.id, type=int)
     return None
+
+
+def id_at_edge(head: bytes, tail: bytes) -> int | None:
+    """Return the id of the request that a message responds to, if it is at the beginning or the end of the message."""
+    match = _ID_FIRST.search(head) or _ID_LAST.search(tail)
+    return int(match[1]) if match and not _IS_REQUEST.search(head) else None
 
 
 def root_cause(error: BaseException) -> BaseException:
@@ -234,7 +251,7 @@ def _secrets(config: MCPClientConfig) -> Iterator[str]:
     yield from config.secrets
     if isinstance(config.auth, str):
         yield config.auth
-    elif isinstance(config.auth, ClientCredentials):
+    elif isinstance(config.auth, MCPClientCredentials):
         yield config.auth.client_secret
     yield from _of_addresses(config.url or "")
     for value in config.headers.values():

@@ -44,7 +44,7 @@ from operations._json import (
     JSONValueError,
     object_of,
 )
-from operations._mcp_config import ClientCredentials, MCPClientConfig
+from operations._mcp_config import MCPClientConfig, MCPClientCredentials
 from operations.caller_tokens import TokenFunction
 from operations.context import NO_CALL, OperationContext
 from operations.errors import CallError
@@ -307,7 +307,7 @@ class _Refused(httpx2.TransportError):
 
 def _named_by_operator(config: MCPClientConfig) -> TrustedHosts:
     urls = [cast("str", config.url)]
-    if isinstance(config.auth, ClientCredentials):
+    if isinstance(config.auth, MCPClientCredentials):
         urls.append(config.auth.issuer)
     return TrustedHosts([_without_login(httpx2.URL(url)) for url in urls], config.allowed_hosts)
 
@@ -317,7 +317,7 @@ def _without_login(url: httpx2.URL) -> str:
 
 
 class _BoundedTransport(httpx2.AsyncHTTPTransport):
-    """Limits responses, and connects to hosts that only the server names only at public addresses."""
+    """Limits responses. Connects only to public addresses of hosts that the operator did not name."""
 
     def __init__(self, config: MCPClientConfig, trusted: TrustedHosts) -> None:
         super().__init__(verify=tls_context())
@@ -456,7 +456,7 @@ def _authentication(config: MCPClientConfig) -> httpx2.Auth | None:
         return stored_login(config, config.login)
     if auth is None or isinstance(auth, httpx2.Auth):
         return auth
-    if isinstance(auth, ClientCredentials):
+    if isinstance(auth, MCPClientCredentials):
         return ClientCredentialsOAuthProvider(
             server_url=cast("str", config.url),
             storage=TokenStore(),
@@ -507,7 +507,9 @@ class _Bearer(httpx2.Auth):
             # The text of an exception may contain a secret.
             logger.exception("a token could not be obtained")
             raise failures.sealed("status", f"was not called: {type(error).__name__}") from error
-        return cast("str | None", token)
+        if token is not None and not (isinstance(token, str) and token):
+            raise failures.sealed("status", "was not called: the token is not text, or is empty")
+        return token
 
     async def async_auth_flow(
         self, request: httpx2.Request

@@ -36,9 +36,11 @@ from operations._json import (
     to_json,
 )
 from operations._mcp_config import PinPolicy
+from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode
 from operations.mcp.codec import META_KEY
 from operations.mcp.connection import Connection
+from operations.mcp.interaction import CallsInFlight
 from operations.mcp.session import RelaySession
 from operations.types import JSONObject
 
@@ -231,7 +233,7 @@ def _fault(entry: Any, named: str = "name") -> str | None:
 
 
 def _tool_fault(entry: Any, *, modern: bool) -> str | None:
-    """Return the fault of a tool; 2026-07-28 also has rules for arguments that are sent as headers."""
+    """Return the reason why a tool is invalid; 2026-07-28 also has rules for arguments that are sent as headers."""
     reason = _fault(entry)
     if reason is not None:
         return reason
@@ -347,27 +349,31 @@ class ResourceWatches:
 
     Args:
         server: The name of the server.
-        connection: The connection to the server.
+        connection_for: Returns the connection for a call.
     """
 
-    def __init__(self, server: str, connection: Connection) -> None:
+    def __init__(
+        self, server: str, connection_for: Callable[[OperationContext], Awaitable[Connection]]
+    ) -> None:
         self._server = server
-        self._connection = connection
-        self._watched: dict[str, _Watched] = {}
+        self._connection_for = connection_for
+        self._watched: dict[tuple[Connection, str], _Watched] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def watch(self, uri: str) -> AsyncGenerator[str]:
+    async def watch(self, uri: str, context: OperationContext) -> AsyncGenerator[str]:
         """Yield the URI of the resource when the subscription is active, then the URI of each change.
 
         Raises:
             CallError: If the server rejects the subscription, or there are too many.
         """
-        watched = self._watched.get(uri)
+        connection = await self._connection_for(context)
+        key = connection, uri
+        watched = self._watched.get(key)
         if watched is None:
             if len(self._watched) >= MAX_WATCHED:
                 message = f"{MAX_WATCHED} resources of {self._server} are watched already"
                 raise CallError(ErrorCode.RESOURCE_EXHAUSTED, message)
-            watched = self._watched[uri] = _Watched(uri, self._server, self._connection)
+            watched = self._watched[key] = _Watched(uri, self._server, connection)
             self._tasks.add(watched.task)
             watched.task.add_done_callback(self._tasks.discard)
         changes = _Changes()
@@ -381,14 +387,15 @@ class ResourceWatches:
         finally:
             watched.watchers.discard(changes)
             if not watched.watchers:
-                if self._watched.get(uri) is watched:
-                    del self._watched[uri]
+                if self._watched.get(key) is watched:
+                    del self._watched[key]
                 watched.task.cancel()
 
-    def updated(self, uri: str) -> None:
-        """Report a change notification of the server (up to 2025-11-25)."""
-        for watched in self._watched.values():
-            if uri == watched.uri or uri.startswith(watched.uri.rstrip("/") + "/"):
+    def updated(self, uri: str, calls: CallsInFlight) -> None:
+        """Report a change notification (up to 2025-11-25) to the subscribers of the connection with these calls."""
+        for (connection, address), watched in self._watched.items():
+            is_inside = uri == address or uri.startswith(address.rstrip("/") + "/")
+            if connection.calls is calls and is_inside:
                 watched.report(uri)
 
     async def aclose(self) -> None:

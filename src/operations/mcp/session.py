@@ -212,7 +212,7 @@ class PlainCalls:
                 keeps = True
                 return await self._first_message(request_id, response)
             if status != 200 or not kind.startswith("application/json"):
-                what = f"answered with HTTP status {status} and the type {kind or 'of nothing'}"
+                what = f"answered with HTTP status {status} and {kind or 'no content type'}"
                 raise sealed("status", what, statusCode=status)
             return self._result(request_id, await self._read(response))
         finally:

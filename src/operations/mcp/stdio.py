@@ -13,7 +13,6 @@ import asyncio
 import inspect
 import logging
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -36,13 +35,9 @@ from pydantic import ValidationError
 from operations._decoding import enforce_bounds
 from operations._json import MAX_DOCUMENT_DEPTH, JSONLimitError
 from operations._mcp_config import MCPClientConfig
-from operations.mcp.failures import Kind, answered_id, seal
+from operations.mcp.failures import EDGE, Kind, answered_id, id_at_edge, seal
 
 # ------------------------------------------------------------ lines
-
-_ID_FIRST = re.compile(rb'^\{\s*"jsonrpc"\s*:\s*"2\.0"\s*,\s*"id"\s*:\s*(\d+)\s*,')
-_ID_LAST = re.compile(rb'"id"\s*:\s*(\d+)\s*(?:,\s*"jsonrpc"\s*:\s*"2\.0"\s*)?\}\s*$')
-_EDGE = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +51,7 @@ class Oversized:
     @property
     def request_id(self) -> int | None:
         """The id of the request that the line responds to, if it is at the beginning or the end of the line."""
-        match = _ID_FIRST.search(self.head) or _ID_LAST.search(self.tail)
-        return int(match[1]) if match and len(match[1]) < 16 else None
+        return id_at_edge(self.head, self.tail)
 
 
 class LineBuffer:
@@ -92,9 +86,9 @@ class LineBuffer:
                 return
             whole = b"".join(self._parts)
             self._parts.clear()
-            self._head, self._tail = whole[:_EDGE], whole[-_EDGE:]
+            self._head, self._tail = whole[:EDGE], whole[-EDGE:]
         else:
-            self._tail = (self._tail + part[-_EDGE:])[-_EDGE:]
+            self._tail = (self._tail + part[-EDGE:])[-EDGE:]
 
     def _take(self) -> bytes | Oversized:
         if self._head is None:

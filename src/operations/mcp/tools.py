@@ -31,7 +31,6 @@ from operations.context import OperationContext
 from operations.envelopes import (
     MCPContentBlock,
     ResponseEnvelope,
-    TextContent,
     content_block,
     mcp_envelope,
     read_changes,
@@ -67,7 +66,8 @@ def tool_envelope(result: JSONObject, output_schema: Schema) -> ResponseEnvelope
     Raises:
         JSONValueError: If the result contains values that are not JSON (NaN, too deep nesting).
     """
-    blocks = map_content_blocks(list_of(result.get("content")))
+    content = list_of(result.get("content"))
+    blocks = map_content_blocks(content)
     is_error = result.get("isError") is True
     structured = to_json(result.get("structuredContent"))
     meta: Any = result.get("_meta")
@@ -77,7 +77,7 @@ def tool_envelope(result: JSONObject, output_schema: Schema) -> ResponseEnvelope
     if structured is None:
         data = content_to_wire(blocks)
         if not is_error and not output_schema.is_unknown:
-            data = _json_in(blocks, data)
+            data = _json_in(content, data)
     envelope = mcp_envelope(
         data,
         is_error=is_error,
@@ -88,10 +88,13 @@ def tool_envelope(result: JSONObject, output_schema: Schema) -> ResponseEnvelope
     return read_changes(envelope, object_of(meta).get(codec.CHANGES_KEY))
 
 
-def _json_in(blocks: list[MCPContentBlock], otherwise: Any) -> Any:
-    """Return the JSON value in the only text block; else `otherwise`."""
-    texts = [block.text for block in blocks if isinstance(block, TextContent)]
-    if len(texts) != 1:
+def _json_in(content: list[Any], otherwise: Any) -> Any:
+    """Return the JSON value in the only text block; else `otherwise`.
+
+    `content` is as the server sent it, because other blocks become text that contains their JSON.
+    """
+    texts = [block.get("text") for block in map(object_of, content) if block.get("type") == "text"]
+    if len(texts) != 1 or not isinstance(texts[0], str):
         return otherwise
     try:
         return to_json(decode_json(texts[0], max_values=MAX_RESPONSE_VALUES))

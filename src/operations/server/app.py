@@ -214,8 +214,10 @@ def _console_mount(app: ASGIApp, pipeline: RequestPipeline) -> BaseRoute:
 
     async def serve(scope: Scope, receive: Receive, send: Send) -> None:
         path = route_path(scope)
-        is_page = path == "/" or path.startswith(ASSETS)
-        if is_page or not credentials_in(scope["headers"]):
+        is_page, headers = path == "/" or path.startswith(ASSETS), scope["headers"]
+        # A cookie may be that of an ended session.
+        has_credential = credentials_in(headers) or any(name == b"cookie" for name, _ in headers)
+        if is_page or not has_credential:
             await app(scope, receive, send)
         else:
             await pipeline.serve(scope, receive, send, endpoint)

@@ -22,7 +22,7 @@ import httptools
 import uvicorn
 
 from operations.front.limits import Message, Scope
-from operations.front.messages import DROPS_TRAILERS
+from operations.front.messages import OWN_SERVER
 from operations.server.response_head import NO_BODY, STATUS_LINES, render_head
 
 logger = logging.getLogger("operations.server")
@@ -37,21 +37,18 @@ HEAD_SECONDS: Final = 15.0
 HEAD_BYTES: Final = 64 * 1024
 
 BODY_SECONDS: Final = 60.0
-"""Seconds for the body to arrive after the head. The application has a shorter limit (`Limits.body_seconds`); this one
-also ends requests whose body the application does not read."""
+"""Seconds for the body to arrive, also if the application, which has a shorter limit, does not read it."""
 
 _READ_BUFFER: Final = 64 * 1024
 """Reading pauses while more bytes of a body than this wait for the application."""
 
 _MAX_PIPELINED: Final = 64
-"""The largest number of pipelined requests, which use some hundred bytes of memory for each received byte."""
+"""The largest number of pipelined requests, which use memory for each received byte."""
 
 _MAX_AHEAD: Final = 8
 """Reading pauses while more pipelined requests than this wait. A disconnect is noticed only while reading."""
 
 _NEVER: Final = float("inf")
-_rendered: list[Any] = [None, b""]
-"""The last default headers of a server and their encoded bytes. The server replaces the headers every second."""
 
 
 class Exchange:
@@ -389,19 +386,22 @@ class HTTPProtocol(asyncio.Protocol):
         if self._is_done:
             return
         self._received_body = False
+        self._overhead += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
             self._upgrade(data[upgrade.args[0] :])
             return
         except httptools.HttpParserError:
-            self._reject_rest()
+            if not self._is_done:
+                self._reject_rest()
             return
-        if not (self._in_head or self._in_body):
+        is_between = not (self._in_head or self._in_body)
+        self._overhead = 0 if is_between or self._received_body else self._overhead
+        if is_between:
             return
         if self._due == _NEVER:
             self._expect(HEAD_SECONDS if self._in_head else BODY_SECONDS)
-        self._overhead = 0 if self._received_body else self._overhead + len(data)
         if self._overhead > HEAD_BYTES:
             if self._in_head and self._exchange is None:
                 self._write_error(431)
@@ -435,7 +435,6 @@ class HTTPProtocol(asyncio.Protocol):
         """Start the timeout for the head of a request."""
         self._in_head = True
         self._due = _NEVER
-        self._overhead = 0
         self._url = b""
         self._headers = []
         self._expects_continue = False
@@ -454,9 +453,14 @@ class HTTPProtocol(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         """Serve the request, after the earlier ones."""
-        parser = self._parser
-        self._in_head = False
-        self._due = _NEVER
+        parser, self._in_head, self._due = self._parser, False, _NEVER
+        if self._overhead > HEAD_BYTES:
+            # Other parts may have arrived with the head.
+            sizes = (len(name) + len(value) + 4 for name, value in self._headers)
+            if len(self._url) + sum(sizes) > HEAD_BYTES:
+                if self._exchange is None:
+                    self._write_error(431)
+                raise ValueError
         if parser.should_upgrade():
             # `_upgrade` handles it.
             return
@@ -480,7 +484,7 @@ class HTTPProtocol(asyncio.Protocol):
             "query_string": url.query or b"",
             "headers": self._headers,
             "state": self._app_state.copy(),
-            DROPS_TRAILERS: True,
+            OWN_SERVER: True,
         }
         keep_alive = version != "1.0" and parser.should_keep_alive()
         exchange = Exchange(
@@ -553,10 +557,7 @@ class HTTPProtocol(asyncio.Protocol):
     @property
     def default_headers(self) -> bytes:
         """The headers of every response, such as its date."""
-        headers = self._state.default_headers
-        if _rendered[0] is not headers:
-            _rendered[:] = headers, b"".join(b"%b: %b\r\n" % header for header in headers)
-        return cast("bytes", _rendered[1])
+        return b"".join([b"%b: %b\r\n" % header for header in self._state.default_headers])
 
     # ------------------------------------------------------------ other protocols
 
@@ -578,7 +579,7 @@ class HTTPProtocol(asyncio.Protocol):
         data = b"".join([*head, b"\r\n"])
         if create is None or not is_websocket:
             # The parser has skipped its body.
-            self._parser = httptools.HttpRequestParser(self)
+            self._parser, self._overhead = httptools.HttpRequestParser(self), 0
             self.data_received(data + rest)
             return
         self._leave()

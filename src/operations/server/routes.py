@@ -1,7 +1,7 @@
 """Route requests: one path per operation, fixed paths, mounted applications, and 404 for every other path.
 
     /{namespace}/{name}
-        query          GET with query parameters, or POST
+        query          GET or HEAD with query parameters, or POST
         mutation       POST
         subscription   GET with query parameters, or POST; server-sent events
 
@@ -32,14 +32,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from operations._json import is_object
 from operations.access import check_access
+from operations.context import new_request_id
 from operations.envelopes import HTTPResponseMeta, MCPResponseMeta, ResponseEnvelope, ResponseMeta
-from operations.errors import CallError, ErrorCode, map_error, timed_out
+from operations.errors import CallError, ErrorCode, cancelled_elsewhere, map_error, timed_out
 from operations.front import credential_ended
 from operations.front.http import (
     IDENTITY,
     OPEN,
     PIPELINE,
-    REQUEST_ID,
     Endpoint,
     RequestPipeline,
     RequestState,
@@ -47,6 +47,7 @@ from operations.front.http import (
 from operations.front.limits import caller_key, client_address, wait_for_disconnect
 from operations.front.messages import (
     JSON,
+    REQUEST_ID,
     SAFE,
     Reply,
     decode_json,
@@ -85,6 +86,12 @@ class Route:
     is_open: bool = False
     """Whether the path serves clients without a credential even if the server requires one."""
 
+    @property
+    def accepted(self) -> tuple[str, ...]:
+        """The accepted methods: HEAD responds as GET does, without a body."""
+        head = ("HEAD",) if "GET" in self.methods and not self.is_stream else ()
+        return self.methods + head
+
 
 class Selected(BaseRoute):
     """Serves the connections that a function selects with an ASGI application."""
@@ -117,8 +124,8 @@ def route_table(pipeline: RequestPipeline, routes: Mapping[str, Route]) -> BaseR
             scope[OPEN] = True
         if not route.is_probe:
             await state.enter(is_stream=route.is_stream)
-        if scope["method"] not in route.methods:
-            raise wrong_method(route.methods)
+        if scope["method"] not in route.accepted:
+            raise wrong_method(route.accepted)
         return await route.endpoint(state)
 
     return Selected(
@@ -181,7 +188,7 @@ def socket_mount(path: str, app: ASGIApp | None, pipeline: RequestPipeline) -> B
                 raise not_found()
             slot = front.sockets.enter(caller_key(scope[IDENTITY], client_address(scope)))
         except CallError as error:
-            reply = error_reply(error, "-", expose=front.expose_errors)
+            reply = error_reply(error, new_request_id(), expose=front.expose_errors)
             await reject_handshake(reply, scope, send)
             return
         scope[PIPELINE] = pipeline
@@ -192,7 +199,7 @@ def socket_mount(path: str, app: ASGIApp | None, pipeline: RequestPipeline) -> B
 
 
 _METHODS = {
-    OperationType.QUERY: ("GET", "POST"),
+    OperationType.QUERY: ("GET", "HEAD", "POST"),
     OperationType.MUTATION: ("POST",),
     OperationType.SUBSCRIPTION: ("GET", "POST"),
 }
@@ -232,7 +239,12 @@ class _Path:
         state.take_slot()
         value = await self._read(state)
         state.start_work()
-        envelope = await state.front.registry.execute(self._id, value, context)
+        try:
+            envelope = await state.front.registry.execute(self._id, value, context)
+        except asyncio.CancelledError:
+            if (error := state.cancelled_elsewhere(self._id)) is None:
+                raise
+            raise error from None
         return result_reply(
             envelope, context.request_id, with_meta=b"operations-meta" in state.headers
         )
@@ -276,7 +288,7 @@ class _Path:
         if method not in self._methods:
             raise wrong_method(self._methods)
         state.spec = spec = self._spec
-        if method == "GET":
+        if method != "POST":
             return self._query(state.scope["query_string"])
         body = await state.read()
         if not body:
@@ -324,9 +336,8 @@ class OperationPaths:
         known = self._paths.get(text)
         if known is None:
             namespace, slash, name = text[1:].partition("/")
-            if not slash or "/" in name or "." in namespace:
-                return None
-            operation = registry.get(f"{namespace}.{name}")
+            is_path = slash and "/" not in name and "." not in namespace
+            operation = registry.get(f"{namespace}.{name}") if is_path else None
             if operation is None or not has_path(operation.spec):
                 # Not cached, because the number of unknown paths is unlimited.
                 return None
@@ -457,7 +468,7 @@ async def serve_events(state: RequestState, spec: OperationSpec, input: Any) -> 
     resuming = Resuming(spec)
     input = resuming.resume(input, state.headers)  # noqa: A001 - the contract's word
     state.take_slot(is_stream=True)
-    response = _Response(state, resuming)
+    response = _Response(state, spec, resuming)
     subscription = state.front.registry.subscribe(spec.id, input, state.context)
     front, end = state.front, response.end
     with (
@@ -474,8 +485,9 @@ def _shutting_down() -> CallError:
 class _Response:
     """One response that is being sent."""
 
-    def __init__(self, state: RequestState, resuming: Resuming) -> None:
+    def __init__(self, state: RequestState, spec: OperationSpec, resuming: Resuming) -> None:
         self._state = state
+        self._spec = spec
         self._front = state.front
         self._send = state.send
         self._resuming = resuming
@@ -503,6 +515,8 @@ class _Response:
                 if self._silent:
                     await self._write(_ALIVE)
                 self._silent = True
+            if pump.cancelled() and self._ended is None:
+                self._ended = cancelled_elsewhere(self._spec.id)
         finally:
             gone.cancel()
             pump.cancel()

@@ -100,7 +100,7 @@ async def _read(
     Raises:
         CallError: `VALIDATION_ERROR`, with the location of the error.
     """
-    is_query = state.scope["method"] == "GET"
+    is_query = state.scope["method"] != "POST"
     asked = _query(state, many, as_json) if is_query else await state.read_json()
     known = kind.__struct_fields__
     for name in object_of(asked).keys() - set(known):
@@ -258,8 +258,8 @@ class Pages:
                 methods=("GET", "POST", "DELETE"), endpoint=self._session, is_open=True
             ),
             "/metrics": Route(methods=("GET",), endpoint=self._show_metrics),
-            "/healthz": Route(methods=("GET", "HEAD"), endpoint=self._healthz, is_probe=True),
-            "/readyz": Route(methods=("GET", "HEAD"), endpoint=self._readyz, is_probe=True),
+            "/healthz": Route(methods=("GET",), endpoint=self._healthz, is_probe=True),
+            "/readyz": Route(methods=("GET",), endpoint=self._readyz, is_probe=True),
         }
         if graph is not None:
             self.routes["/calls"] = Route(methods=("GET",), endpoint=self._calls)

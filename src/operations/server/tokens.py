@@ -8,7 +8,8 @@ Rule 3: only tokens with an unknown key wait for a fetch. Known keys stay in use
 
 import asyncio
 import logging
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
@@ -53,6 +54,8 @@ _MAX_JWKS = 1 << 20
 _MAX_TOKEN = 16 * 1024
 _FETCH_SECONDS = 5.0
 
+_ORIGIN = re.compile(r"https?://[^/?#]+")
+
 
 def default_identity(claims: JSONObject, *claim: str) -> Identity:
     """Return the identity `sub` with the scopes of a claim; by default of `scope`, `scp` or `permissions`."""
@@ -70,6 +73,18 @@ def default_identity(claims: JSONObject, *claim: str) -> Identity:
     return Identity(str(claims["sub"]), scopes, acting=tuple(acting))
 
 
+def _accepted_audiences(configured: str | Collection[str]) -> Iterator[str]:
+    """Yield the configured audiences, and each address without a path both with and without a final `/`.
+
+    Both forms name the same resource, and clients differ in the form that they request a token for.
+    """
+    for name in (configured,) if isinstance(configured, str) else configured:
+        yield name
+        origin = name.removesuffix("/")
+        if _ORIGIN.fullmatch(origin):
+            yield origin if name != origin else f"{origin}/"
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class JWTs(JWTConfig):
     """Resolves `Authorization: Bearer TOKEN` with a JSON Web Token. Takes the fields of `JWTConfig`.
@@ -81,12 +96,14 @@ class JWTs(JWTConfig):
 
     _keys: "_Published | None" = field(init=False, repr=False)
     _key: Any = field(init=False, repr=False)
+    _audiences: list[str] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         """Prepare the keys."""
         super().__post_init__()
         source, key = self.jwks_url or self.jwks, self.public_key or self.secret
         object.__setattr__(self, "_keys", None if source is None else _Published(source))
+        object.__setattr__(self, "_audiences", list(_accepted_audiences(self.audience)))
         object.__setattr__(
             self, "_key", key.read_text(encoding="utf-8") if isinstance(key, Path) else key
         )
@@ -109,7 +126,7 @@ class JWTs(JWTConfig):
                 key,
                 algorithms=list(self.algorithms or (("HS256",) if self.secret else ASYMMETRIC)),
                 issuer=self.issuer,
-                audience=self.audience,
+                audience=self._audiences,
                 leeway=self.leeway,
                 options={"require": ["exp", "iss", "aud", "sub"]},
             )

@@ -253,20 +253,25 @@ def logging_to_stderr(config: LogConfig) -> Generator[None]:
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Lines(config))
-    root, ours = logging.getLogger(), logging.getLogger("operations")
-    access = logging.getLogger("operations.access")
-    before = root.handlers[:], root.level, ours.level, access.level
+    root, level = logging.getLogger(), config.level.upper()
+    levels = {
+        "": level,
+        "operations": level,
+        # Request lines are INFO records: accept that level only if requests are logged.
+        "operations.access": "INFO" if config.requests else "CRITICAL",
+        # The SDK writes the ids of sessions as INFO records.
+        "mcp": "WARNING" if level == "INFO" else level,
+    }
+    handlers, before = root.handlers[:], {name: logging.getLogger(name).level for name in levels}
     root.handlers[:] = [handler]
-    root.setLevel(config.level.upper())
-    ours.setLevel(config.level.upper())
-    # Request lines are INFO records: accept that level only if requests are logged.
-    access.setLevel(logging.INFO if config.requests else logging.CRITICAL)
+    for name, value in levels.items():
+        logging.getLogger(name).setLevel(value)
     try:
         yield
     finally:
-        root.handlers[:] = before[0]
-        for logger, level in zip((root, ours, access), before[1:], strict=True):
-            logger.setLevel(level)
+        root.handlers[:] = handlers
+        for name, number in before.items():
+            logging.getLogger(name).setLevel(number)
 
 
 # ------------------------------------------------------------ metrics

@@ -33,9 +33,10 @@ from operations._decoding import pause_collector
 from operations._hosts import LOOPBACK
 from operations._text import enforce_lists
 from operations.errors import CallError, ErrorCode
-from operations.front.http import PIPELINE, REQUEST_ID, STATE, RequestPipeline, RequestState
+from operations.front.http import PIPELINE, STATE, RequestPipeline, RequestState
 from operations.front.limits import UNCOUNTED_OUTPUT, Limits
 from operations.front.messages import (
+    REQUEST_ID,
     HostGuard,
     Reply,
     decode_json,
@@ -47,6 +48,7 @@ from operations.front.public_errors import not_found, too_large
 from operations.mcp.serving.requests import (
     FastPath,
     HandshakeTransport,
+    called_tool,
     is_handshake_version,
     reject_malformed,
 )
@@ -104,6 +106,7 @@ class MCPApp:
         **options: Unpack[AppOptions],
     ) -> None:
         self._server = server
+        self._service = service
         self._pipeline = pipeline
         path = options.get("path", "/mcp")
         self._paths = None if path is None else (path.rstrip("/"), path.rstrip("/") + "/")
@@ -206,6 +209,8 @@ class MCPApp:
         body = await _read(state) if method == "POST" else b""
         if exhausted is not None and not _is_answer(body):
             raise exhausted
+        if state.front.challenge.authorization_servers and method == "POST":
+            self._enforce_scopes(called_tool(body), state)
         if is_handshake_version(state.headers):
             return await self._handshake.serve(state, body)
         if method == "POST":
@@ -215,6 +220,22 @@ class MCPApp:
                 return reply
         await self._by_sdk(state, _replayed(body, state.receive), is_idle=is_stream)
         return None
+
+    def _enforce_scopes(self, name: str, state: RequestState) -> None:
+        """Reject a call of a tool whose scopes are advertised, so that an OAuth client requests them.
+
+        Raises:
+            CallError: 401 or 403, with a challenge.
+        """
+        tool = self._service.catalog.tools.get(name)
+        if tool is None:
+            return
+        try:
+            state.front.enforce_visible(tool.spec, state.identity)
+        except CallError as error:
+            # The service reports all other errors.
+            if error.code == ErrorCode.ACCESS_DENIED:
+                raise (error if state.identity else state.front.challenge.missing()) from None
 
     def _take_slot(self, state: RequestState, *, is_stream: bool) -> CallError | None:
         """Take a slot for a request; return the error for a call if only slots for answers are free.
@@ -285,13 +306,9 @@ _decode_kind = msgspec.json.Decoder(_Kind).decode
 
 def _is_stripped(state: RequestState) -> bool:
     """Return whether no header value has surrounding white space, which not every server removes."""
-    headers = state.headers
-    if len(headers) != len(state.scope["headers"]):
+    if len(state.headers) != len(state.scope["headers"]):
         return False
-    for value in headers.values():  # noqa: SIM110 - a generator would take twice as long
-        if value.strip() is not value:
-            return False
-    return True
+    return all(value.strip() is value for value in state.headers.values())
 
 
 def _is_answer(body: bytes) -> bool:
@@ -367,7 +384,7 @@ class _Lines:
                 return
 
     def _read(self) -> tuple[bytes, CallError | None]:
-        """Return the next line and its fault, if any; only the beginning of a line that is too long."""
+        """Return the next line and the reason if it is invalid; only the beginning of a line that is too long."""
         most = self._limits.body_bytes
         line = self._file.readline(most + 1)
         if len(line) > most and not line.endswith(b"\n"):

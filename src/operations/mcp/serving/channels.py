@@ -280,7 +280,7 @@ def channel_for(request: RequestContext, capabilities: Mapping[str, Any]) -> Cal
         # Newer clients receive their questions in results (`Elicitations`).
         capabilities if asks else NOTHING,
         request.close_sse_stream,
-        session=_session_key(connection_of(request)) if asks else "",
+        session=session_key(connection_of(request)) if asks else "",
         log_level=_wanted_level(request, modern=modern),
         progress=session.report_progress,
         log=_logger(request),
@@ -331,7 +331,7 @@ def lean_channel(
     if release is not None:
         client.set(Client(close_stream=release))
     return CallerChannel(
-        session=_session_key(connection) if asks else "",
+        session=session_key(connection) if asks else "",
         log_level=connection.state.get(_LEVEL, "debug"),
         progress=exchange.progress,
         log=_filtered(partial(exchange.notify, "notifications/message"), connection),
@@ -346,7 +346,7 @@ SILENT: Final = CallerChannel(log=_drop)
 """The channel of a client that receives only the result."""
 
 
-def _session_key(connection: Connection) -> str:
+def session_key(connection: Connection) -> str:
     """Return the key of the session that a request belongs to."""
     state = connection.state
     if _KEY not in state:

@@ -175,13 +175,13 @@ class Exchange:
     def cancel(self) -> None:
         """End the work, and respond that it was cancelled."""
         if not self._is_cancelled:
-            self._is_cancelled = True
+            self._is_cancelled = self._state.is_withdrawn = True
             self._task.cancel()
 
     def _revoke(self) -> None:
         """End the work and the stream: the caller's credential is no longer valid."""
         if not self._is_revoked:
-            self._is_revoked = True
+            self._is_revoked = self._state.is_withdrawn = True
             self._task.cancel()
 
     # ------------------------------------------------------------ the stream

@@ -103,6 +103,26 @@ def decode_plain(body: bytes) -> PlainRequest | None:
     return None if request.params.task is not None else request
 
 
+class _Named(msgspec.Struct):
+    name: str
+
+
+class _ToolCall(msgspec.Struct):
+    method: Literal["tools/call"]
+    params: _Named
+
+
+_decode_call = msgspec.json.Decoder(_ToolCall).decode
+
+
+def called_tool(body: bytes) -> str:
+    """Return the name of the tool that a request calls; empty if the request does not call a tool."""
+    try:
+        return _decode_call(body).params.name
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return ""
+
+
 class _MetaOnly(msgspec.Struct):
     meta: dict[str, Any] | None = msgspec.field(default=None, name="_meta")
 
@@ -233,10 +253,7 @@ def _is_routable(state: RequestState) -> bool:
         or b"text/event-stream" not in accept
     ):
         return False
-    for name in headers:  # noqa: SIM110 - a generator would take twice as long
-        if name.startswith(b"mcp-param-"):
-            return False
-    return True
+    return not any(name.startswith(b"mcp-param-") for name in headers)
 
 
 # ------------------------------------------------------------ clients before 2026-07-28
@@ -437,10 +454,23 @@ class HandshakeTransport:
     async def _list(self, asker: Asker, cursor: str | None) -> JSONObject:
         return self._service.list_tools_encoded(asker, cursor)
 
-    def _exchange(self, state: RequestState, *what: Any) -> Exchange:
-        """Return the exchange of a request; `what` are the other arguments of `Exchange`."""
-        prefers_stream = self._streams and _accepted(state.headers)[2]
-        return Exchange(state, *what, streams=self._streams, prefers_stream=prefers_stream)
+    def _exchange(
+        self,
+        state: RequestState,
+        request_id: int | str,
+        version: str,
+        session: Session | None,
+        progress_token: int | str | None,
+    ) -> Exchange:
+        return Exchange(
+            state,
+            request_id,
+            version,
+            session,
+            progress_token,
+            streams=self._streams,
+            prefers_stream=self._streams and _accepted(state.headers)[2],
+        )
 
     @staticmethod
     def _version(state: RequestState, session: Session | None) -> str:
@@ -480,8 +510,6 @@ class HandshakeTransport:
 def _accepted(headers: Mapping[bytes, bytes]) -> tuple[bool, bool, bool]:
     """Return whether a client accepts JSON, whether it accepts event streams, and whether it prefers event streams."""
     accept = headers.get(b"accept", b"")
-    if accept == b"application/json, text/event-stream":
-        return True, True, False
     kinds = [part.partition(b";")[0].strip().lower() for part in accept.split(b",")]
     anything = b"*/*" in kinds
     accepts_json = anything or b"application/json" in kinds or b"application/*" in kinds

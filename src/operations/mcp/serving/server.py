@@ -19,7 +19,7 @@ from mcp.server.models import InitializationOptions
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from starlette.requests import Request
 
-from operations.context import ENTRY, CallerChannel, OperationContext
+from operations.context import CallerChannel, OperationContext
 from operations.errors import CallError
 from operations.front import Front
 from operations.front.config import MCPServerSettings
@@ -34,6 +34,7 @@ from operations.mcp.serving.channels import (
     RequestContext,
     can_answer,
     channel_for,
+    session_key,
     set_level,
 )
 from operations.mcp.serving.requests import FastPath
@@ -290,7 +291,8 @@ class RegistryServer(Server[None]):
 
         try:
             uri = resource.address(value)
-            task = await follow(self.service, watcher, uri, asker, report)
+            session = session_key(connection)
+            task = await follow(self.service, watcher, uri, asker, report, session)
         except MCPError:
             watched.pop(params.uri, None)
             raise
@@ -479,8 +481,17 @@ async def follow(
     uri: str,
     asker: Asker,
     report: Callable[[], Awaitable[None]],
+    session: str = "",
 ) -> "asyncio.Task[None]":
     """Watch the resource at `uri` of a server; return the task, which runs until it is cancelled.
+
+    Args:
+        service: Serves the registry.
+        operation_id: The operation that watches resources of the server.
+        uri: The URI of the resource at the server.
+        asker: The caller.
+        report: Called for each change.
+        session: The key of the caller's session.
 
     Raises:
         MCPError: If the server rejects the subscription.
@@ -488,7 +499,8 @@ async def follow(
     is_active: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def run() -> None:
-        context = OperationContext(identity=asker.identity, channel=ENTRY)
+        channel = CallerChannel(session=session)
+        context = OperationContext(identity=asker.identity, channel=channel)
         changes = service.registry.subscribe(operation_id, {"uri": uri}, context)
         try:
             async with aclosing(changes):

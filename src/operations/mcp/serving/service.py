@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from math import inf
-from typing import Any, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 import mcp_types as types
 import msgspec
@@ -40,7 +40,14 @@ from operations.mcp.serving.catalog import (
     publish_addresses,
     resource_result,
 )
-from operations.mcp.serving.tools import Run, Tool, gateway_tools, run_gateway_tool, text_of
+from operations.mcp.serving.tools import (
+    Run,
+    Tool,
+    gateway_tools,
+    run_gateway_tool,
+    text_block,
+    text_of,
+)
 from operations.observe import now
 from operations.registry import OperationRegistry
 from operations.specs import OperationSpec, OperationType
@@ -51,6 +58,12 @@ ItemT = TypeVar("ItemT")
 _BYTES_PER_TOKEN = 4
 _RESOURCE_NOT_FOUND = -32002
 """The error code before 2026-07-28; since then it is `INVALID_PARAMS`."""
+
+
+_BLOCKS_SINCE: Final = {"audio": "2025-03-26", "resource_link": "2025-06-18"}
+"""The revisions that introduced types of blocks."""
+
+_LATEST_BLOCK: Final = max(_BLOCKS_SINCE.values())
 
 
 class Asker(msgspec.Struct, frozen=True):
@@ -169,11 +182,12 @@ class Service:
             or sum(tool.size for tool in tools) > settings.max_tokens * _BYTES_PER_TOKEN
         )
 
-    def _unknown_tool(self, name: str, asker: Asker) -> MCPError:
-        """Return the error for an unknown tool, with a similar name as suggestion."""
-        visible = self._visible(self.catalog.tools.values(), asker)
-        near = suggestion(name, (tool.name for tool in visible if tool.name != name))
-        return MCPError(types.INVALID_PARAMS, f"Unknown tool: {name}{near and '.'}{near}")
+    def _unknown(self, kind: str, name: str, asker: Asker) -> MCPError:
+        """Return the error for an unknown tool or prompt, with a similar name as suggestion."""
+        known: dict[str, Any] = {"tool": self.catalog.tools, "prompt": self.catalog.prompts}
+        visible: list[Any] = self._visible(known[kind].values(), asker)
+        near = suggestion(name, (each.name for each in visible if each.name != name))
+        return MCPError(types.INVALID_PARAMS, f"Unknown {kind}: {name}{near and '.'}{near}")
 
     async def call_tool(
         self,
@@ -213,12 +227,12 @@ class Service:
                 )
                 if result is not None:
                     return _settled(result, asker)
-            raise self._unknown_tool(name, asker)
+            raise self._unknown("tool", name, asker)
         try:
             asker.front.enforce_visible(tool.spec, asker.identity)
         except CallError as error:
             if error.code == ErrorCode.OPERATION_NOT_FOUND:
-                raise self._unknown_tool(name, asker) from None
+                raise self._unknown("tool", name, asker) from None
             return _settled(tool.failure(error, context.request_id, expose=False), asker)
         missing = [name for name in tool.requires if asker.capabilities.get(name) is None]
         if missing:
@@ -367,7 +381,7 @@ class Service:
         """
         prompt = self.catalog.prompts.get(name)
         if prompt is None or not self.sees(prompt.spec, asker):
-            raise MCPError(types.INVALID_PARAMS, f"Unknown prompt: {name}")
+            raise self._unknown("prompt", name, asker)
         return prompt
 
     async def get_prompt(
@@ -508,11 +522,14 @@ class LimitedCall:
         self.state.timeout.start(self._seconds, self.state.receive, self.limit)
 
     async def run(self, work: Awaitable[JSONObject]) -> JSONObject:
-        """Return the result of the work; after the time limit, a timeout result."""
+        """Return the result of the work; an error result if the time limit or other code cancelled it."""
         timeout = self.state.timeout
         try:
             return await work
         except asyncio.CancelledError:
+            error = self.state.cancelled_elsewhere(self._tool.spec.id)
+            if error is not None:
+                return self._failure(error)
             if not timeout.timed_out or timeout.stop():
                 raise
             return self.late_result()
@@ -521,9 +538,13 @@ class LimitedCall:
 
     def late_result(self) -> JSONObject:
         """Return the result of a call that exceeded its time limit."""
-        tool, asker = self._tool, self._asker
-        error = timed_out(tool.spec.id, self._seconds, deadline=self.limit.deadline)
-        result = tool.failure(error, asker.request_id, expose=asker.front.expose_errors)
+        return self._failure(
+            timed_out(self._tool.spec.id, self._seconds, deadline=self.limit.deadline)
+        )
+
+    def _failure(self, error: CallError) -> JSONObject:
+        asker = self._asker
+        result = self._tool.failure(error, asker.request_id, expose=asker.front.expose_errors)
         return _settled(result, asker)
 
 
@@ -555,10 +576,23 @@ def _key(item: Any) -> str:
 
 
 def _settled(result: JSONObject, asker: Asker, *, cacheable: bool = False) -> JSONObject:
-    """Add the fields of a 2026-07-28 result: completeness and caching."""
+    """Return a result in the form of the client's revision."""
     if asker.modern:
         result["resultType"] = "complete"
         if cacheable:
             # Every listing depends on the caller, so it must not be cached for others.
             result |= {"ttlMs": 0, "cacheScope": "private"}
+    elif asker.protocol_version < _LATEST_BLOCK:
+        # Older clients reject the whole result if it contains a block of an unknown type.
+        known = partial(_known_block, version=asker.protocol_version)
+        if "content" in result:
+            result["content"] = [known(block) for block in result["content"]]
+        for message in result.get("messages", ()):
+            message["content"] = known(message["content"])
     return result
+
+
+def _known_block(block: JSONObject, version: str) -> JSONObject:
+    """Return a block; as text with its JSON if its type is newer than the client's revision."""
+    is_newer = version < _BLOCKS_SINCE.get(block.get("type", ""), "")
+    return text_block(text_of(block)) if is_newer else block

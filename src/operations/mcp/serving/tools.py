@@ -138,16 +138,24 @@ class Tool:
         return result
 
     def _result(self, envelope: ResponseEnvelope[Any], *, is_boxed: bool) -> JSONObject:
-        data, meta = envelope.data, envelope.meta
+        data, meta, declares = envelope.data, envelope.meta, self.declares_output()
         if isinstance(data, bytes):
-            return {
+            result: JSONObject = {
                 "content": [binary_block(data, self.mime_type or _content_type(envelope))],
                 "_meta": {codec.DATA_KEY: "bytes"},
             }
-        structured = {codec.RESULT: data} if is_boxed else data
+            return {**result, "structuredContent": {}} if declares else result
+        box: JSONObject = {codec.RESULT: data}
+        structured: Any = box if is_boxed else data
+        noted: JSONObject = {}
+        is_refused = data is None or (self.gives_object and not isinstance(data, dict))
+        if is_refused and declares and not is_boxed:
+            # Clients reject a result without structured content, or with another type than the output schema.
+            structured = box
+            noted = {"_meta": {codec.DATA_KEY: "boxed"}}
         if not isinstance(meta, MCPResponseMeta):
-            result: JSONObject = {"content": [text_block(text_of(data))]}
-            if data is None and not is_boxed:
+            result = {"content": [text_block(text_of(data))], **noted}
+            if structured is None:
                 # The SDK treats structured null as absent, so `_meta` records it.
                 return {**result, "_meta": {codec.DATA_KEY: "null"}}
             result["structuredContent"] = structured
@@ -157,9 +165,12 @@ class Tool:
             result["isError"] = True
             if meta.structured_content is not None:
                 result |= self._structured_error(meta.structured_content)
-        elif meta.structured_content is not None or self.declares_output():
+        elif meta.structured_content is not None or declares:
             # Use the normalised data instead of the original structured content, because it matches the schema.
-            result["structuredContent"] = structured
+            if is_boxed and not declares and isinstance(data, dict):
+                # An object stays as the source sent it.
+                structured, noted = cast("JSONObject", data), {"_meta": {codec.DATA_KEY: "plain"}}
+            result |= {"structuredContent": structured, **noted}
         passed = codec.passed_meta(meta.meta)
         if passed:
             result["_meta"] = {**passed, **result.get("_meta", {})}

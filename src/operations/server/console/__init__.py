@@ -15,11 +15,12 @@ from importlib.resources import files
 from typing import Final
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from operations.errors import ErrorCode
+from operations.front.messages import rejection
+from operations.front.public_errors import not_found
 
 ASSETS: Final = "/~console"
 """The path of the files, below the root path of the app."""
@@ -96,11 +97,5 @@ class _File:
 
 async def _nothing(scope: Scope, receive: Receive, send: Send) -> None:
     """Respond with 404 at all other paths, as the rest of the server does."""
-    if scope["type"] != "http":
-        return
-    response = JSONResponse(
-        {"code": ErrorCode.OPERATION_NOT_FOUND, "message": "There is nothing at this path"},
-        status_code=404,
-        headers={"cache-control": "no-store", "x-content-type-options": "nosniff"},
-    )
-    await response(scope, receive, send)
+    if scope["type"] == "http":
+        await rejection(not_found(), scope).send(send)

@@ -95,5 +95,5 @@ export async function* subscribe(id, inputText, signal) {
   } catch (error) {
     throw error.name === "AbortError" || error instanceof Failure ? error : lost(error);
   }
-  throw new Failure(0, { code: "UNAVAILABLE", message: "The stream broke off before its end" });
+  throw new Failure(0, { code: "UNAVAILABLE", message: "The stream ended early: the connection was lost" });
 }

@@ -9,7 +9,7 @@ import { number, parse, scalarText, stringify, typeOf } from "./json.js";
 import { same } from "./schema.js";
 
 const hintOf = (schema) => {
-  if ("default" in schema && schema.default !== null) return `${scalarText(schema.default)} unless set`;
+  if ("default" in schema && schema.default !== null) return `default: ${scalarText(schema.default)}`;
   const example = schema.examples?.[0] ?? schema.example;
   return example === undefined ? "" : `such as ${scalarText(example)}`;
 };

@@ -41,7 +41,7 @@ export function plain(text) {
   for (const match of String(text).matchAll(HIDDEN)) {
     if (match.index > from) nodes.push(text.slice(from, match.index));
     const code = match[0].codePointAt(0).toString(16).toUpperCase().padStart(4, "0");
-    nodes.push(el("span", { class: "unseen", title: "a character that cannot be seen" }, `U+${code}`));
+    nodes.push(el("span", { class: "unseen", title: "an invisible character" }, `U+${code}`));
     from = match.index + match[0].length;
   }
   nodes.push(String(text).slice(from));

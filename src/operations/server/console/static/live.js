@@ -30,7 +30,7 @@ export class LivePage {
       } catch (error) {
         if (this.abort.signal.aborted) return;
         this.isLost = true;
-        this.news.textContent = `This may be old: ${plainString(error.message)}`;
+        this.news.textContent = `This may be out of date: ${plainString(error.message)}`;
       }
       await new Promise((resolve) => setTimeout(resolve, 1000 * pause));
       pause = Math.min(2 * pause, LONGEST_SECONDS);

@@ -125,7 +125,9 @@ class Console {
     const found = this.catalog.search(query, this.filters);
     this.list.show(found, { isRanked: query.trim() !== "", stay });
     const all = this.catalog.entries.length;
-    this.summary.textContent = found.length === all ? `${all.toLocaleString()} operations` : `${found.length.toLocaleString()} of ${all.toLocaleString()}`;
+    const one = all === 1 ? "operation" : "operations";
+    const some = found.length === 0 ? "no matches" : `${found.length.toLocaleString()} of ${all.toLocaleString()}`;
+    this.summary.textContent = found.length === all ? `${all.toLocaleString()} ${one}` : some;
   }
 
   drawFilters() {
@@ -210,7 +212,7 @@ class Console {
         ? el(
             "p",
             { class: "perhaps" },
-            el("span", { class: "hint" }, "It may exist for those who are allowed to call it. "),
+            el("span", { class: "hint" }, "You may see it after you sign in. "),
             el("button", { type: "button", class: "primary", onclick: this.session.ask }, "Sign in"),
           )
         : null,
@@ -228,8 +230,8 @@ class Console {
         "p",
         { class: "lead" },
         namespaces.length === 0
-          ? "There is nothing here for you yet. Signing in may show more."
-          : "Local functions, HTTP APIs and MCP tools, all called the same way. Choose one at the side, or search.",
+          ? "There are no operations that you may call. Sign in to see more."
+          : "Local functions, HTTP APIs and MCP tools, all called the same way. Select one in the list, or search.",
       ),
       el(
         "ul",
@@ -251,7 +253,7 @@ class Console {
         "dl",
         { class: "shortcuts" },
         key("/", "search"),
-        key("↑ ↓", "through the list"),
+        key("↑ ↓", "move in the list"),
         key("Enter", "open"),
         key("Ctrl Enter", "call"),
         key("Esc", "back"),
@@ -299,7 +301,7 @@ class Console {
 
   showTheme(theme) {
     fill(this.themeButton, icon({ light: "sun", dark: "moon" }[theme] ?? "auto"));
-    const words = `Colours: ${theme === "auto" ? "those of the system" : theme}`;
+    const words = `Colours: ${theme === "auto" ? "system" : theme}`;
     this.themeButton.setAttribute("aria-label", words);
     this.themeButton.title = words;
   }

@@ -93,7 +93,7 @@ export class OperationPage {
       fill(this.rawError).hidden = true;
     } catch (error) {
       this.isReadable = false;
-      fill(this.rawError, `This is not JSON yet: ${error.message}`).hidden = false;
+      fill(this.rawError, `This is not valid JSON: ${error.message}`).hidden = false;
       return;
     }
     this.setText(this.raw.value);
@@ -207,11 +207,11 @@ function about(spec) {
   return el(
     "section",
     { class: "about", "aria-label": "Contract" },
-    part("What it takes", schemaView(spec.inputSchema)),
-    part(spec.type === "subscription" ? "What each item is" : "What it gives", schemaView(spec.outputSchema)),
+    part("Input schema", schemaView(spec.inputSchema)),
+    part(spec.type === "subscription" ? "Schema of each item" : "Output schema", schemaView(spec.outputSchema)),
     errors.length > 0
       ? part(
-          `Errors it declares (${errors.length})`,
+          `Declared errors (${errors.length})`,
           el("dl", {}, errors.map(({ code, description, httpStatus }) => [
             el("dt", {}, el("code", {}, plainString(code)), httpStatus ? el("span", { class: "type" }, `HTTP ${httpStatus}`) : null),
             el("dd", { dir: "auto" }, plain(description ?? "")),

@@ -34,7 +34,7 @@ export class ObjectControl {
     this.element = el(
       "div",
       { class: "object" },
-      isEmpty ? el("p", { class: "hint" }, "Nothing to enter.") : null,
+      isEmpty ? el("p", { class: "hint" }, "No input is needed.") : null,
       el("div", { class: "fields" }, sorted.map((one) => one.element)),
       this.rows,
       this.isOpen ? adder : null,

@@ -114,7 +114,7 @@ export function failure(error, ms, { signIn }) {
     ),
     el("p", { class: "message", dir: "auto" }, plain(error.message)),
     needsKey ? el("button", { type: "button", class: "primary", onclick: signIn }, "Sign in") : null,
-    error.retryable ? el("p", { class: "hint" }, "Trying again may help.") : null,
+    error.retryable ? el("p", { class: "hint" }, "This error may be temporary: call again.") : null,
     error.details === undefined || error.details === null ? null : el("div", { class: "details" }, el("h3", {}, "Details"), tree(error.details)),
   );
 }

@@ -20,7 +20,7 @@ export class Session {
         el("h2", { id: "sign-in" }, "Sign in"),
         el("label", { for: "key", class: "label" }, "Key or token"),
         this.key,
-        el("p", { class: "hint" }, "It is sent once. Until you sign out, a cookie that scripts cannot read replaces it."),
+        el("p", { class: "hint" }, "The key is sent once, and exchanged for a cookie that scripts cannot read."),
         this.error,
         el(
           "div",
@@ -54,10 +54,10 @@ export class Session {
     if (key === "") return;
     try {
       // Not valid in a header, so not a key.
-      if (/[^\x21-\x7e]/.test(key)) throw new Error("A key has no such characters.");
+      if (/[^\x21-\x7e]/.test(key)) throw new Error("A key has only printable ASCII characters, without spaces.");
       this.identity = await api.signIn(key);
     } catch (error) {
-      fill(this.error, error.status === 401 ? "This key is not known here." : plainString(error.message)).hidden = false;
+      fill(this.error, error.status === 401 ? "This key or token is not valid." : plainString(error.message)).hidden = false;
       this.key.focus();
       return;
     }

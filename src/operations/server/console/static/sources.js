@@ -16,7 +16,7 @@ export class SourcesPage extends LivePage {
     this.rows = new Map();
     this.element = this.table(
       "Sources",
-      "Where the operations come from. A source that is not connected is retried until it is.",
+      "The origins of the operations. The hub connects again to a source that is not connected.",
       "Sources and their states",
       ["Source", "State", "Operations", "Actions"],
       el("div", { class: "actions" }, may("hub.reload") ? button("Reload the file", () => this.run("hub.reload", {}, () => "The file was read again.")) : null, this.news),
