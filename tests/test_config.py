@@ -884,7 +884,9 @@ def test_a_rule_for_approvals_has_a_schema(folder: Path) -> None:
     assert config.approve == ApprovalRule(when=when, hold=2)
 
 
-def test_certificates_start_at_the_file_and_cost_only_their_source(folder: Path) -> None:
+def test_certificate_paths_are_relative_to_the_file_and_errors_affect_only_their_source(
+    folder: Path,
+) -> None:
     text = "[openapi.a]\ndocument = 'shop.yaml'\nca_file = 'ca.pem'\n"
     path = folder / "operations.toml"
     file = ConfigFile(config=parse_config(text, path), path=path)
@@ -896,7 +898,9 @@ def test_certificates_start_at_the_file_and_cost_only_their_source(folder: Path)
         assert keys_of(HTTPServiceConfig)[key].type == str | None
 
 
-def test_a_proxy_may_be_written_or_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_proxy_with_a_login_must_be_a_secret(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("A_SECRET", "http://u:sesame@proxy.example.com:3128")
 
     config = built(OpenAPIEntry, {"proxy": {"env": "A_SECRET"}}, folder)
@@ -922,7 +926,7 @@ def test_a_file_without_apis_and_servers_does_not_import_them(tmp_path: Path) ->
     assert done.stdout == "set()\n"
 
 
-def test_keys_have_their_lines_in_every_way_of_writing_them() -> None:
+def test_keys_have_their_line_numbers_in_every_toml_syntax() -> None:
     text = (
         'top = 1\n# [not.a.table]\n[a."b.c"]\nx = """\n[no]\ny = 1\n"""\nz = [\n  1, # ]\n]\nq.r = 2\n'
         "[[list]]\nk = 1\n[[list]]\nk = { inner = 2 }\n[list.sub]\nm = 1\n"

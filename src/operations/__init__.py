@@ -69,15 +69,19 @@ from operations.specs import (
 __version__ = "0.2.0"
 
 _ELSEWHERE = {
-    "calls": "PendingRequestMap serve_calls from_calls",
+    "agents": "Toolbox",
+    "authority": "ApprovalRule Authority Grants Ledger narrow new_block",
+    "calls": "CallGraph PendingRequestMap build_call_handler from_calls serve_calls",
+    "config": "load_config parse_config",
     "hub": "Hub open_hub",
-    "mcp": "MCPClientLoader connect_mcp to_mcp",
-    "openapi": "HTTPServiceConfig from_openapi from_openapi_file from_openapi_url to_openapi",
+    "mcp": "MCPClientConfig MCPClientLoader MCPServerSettings connect_mcp to_mcp",
+    "openapi": "HTTPAuth HTTPServiceConfig from_openapi from_openapi_file from_openapi_url to_openapi",
     "pubsub.nats": "connect_nats",
     "pubsub.redis": "connect_redis",
     "pubsub.websocket": "connect_websocket serve_websocket",
-    "server": "create_app",
-    "tools": "configure_tools",
+    "server": "APIKeys JWTConfig Limits ServerConfig create_app hash_key",
+    "testing": "FakeUpstream RegistryUnderTest",
+    "tools": "ToolConfig configure_tools",
 }
 """Public names of submodules that users often try to import from `operations`, by submodule."""
 

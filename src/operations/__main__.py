@@ -1,6 +1,7 @@
 """The entry point of the `operations` command and of `python -m operations`. Maps exceptions to exit codes."""
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -20,8 +21,13 @@ except KeyboardInterrupt:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code."""
+    tokens = list(sys.argv[1:] if arguments is None else arguments)
+    if tokens and tokens[0] in ("serve", "work") and hasattr(signal, "SIGHUP"):
+        # SIGHUP reloads the config once it is served. Until then it must not end the process. A handler does so, unlike
+        # `SIG_IGN`, without effect on the programs that the process starts.
+        signal.signal(signal.SIGHUP, _do_nothing)
     try:
-        result = run(list(sys.argv[1:] if arguments is None else arguments))
+        result = run(tokens)
         sys.stdout.flush()
     except KeyboardInterrupt:
         return 130
@@ -35,6 +41,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     return result
+
+
+def _do_nothing(*_: object) -> None:
+    pass
 
 
 if __name__ == "__main__":

@@ -58,7 +58,9 @@ def toolbox() -> Toolbox:
 
 
 @pytest.mark.parametrize("form", FORMS)
-async def test_calls_of_every_provider_give_its_result_message(form: str, toolbox: Toolbox) -> None:
+async def test_calls_of_every_provider_return_its_result_message(
+    form: str, toolbox: Toolbox
+) -> None:
     write, read = FORMS[form]
 
     for kind, (name, arguments, expected) in CALLS.items():

@@ -102,6 +102,7 @@ def test_input_comes_through_a_pipe(folder: Path, environment: dict[str, str]) -
         (["work.add", "a=1", "c=1"], 6, "VALIDATION_ERROR", "/c is not a known property"),
         (["work.add", "{"], 6, "VALIDATION_ERROR", "is not JSON"),
         (["work.add", "a=1", "{}"], 6, "VALIDATION_ERROR", "neither key=value"),
+        (["work.add", "a=1", "--envelop"], 6, "VALIDATION_ERROR", "'--envelop' is not an option"),
         (["work.add", "@nope.json"], 6, "VALIDATION_ERROR", "cannot be read"),
         (["work.add", "a=1", "a=2"], 6, "VALIDATION_ERROR", "given twice"),
         (["work.add"], 6, "VALIDATION_ERROR", "/a is required"),
@@ -218,7 +219,7 @@ def test_a_call_is_repeated_according_to_the_tools_table(run: Run, folder: Path)
     assert run("call", "work.flaky").json == 3
 
 
-def test_a_subscription_gives_one_line_per_item(run: Run) -> None:
+def test_a_subscription_prints_one_line_per_item(run: Run) -> None:
     assert run("call", "work.count", "to=3").out == "1\n2\n3\n"
     lines = run("call", "work.count", "to=9", "--count", "2", "--envelope").out.splitlines()
     assert [msgspec.json.decode(line)["data"] for line in lines] == [1, 2]
@@ -231,7 +232,7 @@ def test_progress_in_a_pipe_is_lines_on_standard_error(run: Run) -> None:
     assert ran.err == "working hard: 1 of 3\n"  # no two within a second
 
 
-def test_progress_is_no_concern_of_scripts_that_want_json(run: Run) -> None:
+def test_progress_is_not_printed_with_json(run: Run) -> None:
     assert run("call", "work.slow", "pause=0", "--json").err == ""
 
 

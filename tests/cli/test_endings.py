@@ -2,14 +2,18 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
 from itertools import chain, pairwise
 from pathlib import Path
 
 import pytest
+from tests.cli.conftest import Ran
 
 from operations import MissingExtraError, cli
 from operations.__main__ import main
 from operations.cli.options import Common, command
+
+Run = Callable[..., Ran]
 
 
 async def test_a_defect_is_reported_without_a_traceback(
@@ -47,6 +51,33 @@ def test_a_missing_extra_is_named(
         assert "pip install 'alkdev-operations[server]'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["--config", "x.toml", "list"], 2, "options follow the command"),
+        (["serve", "--port", "99999"], 2, "65535"),
+        (["work"], 1, "the config has no broker: add [brokers.main]"),
+        (["list", "--as", "nobody"], 3, "Known: alice, bob, anonymous."),
+        (["login", "nope"], 1, "the config has no [mcp.nope]"),
+    ],
+)
+def test_a_wrong_command_line_is_reported_with_the_next_step(
+    run: Run, arguments: list[str], code: int, words: str
+) -> None:
+    ran = run(*arguments)
+
+    assert (ran.code, ran.out) == (code, "")
+    assert words in ran.err
+
+
+def test_help_shows_no_default_of_a_switch(run: Run) -> None:
+    shown = run("call", "--help").out
+
+    assert "--envelope" in shown
+    assert "default: False" not in shown
+    assert "()" not in shown
+
+
 def test_commands_without_their_extra_are_not_completed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -74,7 +105,7 @@ def test_every_command_of_the_table_exists_and_has_help(
             assert not line or not first or len(f"{line} {first}") > 80, line
 
 
-def test_the_overview_needs_nothing_and_names_every_command(
+def test_the_help_overview_lists_every_command(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     for tokens in ([], ["--help"], ["-h"]):
@@ -91,6 +122,7 @@ def test_the_overview_needs_nothing_and_names_every_command(
 def test_ctrl_c_while_the_command_is_loaded_shows_no_traceback() -> None:
     code = """
 import sys
+from collections.abc import Callable
 class Interrupting:
     def find_spec(self, name, path=None, target=None):
         if name == "cyclopts":
@@ -105,7 +137,7 @@ from operations.__main__ import main
     assert (done.returncode, done.stderr) == (130, "")
 
 
-def test_without_the_extra_of_the_command_line_it_is_named() -> None:
+def test_a_missing_cli_extra_is_reported() -> None:
     code = "import sys; sys.modules['cyclopts'] = None; from operations.__main__ import main; main(['list'])"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False

@@ -444,6 +444,21 @@ def test_an_attack_in_an_enum_does_not_run_on_import(
     assert not (tmp_path / "owned").exists()
 
 
+def test_a_parameter_does_not_hide_the_type_of_the_result() -> None:
+    numbers = {"type": "array", "items": {"type": "integer"}}
+    tree = {"$ref": "#/$defs/Tree", "$defs": {"Tree": {"type": "object", "properties": {"a": {}}}}}
+    source = python_client(
+        [
+            spec("a", {"type": "object", "properties": {"list": {}}}, output_schema=numbers),
+            spec("b", {"type": "object", "properties": {"Tree": {}}}, output_schema=tree),
+        ]
+    )
+
+    # mypy looks for the type in the method, where the parameter is.
+    assert 'cast("builtins.list[int]", ' in source
+    assert 'def b(self, input: "ABInput | None" = None) -> "Tree":' in source
+
+
 @pytest.mark.slow
 def test_the_python_client_is_clean_under_pyright_strict(tmp_path: Path) -> None:
     recursive = {

@@ -65,11 +65,11 @@ async def test_imported_operations_that_anyone_may_call_are_pointed_out(
         config.write("[openapi.till]\ndocument = 'shop.json'\nscopes = ['till:use']\n")
     async with started(environment, "serve") as (process, _):
         process.terminate()
-        said = (await process.communicate())[1]
+        output = (await process.communicate())[1]
     assert process.returncode == 0, "ended in the moment it was ready, and not in order"
 
     words = b"anyone on this machine may call 2 imported operations (openapi:shop)"
-    assert said.count(words) == said.count(b"anyone") == 1
+    assert output.count(words) == output.count(b"anyone") == 1
 
 
 @pytest.mark.requirement("R07", "R21")
@@ -131,14 +131,14 @@ async def test_how_mcp_is_served_can_be_set_in_the_file(
         f"{config.read_text()}\n[serve.mcp]\nnames = 'dotted'\ndisclosure = 'auto'\nmax_tools = 1000\n"
         "instructions = 'Be gentle.'\nstateless = true\n"
     )
-    async with started(environment, "serve", "--entry-point", "mcp") as (_, said):
-        async with Client(said["entryPoints"]["mcp"], mode="legacy") as client:
+    async with started(environment, "serve", "--entry-point", "mcp") as (_, announced):
+        async with Client(announced["entryPoints"]["mcp"], mode="legacy") as client:
             tools = (await client.list_tools()).tools
             instructions = client.instructions
         async with (
             aiohttp.ClientSession() as session,
             session.post(
-                said["entryPoints"]["mcp"], json=INITIALIZE, headers=MCP_HEADERS
+                announced["entryPoints"]["mcp"], json=INITIALIZE, headers=MCP_HEADERS
             ) as answer,
         ):
             assert answer.status == 200
@@ -148,7 +148,7 @@ async def test_how_mcp_is_served_can_be_set_in_the_file(
     assert instructions == "Be gentle."
 
 
-async def test_mcp_is_spoken_on_stdio_as_set_in_the_file(
+async def test_mcp_on_stdio_uses_the_settings_of_the_file(
     folder: Path, environment: dict[str, str]
 ) -> None:
     with (folder / "operations.toml").open("a") as config:

@@ -52,7 +52,7 @@ async def hub_of(folder: Path, text: str) -> AsyncIterator[Hub]:
 
 
 @pytest.mark.requirement("R16")
-def test_an_api_is_given_its_credentials_and_shows_none(
+def test_an_api_gets_its_credentials_and_reveals_none(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TOKEN", SECRET)
@@ -91,7 +91,7 @@ def test_an_api_is_given_its_credentials_and_shows_none(
 
 
 @pytest.mark.requirement("R16")
-def test_a_server_is_given_its_secrets_and_shows_none(
+def test_a_server_gets_its_secrets_and_reveals_none(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TOKEN", SECRET)
@@ -135,7 +135,7 @@ async def test_an_api_is_called_and_needs_the_scopes_of_the_config(folder: Path)
             assert source.label == "openapi:shop"
 
 
-async def test_a_name_that_is_taken_costs_the_second_source_alone(folder: Path) -> None:
+async def test_a_name_collision_affects_only_the_second_source(folder: Path) -> None:
     (folder / "again.py").write_text((folder / "ops.py").read_text())
 
     async with hub_of(folder, "modules = ['ops.py', 'again.py']") as hub:
@@ -143,10 +143,10 @@ async def test_a_name_that_is_taken_costs_the_second_source_alone(folder: Path) 
 
         assert len(first.operations) == 12
         assert second.failure is not None
-        assert "registered already" in second.failure
+        assert "already registered" in second.failure
 
 
-async def test_an_mcp_json_gives_the_reachable_servers(folder: Path) -> None:
+async def test_an_mcp_json_yields_the_reachable_servers(folder: Path) -> None:
     tools = {"command": sys.executable, "args": TOOL_SERVER}
     servers = {"tools": tools, "gone": {"command": "no-such-program"}}
     (folder / "mcp.json").write_text(json.dumps({"mcpServers": servers}))

@@ -31,7 +31,7 @@ def test_every_view_is_accessible(
     page.get_by_role("button", name="Add item").click()
     page.get_by_role("button", name="Add property").click()
     page.get_by_text("Copy as curl, Python or MCP").click()
-    page.get_by_text("What it takes").click()
+    page.get_by_text("Input schema").click()
     page.get_by_role("button", name="Call", exact=True).click()
     expect(page.locator(".chip.bad")).to_be_visible()
     found += faults(page, axe, rules, "form with errors")

@@ -60,7 +60,7 @@ def test_a_nested_form_calls_a_query_and_shows_data_beside_meta(eyes: Eyes) -> N
     }
 
 
-def test_a_validation_error_stands_at_its_field(eyes: Eyes) -> None:
+def test_a_validation_error_is_shown_at_its_field(eyes: Eyes) -> None:
     eyes.witness.expect("/call", 422)
     page = eyes.open("#/shop.quote")
 
@@ -80,7 +80,7 @@ def test_a_validation_error_stands_at_its_field(eyes: Eyes) -> None:
     expect(page.locator(".chip.good")).to_be_visible()
 
 
-def test_a_missing_part_is_named_where_it_is_missing(eyes: Eyes) -> None:
+def test_a_missing_part_is_reported_with_its_location(eyes: Eyes) -> None:
     eyes.witness.expect("/call", 422)
     page = eyes.open("#/shop.deliver")
 
@@ -159,7 +159,7 @@ def test_text_that_is_not_json_is_not_sent(eyes: Eyes) -> None:
     page = eyes.open("#/task.get")
 
     raw(page).fill('{"id": ')
-    expect(page.get_by_text("This is not JSON yet")).to_be_visible()
+    expect(page.get_by_text("This is not valid JSON")).to_be_visible()
     call(page)
     expect(page.get_by_text("Call it to see the result here.")).to_be_visible()
 
@@ -257,7 +257,7 @@ def snippet(page: Page, name: str) -> str:
     return page.get_by_label(name, exact=True).last.inner_text()
 
 
-def test_a_call_can_be_taken_to_curl_python_and_mcp(eyes: Eyes) -> None:
+def test_a_call_can_be_copied_as_curl_python_and_mcp(eyes: Eyes) -> None:
     page = eyes.open("#/shop.quote")
     fill_quote(page)
     page.get_by_label("customer").fill("O'Hara \u201cAda\u201d $HOME")

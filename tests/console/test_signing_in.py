@@ -16,7 +16,7 @@ def test_a_denied_call_works_after_signing_in(eyes: Eyes) -> None:
     eyes.witness.expect("/schema", 404)
     page = eyes.open("#/task.finish")
 
-    expect(page.get_by_text("It may exist for those who are allowed to call it.")).to_be_visible()
+    expect(page.get_by_text("You may see it after you sign in.")).to_be_visible()
     assert page.locator(".row.operation", has_text="finish").count() == 0
     keep(page, "denied")
     sign_in(page)
@@ -27,12 +27,12 @@ def test_a_denied_call_works_after_signing_in(eyes: Eyes) -> None:
     expect(page.locator(".side.data")).to_contain_text("done: true")
     keep(page, "signed-in")
     page.get_by_role("button", name="Sign out").click()
-    expect(page.get_by_text("It may exist for those")).to_be_visible()
+    expect(page.get_by_text("You may see it after you sign in")).to_be_visible()
     sign_in(page)
     expect(page.get_by_label("id", exact=True)).to_have_value("")
 
 
-def test_a_session_that_ends_while_the_page_is_open_is_a_denial_with_a_way_out(eyes: Eyes) -> None:
+def test_an_expired_session_is_reported_with_a_button_to_sign_in(eyes: Eyes) -> None:
     eyes.witness.expect("/call", 401)
     page = eyes.open("#/task.get")
     sign_in(page)
@@ -68,12 +68,12 @@ def test_an_expired_cookie_does_not_prevent_signing_in(eyes: Eyes) -> None:
     expect(page.get_by_role("banner").get_by_role("button", name="Sign in")).to_be_visible()
 
 
-def test_a_wrong_key_is_refused_in_place(eyes: Eyes) -> None:
+def test_a_wrong_key_is_rejected_in_the_dialog(eyes: Eyes) -> None:
     eyes.witness.expect("/session", 401)
     page = eyes.open()
 
     sign_in(page, "wrong")
-    expect(page.get_by_role("alert")).to_have_text("This key is not known here.")
+    expect(page.get_by_role("alert")).to_have_text("This key or token is not valid.")
     expect(page.get_by_label("Key or token")).to_have_value("")
     page.keyboard.press("Escape")
     expect(page.get_by_role("dialog")).to_be_hidden()
@@ -99,7 +99,7 @@ def test_the_key_is_kept_nowhere(eyes: Eyes) -> None:
     assert not any(KEY in url for url in urls)
 
 
-def test_recent_calls_are_a_tree_of_ones_own(eyes: Eyes) -> None:
+def test_recent_calls_are_a_tree_of_the_callers_own_calls(eyes: Eyes) -> None:
     page = eyes.open("#/task.summary")
     page.get_by_role("button", name="Call", exact=True).click()
     expect(page.locator(".chip.good")).to_be_visible()

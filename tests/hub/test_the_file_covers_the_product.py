@@ -138,6 +138,7 @@ def test_logs_are_json_with_a_time_and_requests_are_logged_on_demand(
     with writing_logs(file, verbose=False):
         logging.getLogger("operations").info("one %s", 'line\n"')
         logging.getLogger("operations").debug("nothing")
+        logging.getLogger("mcp.client").info("Received session ID: secret")
         logging.getLogger("operations.access").info("%s", '{"status": 200}')
 
     first, second = map(json.loads, capsys.readouterr().err.splitlines())
@@ -166,7 +167,7 @@ def make_certificate(folder: Path) -> None:
     subprocess.run(command.split(), cwd=folder, check=True, capture_output=True)
 
 
-async def test_a_certificate_makes_it_https(tmp_path: Path) -> None:
+async def test_a_certificate_enables_https(tmp_path: Path) -> None:
     make_certificate(tmp_path)
     path = write(
         tmp_path, '[serve]\nport = 0\ncertificate = "server.pem"\ncertificate_key = "key.pem"\n'
@@ -264,7 +265,7 @@ async def test_a_function_sets_up_middleware_observers_identity_and_lifespan(
         assert ("closed" in seen) == (function in ("managed", "generator"))
 
 
-async def test_a_function_that_is_not_there_is_a_mistake_in_the_file(tmp_path: Path) -> None:
+async def test_a_missing_function_is_reported_as_a_mistake_in_the_file(tmp_path: Path) -> None:
     path = write(tmp_path, 'setup = "nowhere_at_all:setup"')
 
     with pytest.raises(ConfigError, match="setup cannot be imported"):

@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 
-from cyclopts import App, CycloptsError, Group
+from cyclopts import App, CycloptsError, Group, Parameter
 
 from operations import __version__
 
@@ -64,6 +64,10 @@ def run(tokens: Sequence[str]) -> int:
     if not tokens or tokens[0] in ("--help", "-h"):
         sys.stdout.writelines(_help(bold=sys.stdout.isatty() and "NO_COLOR" not in os.environ))
         return 0
+    if tokens[0].startswith("-") and tokens[0] != "--version":
+        message = f"options follow the command: operations COMMAND {tokens[0]}"
+        sys.stderr.write(f"error: {message}. operations --help lists the commands.\n")
+        return 2
     try:
         result = build_app(tokens[0])(tokens, exit_on_error=False)
     except CycloptsError:
@@ -82,6 +86,7 @@ def build_app(chosen: str | None = None) -> App:
         help=ABOUT,
         help_epilogue=" ".join(EPILOGUE.split()),
         help_format="plaintext",
+        default_parameter=Parameter(show_default=_default),
         version=__version__,
         version_flags=["--version"],
         result_action="return_value",
@@ -94,6 +99,11 @@ def build_app(chosen: str | None = None) -> App:
     return app
 
 
+def _default(value: object) -> str | None:
+    """Return a default for the help of an option; None for switches and empty lists, whose default is obvious."""
+    return None if value is False or value == () else str(value)
+
+
 def _help(*, bold: bool) -> Iterator[str]:
     """Yield the lines of the help overview."""
     start, end = ("\x1b[1m", "\x1b[0m") if bold else ("", "")
@@ -102,5 +112,5 @@ def _help(*, bold: bool) -> Iterator[str]:
         yield f"\n{start}{title}{end}\n"
         for name, (_, line) in commands.items():
             yield f"  {name:<12}{line}\n"
-    yield f"\n  {'--version':<12}Display application version.\n"
+    yield f"\n  {'--version':<12}Print the version.\n"
     yield f"\n{EPILOGUE}"

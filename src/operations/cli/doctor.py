@@ -59,6 +59,11 @@ _CHANGED = {
 }
 """The text for each kind of change, after the number of values."""
 
+_CAUTION = (
+    "declare only calls that the code of an operation chooses: a declared call runs without a check of the caller,"
+    " also if the caller's input names it"
+)
+
 _BROKER_SECONDS = 8
 """Longer than the connection timeout, so that a failed connection reports its reason first."""
 
@@ -100,8 +105,8 @@ async def doctor(
         for operation_id, calls in () if screen.json else found.items():
             listed = ", ".join(f'"{call}"' for call in calls)
             screen.show(Text(f"{plain(operation_id)}: calls=[{plain(listed)}]"))
-        if not found and not screen.json:
-            screen.note(f"no undeclared nested calls are recorded in {path}")
+        if not screen.json:
+            screen.note(_CAUTION if found else f"no undeclared nested calls are recorded in {path}")
         return ExitCode.DONE
     findings: list[Finding] = []
     checks = _findings(common) if document is None else _document(document, verbose=common.verbose)
@@ -114,7 +119,7 @@ async def doctor(
         screen.value({"ok": not failed, "findings": [asdict(finding) for finding in findings]})
     else:
         whole = "everything is available" if document is None else "no problems found"
-        screen.note(whole if not failed else f"{failed} to repair", "bold")
+        screen.note(whole if not failed else f"{counted(failed, 'problem')} to fix", "bold")
     return ExitCode.FAILED if failed else ExitCode.DONE
 
 

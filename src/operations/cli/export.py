@@ -21,7 +21,7 @@ from cyclopts import Parameter
 
 from operations._json import object_of
 from operations._references import Scopes
-from operations._text import suggestion, tool_name
+from operations._text import numbered_name, suggestion, tool_name
 from operations.agents.providers import Loss, provider_tools
 from operations.cli.lookup import caller
 from operations.cli.options import (
@@ -241,6 +241,10 @@ def _method(method: str, spec: OperationSpec, types: "_Types", hidden: frozenset
     result = types.annotation(outline, f"{hint}Output", types.home_of(spec.output_schema))
     if spec.output_schema.is_binary and spec.type is not OperationType.SUBSCRIPTION:
         result = "bytes"
+    own = {each.name for each in parameters}
+    if own & {*re.findall(r"\w+", result)} - _TYPES:
+        # In the method, the name of a class would be the parameter.
+        parameters, value = _input(spec, hint, types, flat=False)
     signature = ", ".join(["self", *(each.source(hidden) for each in parameters)])
     docstring = f"        {_docstring(spec.title or spec.description or spec.id)}\n"
     if spec.type is OperationType.SUBSCRIPTION:
@@ -253,7 +257,7 @@ def _method(method: str, spec: OperationSpec, types: "_Types", hidden: frozenset
     return (
         f"    async def {method}({signature}) -> {_quoted(result, hidden)}:\n"
         f"{docstring}"
-        f"        return {call if result == 'Any' else f'cast({_quoted(result)}, {call})'}"
+        f"        return {call if result == 'Any' else f'cast({_quoted(result, _TYPES & own)}, {call})'}"
     )
 
 
@@ -271,8 +275,10 @@ class _Argument(NamedTuple):
         )
 
 
-def _input(spec: OperationSpec, hint: str, types: "_Types") -> tuple[list[_Argument], str]:
-    """Return the parameters of a method and the expression for the input that it sends."""
+def _input(
+    spec: OperationSpec, hint: str, types: "_Types", *, flat: bool = True
+) -> tuple[list[_Argument], str]:
+    """Return the parameters of a method, if possible one for each property, and the expression for its input."""
     outline = Outline.of(spec.input_schema)
     home = types.home_of(spec.input_schema)
     names = list(outline.properties)
@@ -281,7 +287,7 @@ def _input(spec: OperationSpec, hint: str, types: "_Types") -> tuple[list[_Argum
             return [], "{}"
         kind = types.annotation(outline, f"{hint}Input", home)
         return [_Argument("input", kind, " = None" if kind == "Any" else "")], "input"
-    if not all(_is_identifier(name) and name not in _USED_IN_METHODS for name in names):
+    if not flat or any(not _is_identifier(each) or each in _USED_IN_METHODS for each in names):
         kind = types.annotation(outline, f"{hint}Input", home)
         if outline.required:
             return [_Argument("input", kind)], "input"
@@ -437,9 +443,7 @@ def class_name(*parts: str) -> str:
 
 def _free(wanted: str, taken: set[str]) -> str:
     """Reserve a name in `taken`: `wanted`, with a number appended if it is taken."""
-    name, number = wanted, 2
-    while name in taken:
-        name, number = f"{wanted}_{number}" if wanted.islower() else f"{wanted}{number}", number + 1
+    name = numbered_name(wanted, taken, "_" if wanted.islower() else "")
     taken.add(name)
     return name
 

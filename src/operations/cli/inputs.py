@@ -54,6 +54,11 @@ def read_input(arguments: Sequence[str], outline: Outline, limits: Limits) -> An
     """
     if not arguments:
         return {} if _takes_object(outline) else None
+    for argument in arguments:
+        if argument.startswith("--") and "=" not in argument:
+            raise _unreadable(
+                repr(argument), "is not an option of call; see operations call --help"
+            )
     pairs = [_PAIR.fullmatch(argument) for argument in arguments]
     if len(arguments) == 1 and (pairs[0] is None or arguments[0].startswith("@")):
         return _whole(arguments[0], limits)

@@ -75,7 +75,8 @@ async def list_operations(
         if len(chosen) < len(matching):
             screen.note(f"... and {len(matching) - len(chosen)} more")
         elif not chosen and screen.is_terminal:
-            screen.note("nothing matches" if len(hub.registry) else "there are no operations yet")
+            is_all = not (words or namespace or tag or type or source)
+            screen.note("there are no operations yet" if is_all else "nothing matches")
         return None if chosen or not _is_absent(hub, wanted) else ExitCode.UNAVAILABLE
 
 

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Annotated, Any, ParamSpec, TypeAlias
 
 import msgspec
-from cyclopts import Parameter
+from cyclopts import Parameter, validators
 from rich.cells import cell_len, set_cell_size
 from rich.color import ColorSystem
 from rich.console import Console, RenderableType
@@ -235,7 +235,7 @@ class Screen:
             self.note(f"error: {message}", "red")
 
     def config_failed(self, error: ConfigError) -> None:
-        """Print all faults of the config."""
+        """Print all errors of the config."""
         if self.json:
             details = {"faults": [asdict(fault) for fault in error.faults]}
             self._complain({"error": {"code": "CONFIG", "message": str(error), "details": details}})
@@ -307,6 +307,9 @@ def exit_code_of(code: str) -> ExitCode:
 
 P = ParamSpec("P")
 
+PORT = Parameter(alias="-p", validator=validators.Number(gte=0, lte=65535))
+"""The settings of the option `--port`."""
+
 
 @Parameter(name="*", group="For every command")
 @dataclass(frozen=True, kw_only=True)
@@ -341,7 +344,7 @@ class Common:
         """Return the config of this command.
 
         Raises:
-            ConfigError: If the config has faults; if it is missing and `required`; or if it was found by search and
+            ConfigError: If the config has errors; if it is missing and `required`; or if it was found by search and
                 belongs to another user.
         """
         path = self.config or find_config(Path.cwd())
@@ -500,6 +503,8 @@ def _report(hub: Hub, wanted: SourceFilter, screen: Screen, *, hints: str, verbo
     if wanted.is_all and not hub.absent():
         for pattern in sorted(hub.tools.unmatched):
             screen.warn(f'[tools."{pattern}"] matches no operation')
+        for pattern in sorted(hub.tools.uncached):
+            screen.warn(f'[tools."{pattern}"] cache has no effect: it matches no query')
     for source in hub.sources:
         if not source.is_enabled:
             screen.note(f"{source.label} is disabled")

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from operations._signals import shutdown_event
 from operations._text import counted
-from operations.cli.options import DEFAULTS, Common, Screen, command, open_file, settle
+from operations.cli.options import DEFAULTS, PORT, Common, Screen, command, open_file, settle
 from operations.config import ConfigFile
 from operations.hub import serving
 from operations.hub.hub import Hub, following
@@ -28,7 +28,7 @@ EntryPoint = Literal["http", "mcp", "websocket", "console"]
 async def serve(
     *,
     host: str | None = None,
-    port: Annotated[int | None, Parameter(alias="-p")] = None,
+    port: Annotated[int | None, PORT] = None,
     entry_point: Annotated[tuple[EntryPoint, ...], Parameter(negative="")] = (),
     stdio: Annotated[bool, Parameter(negative="")] = False,
     as_: Annotated[str | None, Parameter(name="--as")] = None,

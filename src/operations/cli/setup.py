@@ -328,7 +328,7 @@ async def login(server: str, /, *, common: Common = DEFAULTS) -> None:
     file = common.load()
     servers = file.config.mcp
     if server not in servers:
-        raise OperationsError(f"There is no [mcp.{server}].{suggestion(server, servers)}")
+        raise OperationsError(f"the config has no [mcp.{server}].{suggestion(server, servers)}")
 
     def show(address: str) -> None:
         screen.note(f"Open this address to sign in:\n{address}")

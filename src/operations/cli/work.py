@@ -21,6 +21,7 @@ from operations.calls.monitoring import DeadLetter, GroupMonitor, GroupReport, m
 from operations.calls.remote import RemoteConfig
 from operations.cli.options import (
     DEFAULTS,
+    PORT,
     Common,
     ExitCode,
     Screen,
@@ -46,7 +47,7 @@ async def work(
     grace: float | None = None,
     name: str | None = None,
     host: str | None = None,
-    port: Annotated[int | None, Parameter(alias="-p")] = None,
+    port: Annotated[int | None, PORT] = None,
     common: Common = DEFAULTS,
 ) -> None:
     """Serve all operations to callers on a broker until Ctrl-C; running calls are finished first.
@@ -144,10 +145,9 @@ def chosen_broker(name: str | None, file: ConfigFile) -> tuple[str, BrokerEntry]
     if name is None and len(brokers) == 1:
         (name,) = brokers
     if name is None:
-        known = (
-            f"one of {', '.join(brokers)}" if brokers else "one in the config first: [brokers.main]"
-        )
-        raise OperationsError(f"which broker? Use {known}")
+        if brokers:
+            raise OperationsError(f"name one of the brokers: {', '.join(brokers)}")
+        raise OperationsError("the config has no broker: add [brokers.main] with its url")
     if name not in brokers:
         raise OperationsError(
             f"there is no broker {name} in the config.{suggestion(name, brokers)}"

@@ -174,7 +174,7 @@ def load_config(path: Path) -> ConfigFile:
     """Read a config file: TOML, or an `mcp.json`, which contains only MCP servers.
 
     Raises:
-        ConfigError: With all faults, each with its line and key.
+        ConfigError: With all errors, each with its line and key.
     """
     path = path.absolute()
     text = _text(path)
@@ -212,7 +212,7 @@ def parse_config(text: str, path: Path) -> Config:
 
 
 def _without(document: JSONObject, faults: Collection[KeyPath]) -> JSONObject:
-    """Return the document without the tables that have faults: `mcp.a` for `mcp.a.url`, `serve` for `serve.port`."""
+    """Return the document without the tables that have errors: `mcp.a` for `mcp.a.url`, `serve` for `serve.port`."""
     removed = {where[: 2 if where[0] in _SOURCES else 1] for where in faults if where}
     sound = {key: value for key, value in document.items() if (key,) not in removed}
     for key in _SOURCES & sound.keys():

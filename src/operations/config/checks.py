@@ -1,6 +1,6 @@
-"""Check a config, and explain each fault to the person who fixes it.
+"""Check a config, and explain each error to the person who fixes it.
 
-Rule 1: a fault names the place (file, line, key), the expected value, and a suggestion.
+Rule 1: an error names the place (file, line, key), the expected value, and a suggestion.
 Rule 2: no message shows a value, because it may be a misplaced secret.
 Rule 3: finding the lines of keys never fails. A key inside an inline table or a long list has the line of its value.
 Rule 4: a check covers one table, yields `(path, message)` pairs, and uses no network. A missing file or secret is not a
@@ -123,12 +123,12 @@ _BY_NAME = '{ env = "NAME" } or { file = "PATH" }'
 
 @dataclass(frozen=True, slots=True)
 class ConfigFault:
-    """One fault of a config file."""
+    """One error in a config file."""
 
     file: str
 
     line: int | None
-    """The line number, counted from 1; None if the fault has no location."""
+    """The line number, counted from 1; None if the error has no location."""
 
     key: str
     """The key in dotted form, such as `serve.port`; empty for the whole file."""
@@ -144,7 +144,7 @@ class ConfigError(OperationsError, ValueError):
     """A config file cannot be used.
 
     Attributes:
-        faults: All faults, in the order of the file.
+        faults: All errors, in the order of the file.
     """
 
     def __init__(self, faults: Iterable[ConfigFault]) -> None:
@@ -264,7 +264,7 @@ _SHORT = {"scopes": "access", "pages": "pagination", "token": "auth"}
 
 
 def check(config: model.Config, folder: FilePath, *, is_whole: bool) -> Found:
-    """Yield all faults of `config`; its paths are relative to `folder`.
+    """Yield all errors of `config`; its paths are relative to `folder`.
 
     Unless the config is the whole file, rules that connect several tables are not checked.
     """

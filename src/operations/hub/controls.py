@@ -13,6 +13,7 @@ import msgspec
 
 from operations.calls.monitoring import DeadLetter, GroupMonitor, GroupReport
 from operations.calls.remote import RemoteConfig
+from operations.config import ConfigError
 from operations.errors import CallError, ErrorCode, TransportError
 from operations.functions import operation
 from operations.hub.hub import Hub, reload
@@ -74,8 +75,8 @@ def control_operations(hub: Hub, *, is_up: Callable[[], bool]) -> list[Any]:
         try:
             return hub.supervisor(name)
         except KeyError:
-            names = ", ".join(source.name for source in hub.sources)
-            message = f"There is no source {name!r}; there are: {names}"
+            names = ", ".join(source.names[1] for source in hub.sources)
+            message = f"{name!r} does not name one source; the sources are: {names}"
             raise CallError(ErrorCode.VALIDATION_ERROR, message) from None
 
     async def change(name: str, action: Callable[[Supervisor], Awaitable[None]]) -> SourceReport:
@@ -130,7 +131,11 @@ def control_operations(hub: Hub, *, is_up: Callable[[], bool]) -> list[Any]:
     @operation("hub.reload", scopes=[SCOPE])
     async def read_again() -> list[SourceReport]:
         """Read the config file again."""
-        await reload(hub)
+        try:
+            await reload(hub)
+        except ConfigError as error:
+            message = f"The config cannot be used, so the previous one stays in effect: {error}"
+            raise CallError(ErrorCode.EXECUTION_ERROR, message) from None
         hub.reload_others()
         return [report(source) for source in hub.sources]
 

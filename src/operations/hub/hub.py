@@ -218,12 +218,12 @@ class Hub:
         """Return the supervisor of a source, by name or `kind:name`.
 
         Raises:
-            KeyError: If there is no such source.
+            KeyError: If there is no such source, or more than one.
         """
-        for supervisor in self.supervisors:
-            if supervisor.source.is_called(name):
-                return supervisor
-        raise KeyError(name)
+        found = [each for each in self.supervisors if name in each.source.names]
+        if len(found) != 1:
+            raise KeyError(name)
+        return found[0]
 
     # ------------------------------------------------------------ lookup
 
@@ -330,7 +330,9 @@ class Hub:
             return Identity(name, **self.file.options(Identity, keys[name]))
         if name == "anonymous":
             return None
-        raise self.file.fault(f"there is no {name} in [access.keys].{suggestion(name, keys)}")
+        known = ", ".join([*keys, "anonymous"])
+        hint = suggestion(name, keys) or f" Known: {known}."
+        raise self.file.fault(f"there is no caller {name!r} in [access.keys].{hint}")
 
 
 def tools_of(file: ConfigFile) -> dict[str, ToolConfig]:

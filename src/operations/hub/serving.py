@@ -7,12 +7,13 @@ Rule 3: connections, limits, rates and caches are in memory, so they belong to o
 """
 
 import asyncio
+import errno
 import logging
 import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
@@ -71,6 +72,8 @@ def listening_errors(config: ListenConfig, table: str) -> Generator[None]:
         ) from None
     except OSError as error:
         reason = f"cannot listen on {config.host}:{config.port}: {error.strerror}"
+        if error.errno == errno.EADDRINUSE:
+            reason += "; stop the other program, or choose another port with --port"
         raise OperationsError(reason) from error
 
 
@@ -277,7 +280,7 @@ async def supervise(
             processes.stop()
             _, late = await asyncio.wait(tasks, timeout=grace)
             if late:
-                processes.signal(signal.SIGKILL)
+                processes.kill()
                 await asyncio.wait(late)
     # If a process could not be started, its exit code gives the reason.
     codes = [task.result() for task in tasks if stopping in ended or task in ended]
@@ -292,12 +295,13 @@ class _Processes:
         self._listener = listener
         self._running: dict[asyncio.subprocess.Process, socket.socket] = {}
         """The running processes, with the channel to each."""
+        self._ready: set[asyncio.subprocess.Process] = set()
         self._stopping = asyncio.Event()
         self._was_ready = False
 
     def reload(self) -> None:
-        """Make all processes read the config again."""
-        self.signal(signal.SIGHUP)
+        """Make all processes read the config again. A process that is starting reads it anyway; SIGHUP would end it."""
+        self._signal(self._ready, signal.SIGHUP)
 
     def stop(self) -> None:
         """Make all processes finish their calls and end.
@@ -310,9 +314,14 @@ class _Processes:
             with suppress(OSError):
                 channel.shutdown(socket.SHUT_RDWR)
 
-    def signal(self, number: signal.Signals) -> None:
-        """Send a signal to all processes."""
-        for process in self._running:
+    def kill(self) -> None:
+        """End all processes at once."""
+        self._signal(self._running, signal.SIGKILL)
+
+    def _signal(
+        self, processes: Iterable[asyncio.subprocess.Process], number: signal.Signals
+    ) -> None:
+        for process in processes:
             with suppress(ProcessLookupError):
                 process.send_signal(number)
 
@@ -328,7 +337,7 @@ class _Processes:
                 return code
             if not self._was_ready:
                 return code or _ENDED
-            logger.warning("process %d ended with %d and is started again", number, code)
+            logger.warning("process %d exited with code %d and is restarted", number, code)
             with suppress(TimeoutError):
                 async with asyncio.timeout(backoff.pause()):
                     await self._stopping.wait()
@@ -351,15 +360,18 @@ class _Processes:
             self._running[process] = mine
             if self._stopping.is_set():
                 self.stop()
-            listening = asyncio.create_task(self._listen(mine, backoff))
+            listening = asyncio.create_task(self._listen(process, mine, backoff))
             try:
                 return await process.wait()
             finally:
                 del self._running[process]
+                self._ready.discard(process)
                 listening.cancel()
                 await asyncio.wait({listening})
 
-    async def _listen(self, channel: socket.socket, backoff: Backoff) -> None:
+    async def _listen(
+        self, process: asyncio.subprocess.Process, channel: socket.socket, backoff: Backoff
+    ) -> None:
         """Read the reports of a process."""
         channel.setblocking(False)
         loop = asyncio.get_running_loop()
@@ -367,6 +379,7 @@ class _Processes:
             while report := await loop.sock_recv(channel, 1):
                 if report == _READY:
                     self._was_ready = True
+                    self._ready.add(process)
                     backoff.reset()
                 else:
                     self.reload()

@@ -163,6 +163,11 @@ class Source:
         return self.kind if self.kind == "local" else f"{self.kind}:{self.name}"
 
     @property
+    def names(self) -> tuple[str, str]:
+        """The names by which an operator controls the source: `name` and `kind:name`."""
+        return self.name, f"{self.kind}:{self.name}"
+
+    @property
     def operations(self) -> tuple[str, ...]:
         """The ids of its current operations."""
         return () if self.opened is None else tuple(each.spec.id for each in self.opened.operations)
@@ -469,7 +474,7 @@ class Supervisor:
         source.warnings = (*self._given_warnings, *opened.warnings)
         if taken and source.kind != "broker":
             raise RegistrationError(
-                f"{taken[0]} is registered already, by {self._owner(taken[0])}: rename one of them"
+                f"{taken[0]} is already registered by {self._owner(taken[0])}: rename one of them"
             )
         if taken:
             # The operator may not control the ids of workers: register the operations whose ids are free.

@@ -437,7 +437,7 @@ def ledgers_of(file: ConfigFile) -> tuple[str, list[tuple[Path, Path | None]]]:
     """
     entry = file.config.ledger
     if entry is None:
-        raise file.fault("There is no [ledger].")
+        raise file.fault("there is no [ledger]: add the table with file and key.")
     # A head without its file shows that the file was removed.
     found = [_processes(file.resolve(each)) for each in (entry.file, entry.head) if each]
     processes = sorted(set[str]().union(*found)) if _PROCESS in entry.file else [""]

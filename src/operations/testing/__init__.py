@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from operations._json import object_of
+from operations._text import suggestion
 from operations.access import Identity
 from operations.context import OperationContext
 from operations.errors import OperationsError
@@ -92,7 +93,11 @@ class RegistryUnderTest:
         """
         original = self.registry.get(operation_id)
         if original is None or original.spec.type is OperationType.SUBSCRIPTION:
-            raise OperationsError(f"{operation_id} is not a registered query or mutation")
+            known = [spec.id for spec in self.registry.specs()]
+            raise OperationsError(
+                f"{operation_id} is not a registered query or mutation."
+                + suggestion(operation_id, known)
+            )
         self._originals.setdefault(operation_id, original)
         fake = Fake(result)
         self.registry.register(Operation(original.spec, fake), replace=True)

@@ -33,7 +33,7 @@ except ModuleNotFoundError as error:
 from operations._signals import shutdown_event
 from operations.access import Identity
 from operations.cli.inputs import as_typed
-from operations.cli.options import DEFAULTS, Common, Screen, command, encoded, plain
+from operations.cli.options import DEFAULTS, PORT, Common, Screen, command, encoded, plain
 from operations.cli.serve import announce
 from operations.config import FILE_NAME, VARIABLE, ConfigFile, load_config
 from operations.context import OperationContext
@@ -52,7 +52,7 @@ MANAGER = Identity("manager", ["cafe:manage"])
 async def demo(
     *,
     once: Annotated[bool, Parameter(negative="")] = False,
-    port: Annotated[int, Parameter(alias="-p")] = 0,
+    port: Annotated[int, PORT] = 0,
     common: Common = DEFAULTS,
 ) -> None:
     """Run a complete example: a REST API, an MCP server and Python functions behind one address.
