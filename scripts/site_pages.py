@@ -123,7 +123,7 @@ def _config_reference() -> str:
     schema: Any = config_schema().document
     lines = [
         "# `operations.toml`: every key\n",
-        "Made from the config classes of the package. [Configuration](../config.md) explains the tables.\n",
+        "Generated from the config classes of the package. [Configuration](../config.md) explains the tables.\n",
         *_table((), schema, schema["$defs"]),
     ]
     return "\n".join(lines)
@@ -134,7 +134,7 @@ def _table(path: tuple[str, ...], schema: Any, known: Any) -> Iterator[str]:
     if path:
         yield f"## `[{'.'.join(path)}]`\n"
         yield f"{schema.get('description', '')}\n"
-    yield "| key | type | default | what |\n|---|---|---|---|"
+    yield "| key | type | default | meaning |\n|---|---|---|---|"
     below: list[tuple[tuple[str, ...], Any]] = []
     for key, value in schema["properties"].items():
         what = value.get("description", "")
