@@ -96,6 +96,42 @@ async def test_a_named_subtype_that_does_not_match_keeps_its_properties(kind: st
     assert changes == {("converted", "/1/lives"), ("stripped", "/1/extra")}
 
 
+@pytest.mark.requirement("R52")
+@pytest.mark.parametrize("kind", ["base", "swagger", "union"])
+async def test_a_schema_with_the_discriminator_of_its_base_keeps_properties_of_its_subtypes(
+    kind: str,
+) -> None:
+    dog = {"$ref": "#/components/schemas/Dog"}
+    named = {"propertyName": "petType", "mapping": {"dog": "Dog", "pup": "Puppy", "cat": "Cat"}}
+    base = {**BASE, "discriminator": "petType" if kind == "swagger" else named}
+    if kind == "union":
+        base["oneOf"] = [dog, {"$ref": "#/components/schemas/Cat"}]
+    puppy = {"properties": {"weeks": {"type": "integer"}, "mood": {"enum": ["calm"]}}}
+    described = document(
+        responses={
+            "200": {
+                "description": "ok",
+                "content": {"application/json": {"schema": {"type": "array", "items": dog}}},
+            }
+        },
+        components={
+            "schemas": {"Pet": base, "Dog": DOG, "Puppy": {"allOf": [dog, puppy]}, "Cat": CAT}
+        },
+    )
+    name = "Puppy" if kind == "swagger" else "pup"
+    sent = [
+        {"petType": name, "bark": "loud", "weeks": 3},
+        {"petType": name, "bark": "loud", "weeks": 3, "mood": "new"},
+        {"petType": "dog", "bark": "loud", "lives": 9},
+    ]
+    async with serving(responding(sent)) as url, imported(described, base_url=url) as registry:
+        envelope = await registry.execute("api.call", {})
+
+    assert envelope.data == [*sent[:2], {"petType": "dog", "bark": "loud"}]
+    changes = [(change.kind, change.path) for change in envelope.meta.changes]
+    assert changes == [("stripped", "/2/lives")]
+
+
 @pytest.mark.parametrize(
     "variants",
     [
@@ -168,8 +204,11 @@ def test_swagger_discriminators_have_subtypes_too() -> None:
 def test_subtypes_of_subtypes_belong_to_the_union_of_each_base() -> None:
     puppy = {"allOf": [{"$ref": "#/components/schemas/Dog"}, {"properties": {"weeks": {}}}]}
     plain = build(PET, Pet=BASE, Dog=DOG, Puppy=puppy)["$defs"]
-    assert plain["Pet"]["anyOf"][1] == {"$ref": "#/$defs/Puppy"}
-    assert plain["Puppy"]["allOf"][0] == {"$ref": "#/$defs/Dog"}
+    assert plain["Pet"]["anyOf"] == [
+        {"$ref": f"#/$defs/{name}"} for name in ("Dog.base", "Puppy", "Pet.base")
+    ]
+    assert plain["Dog.base"]["allOf"][0] == {"$ref": "#/$defs/Pet.base"}
+    assert plain["Puppy"]["allOf"][0] == {"$ref": "#/$defs/Dog.base"}
 
     dog = {"allOf": [PET, {"properties": {"bark": {}}, "discriminator": {"propertyName": "age"}}]}
     nested = build(PET, Pet=BASE, Dog=dog, Puppy=puppy)["$defs"]

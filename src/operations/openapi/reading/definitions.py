@@ -50,10 +50,11 @@ class Subtypes:
                 self._bases[pointer] = bases
                 for base in bases:
                     self._children.setdefault(base, []).append(pointer)
+        self._declaring = self._find_declaring()
         self._subtypes = {
             pointer: found
-            for pointer, schema in self._schemas.items()
-            if _discriminator(schema) is not None and (found := self._find_subtypes(pointer))
+            for pointer in self._declaring
+            if (found := self._find_subtypes(pointer))
         }
         self._circular = {
             pointer
@@ -67,16 +68,24 @@ class Subtypes:
         """Return the pointers of the schemas that extend the base at `pointer`; empty if it is not a base."""
         return self._subtypes.get(pointer, ())
 
-    def variants(self, schema: JSONObject, pointers: Sequence[str]) -> JSONObject | None:
-        """Return the annotation `VARIANTS` of a union, from its discriminator.
+    def discriminator(self, pointer: str) -> Any:
+        """Return the discriminator of the base at `pointer`, its own or that of a schema that it extends."""
+        return _discriminator(self._schemas[self._declaring[pointer]])
+
+    def is_intermediate(self, pointer: str) -> bool:
+        """Return whether the schema at `pointer` is a base that inherits its discriminator."""
+        return pointer in self._subtypes and self._declaring[pointer] != pointer
+
+    def variants(self, discriminator: Any, pointers: Sequence[str]) -> JSONObject | None:
+        """Return the annotation `VARIANTS` of a union.
 
         Args:
-            schema: The schema with the discriminator.
+            discriminator: The discriminator of the union.
             pointers: The pointers of the members; empty for a member that is not a reference.
         """
-        given = _discriminator(schema)
         # In Swagger 2.0 it is only the name of the property.
-        node = {"propertyName": given} if type(given) is str else object_of(given)
+        is_name = type(discriminator) is str
+        node = {"propertyName": discriminator} if is_name else object_of(discriminator)
         members = {_name(pointer): index for index, pointer in enumerate(pointers) if pointer}
         for tag, value in object_of(node.get("mapping")).items():
             target = text_of(value)
@@ -96,11 +105,26 @@ class Subtypes:
             if pointer in self._subtypes.get(base, ()) or base in self._circular
         )
 
+    def _find_declaring(self) -> dict[str, str]:
+        """Return which schema declares the discriminator of each base and of the schemas that extend it."""
+        found = {
+            pointer: pointer
+            for pointer, schema in self._schemas.items()
+            if _discriminator(schema) is not None
+        }
+        waiting = list(found)
+        for base in waiting:
+            for child in self._children.get(base, ()):
+                if child not in found:
+                    found[child] = found[base]
+                    waiting.append(child)
+        return found
+
     def _find_subtypes(self, base: str) -> tuple[str, ...]:
         schema = self._schemas[base]
         if any(union in schema for union in UNIONS):
             return ()
-        mapped = self._mapped(base)
+        mapped = self._mapped(self._declaring[base])
         found: dict[str, None] = {}
         waiting, seen = [base], {base}
         while waiting:
@@ -114,12 +138,13 @@ class Subtypes:
                     or not _is_alias(self._schemas[child])
                 ):
                     found[child] = None
-                if _discriminator(self._schemas[child]) is None:
+                if self._declaring[child] != child:
                     waiting.append(child)
-        inherited = self._descendants(base)
-        for target in mapped:
-            if target not in inherited and not self._contains(target, base):
-                found[target] = None
+        if self._declaring[base] == base:
+            inherited = self._descendants(base)
+            for target in mapped:
+                if target not in inherited and not self._contains(target, base):
+                    found[target] = None
         return tuple(sorted(found, key=self._order.__getitem__))
 
     def _mapped(self, base: str) -> list[str]:

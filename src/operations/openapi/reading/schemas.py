@@ -272,7 +272,7 @@ class Conversion:
         refs = [object_of(item).get("$ref") for item in unions[0]]
         found = [self._found(ref, is_part=False) if type(ref) is str else None for ref in refs]
         pointers = ["" if each is None else each.pointer for each in found]
-        return self.definitions.subtypes.variants(schema, pointers)
+        return self.definitions.subtypes.variants(schema["discriminator"], pointers)
 
     def _items(self, schema: JSONObject, value: Any, depth: int, out: JSONObject) -> None:
         """Convert `items`: a schema or, before 2020-12, a list of schemas with `additionalItems` for the rest."""
@@ -321,12 +321,15 @@ class SchemaConverter(Definitions):
         if len(subtypes) > MAX_SUBTYPES:
             definition.refs.add(own)
             return {**own.ref, "additionalProperties": True}
-        found = [self.definition(f"#{subtype}", direction) for subtype in subtypes]
+        # The union already lists the subtypes of a subtype without a discriminator of its own.
+        own_parts = set(filter(self.subtypes.is_intermediate, subtypes))
+        found = [self.definition(f"#{each}", direction, own_parts) for each in subtypes]
         members = [member for member in (*found, own) if member is not None]
         definition.refs.update(members)
         union: JSONObject = {"anyOf": [member.ref for member in members]}
         if direction is Direction.RESPONSE:
-            put(union, VARIANTS, self.subtypes.variants(target, [each.pointer for each in members]))
+            tag = self.subtypes.discriminator(pointer)
+            put(union, VARIANTS, self.subtypes.variants(tag, [each.pointer for each in members]))
         described = object_of(self.convert(own)).get("description")
         return {**union, "description": described} if described else union
 
