@@ -210,6 +210,25 @@ def test_a_document_without_paths_is_reported() -> None:
     assert "is it an OpenAPI document?" in service.problems[0].reason
 
 
+@pytest.mark.parametrize(
+    ("version", "read_as"),
+    [
+        ({"openapi": "4.0.0"}, "3.2"),
+        ({"openapi": "30.1"}, "3.2"),
+        ({"swagger": "1.2"}, "2.0"),
+        ({"openapi": "3.2.1-rc"}, None),
+        ({"openapi": 3.1}, None),
+        ({"swagger": 2}, None),
+    ],
+)
+def test_an_unknown_version_is_reported(version: dict[str, Any], read_as: str | None) -> None:
+    operation = {"operationId": "find", "responses": {"200": {"description": "ok"}}}
+    service = from_openapi({**version, "paths": {"/items": {"get": operation}}}, CONFIG)
+    assert [each.spec.id for each in service] == ["api.find"]
+    expected = [f"its version {version.get('openapi', '1.2')!r} is not known; read as {read_as}"]
+    assert [problem.reason for problem in service.problems] == (expected if read_as else [])
+
+
 @pytest.mark.parametrize("whole", [None, [], "text", 7])
 def test_a_value_that_is_not_an_object_is_not_a_description(whole: Any) -> None:
     with pytest.raises(DocumentError):

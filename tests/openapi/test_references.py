@@ -241,6 +241,40 @@ async def test_files_are_fetched_in_parallel(tmp_path: Path) -> None:
     assert service.problems == []
 
 
+def test_references_that_form_a_cycle_are_reported() -> None:
+    ref = "#/components/schemas/"
+    schemas = {
+        "A": {"$ref": f"{ref}B"},
+        "B": {"$ref": f"{ref}A", "description": "The same as A."},
+        "User": {"$ref": f"{ref}A"},
+        "Tree": {"properties": {"child": {"$ref": f"{ref}Tree"}}},
+    }
+    content = {"application/json": {"schema": {"$ref": f"{ref}User"}}}
+    responses = {"200": {"description": "ok", "content": content}}
+    service = from_openapi(document(responses=responses, components={"schemas": schemas}), CONFIG)
+    (operation,) = service
+    assert operation.spec.output_schema.check({"anything": 1})
+    assert {problem.where: problem.is_skipped for problem in service.problems} == {
+        f"{ref}A": False,
+        f"{ref}B": False,
+    }
+    assert all("form a cycle" in problem.reason for problem in service.problems)
+
+
+@pytest.mark.parametrize("keyword", ["allOf", "anyOf", "oneOf"])
+def test_schemas_that_contain_each_other_accept_any_value(keyword: str) -> None:
+    ref = "#/components/schemas/"
+    schemas = {"A": {keyword: [{"$ref": f"{ref}B"}]}, "B": {keyword: [{"$ref": f"{ref}A"}]}}
+    content = {"application/json": {"schema": {"$ref": f"{ref}A"}}}
+    responses = {"200": {"description": "ok", "content": content}}
+    body = {"content": content, "required": True}
+    (operation,) = from_openapi(
+        document(responses=responses, requestBody=body, components={"schemas": schemas}), CONFIG
+    )
+    assert operation.spec.output_schema.check({"anything": 1})
+    assert operation.spec.input_schema.check({"body": {"anything": 1}})
+
+
 async def test_every_unresolved_reference_is_reported(tmp_path: Path) -> None:
     schema = {
         "properties": {

@@ -52,9 +52,7 @@ class Subtypes:
                     self._children.setdefault(base, []).append(pointer)
         self._declaring = self._find_declaring()
         self._subtypes = {
-            pointer: found
-            for pointer in self._declaring
-            if (found := self._find_subtypes(pointer))
+            pointer: found for pointer in self._declaring if (found := self._find_subtypes(pointer))
         }
         self._circular = {
             pointer

@@ -6,6 +6,7 @@ Rule 3: each response, and the target of each reference, is read once, because d
         every operation.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +29,9 @@ from operations.types import JSONObject, JSONSchema
 
 _METHODS = {spelled: method.upper() for method in METHODS for spelled in (method, method.upper())}
 """The method for each spelling; operations share the text."""
+
+
+_VERSION = re.compile(r"2(\.0)?|3(\.[012](\..+)?)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +91,7 @@ class Description:
         for key in ("openapi", "swagger"):
             version = self.document.get(key)
             if isinstance(version, (str, int, float)):
-                return str(version)
+                return self._known(str(version), "3.2" if key == "openapi" else "2.0")
         is_swagger = not self.document.keys().isdisjoint(
             {"definitions", "basePath", "host", "securityDefinitions"}
         )
@@ -97,6 +101,14 @@ class Description:
             reason = "it names no version and has no paths: is it an OpenAPI document?"
         self.problems.append(Problem("document", reason, is_skipped=False))
         return version
+
+    def _known(self, version: str, otherwise: str) -> str:
+        """Return `version`; `otherwise` with a problem if it is not a known version."""
+        if _VERSION.fullmatch(version):
+            return version
+        reason = f"its version {version!r} is not known; read as {otherwise}"
+        self.problems.append(Problem("document", reason, is_skipped=False))
+        return otherwise
 
     def all_problems(self) -> list[Problem]:
         """Return all parts of the document that could not be used, including unresolved references.

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from operations._json import list_of, object_of
+from operations._json import object_of
 from operations.openapi.reading import media
 from operations.openapi.reading.keywords import as_object
 from operations.openapi.reading.media import EVENT_STREAM
@@ -203,10 +203,10 @@ class Expected:
         return kind if is_split or kind.startswith("*/*") else f"{kind}, */*;q=0.1"
 
     def _is_object(self, schema: Any) -> bool:
-        node = self._schemas.resolve(schema)
-        if "type" in node:
-            return bool(node["type"] == "object")
-        return "properties" in node or any(map(self._is_object, list_of(node.get("allOf"))))
+        parts = self._schemas.parts(self._schemas.resolve(schema))
+        return any(
+            part["type"] == "object" if "type" in part else "properties" in part for part in parts
+        )
 
 
 def is_sequence(declared: Media) -> bool:

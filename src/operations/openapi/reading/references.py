@@ -233,11 +233,16 @@ class References:
         ]
 
     def _fault(self, ref: str) -> str | None:
-        try:
-            self.locate(ref)
-        except DocumentError as error:
-            return str(error)
-        return None
+        """Return why `ref` has no target; None for a reference to another reference that has none."""
+        passed: set[str] = set()
+        here: str | None = ref
+        while here is not None and here not in passed:
+            passed.add(here)
+            try:
+                here = reference_of(self.locate(here)[1])
+            except DocumentError as error:
+                return str(error) if here == ref else None
+        return f"references form a cycle: {ref}" if here == ref else None
 
 
 def _is_data(place: str) -> bool:
