@@ -113,7 +113,7 @@ async def test_unread_responses_are_limited_and_hold_their_slots() -> None:
 
 @pytest.mark.requirement("R58")
 async def test_a_client_that_does_not_read_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("operations.server.protocol.SEND_SECONDS", 0.2)
+    monkeypatch.setattr("operations.server.exchange.SEND_SECONDS", 0.2)
     async with serving() as (port, front):
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         body = b'{"size": 20000000}'

@@ -452,9 +452,9 @@ async def test_a_closed_connection_does_not_wait_for_a_client_that_does_not_read
         await send(part(b"x" * 50_000_000))
 
     monkeypatch.setattr("operations.server.running.HTTPProtocol", Watched)
-    monkeypatch.setattr("operations.server.protocol.SEND_SECONDS", 0.2)
+    monkeypatch.setattr("operations.server.exchange.SEND_SECONDS", 0.2)
     # The application need not wait, as with a response that is smaller than the limit.
-    monkeypatch.setattr("operations.server.protocol.WRITE_BUFFER", 100_000_000)
+    monkeypatch.setattr("operations.server.exchange.WRITE_BUFFER", 100_000_000)
     async with serving(app) as port:
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(CLOSE % b"")

@@ -9,6 +9,7 @@ Rule 3: allowed origins may read responses (CORS), at every entry point.
 Rule 4: a chunked request is rejected (411) under a server that may append trailers to its headers.
 """
 
+import json
 import logging
 from collections.abc import Awaitable, Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from operations._hosts import HostRules
 from operations._json import WRAPPING_DEPTH, JSONLimitError, JSONValueError
 from operations.access import Identity
 from operations.context import new_request_id
+from operations.envelopes import HTTPResponseMeta, MCPResponseMeta, ResponseEnvelope, ResponseMeta
 from operations.errors import CallError, ErrorCode
 from operations.front.limits import App, Limits, Message, Receive, Scope, Send
 from operations.front.public_errors import (
@@ -37,6 +39,7 @@ from operations.front.public_errors import (
     unsupported,
 )
 from operations.specs import OperationSpec
+from operations.types import JSONObject
 
 
 async def read_body(receive: Receive, headers: Mapping[bytes, bytes], limits: Limits) -> bytes:
@@ -127,6 +130,12 @@ SAFE: Final[tuple[Header, ...]] = (
 )
 """Headers of every response: results must not be cached, and browsers must not guess their type."""
 
+_MAX_META: Final = 7 * 1024
+"""The largest meta of an envelope in a header, in bytes. Common clients read header lines of at most 8 KiB."""
+
+_SANDBOX: Final[Header] = (b"content-security-policy", b"sandbox; default-src 'none'")
+"""Prevents content of third parties from running as a page of this origin."""
+
 _RETRY: Final[Header] = (b"retry-after", b"1")
 _CHUNK: Final = 256 * 1024
 
@@ -175,6 +184,46 @@ async def reject_handshake(reply: Reply, scope: Scope, send: Send) -> None:
 def json_reply(value: Any, *, status: int = 200, headers: Iterable[Header] = ()) -> Reply:
     """Return a value as a JSON response."""
     return Reply(status, msgspec.json.encode(value), [JSON, *headers])
+
+
+def result_reply(envelope: ResponseEnvelope[Any], request_id: str, *, with_meta: bool) -> Reply:
+    """Return the data of an envelope as a response: bytes with their content type, other data as JSON.
+
+    Raises:
+        CallError: If the envelope holds the error result of an MCP tool.
+    """
+    if isinstance(envelope.meta, MCPResponseMeta):
+        envelope.raise_for_error()
+    data = envelope.data
+    headers = [JSON, (b"x-request-id", request_id.encode())]
+    if envelope.meta.changes_count:
+        headers.append((b"operations-changes", str(envelope.meta.changes_count).encode()))
+    if with_meta:
+        headers.append((b"operations-meta", meta_text(envelope.meta)))
+    if isinstance(data, bytes):
+        headers[0] = (b"content-type", _media_type(envelope))
+        headers.append(_SANDBOX)
+        return Reply(200, data, headers)
+    return Reply(200, msgspec.json.encode(data), headers)
+
+
+def _media_type(envelope: ResponseEnvelope[Any]) -> bytes:
+    kind = envelope.meta.content_type if isinstance(envelope.meta, HTTPResponseMeta) else ""
+    is_writable = kind.isascii() and kind.isprintable()
+    return (kind if kind and is_writable else "application/octet-stream").encode()
+
+
+def meta_text(meta: ResponseMeta, **more: str) -> bytes:
+    """Return the part of `meta` that fits into a header: all of it, its changes, or their number; and `more`."""
+    whole: JSONObject = msgspec.to_builtins(meta)
+    changes = {key: whole[key] for key in ("changes", "changesCount") if key in whole}
+    whole |= more
+    source = {"source": meta.source, "omitted": True, **more}
+    count = {"changesCount": meta.changes_count} if changes else {}
+    # Headers are ASCII; JSON escapes other characters.
+    texts = (json.dumps(part, separators=(",", ":")) for part in (whole, source | changes))
+    fitting = (text for text in texts if len(text) <= _MAX_META)
+    return next(fitting, json.dumps(source | count, separators=(",", ":"))).encode()
 
 
 def error_reply(

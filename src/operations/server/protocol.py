@@ -4,16 +4,14 @@ Rule 1: a connection is closed if the head of a request does not arrive in time,
         application waits for it.
 Rule 2: a head that exceeds a size limit is rejected (431) while it arrives.
 Rule 3: trailers are limited in size like a head, and ignored: they never become headers.
-Rule 4: a connection is aborted if its client does not read for some time, so that unread responses are freed.
-Rule 5: a request with malformed framing is rejected as a whole, and nothing after it is read.
-Rule 6: a request does not see context variables of other requests on the same connection.
-Rule 7: the head of a response with a length is sent together with the first part of its body, in one write.
+Rule 4: a request with malformed framing is rejected as a whole, and nothing after it is read.
+Rule 5: a request does not see context variables of other requests on the same connection.
+
+`server.exchange` serves each request and writes its response.
 """
 
 import asyncio
-import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
 from contextvars import copy_context
 from typing import Any, Final, cast
 from urllib.parse import unquote
@@ -21,17 +19,9 @@ from urllib.parse import unquote
 import httptools
 import uvicorn
 
-from operations.front.limits import Message, Scope
+from operations.front.limits import Scope
 from operations.front.messages import OWN_SERVER
-from operations.server.response_head import NO_BODY, STATUS_LINES, render_head
-
-logger = logging.getLogger("operations.server")
-
-SEND_SECONDS: Final = 30.0
-"""Seconds within which a client must read some of its response."""
-
-WRITE_BUFFER: Final = 32 * 1024
-"""The application waits while more bytes than this are waiting to be sent."""
+from operations.server.exchange import NO_BODY, STATUS_LINES, FlowControl, HTTPExchange
 
 HEAD_SECONDS: Final = 15.0
 HEAD_BYTES: Final = 64 * 1024
@@ -51,184 +41,6 @@ _MAX_AHEAD: Final = 8
 _NEVER: Final = float("inf")
 
 
-class Exchange:
-    """One request and its response.
-
-    Args:
-        connection: The connection.
-        transport: The transport of the connection.
-        scope: The ASGI scope of the request.
-        keep_alive: Whether the connection may stay open after the response.
-        expects_continue: Whether the client waits for permission to send the body.
-    """
-
-    __slots__ = (
-        "_body", "_changed", "_connection", "_expects_continue", "_has_body", "_head", "_is_chunked", "_is_complete",
-        "_is_disconnected", "_is_received", "_left", "_more_body", "_transport", "is_started", "keep_alive", "scope",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        connection: "HTTPProtocol",
-        transport: Any,
-        scope: Scope,
-        *,
-        keep_alive: bool,
-        expects_continue: bool,
-    ) -> None:
-        self._connection = connection
-        self._transport = transport
-        self.scope = scope
-        self.keep_alive = keep_alive
-        self._expects_continue = expects_continue
-        self._body: bytes | bytearray = b""
-        self._more_body = True
-        self._is_received = False
-        """Whether the application has received the whole body."""
-        self._changed: asyncio.Event | None = None
-        self._head: Message | None = None
-        """The head of the response, until the first part of the body is sent."""
-        self.is_started = False
-        """Whether a part of the response was sent."""
-        self._is_complete = self._is_disconnected = False
-        self._is_chunked = False
-        self._has_body = True
-        """Whether the response may have a body."""
-        self._left: int | None = None
-        """The remaining bytes of the response, if its length is known."""
-
-    async def run(self, app: Callable[..., Awaitable[None]]) -> None:
-        """Serve the request; respond with 500 if the application does not respond."""
-        try:
-            await app(self.scope, self.receive, self.send)
-            if not self._is_complete and not self._is_disconnected:
-                logger.error("the application returned without completing its response")
-        except Exception:
-            logger.exception("the application failed")
-        finally:
-            if not self._is_complete and not self._is_disconnected:
-                self._abandon()
-
-    def _abandon(self) -> None:
-        if not self.is_started:
-            self._transport.write(
-                b"%b%b%b" % (STATUS_LINES[500], self._connection.default_headers, NO_BODY)
-            )
-        self._complete(keep_alive=False)
-
-    def add_body(self, body: bytes) -> int:
-        """Add a part of the request's body; return the number of bytes that wait for the application."""
-        if self._is_complete:
-            return 0
-        if not self._body:
-            # Most bodies arrive in one piece, which is not copied.
-            self._body = body
-        else:
-            if isinstance(self._body, bytes):
-                self._body = bytearray(self._body)
-            self._body += body
-        self._notify()
-        return len(self._body)
-
-    def end_body(self) -> None:
-        """Record that the request is complete."""
-        self._more_body = False
-        self._notify()
-
-    def disconnect(self) -> None:
-        """Record that the client has disconnected."""
-        self._is_disconnected = True
-        self._notify()
-
-    def _notify(self) -> None:
-        if self._changed is not None:
-            self._changed.set()
-
-    async def receive(self) -> Message:
-        """Return the next part of the request's body; after the end, wait for the client to disconnect (ASGI)."""
-        if self._expects_continue and not self.is_started:
-            self._expects_continue = False
-            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        while True:
-            if self._is_disconnected or self._is_complete:
-                return {"type": "http.disconnect"}
-            if not self._is_received:
-                more = self._more_body
-                if self._body or not more:
-                    body, self._body = bytes(self._body), b""
-                    self._is_received = not more
-                    return {"type": "http.request", "body": body, "more_body": more}
-                self._connection.resume_reading()
-            if self._changed is None:
-                self._changed = asyncio.Event()
-            self._changed.clear()
-            await self._changed.wait()
-
-    async def send(self, message: Message) -> None:
-        """Send the head or a part of the body of the response (ASGI).
-
-        Raises:
-            RuntimeError: If the application breaks the rules of ASGI or HTTP.
-        """
-        drained = self._connection.drained
-        if drained is not None and not self._is_disconnected:
-            await drained.wait()
-        if self._is_disconnected:
-            return
-        kind = message["type"]
-        if kind == "http.response.start" and self._head is None and not self.is_started:
-            self._head = message
-            for name, _ in message.get("headers", ()):
-                if name == b"content-length":
-                    return
-            # Without a length, the body may be produced slowly: send the head at once.
-            self._transport.write(self._render(message))
-            self.is_started = True
-            return
-        if kind != "http.response.body" or not (self.is_started or self._head):
-            raise RuntimeError(f"unexpected ASGI message {kind!r}")
-        if self._is_complete:
-            raise RuntimeError("the response is complete")
-        body: bytes = message.get("body", b"")
-        more: bool = message.get("more_body", False)
-        head = b"" if self._head is None else self._render(self._head)
-        if not self._has_body:
-            body = b""
-        elif self._is_chunked:
-            body = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
-            body = body if more else body + b"0\r\n\r\n"
-        elif self._left is not None:
-            self._left -= len(body)
-            if self._left < 0 or (self._left > 0 and not more):
-                raise RuntimeError("the response is longer or shorter than its content-length")
-        self.is_started = True
-        if len(body) > WRITE_BUFFER:
-            if head:
-                self._transport.write(head)
-            self._transport.write(body)
-        elif head or body:
-            self._transport.write(head + body)
-        if not more:
-            self._complete(keep_alive=self.keep_alive)
-
-    def _complete(self, *, keep_alive: bool) -> None:
-        self._is_complete = True
-        self._body = b""
-        self._notify()
-        self._connection.response_completed(keep_alive=keep_alive)
-
-    def _render(self, message: Message) -> bytes:
-        """Return the head of the response as bytes; raise if it is not valid (`render_head`)."""
-        self._head = None
-        # The client may or may not send the body now, so the following bytes are ambiguous.
-        keep_alive = self.keep_alive and not (self._expects_continue and self._more_body)
-        headers = self._connection.default_headers
-        head = render_head(message, self.scope, headers, keep_alive=keep_alive)
-        self.keep_alive, self._left = head.keep_alive, head.length
-        self._is_chunked, self._has_body = head.is_chunked, head.has_body
-        return head.data
-
-
 class HTTPProtocol(asyncio.Protocol):
     """One HTTP connection. uvicorn creates it (`Config(http=HTTPProtocol)`) and calls `shutdown`.
 
@@ -240,9 +52,9 @@ class HTTPProtocol(asyncio.Protocol):
     """
 
     __slots__ = (
-        "_app", "_app_state", "_client", "_config", "_context", "_due", "_exchange", "_expects_continue", "_headers",
-        "_in_body", "_in_head", "_is_done", "_is_reading", "_local", "_loop", "_overhead", "_parser", "_pending",
-        "_received_body", "_scheme", "_state", "_timer", "_timer_at", "_transport", "_unread_timer", "_url", "drained",
+        "_app", "_app_state", "_client", "_config", "_context", "_due", "_exchange", "_expects_continue", "_flow",
+        "_headers", "_in_body", "_in_head", "_is_done", "_local", "_loop", "_overhead", "_parser", "_pending",
+        "_received_body", "_scheme", "_state", "_timer", "_timer_at", "_transport", "_url",
     )  # fmt: skip
 
     def __init__(
@@ -262,18 +74,16 @@ class HTTPProtocol(asyncio.Protocol):
         reading."""
         self._parser = httptools.HttpRequestParser(self)
         self._transport: Any = None
+        self._flow: FlowControl = cast("Any", None)
+        """Set with the transport, in `connection_made`."""
         self._client: tuple[str, int] | None = None
         self._local: tuple[str, int] | None = None
         self._scheme = "http"
-        self._exchange: Exchange | None = None
-        self._pending: deque[Exchange] = deque()
+        self._exchange: HTTPExchange | None = None
+        self._pending: deque[HTTPExchange] = deque()
         """Pipelined requests: received before the previous response was sent."""
-        self.drained: asyncio.Event | None = None
-        """Set when the client has read more data; None if no sender waits."""
-        self._unread_timer: asyncio.TimerHandle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = self._due = _NEVER
-        self._is_reading = True
         self._is_done = False
         """Whether all further data is ignored."""
         self._in_head = self._in_body = False
@@ -289,7 +99,7 @@ class HTTPProtocol(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start waiting for a request."""
         self._transport = transport
-        self._transport.set_write_buffer_limits(high=WRITE_BUFFER)
+        self._flow = FlowControl(transport)
         self._client = _address(transport.get_extra_info("peername"))
         self._local = _address(transport.get_extra_info("sockname"))
         if transport.get_extra_info("sslcontext") is not None:
@@ -313,7 +123,7 @@ class HTTPProtocol(asyncio.Protocol):
             self._timer = None
 
     @property
-    def exchange(self) -> Exchange | None:
+    def exchange(self) -> HTTPExchange | None:
         """The request that is being served."""
         return self._exchange
 
@@ -325,32 +135,16 @@ class HTTPProtocol(asyncio.Protocol):
             self._exchange.keep_alive = False
 
     def _close(self) -> None:
-        """Close the connection when the client has read all output; abort it if it does not."""
         self._is_done = True
-        self._transport.close()
-        if self._unread_timer is None and self._transport.get_write_buffer_size():
-            self._expect_reading()
+        self._flow.close()
 
     def pause_writing(self) -> None:
-        """Start the timeout for the client to read."""
-        self.drained = asyncio.Event()
-        if self._unread_timer is None:
-            self._expect_reading()
-
-    def _expect_reading(self) -> None:
-        # Abort, because closing would wait for the client to read.
-        self._unread_timer = self._loop.call_later(SEND_SECONDS, self._transport.abort)
+        """Pause sending: the client has to read first."""
+        self._flow.pause_writing()
 
     def resume_writing(self) -> None:
         """Continue sending: the client has read."""
-        if self._unread_timer is not None:
-            self._unread_timer.cancel()
-            self._unread_timer = None
-        if self._is_done and self._transport.get_write_buffer_size():
-            self._expect_reading()
-        if self.drained is not None:
-            self.drained.set()
-            self.drained = None
+        self._flow.resume_writing()
 
     def _expect(self, seconds: float) -> None:
         """Set the timeout after which the connection is closed.
@@ -487,10 +281,12 @@ class HTTPProtocol(asyncio.Protocol):
             OWN_SERVER: True,
         }
         keep_alive = version != "1.0" and parser.should_keep_alive()
-        exchange = Exchange(
-            self,
+        exchange = HTTPExchange(
             self._transport,
+            self._flow,
+            self._state,
             scope,
+            self._response_completed,
             keep_alive=keep_alive,
             expects_continue=self._expects_continue and version != "1.0",
         )
@@ -500,9 +296,9 @@ class HTTPProtocol(asyncio.Protocol):
         else:
             self._pending.append(exchange)
             if len(self._pending) >= _MAX_AHEAD:
-                self.pause_reading()
+                self._flow.pause_reading()
 
-    def _start(self, exchange: Exchange) -> None:
+    def _start(self, exchange: HTTPExchange) -> None:
         self._exchange = exchange
         tasks = self._state.tasks
         task = self._loop.create_task(exchange.run(self._app), context=self._context.copy())
@@ -514,7 +310,7 @@ class HTTPProtocol(asyncio.Protocol):
         self._received_body = True
         exchange = self._pending[-1] if self._pending else self._exchange
         if exchange is not None and exchange.add_body(body) > _READ_BUFFER:
-            self.pause_reading()
+            self._flow.pause_reading()
 
     def on_message_complete(self) -> None:
         """End the request."""
@@ -527,7 +323,7 @@ class HTTPProtocol(asyncio.Protocol):
             # The response was sent before the request was complete.
             self._expect(self._config.timeout_keep_alive)
 
-    def response_completed(self, *, keep_alive: bool) -> None:
+    def _response_completed(self, keep_alive: bool) -> None:
         """Serve the next request, or wait for one."""
         self._state.total_requests += 1
         self._exchange = None
@@ -536,28 +332,11 @@ class HTTPProtocol(asyncio.Protocol):
         elif self._pending:
             self._start(self._pending.popleft())
             if len(self._pending) < _MAX_AHEAD:
-                self.resume_reading()
+                self._flow.resume_reading()
         else:
-            self.resume_reading()
+            self._flow.resume_reading()
             if not (self._in_head or self._in_body):
                 self._expect(self._config.timeout_keep_alive)
-
-    def pause_reading(self) -> None:
-        """Pause reading."""
-        if self._is_reading and not self._transport.is_closing():
-            self._is_reading = False
-            self._transport.pause_reading()
-
-    def resume_reading(self) -> None:
-        """Resume reading."""
-        if not (self._is_reading or self._transport.is_closing()):
-            self._is_reading = True
-            self._transport.resume_reading()
-
-    @property
-    def default_headers(self) -> bytes:
-        """The headers of every response, such as its date."""
-        return b"".join([b"%b: %b\r\n" % header for header in self._state.default_headers])
 
     # ------------------------------------------------------------ other protocols
 

@@ -3,7 +3,7 @@
     /{namespace}/{name}
         query          GET or HEAD with query parameters, or POST
         mutation       POST
-        subscription   GET with query parameters, or POST; server-sent events
+        subscription   GET with query parameters, or POST; server-sent events (`server.events`)
 
 Rule 1: a path has exactly one spelling. Ids contain no characters that need escaping, so a path with an escape does not
         match an operation.
@@ -11,31 +11,20 @@ Rule 2: the registry checks access. If an operation is hidden from a caller, the
         an unknown path.
 Rule 3: the caller is identified in the same way at every path, also at unknown ones, so that a response does not reveal
         whether the path exists.
-Rule 4: a stream is `data: <item as JSON>` for each item, then `event: complete` or `event: error`. Changes of an item
-        are comments, which clients ignore. A call that is rejected at once gets an error status instead. The handler
-        ends when the client disconnects or its credential expires.
-Rule 5: a stream can be resumed if its operation declares `meta={"resume": {"input": "after", "id": "id"}}`: events have
-        the item's `id`, and `Last-Event-ID` becomes the input `after`. `"id": ""` stands for the whole item.
 """
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import msgspec
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from operations._json import is_object
 from operations.access import check_access
 from operations.context import new_request_id
-from operations.envelopes import HTTPResponseMeta, MCPResponseMeta, ResponseEnvelope, ResponseMeta
-from operations.errors import CallError, ErrorCode, cancelled_elsewhere, map_error, timed_out
-from operations.front import credential_ended
+from operations.errors import CallError, ErrorCode, timed_out
 from operations.front.http import (
     IDENTITY,
     OPEN,
@@ -44,30 +33,25 @@ from operations.front.http import (
     RequestPipeline,
     RequestState,
 )
-from operations.front.limits import caller_key, client_address, wait_for_disconnect
+from operations.front.limits import caller_key, client_address
 from operations.front.messages import (
-    JSON,
-    REQUEST_ID,
-    SAFE,
     Reply,
     decode_json,
     error_reply,
     reject_handshake,
+    result_reply,
     route_path,
 )
 from operations.front.public_errors import (
-    ClientDisconnectedError,
-    Header,
     malformed,
     not_found,
-    public_wire,
     wrong_method,
 )
-from operations.openapi.exporting import BINARY, has_path
+from operations.openapi.exporting import has_path
 from operations.openapi.exporting.query_arguments import QueryArguments
 from operations.schema import validate_or_raise
-from operations.specs import Operation, OperationSpec, OperationType
-from operations.types import JSONObject
+from operations.server.events import serve_events
+from operations.specs import Operation, OperationType
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -343,257 +327,3 @@ class OperationPaths:
                 return None
             known = self._paths[text] = _Path(operation, self._app)
         return known
-
-
-MAX_META = 7 * 1024
-"""The largest meta of an envelope in a header, in bytes. Common clients read header lines of at most 8 KiB."""
-
-_SANDBOX: Header = (b"content-security-policy", b"sandbox; default-src 'none'")
-"""Prevents content of third parties from running as a page of this origin."""
-
-
-def result_reply(envelope: ResponseEnvelope[Any], request_id: str, *, with_meta: bool) -> Reply:
-    """Return the data of an envelope as a response: bytes with their content type, other data as JSON.
-
-    Raises:
-        CallError: If the envelope holds the error result of an MCP tool.
-    """
-    if isinstance(envelope.meta, MCPResponseMeta):
-        envelope.raise_for_error()
-    data = envelope.data
-    headers = [JSON, (b"x-request-id", request_id.encode())]
-    if envelope.meta.changes_count:
-        headers.append((b"operations-changes", str(envelope.meta.changes_count).encode()))
-    if with_meta:
-        headers.append((b"operations-meta", _meta_text(envelope.meta)))
-    if isinstance(data, bytes):
-        headers[0] = (b"content-type", _media_type(envelope))
-        headers.append(_SANDBOX)
-        return Reply(200, data, headers)
-    return Reply(200, msgspec.json.encode(data), headers)
-
-
-def _media_type(envelope: ResponseEnvelope[Any]) -> bytes:
-    kind = envelope.meta.content_type if isinstance(envelope.meta, HTTPResponseMeta) else ""
-    is_writable = kind.isascii() and kind.isprintable()
-    return (kind if kind and is_writable else BINARY).encode()
-
-
-def _meta_text(meta: ResponseMeta, **more: str) -> bytes:
-    """Return the part of `meta` that fits into a header: all of it, its changes, or their number; and `more`."""
-    whole: JSONObject = msgspec.to_builtins(meta)
-    changes = {key: whole[key] for key in ("changes", "changesCount") if key in whole}
-    whole |= more
-    source = {"source": meta.source, "omitted": True, **more}
-    count = {"changesCount": meta.changes_count} if changes else {}
-    # Headers are ASCII; JSON escapes other characters.
-    texts = (json.dumps(part, separators=(",", ":")) for part in (whole, source | changes))
-    fitting = (text for text in texts if len(text) <= MAX_META)
-    return next(fitting, json.dumps(source | count, separators=(",", ":"))).encode()
-
-
-# ------------------------------------------------------------ server-sent events
-
-_MAX_ID = 1024
-
-
-class Resuming:
-    """Defines how the stream of an operation is resumed."""
-
-    def __init__(self, spec: OperationSpec) -> None:
-        rule: Any = spec.meta.get("resume")
-        self._spec = spec
-        self._rule: JSONObject | None = rule if isinstance(rule, dict) else None
-
-    def resume(self, input: Any, headers: Mapping[bytes, bytes]) -> Any:
-        """Return the input with the position at which the stream continues.
-
-        Raises:
-            RequestError: If the id of the last event is not text.
-        """
-        last = headers.get(b"last-event-id")
-        given: Any = {} if input is None else input
-        if self._rule is None or last is None or not is_object(given):
-            return input
-        name = str(self._rule.get("input", "after"))
-        if name in given:
-            return given
-        try:
-            text = last.decode()
-        except UnicodeDecodeError:
-            raise malformed("Last-Event-ID is not UTF-8") from None
-        for parameter in QueryArguments(self._spec.input_schema).parameters:
-            if parameter.name == name:
-                return {**given, name: parameter.convert(text)}
-        return {**given, name: text}
-
-    def event_id(self, data: Any) -> bytes | None:
-        """Return the event id of an item; None if it has no valid id."""
-        if self._rule is None:
-            return None
-        name = self._rule.get("id", "id")
-        held: Any = data if not name else data.get(name) if is_object(data) else None
-        if held is None or isinstance(held, (dict, list)):
-            return None
-        text = held if isinstance(held, str) else msgspec.json.encode(held).decode()
-        is_sendable = len(text) <= _MAX_ID and not any(c in text for c in "\0\r\n")
-        return text.encode() if is_sendable else None
-
-
-_AT_ONCE = 0.05
-"""Seconds before the response begins, in which a failure still sets the HTTP status."""
-
-_FAREWELL = 1.0
-"""Seconds that a handler has to end after its client has disconnected."""
-
-_HEADERS: tuple[Header, ...] = (
-    (b"content-type", b"text/event-stream"),
-    # Proxies must not buffer events.
-    (b"x-accel-buffering", b"no"),
-    *SAFE,
-)
-_COMPLETE = b"event: complete\ndata: {}\n\n"
-_ALIVE = b": alive\n\n"
-
-
-async def serve_events(state: RequestState, spec: OperationSpec, input: Any) -> None:
-    """Open a subscription and send its items until it ends or the client disconnects.
-
-    Raises:
-        CallError: If the subscription failed before the response began.
-        ClientDisconnectedError: If the client has disconnected.
-    """
-    # The stream itself detects that its client has disconnected.
-    state.timeout.stop()
-    resuming = Resuming(spec)
-    input = resuming.resume(input, state.headers)  # noqa: A001 - the contract's word
-    state.take_slot(is_stream=True)
-    response = _Response(state, spec, resuming)
-    subscription = state.front.registry.subscribe(spec.id, input, state.context)
-    front, end = state.front, response.end
-    with (
-        front.credentials.watching(state.credential, lambda: end(credential_ended())),
-        front.open_streams.watching(lambda: end(_shutting_down())),
-    ):
-        await response.run(subscription)
-
-
-def _shutting_down() -> CallError:
-    return CallError(ErrorCode.UNAVAILABLE, "The server is shutting down")
-
-
-class _Response:
-    """One response that is being sent."""
-
-    def __init__(self, state: RequestState, spec: OperationSpec, resuming: Resuming) -> None:
-        self._state = state
-        self._spec = spec
-        self._front = state.front
-        self._send = state.send
-        self._resuming = resuming
-        self._started = False
-        self._silent = True
-        """Whether no item was sent since the last heartbeat."""
-        self._ended: CallError | None = None
-        self._pump_task: asyncio.Task[None] | None = None
-        self._turn = asyncio.Lock()
-
-    def end(self, error: CallError) -> None:
-        """End the stream with an error."""
-        self._ended = error
-        if self._pump_task is not None:
-            self._pump_task.cancel()
-
-    async def run(self, items: Any) -> None:
-        pump = self._pump_task = asyncio.create_task(self._pump(items))
-        gone = asyncio.create_task(wait_for_disconnect(self._state.receive))
-        try:
-            if await _both_run(pump, gone, _AT_ONCE):
-                async with self._turn:
-                    await self._start()
-            while await _both_run(pump, gone, self._front.heartbeat):
-                if self._silent:
-                    await self._write(_ALIVE)
-                self._silent = True
-            if pump.cancelled() and self._ended is None:
-                self._ended = cancelled_elsewhere(self._spec.id)
-        finally:
-            gone.cancel()
-            pump.cancel()
-            await asyncio.wait({pump}, timeout=_FAREWELL)
-            if not pump.done():
-                self._front.registry.keep(pump)
-        if self._ended is not None:
-            if not self._started:
-                raise self._ended
-            await self._write(self._failure(self._ended), last=True)
-            return
-        if pump.cancelled() or not pump.done():
-            raise ClientDisconnectedError
-        pump.result()
-
-    async def _pump(self, items: Any) -> None:
-        try:
-            async with aclosing(items):
-                async for envelope in items:
-                    await self._write(self._event(envelope))
-                    # Yield to the event loop: a handler that never waits would block it.
-                    await asyncio.sleep(0)
-        except CallError as error:
-            if not self._started:
-                raise
-            await self._write(self._failure(error), last=True)
-        except Exception as error:
-            unexpected = map_error(error)
-            unexpected.__cause__ = error
-            if not self._started:
-                raise unexpected from error
-            await self._write(self._failure(unexpected), last=True)
-        else:
-            await self._write(_COMPLETE, last=True)
-
-    def _event(self, envelope: ResponseEnvelope[Any]) -> bytes:
-        """Return the event for one item. Encoded JSON has no line breaks, so one `data` line is enough."""
-        data, meta = envelope.raise_for_error().data, envelope.meta
-        text = b"data: " + msgspec.json.encode(data) + b"\n\n"
-        if (event_id := self._resuming.event_id(data)) is not None:
-            text = b"id: " + event_id + b"\n" + text
-        if b"operations-meta" in self._state.headers:
-            more = {"encoding": "base64"} if isinstance(data, bytes) else {}
-            return b": operations-meta " + _meta_text(meta, **more) + b"\n" + text
-        count = meta.changes_count
-        return b": operations-changes %d\n" % count + text if count else text
-
-    def _failure(self, error: CallError) -> bytes:
-        request_id = self._state.context.request_id
-        wire = public_wire(error, request_id, expose=self._front.expose_errors)
-        return b"event: error\ndata: " + msgspec.json.encode(wire) + b"\n\n"
-
-    async def _start(self) -> None:
-        if self._started:
-            return
-        self._started = True
-        request_id = self._state.scope[REQUEST_ID] = self._state.context.request_id
-        await self._send(
-            {
-                "type": "http.response.start",
-                "status": 200,
-                "headers": [*_HEADERS, (b"x-request-id", request_id.encode())],
-            }
-        )
-        # Some servers send the head only with the first bytes of the body.
-        await self._send({"type": "http.response.body", "body": b"", "more_body": True})
-
-    async def _write(self, text: bytes, *, last: bool = False) -> None:
-        self._silent = False
-        async with self._turn:
-            await self._start()
-            await self._state.send_part(text)
-            if last:
-                await self._send({"type": "http.response.body", "body": b""})
-
-
-async def _both_run(pump: "asyncio.Task[None]", gone: "asyncio.Task[None]", seconds: float) -> bool:
-    """Return whether both still run after some time; False as soon as one has ended."""
-    done, _ = await asyncio.wait({pump, gone}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-    return not done

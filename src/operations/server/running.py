@@ -22,8 +22,14 @@ from operations.front import OpenStreams
 from operations.front.config import ListenConfig
 from operations.front.http import RequestPipeline
 from operations.front.limits import Limits
-from operations.server.protocol import SEND_SECONDS, WRITE_BUFFER, Exchange, HTTPProtocol
-from operations.server.response_head import NO_BODY, STATUS_LINES
+from operations.server.exchange import (
+    NO_BODY,
+    SEND_SECONDS,
+    STATUS_LINES,
+    WRITE_BUFFER,
+    HTTPExchange,
+)
+from operations.server.protocol import HTTPProtocol
 from operations.server.system import Readiness
 from operations.types import options_of
 
@@ -149,7 +155,7 @@ class _Server(uvicorn.Server):
         self.config.timeout_graceful_shutdown = max(1, round(ends - loop.time()))
         await super().shutdown(sockets)
 
-    def _exchanges(self) -> set[Exchange]:
+    def _exchanges(self) -> set[HTTPExchange]:
         """Return the requests that are being served."""
         connections = cast("set[object]", self.server_state.connections)
         exchanges = (each.exchange for each in connections if isinstance(each, HTTPProtocol))

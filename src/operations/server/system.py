@@ -33,8 +33,9 @@ from operations.front.public_errors import METADATA_PATH, malformed
 from operations.front.search import Batch, Described, OperationCall, Search, visible_specs
 from operations.observe import CallGraph, CallRecord
 from operations.openapi.exporting import to_openapi
+from operations.server.events import serve_events
 from operations.server.identity import BY_COOKIE, Sessions
-from operations.server.routes import Route, serve_events
+from operations.server.routes import Route
 from operations.specs import OperationSpec, OperationType
 from operations.telemetry import CONTENT_TYPE, CallMetrics
 from operations.types import JSONObject
