@@ -51,6 +51,23 @@ async def test_a_tool_becomes_an_operation_with_its_whole_listing() -> None:
     assert OperationSpec.from_wire(spec.to_wire()) == spec
 
 
+@pytest.mark.requirement("R52")
+async def test_a_text_that_is_not_a_regular_expression_is_omitted_from_a_schema() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": "["}}}
+    named = {"type": "object", "patternProperties": {"(": {}}, "additionalProperties": False}
+    spec = (await specs_of({**READ, "inputSchema": schema, "outputSchema": named}))["read"]
+
+    assert spec.input_schema.document == {
+        "type": "object",
+        "properties": {"a": {"type": "string"}},
+    }
+    assert spec.output_schema.document == {
+        "type": "object",
+        "patternProperties": {},
+        "additionalProperties": True,
+    }
+
+
 @pytest.mark.requirement("R26")
 async def test_hints_of_a_server_are_ignored_unless_it_is_trusted() -> None:
     doubted = (await specs_of(READ))["read"]

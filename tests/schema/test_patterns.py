@@ -154,6 +154,23 @@ def test_an_object_whose_every_pattern_is_dropped_is_an_ordinary_one() -> None:
 
 
 @pytest.mark.requirement("R19")
+@pytest.mark.requirement("R52")
+@pytest.mark.parametrize("pattern", ["(", r"^\p{L}{1,500}$"])
+def test_properties_of_a_dropped_pattern_are_kept(pattern: str) -> None:
+    schema = Schema(
+        {
+            "type": "object",
+            "properties": {"a": {"type": "integer"}},
+            "patternProperties": {pattern: {}},
+            "additionalProperties": False,
+        },
+        lenient=True,
+    )
+    result = schema.cast({"a": 1, "b": 2})
+    assert (result.value, result.changes) == ({"a": 1, "b": 2}, [])
+    assert schema.check({"b": 2})
+
+
 def test_patterns_in_tuples_of_old_are_bounded_too() -> None:
     with pytest.raises(SchemaError):
         Schema({"items": [{}], "additionalItems": {"pattern": r"(\w{1,500}){1,100}$"}}).compile()

@@ -39,8 +39,10 @@ from operations.errors import CallError, ErrorCode, operation_not_found
 from operations.mcp import codec
 from operations.mcp.interaction import is_question, question_envelope, settle
 from operations.schema import Schema, from_schema, validate_or_raise
+from operations.schema.compiling import drop_invalid_patterns
+from operations.schema.references import rewritten
 from operations.specs import Operation, OperationSpec, OperationType
-from operations.types import JSONObject
+from operations.types import JSONObject, JSONSchema
 
 # ------------------------------------------------------------ content
 
@@ -178,8 +180,8 @@ def build_spec(
         type=OperationType.QUERY if reads else OperationType.MUTATION,
         title=_text(tool.get("title")) or _text(annotations.get("title")),
         description=_text(tool.get("description")) or "",
-        input_schema=from_schema(tool["inputSchema"], lenient=True),
-        output_schema=_output_schema(tool.get("outputSchema")),
+        input_schema=_schema(tool["inputSchema"]),
+        output_schema=_schema(tool.get("outputSchema")),
         idempotent=trusted and annotations.get("idempotentHint") is True,
         meta=meta,
     )
@@ -188,10 +190,11 @@ def build_spec(
     return config.guarded(spec)
 
 
-def _output_schema(document: Any) -> Schema:
+def _schema(document: Any) -> Schema:
     if not isinstance(document, (dict, bool)):
         return Schema({})
-    return from_schema(cast("JSONObject | bool", document), lenient=True)
+    usable = rewritten(cast("JSONSchema", document), drop_invalid_patterns)
+    return from_schema(usable, lenient=True)
 
 
 def _text(value: Any) -> str | None:

@@ -59,6 +59,8 @@ FANCY = jsonschema_rs.FancyRegexOptions(
     backtrack_limit=1_000, size_limit=_SIZE, dfa_size_limit=_SIZE
 )
 
+_REGEX = jsonschema_rs.Draft202012Validator({"format": "regex"}, validate_formats=True)
+
 
 def longest_text(pattern: str) -> int | None:
     """Return the longest text that may be matched against `pattern`; None if the pattern cannot be used."""
@@ -68,6 +70,24 @@ def longest_text(pattern: str) -> int | None:
     if _compiles(pattern, LINEAR):
         return MAX_WORK // length
     return min(MAX_FANCY_TEXT, MAX_WORK // length) if _compiles(pattern, FANCY) else None
+
+
+def is_regex(pattern: str) -> bool:
+    """Return whether `pattern` is a regular expression of ECMAScript, even if it cannot be used here."""
+    return _REGEX.is_valid(pattern)
+
+
+def drop_invalid_patterns(schema: JSONObject) -> None:
+    """Remove texts that are not regular expressions, because many tools reject a document that contains one."""
+    pattern, named = schema.get("pattern"), schema.get("patternProperties")
+    if isinstance(pattern, str) and not is_regex(pattern):
+        del schema["pattern"]
+    if is_object(named) and not all(map(is_regex, named)):
+        schema["patternProperties"] = {
+            name: value for name, value in named.items() if is_regex(name)
+        }
+        # As in `BoundPatterns`.
+        schema["additionalProperties"] = True
 
 
 def weight(pattern: str) -> int:
@@ -224,6 +244,8 @@ class BoundPatterns:
             cap = self._cap(pattern, place)
             if cap is None:
                 del named[pattern]
+                # Its properties are not known, so that the schema cannot forbid others.
+                schema["additionalProperties"] = True
             else:
                 caps.append(cap)
         if caps:

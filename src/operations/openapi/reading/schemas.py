@@ -37,6 +37,7 @@ from operations.openapi.reading.keywords import (
     type_of,
     with_null,
 )
+from operations.schema.compiling import drop_invalid_patterns
 from operations.schema.references import VARIANTS
 from operations.types import JSONObject, JSONSchema
 
@@ -253,6 +254,7 @@ class Conversion:
             elif key == "dependencies":
                 self._dependencies(value, below, out)
         apply_exclusive(schema, out)
+        drop_invalid_patterns(out)
         if "discriminator" in schema:
             put(out, VARIANTS, self._variants(schema))
             put(out, "description", discriminated(schema, out.get("description", "")))
