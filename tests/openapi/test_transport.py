@@ -317,6 +317,17 @@ async def test_a_header_function_that_fails_or_returns_an_invalid_value_stops_th
     assert echo.seen == []
 
 
+async def test_a_response_may_have_a_long_header() -> None:
+    policy = "x" * 60_000
+
+    async def respond(request: web.Request) -> web.Response:
+        return web.json_response({}, headers={"Content-Security-Policy": policy})
+
+    async with serving(respond) as url, imported(document(), base_url=url) as registry:
+        meta: Any = (await registry.execute("api.call", {})).meta
+    assert meta.headers["content-security-policy"] == policy
+
+
 def test_a_lost_connection_is_reported_with_its_own_reason() -> None:
     request = HTTPRequest(method="GET", url="https://api.test/x", headers={}, body=None, timeout=5)
     reasons = {

@@ -24,6 +24,8 @@ except ModuleNotFoundError as error:
 
 
 _NO_TIMEOUT = aiohttp.ClientTimeout(total=None)
+_LONGEST_HEADER = 1 << 16
+"""The largest size of a response header in bytes."""
 
 
 class AiohttpTransport:
@@ -104,6 +106,8 @@ class AiohttpTransport:
                 auto_decompress=False,
                 trust_env=False,
                 timeout=_NO_TIMEOUT,
+                max_line_size=_LONGEST_HEADER,
+                max_field_size=_LONGEST_HEADER,
             )
         return session
 
