@@ -44,6 +44,24 @@ async def test_a_patch_is_sent_with_its_media_type(echo: Echo, body: Any, kind: 
     assert seen.header("content-type") == kind
 
 
+@pytest.mark.parametrize("body", [[{"a": 1}, {"a": 2}], '{"a":1}\n{"a":2}\n'])
+async def test_a_sequence_can_be_given_as_a_list_or_as_text(echo: Echo, body: Any) -> None:
+    schema = {"type": "array", "items": OBJECT}
+    doc = document("/x", "post", **offering(**{"application/x-ndjson": {"schema": schema}}))
+    seen = await sent(doc, echo, {"body": body})
+    assert seen.body == b'{"a":1}\n{"a":2}\n'
+
+
+async def test_an_object_in_a_form_is_sent_as_the_json_type_of_several(echo: Echo) -> None:
+    encoding = {"meta": {"contentType": "application/xml, application/vnd.x+json"}}
+    schema = {"type": "object", "properties": {"meta": OBJECT}}
+    doc = document(
+        "/x", "post", **offering(**{MULTIPART: {"schema": schema, "encoding": encoding}})
+    )
+    (part,) = (await sent(doc, echo, {"body": {"meta": {"a": 1}}})).parts
+    assert (part["type"], part["content"]) == ("application/vnd.x+json", b'{"a":1}')
+
+
 @pytest.mark.parametrize("kind", ["application/json", FORM, MULTIPART])
 async def test_the_caller_may_name_the_media_type(echo: Echo, kind: str) -> None:
     offered = {name: {"schema": OBJECT} for name in (FORM, "application/json", MULTIPART)}

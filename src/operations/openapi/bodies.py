@@ -340,7 +340,8 @@ class _Writer:
     ) -> None:
         """Append one part: a file, an object as JSON, or text."""
         # `encoding.contentType` may contain several types, or a range.
-        declared = text_of(encoding.get("contentType")).partition(",")[0].strip()
+        kinds = [kind.strip() for kind in text_of(encoding.get("contentType")).split(",")]
+        declared = kinds[0]
         filename: str | None = None
         content: bytes | FileContent
         if is_file(schema) or is_file_value(value):
@@ -352,6 +353,7 @@ class _Writer:
             kind = upload.content_type or media.concrete(declared or fallback, fallback)
         elif isinstance(value, (dict, list)) or media.is_json(declared):
             content = msgspec.json.encode(value)
+            declared = next(filter(media.is_json, kinds), declared)
             kind = media.concrete(declared or "application/json", "application/json")
         else:
             content, kind = text_of_value(value).encode(), declared

@@ -283,6 +283,8 @@ class BodyPlan:
             is_string = object_of(converted).get("type") == "string"
             described = {"type": "string", "description": f"Text of type {kind}."}
             yield as_object(converted) if is_string else described
+            if media.is_sequence(kind) and object_of(converted).get("type") == "array":
+                yield as_object(converted)
             if len(self._media) > 1 and media.is_yaml(kind) and not is_string:
                 # JSON is valid YAML.
                 yield as_object(converted)
