@@ -18,6 +18,7 @@ from ipaddress import IPv6Address, ip_address
 from time import monotonic
 from types import TracebackType
 from typing import Annotated, Any, Final, Self, TypeAlias, cast
+from weakref import WeakKeyDictionary
 
 from msgspec import Meta
 
@@ -377,8 +378,8 @@ class RequestTimeout:
     """
 
     __slots__ = (
-        "_due", "_fired", "_limit", "_loop", "_on_overdue", "_over", "_receive", "_task", "_timer", "_watcher",
-        "disconnected", "is_reading", "timed_out",
+        "_due", "_fired", "_is_new", "_limit", "_loop", "_on_overdue", "_over", "_receive", "_task", "_timer",
+        "_watcher", "disconnected", "is_reading", "timed_out",
     )  # fmt: skip
 
     def __init__(self, on_overdue: Callable[[], None] | None = None) -> None:
@@ -390,6 +391,7 @@ class RequestTimeout:
         self._receive: Receive | None = None
         self._limit: TimeLimit | None = None
         self._over = self._due = _NEVER
+        self._is_new = False
         self._fired = False
         self.timed_out = False
         """Whether the task was cancelled because its time limit expired."""
@@ -413,9 +415,12 @@ class RequestTimeout:
         self._over = over = _NEVER if seconds is None else now + seconds
         self._receive = receive
         self.is_reading = receive is None
-        # Most requests end before the first check, which therefore is the only timer that they need.
         due = min(over, now + PATIENCE)
-        if self._timer is None or due < self._due:
+        if self._timer is None and due < over:
+            if not self._is_new:
+                self._is_new = True
+                _new_requests(self._loop).add(self, self._loop)
+        elif self._timer is None or due < self._due:
             self._set(due)
 
     def pause(self) -> None:
@@ -432,6 +437,7 @@ class RequestTimeout:
 
     def stop(self) -> bool:
         """End all checks; return whether the task was also cancelled by other code."""
+        self._is_new = False
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -447,10 +453,17 @@ class RequestTimeout:
     def _set(self, due: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        self._is_new = False
         self._due = due
-        self._timer = self._loop.call_at(due, self.check)
+        self._timer = self._loop.call_at(due, self._check)
 
-    def check(self) -> None:
+    def check_new(self) -> None:
+        """Check a request that has been open for some time, unless it has ended or has a timer of its own."""
+        if self._is_new:
+            self._is_new = False
+            self._check()
+
+    def _check(self) -> None:
         """Cancel the request if its time limit has expired; otherwise check its client and set a timer."""
         self._timer = None
         now = self._loop.time()
@@ -478,6 +491,39 @@ class RequestTimeout:
         self._fired = True
         self._task.cancel()
         return True
+
+
+class _NewRequests:
+    """The new requests of an event loop, which share one timer: most of them end before they need their own."""
+
+    __slots__ = ("_newest", "_older", "_timer")
+
+    def __init__(self) -> None:
+        self._newest: list[RequestTimeout] = []
+        self._older: list[RequestTimeout] = []
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, request: RequestTimeout, loop: asyncio.AbstractEventLoop) -> None:
+        """Check a request after it has been open for one to two times `PATIENCE`."""
+        self._newest.append(request)
+        if self._timer is None:
+            self._timer = loop.call_later(PATIENCE, self._check, loop)
+
+    def _check(self, loop: asyncio.AbstractEventLoop) -> None:
+        due, self._older, self._newest = self._older, self._newest, []
+        for request in due:
+            request.check_new()
+        self._timer = loop.call_later(PATIENCE, self._check, loop) if self._older else None
+
+
+_by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, _NewRequests] = WeakKeyDictionary()
+
+
+def _new_requests(loop: asyncio.AbstractEventLoop) -> _NewRequests:
+    requests = _by_loop.get(loop)
+    if requests is None:
+        requests = _by_loop[loop] = _NewRequests()
+    return requests
 
 
 class CallTimeout(TimeLimit):

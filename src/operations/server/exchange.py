@@ -8,6 +8,7 @@ Rule 3: control characters in headers are rejected, so that a value cannot injec
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from functools import lru_cache
 from http import HTTPStatus
 from typing import Any, Final, NamedTuple
 
@@ -295,7 +296,13 @@ class HTTPExchange:
 
     def _default_headers(self) -> bytes:
         """Return the headers of every response, such as its date."""
-        return b"".join([b"%b: %b\r\n" % header for header in self._server_state.default_headers])
+        return _encoded(tuple(self._server_state.default_headers))
+
+
+@lru_cache(maxsize=8)
+def _encoded(headers: tuple[tuple[bytes, bytes], ...]) -> bytes:
+    """Return header lines. The default headers change once per second, with the date."""
+    return b"".join([b"%b: %b\r\n" % header for header in headers])
 
 
 # ------------------------------------------------------------ the head of a response
