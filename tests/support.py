@@ -1,11 +1,13 @@
 """Helpers for many tests."""
 
+import asyncio
 import importlib.util
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib.metadata import PackageNotFoundError, requires
 from typing import Any
 
+import anyio
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from tests.conftest import PROJECT
@@ -48,6 +50,18 @@ def installed_by(*texts: str) -> set[str]:
 def soon(milliseconds: float = 50) -> OperationContext:
     """Return a context whose deadline is `milliseconds` away."""
     return OperationContext(deadline=time.time() * 1000 + milliseconds)
+
+
+async def first_done(
+    tasks: Iterable[asyncio.Task[Any]], count: int
+) -> tuple[set[asyncio.Task[Any]], set[asyncio.Task[Any]]]:
+    """Wait until at least `count` tasks are done; return those that are done, and the others."""
+    done, pending = set[asyncio.Task[Any]](), set(tasks)
+    with anyio.fail_after(30):
+        while len(done) < count:
+            ended, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            done |= ended
+    return done, pending
 
 
 def single(handler: Callable[..., Any], **fields: Any) -> OperationRegistry:

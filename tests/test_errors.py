@@ -173,7 +173,7 @@ def nesting() -> OperationRegistry:
 
     @registry.operation("outer.hurry")
     async def hurry(tool: str, input: Any) -> Any:
-        return (await registry.execute(tool, input, timeout=0.01)).data
+        return (await registry.execute(tool, input, timeout=0.2)).data
 
     @registry.operation("outer.read")
     async def read(tool: str, input: Any, context: OperationContext) -> AsyncIterator[Any]:

@@ -702,11 +702,11 @@ async def test_a_deadline_ends_the_wait_and_cancels_the_handler() -> None:
         finally:
             ended.set()
 
-    error = await failing(single(handler), None, soon(200))
+    error = await failing(single(handler), None, soon(1000))
 
     assert error.code == ErrorCode.TIMEOUT
-    # Less than 0.2 s if the machine was busy before the call.
-    assert re.fullmatch(r"test\.run did not finish within 0\.\d+ s", error.message)
+    # Less than 1 s if the machine was busy before the call.
+    assert re.fullmatch(r"test\.run did not finish within (1|0\.\d+) s", error.message)
     assert ended.is_set()
 
 
@@ -729,7 +729,7 @@ async def test_a_timeout_holds_even_if_the_handler_ignores_cancellation() -> Non
     error = await failing(registry, None, soon(100))
 
     assert error.code == ErrorCode.TIMEOUT
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20
     release.set()
     await registry.aclose()
 
@@ -786,12 +786,12 @@ async def test_a_blocked_thread_is_abandoned_and_reported() -> None:
     events: list[CallEvent] = []
 
     def stuck(_input: Any, _context: OperationContext) -> None:
-        release.wait(10)
+        release.wait(60)
 
     registry = single(stuck)
     registry.observe(events.append)
 
-    error = await failing(registry, None, soon())
+    error = await failing(registry, None, soon(1000))
 
     assert error.code == ErrorCode.TIMEOUT
     assert registry.threads.abandoned == 1
@@ -944,7 +944,7 @@ async def test_aborting_a_call_aborts_its_children() -> None:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await asyncio.wait_for(ended.wait(), 1)
+        await asyncio.wait_for(ended.wait(), 20)
         await asyncio.wait(children)
         assert children.pop().cancelled()
 
@@ -1012,7 +1012,7 @@ async def test_a_nested_subscription_ends_with_the_call_it_is_part_of() -> None:
     await _cut_short(registry, ready)
 
     assert await readers[0] == ErrorCode.ABORTED
-    await asyncio.wait_for(ended.wait(), 1)
+    await asyncio.wait_for(ended.wait(), 20)
 
 
 async def test_an_aborted_subscription_raises_at_the_next_read() -> None:

@@ -336,7 +336,7 @@ async def test_closing_waits_for_handlers_that_are_being_cancelled() -> None:
 
     async with OperationRegistry([Operation(spec(), slow_to_leave)]) as registry:
         with pytest.raises(CallError):
-            await registry.execute("task.get", None, soon())
+            await registry.execute("task.get", None, soon(500))
 
     assert cleaned.is_set()
 

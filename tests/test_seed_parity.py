@@ -298,7 +298,7 @@ async def test_over_the_call_protocol_timeout_and_not_found_carry_the_same() -> 
 
     assert missing.value.details == {"operationId": "task.unknown"}
     assert late.value.code == ErrorCode.TIMEOUT
-    assert before < late.value.details["deadline"] < before + 1000
+    assert before < late.value.details["deadline"] < before + 30_000
 
 
 class RecordingTransport:

@@ -162,7 +162,7 @@ async def test_leaving_the_loop_ends_the_handler(deadline: bool) -> None:
     del stream, envelope
     gc.collect()
 
-    await asyncio.wait_for(source.closed.wait(), 1)
+    await asyncio.wait_for(source.closed.wait(), 20)
 
 
 @pytest.mark.requirement("R33")
@@ -198,7 +198,7 @@ async def test_cancelling_the_consumer_ends_the_handler(deadline: bool) -> None:
 
     with pytest.raises(asyncio.CancelledError):
         await consumer
-    await asyncio.wait_for(source.closed.wait(), 1)
+    await asyncio.wait_for(source.closed.wait(), 20)
     await registry.aclose()
 
 
@@ -227,11 +227,11 @@ async def test_a_deadline_ends_a_stream_with_a_timeout() -> None:
     seen: list[Any] = []
 
     with pytest.raises(CallError) as caught:
-        async for envelope in streaming(source).subscribe("test.run", None, soon(200)):
+        async for envelope in streaming(source).subscribe("test.run", None, soon(1000)):
             seen.append(envelope.data)  # noqa: PERF401
 
     assert (seen, caught.value.code) == ([1], ErrorCode.TIMEOUT)
-    assert re.fullmatch(r"test\.run did not finish within 0\.\d+ s", caught.value.message)
+    assert re.fullmatch(r"test\.run did not finish within (1|0\.\d+) s", caught.value.message)
     assert source.closed.is_set()
 
 
@@ -452,7 +452,7 @@ async def test_a_handler_that_ignores_cancellation_does_not_block_closing(
     consumer = asyncio.create_task(anext(stream))
     await waiting.wait()
 
-    await asyncio.wait_for(stream.aclose(), 3)
+    await asyncio.wait_for(stream.aclose(), 20)
 
     assert "ignores" in caplog.text
     release.set()
@@ -502,9 +502,9 @@ async def test_the_cleanup_of_a_nested_subscription_is_not_cut_short() -> None:
             pass
 
     with pytest.raises(CallError) as caught:
-        await registry.execute("test.read", {}, soon(50))
+        await registry.execute("test.read", {}, soon(500))
     assert caught.value.code == ErrorCode.TIMEOUT
-    await asyncio.wait_for(cleaned.wait(), 5)
+    await asyncio.wait_for(cleaned.wait(), 20)
 
     for context in (None, soon(10_000)):
         running.clear()
@@ -513,7 +513,7 @@ async def test_the_cleanup_of_a_nested_subscription_is_not_cut_short() -> None:
         await running.wait()
         task.cancel()
         await asyncio.wait({task})
-        await asyncio.wait_for(cleaned.wait(), 5)
+        await asyncio.wait_for(cleaned.wait(), 20)
 
 
 async def test_a_task_group_that_is_open_across_a_yield_closes_quietly() -> None:

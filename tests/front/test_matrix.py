@@ -348,7 +348,7 @@ async def test_sizes_are_limited_before_anything_runs(
 @pytest.mark.requirement("R12", "R54")
 @EVERY
 async def test_calls_have_a_default_deadline(call: Call) -> None:
-    async with hub(Limits(), timeout=0.2) as served:
+    async with hub(Limits(), timeout=0.5) as served:
         if "socket" in call.__name__ or call is over_peer:
             # The client of the library would send a time limit of its own.
             url = served.socket_url if call is over_peer else _socket_url(served)

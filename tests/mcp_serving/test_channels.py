@@ -203,7 +203,7 @@ async def test_a_call_ends_by_the_default_deadline(registry: OperationRegistry, 
     async def wait() -> None:
         await asyncio.Event().wait()
 
-    async with Client(to_mcp(registry, timeout=0.1), mode=era) as client:
+    async with Client(to_mcp(registry, timeout=0.5), mode=era) as client:
         result = await client.call_tool("job__wait", {})
 
     assert error_of(result)["code"] == "TIMEOUT"
@@ -271,12 +271,12 @@ async def test_a_result_that_no_client_requests_is_dropped(monkeypatch: pytest.M
     async def run(channel: CallerChannel) -> dict[str, Any]:
         assert channel.elicit is not None
         with suppress(TimeoutError):
-            await asyncio.wait_for(channel.elicit("name?", FORM), 0.01)
+            await asyncio.wait_for(channel.elicit("name?", FORM), 0.1)
         return {"content": []}
 
     elicitations = Elicitations()
     asked = await elicitations.begin(run, CallerChannel(), CAN, {}, ("ann", "x"))
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(20):
         while elicitations._waiting:
             await asyncio.sleep(0.005)
 
@@ -372,8 +372,8 @@ async def test_the_number_of_waiting_calls_is_limited(monkeypatch: pytest.Monkey
 
 
 async def test_a_waiting_call_ends_with_its_deadline() -> None:
-    server = to_mcp(registry := asking(), timeout=0.1)
-    front = Front(registry, Limits(answer_seconds=0.1), timeout=0.1)
+    server = to_mcp(registry := asking(), timeout=0.5)
+    front = Front(registry, Limits(answer_seconds=0.1), timeout=0.5)
     asker = Asker(Identity("ann", []), "2026-07-28", front, CAN)
 
     async def call(params: Any) -> Any:
@@ -384,7 +384,7 @@ async def test_a_waiting_call_ends_with_its_deadline() -> None:
 
     asked = await call({})
     (task,) = [waiting[1].task for waiting in server.elicitations._waiting.values()]
-    await asyncio.wait({task}, timeout=2)
+    await asyncio.wait({task}, timeout=20)
 
     assert task.done()
     result = await call({"requestState": asked["requestState"]})

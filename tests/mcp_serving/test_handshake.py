@@ -422,7 +422,7 @@ class Stubborn:
 async def test_a_tool_that_ignores_its_cancellation_is_answered_in_time(reports: bool) -> None:
     jobs = Stubborn()
     params = {"arguments": {"reports": reports}, "_meta": {"progressToken": "p"}}
-    async with connected(to_mcp(jobs.registry, timeout=0.2).asgi_app()) as peer:
+    async with connected(to_mcp(jobs.registry, timeout=1).asgi_app()) as peer:
         if reports:
             async with peer.streamed("do__stubborn", **params) as stream:
                 received = [event["data"] async for event in stream if event.get("data")]
@@ -434,7 +434,7 @@ async def test_a_tool_that_ignores_its_cancellation_is_answered_in_time(reports:
             assert response.headers["content-type"] == "application/json"
             result = response.json()["result"]
         assert error_of(result)["code"] == "TIMEOUT"
-        assert re.search(r"within 0\.\d+ s", error_of(result)["message"])
+        assert re.search(r"within (1|0\.\d+) s", error_of(result)["message"])
 
         waited = await peer.call("do__wait")
         assert error_of(waited.json()["result"])["code"] == "TIMEOUT"
@@ -448,7 +448,7 @@ async def test_a_tool_that_ignores_its_cancellation_is_answered_in_time_without_
     None
 ):
     jobs = Stubborn()
-    app = to_mcp(jobs.registry, timeout=0.2).asgi_app()
+    app = to_mcp(jobs.registry, timeout=1).asgi_app()
     with anyio.fail_after(20):
         async with serving(app) as address, Client(f"{address}/mcp") as client:
             late = await client.call_tool("do__stubborn", {"reports": False})

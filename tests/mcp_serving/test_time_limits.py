@@ -55,9 +55,9 @@ class Slow:
 
 @BOTH
 async def test_the_default_stops_while_a_person_answers(era: str) -> None:
-    server = to_mcp(registry_of(), timeout=0.3)
-    async with Client(server, mode=era, elicitation_callback=Slow(0.8)) as client:
-        with anyio.fail_after(10):
+    server = to_mcp(registry_of(), timeout=1)
+    async with Client(server, mode=era, elicitation_callback=Slow(1.5)) as client:
+        with anyio.fail_after(20):
             result = await client.call_tool("do__ask", {})
 
     assert not result.is_error, result
@@ -68,18 +68,18 @@ async def test_a_response_that_takes_too_long_ends_the_call(era: str) -> None:
     server = to_mcp(registry_of(), timeout=0.2, limits=Limits(answer_seconds=0.3))
     person = Slow(30 if era == "legacy" else 1)
     async with Client(server, mode=era, elicitation_callback=person) as client:
-        with anyio.fail_after(10):
+        with anyio.fail_after(20):
             # In the newer version the person is asked between two requests, and the second one receives the error.
             assert error_of(await client.call_tool("do__ask", {}))["code"] == "TIMEOUT"
 
 
 @BOTH
 async def test_progress_starts_the_limit_again_and_its_absence_does_not(era: str) -> None:
-    server = to_mcp(registry_of(), timeout=0.4)
+    server = to_mcp(registry_of(), timeout=1)
     async with Client(server, mode=era) as client:
-        with anyio.fail_after(10):
-            going = await client.call_tool("do__work", {"steps": 4, "seconds": 0.2})
-            silent = await client.call_tool("do__work", {"seconds": 5})
+        with anyio.fail_after(20):
+            going = await client.call_tool("do__work", {"steps": 6, "seconds": 0.2})
+            silent = await client.call_tool("do__work", {"seconds": 30})
 
     assert not going.is_error, going
     assert error_of(silent)["code"] == "TIMEOUT"
@@ -100,16 +100,14 @@ async def test_an_operation_has_its_own_limit_at_every_entry_point() -> None:
 
 
 async def test_an_operation_may_take_longer_than_the_default() -> None:
-    registry = registry_of(timeout=5)
-    app = create_app(registry, mcp=True, timeout=0.2)
+    registry = registry_of(timeout=30)
+    app = create_app(registry, mcp=True, timeout=0.5)
     with anyio.fail_after(20):
         async with serving(app) as base, httpx2.AsyncClient(base_url=base) as http:
-            path = await http.post("/do/work", json={"seconds": 0.5})
-            call = await http.post(
-                "/call", json={"operation": "do.work", "input": {"seconds": 0.5}}
-            )
+            path = await http.post("/do/work", json={"seconds": 1})
+            call = await http.post("/call", json={"operation": "do.work", "input": {"seconds": 1}})
             async with Client(f"{base}/mcp") as client:
-                tool = await client.call_tool("do__work", {"seconds": 0.5})
+                tool = await client.call_tool("do__work", {"seconds": 1})
 
     assert (path.status_code, call.status_code) == (200, 200)
     assert not tool.is_error
@@ -121,7 +119,7 @@ async def test_a_callers_own_deadline_is_never_extended(era: str) -> None:
     with anyio.fail_after(20):
         async with (
             serving(app) as base,
-            httpx2.AsyncClient(headers={"operations-timeout": "400"}) as http,
+            httpx2.AsyncClient(headers={"operations-timeout": "1500"}) as http,
             Client(
                 streamable_http_client(f"{base}/mcp", http_client=http),
                 mode=era,
@@ -140,11 +138,11 @@ async def test_nested_calls_share_the_limit_of_the_call() -> None:
     @registry.operation("do.both")
     async def both(context: OperationContext) -> str:
         await context.elicit("Your name?", FORM)
-        return str((await context.env.do.work({"steps": 3, "seconds": 0.2})).data)
+        return str((await context.env.do.work({"steps": 6, "seconds": 0.2})).data)
 
-    server = to_mcp(registry, timeout=0.4)
-    async with Client(server, mode="legacy", elicitation_callback=Slow(0.6)) as client:
-        with anyio.fail_after(10):
+    server = to_mcp(registry, timeout=1)
+    async with Client(server, mode="legacy", elicitation_callback=Slow(1.2)) as client:
+        with anyio.fail_after(20):
             result = await client.call_tool("do__both", {})
 
     assert not result.is_error, result
@@ -154,15 +152,15 @@ async def test_a_timeout_pauses_for_all_questions_up_to_the_maximum() -> None:
     limit = TimeLimit(10, answer_seconds=100)
     with limit.paused():
         with limit.paused():
-            assert 109 < limit.remaining <= 110
-        assert 109 < limit.remaining <= 110
-    assert 9 < limit.remaining <= 10
+            assert 100 < limit.remaining <= 110
+        assert 100 < limit.remaining <= 110
+    assert 0 < limit.remaining <= 10
 
     outer = TimeLimit(30, answer_seconds=1000)
     inner = TimeLimit(10, outer=outer)
     with inner.paused():
-        assert 1029 < inner.remaining <= 1030
-    assert 9 < inner.remaining <= 10
+        assert 1020 < inner.remaining <= 1030
+    assert 0 < inner.remaining <= 10
 
 
 async def test_progress_has_a_maximum() -> None:
@@ -200,7 +198,7 @@ async def test_a_call_ends_in_time_after_an_answer_that_took_longer_than_its_lim
         await context.elicit("Your name?", FORM)
         await anyio.sleep(60)
 
-    with anyio.fail_after(10):
+    with anyio.fail_after(30):
         with pytest.raises(CallError) as caught:
             context = OperationContext(channel=CallerChannel(elicit=answer))
             await registry.execute("do.hang", {}, context)
@@ -214,7 +212,7 @@ async def test_a_call_ends_in_time_after_an_answer_that_took_longer_than_its_lim
         await anyio.sleep(60)
 
     waiting = asyncio.create_task(request())
-    done, _ = await asyncio.wait({waiting}, timeout=10)
+    done, _ = await asyncio.wait({waiting}, timeout=30)
     assert done
     assert waiting.cancelled()
 
@@ -224,14 +222,14 @@ async def test_a_timeout_in_the_tools_table_pauses_for_people_and_overrides_the_
     era: str,
 ) -> None:
     registry = registry_of()
-    configure_tools(registry, {"do.*": ToolConfig(timeout=0.4)})
+    configure_tools(registry, {"do.*": ToolConfig(timeout=0.8)})
     for default in (0.1, 30):
         server = to_mcp(registry, timeout=default)
-        async with Client(server, mode=era, elicitation_callback=Slow(0.8)) as client:
-            with anyio.fail_after(10):
+        async with Client(server, mode=era, elicitation_callback=Slow(1)) as client:
+            with anyio.fail_after(20):
                 asked = await client.call_tool("do__ask", {})
-                going = await client.call_tool("do__work", {"steps": 3, "seconds": 0.2})
-                silent = await client.call_tool("do__work", {"seconds": 5})
+                going = await client.call_tool("do__work", {"steps": 5, "seconds": 0.2})
+                silent = await client.call_tool("do__work", {"seconds": 30})
 
         assert not asked.is_error, asked
         assert not going.is_error, going
@@ -244,10 +242,10 @@ async def test_a_timeout_in_the_tools_table_applies_to_nested_calls() -> None:
 
     @registry.operation("do.nested")
     async def nested(context: OperationContext) -> str:
-        return str((await context.env.do.work({"seconds": 5})).data)
+        return str((await context.env.do.work({"seconds": 30})).data)
 
     async with Client(to_mcp(registry)) as client:
-        with anyio.fail_after(10):
+        with anyio.fail_after(20):
             result = await client.call_tool("do__nested", {})
 
     assert error_of(result)["code"] == "TIMEOUT"

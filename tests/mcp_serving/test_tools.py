@@ -329,7 +329,7 @@ async def test_an_endless_subscription_ends_with_the_items_so_far(
         yield 1
         await asyncio.Event().wait()
 
-    async with Client(to_mcp(registry, timeout=0.2)) as client:
+    async with Client(to_mcp(registry, timeout=1)) as client:
         result = await client.call_tool("clock__ticks", {})
 
     assert result.structured_content == {"items": [1], "complete": False}

@@ -47,7 +47,7 @@ async def exchange(port: int, sent: bytes) -> bytes:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         writer.write(sent)
-        return await asyncio.wait_for(reader.read(65536), 5)
+        return await asyncio.wait_for(reader.read(65536), 30)
     except ConnectionError:
         return b""
     finally:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from starlette.types import Message
 from tests.server.asgi import Client
+from tests.support import first_done
 
 from operations import CallError, ErrorCode, Identity, OperationRegistry
 from operations.calls import PendingRequestMap
@@ -90,7 +91,7 @@ async def test_calls_at_a_time_are_bounded_for_each_caller_and_for_all() -> None
         return (await client.post("/test/wait", headers={"x-api-key": name})).status
 
     calls = [asyncio.create_task(call(name)) for name in "aaabbbc"]
-    done, pending = await asyncio.wait(calls, return_when=asyncio.ALL_COMPLETED, timeout=0.2)
+    done, pending = await first_done(calls, 3)
     assert sorted(task.result() for task in done) == [429, 429, 429]
     assert len(pending) == 4
 
@@ -144,12 +145,12 @@ async def test_the_concurrency_of_a_caller_is_counted_over_all_entry_points() ->
         of_a = [over_http("a"), over_a_socket(first), over_a_socket(second, "a")]
         of_a += [over_a_socket(second, f"a{' ' * count}") for count in range(1, 5)]
         tasks = [asyncio.create_task(call) for call in of_a]
-        done, pending = await asyncio.wait(tasks, timeout=1)
+        done, pending = await first_done(tasks, 5)
         assert [task.result() for task in done] == ["RESOURCE_EXHAUSTED"] * 5
         others = [over_a_socket(second), over_a_socket(second), over_a_socket(second)]
         others += [over_http("b"), over_a_socket(second, "c")]
         tasks = [asyncio.create_task(call) for call in others]
-        done, waiting = await asyncio.wait(tasks, timeout=1)
+        done, waiting = await first_done(tasks, 2)
         # Callers without identity have two as well, and together there are five.
         assert [task.result() for task in done] == ["RESOURCE_EXHAUSTED"] * 2
 
