@@ -24,9 +24,6 @@ REPEATED = {
     "calls/test_faults_of_load.py::test_f31_a_storm_of_cancelled_calls_leaves_nothing_behind": (
         "F31 promises that the processor is idle two seconds after the storm"
     ),
-    "calls/test_faults_of_handlers.py::test_f23_f24_a_handler_that_does_not_end_does_not_keep_its_caller": (
-        "F24 promises that a caller leaves before a handler that ignores its deadline ends"
-    ),
     "calls/test_soak.py::test_f32_mixed_load_with_faults_leaks_nothing": (
         "F32 promises a bound on memory and failures in less than 2 % of calls while connections are cut"
     ),

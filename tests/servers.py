@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import itertools
+import random
 import shutil
 import socket
 import subprocess
@@ -16,14 +18,45 @@ from pathlib import Path
 BIN = Path(sys.executable).parent
 
 
-def free_port() -> int:
-    """Return a free TCP port."""
+def _is_free(port: int) -> bool:
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
 
 
-def wait_for_port(port: int, seconds: float = 10) -> None:
+def _reserved_ports() -> tuple[socket.socket, range]:
+    """Return ports that no other test process uses, and the UDP socket that reserves them until the process ends.
+
+    They are below those that the system gives to outgoing connections, so a port stays free while its server restarts.
+    The ports 10,000 above are not used by any test process either: a node of a Redis Cluster listens there too.
+    """
+    starts = list(range(12_000, 22_000, 100))
+    random.SystemRandom().shuffle(starts)
+    for start in starts:
+        reservation = socket.socket(type=socket.SOCK_DGRAM)
+        try:
+            reservation.bind(("127.0.0.1", start))
+        except OSError:
+            reservation.close()
+        else:
+            return reservation, range(start, start + 100)
+    raise RuntimeError("other test processes have reserved all ports")
+
+
+# When the module is imported, because some tests count the open files of the process.
+_RESERVATION, _RANGE = _reserved_ports()
+_PORTS = itertools.cycle(_RANGE)
+
+
+def free_port() -> int:
+    """Return a free TCP port, which no other test process receives."""
+    return next(port for port in _PORTS if _is_free(port))
+
+
+def wait_for_port(port: int, seconds: float = 60) -> None:
     """Return when a program accepts connections on `port`."""
     end = time.monotonic() + seconds
     while True:
@@ -206,7 +239,7 @@ class Proxy:
 
     def __init__(self, port: int) -> None:
         self.target = port
-        self.port = 0
+        self.port = free_port()
         self.delay = 0.0
         self.rate: float | None = None
         self.heard = bytearray()
@@ -218,7 +251,6 @@ class Proxy:
 
     async def open(self) -> None:
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port)
-        self.port = int(self._server.sockets[0].getsockname()[1])
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

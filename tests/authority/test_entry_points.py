@@ -614,7 +614,7 @@ async def test_every_store_changes_values_by_compare_and_set(kind: str, tmp_path
         changed = other.changed
         await one.announce()
         if kind != "sqlite":
-            with anyio.fail_after(5):
+            with anyio.fail_after(20):
                 await changed.wait()
 
         assert await one.get("a.x") is None
@@ -659,13 +659,13 @@ async def test_a_store_at_a_broker_is_opened_from_its_config(
             changed = other.store.changed
             assert await one.store.swap("a.x", None, b"1")
             await one.store.announce()
-            with anyio.fail_after(5):
+            with anyio.fail_after(20):
                 await changed.wait()
             assert await other.store.get("a.x") == b"1"
         async with open_hub(file) as hub:
             assert readiness(hub) is True
             broker.kill()
-            with anyio.fail_after(10):
+            with anyio.fail_after(20):
                 while readiness(hub) is True:
                     await anyio.sleep(0.02)
             assert object_of(readiness(hub))["disconnected"] == ["authority"]

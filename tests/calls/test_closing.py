@@ -75,7 +75,7 @@ async def test_closing_in_the_wrong_order_still_ends(
             calls.call("slow.sleep", {"seconds": 60, "path": str(path)}, timeout=3)
         )
         await until(lambda: started(path))
-        with anyio.fail_after(10):
+        with anyio.fail_after(20):
             if first == "target":
                 await connecting.aclose()
                 await calls.aclose()
@@ -84,7 +84,7 @@ async def test_closing_in_the_wrong_order_still_ends(
             else:
                 await serving.aclose()
             outcome: Any = (await asyncio.gather(call, return_exceptions=True))[0]
-        with anyio.fail_after(10):
+        with anyio.fail_after(20):
             await outer.aclose()
 
     assert isinstance(outcome, CallError)

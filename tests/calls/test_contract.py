@@ -209,15 +209,15 @@ async def test_a_call_times_out_at_its_deadline(world: World, registry: Operatio
     async with calling(world, registry) as calls:
         started = loop.time()
         with pytest.raises(CallError) as caught:
-            await calls.call("slow.sleep", {"seconds": 60}, timeout=0.3)
+            await calls.call("slow.sleep", {"seconds": 60}, timeout=1)
         elapsed = loop.time() - started
 
     assert caught.value.code == ErrorCode.TIMEOUT
     # Either the caller or the worker notices first; the worker has slightly less time.
     assert re.fullmatch(
-        r"slow\.sleep did not (answer|finish) within 0\.(3|29|28) s", caught.value.message
+        r"slow\.sleep did not (answer|finish) within (1|0\.\d+) s", caught.value.message
     )
-    assert 0.25 < elapsed < 20
+    assert 0.5 < elapsed < 20
 
 
 @pytest.mark.requirement("R30")
@@ -226,7 +226,7 @@ async def test_the_remaining_time_and_the_parent_travel_along(
 ) -> None:
     context = OperationContext(metadata={"trace": "t1"}, deadline=2e12)
     async with calling(world, registry) as calls:
-        envelope = await calls.call("echo.whoami", {}, context, timeout=5)
+        envelope = await calls.call("echo.whoami", {}, context, timeout=20)
 
     assert envelope.data["parent"] == context.request_id
     assert envelope.data["metadata"] == {"trace": "t1"}
@@ -237,7 +237,7 @@ async def test_a_stream_without_items_ends_at_its_idle_timeout(
     world: World, registry: OperationRegistry
 ) -> None:
     async with calling(world, registry) as calls:
-        stream = calls.subscribe("count.forever", {"pause": 60}, idle_timeout=0.3)
+        stream = calls.subscribe("count.forever", {"pause": 60}, idle_timeout=1.5)
         assert (await anext(stream)).data == 0
         with pytest.raises(CallError) as caught:
             await anext(stream)

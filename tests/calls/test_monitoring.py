@@ -89,16 +89,16 @@ async def test_an_operator_sees_workers_calls_and_the_queue(
         monitor = await enter(monitor_group(await enter(world.connect(**options))))
         waiting = [asyncio.create_task(calls.call("latch.pass")) for _ in range(len(names) + 3)]
         await until(lambda: latch.begun == len(names))
-        await asyncio.sleep(0.1)
-        with anyio.fail_after(5):
-            report = await monitor.look()
+        with anyio.fail_after(30):
+            while (report := await monitor.look()).waiting != 3 or (report.lag or 0) < 0.05:
+                await asyncio.sleep(0.01)
 
         assert [each.name for each in report.workers] == names
         assert {each.version for each in report.workers} == {"1.4.0"}
         assert [each.running for each in report.workers] == [1 for _ in names]
         assert (report.running, report.waiting, report.silent) == (len(names), 3, 0)
         assert report.lag is not None
-        assert 0.05 < report.lag < 5
+        assert report.lag < 30
         assert report.dead_letters == 0
         text = group_metrics([report]).decode()
         assert 'operations_queue_depth{group="operations"} 3\n' in text
@@ -144,7 +144,7 @@ async def test_a_worker_that_does_not_answer_is_reported(redis_server: Broker) -
         monitor = await stack.enter_async_context(monitor_group(target))
         silent = await target.listen((target.control("operations"),), SilentReceiver())
         stack.push_async_callback(silent.aclose)
-        with anyio.fail_after(5):
+        with anyio.fail_after(20):
             report = await monitor.look()
 
     assert (report.workers, report.silent) == ([], 1)
@@ -187,7 +187,7 @@ async def test_dead_letters_are_listed_inspected_replayed_and_removed(
 
     for body in (*(request_of(operation_id="shop.count", input={"n": n}) for n in (1, 2)), b"{}"):
         await target.dead_letter("operations", body)
-    with anyio.fail_after(5):
+    with anyio.fail_after(20):
         while (await monitor.look()).dead_letters != 3:
             await asyncio.sleep(0.01)
     second, first = await monitor.letters()
@@ -219,7 +219,7 @@ async def test_a_dead_letter_has_no_credential() -> None:
     worker = CallServer(OperationRegistry(), target, WorkerConfig())
     await worker.listen()
     async with PendingRequestMap(target, heartbeat=0.05) as calls:
-        with anyio.fail_after(10), pytest.raises(CallError) as caught:
+        with anyio.fail_after(30), pytest.raises(CallError) as caught:
             await calls.call("shop.count", {"n": 1}, credential="CANARY", replayable=True)
     await taking.aclose()
     await worker.aclose()

@@ -171,7 +171,7 @@ async def test_an_operator_uses_the_account_of_a_worker_and_clients_see_no_dead_
             await guard.alice.target.dead_letter(
                 "operations", encode_event(CallRequested(payload=payload))
             )
-            with anyio.fail_after(5):
+            with anyio.fail_after(20):
                 while not await operator.letters():
                     await asyncio.sleep(0.01)
             assert [each.operation for each in await operator.letters()] == ["math.add"]
@@ -431,7 +431,7 @@ async def test_r61_redis_rejects_the_commands_of_an_attacker(
         queue = "operations:queue:operations:alice"
         admin: Any = Redis.from_url(f"redis://worker:worker-secret@127.0.0.1:{guard.broker.port}")
         async with admin:
-            with anyio.fail_after(5):
+            with anyio.fail_after(20):
                 while SECRET.encode() not in b"".join(
                     fields[b"e"] for _, fields in await admin.xrange(queue)
                 ):
@@ -470,7 +470,7 @@ async def test_scripts_that_were_flushed_are_loaded_again(
         admin: Any = Redis.from_url(f"redis://worker:worker-secret@127.0.0.1:{guard.broker.port}")
         async with admin:
             await admin.script_flush()
-        with anyio.fail_after(10):
+        with anyio.fail_after(20):
             while True:
                 with suppress(CallError):
                     assert (await guard.alice.call("math.add", {"a": 1, "b": 2})).data == 3
@@ -713,7 +713,7 @@ async def test_the_documented_permissions_are_enough_for_the_store_of_approvals(
             assert await here.swap("approval.a", None, b"1")
             assert await here.swap("approval.a", b"1", b"2")
             await here.announce()
-            with anyio.fail_after(4):
+            with anyio.fail_after(20):
                 await changed.wait()
             assert await there.items("approval") == {"approval.a": b"2"}
             assert await there.swap("approval.a", b"2", None)

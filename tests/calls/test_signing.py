@@ -80,6 +80,10 @@ async def test_f18_signed_calls_and_subscriptions_work(broker_world: World, tmp_
     assert target.forged == 0
 
 
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    return [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
 @pytest.mark.parametrize(
     ("worker", "asker"), [(SECRET, None), (None, SECRET), (SECRET, SECRET * 2)]
 )
@@ -98,8 +102,9 @@ async def test_messages_dropped_because_of_different_secrets_are_logged(
             with pytest.raises(CallError) as caught:
                 await calls.call("math.add", {"a": 1, "b": 2}, timeout=0.3)
             assert caught.value.code == ErrorCode.TIMEOUT
+        await until(lambda: warnings_of(caplog))
 
-    (told,) = [each for each in caplog.records if each.levelno >= logging.WARNING]
+    (told,) = warnings_of(caplog)
     assert "secret=" in told.message
 
 

@@ -96,7 +96,7 @@ async def enforce_nothing_runs_again(
 ) -> None:
     """Start a worker that did not see the requests before, and wait until it has read the whole queue."""
     async with world.serve(paying(ledger)):
-        with anyio.fail_after(10):
+        with anyio.fail_after(20):
             # The queue is in order: the restored requests are delivered before this one.
             assert (await calls.call("shop.ping")).data == "pong"
             assert (await calls.call("shop.pay", {"number": 99})).data == 99
@@ -104,7 +104,7 @@ async def enforce_nothing_runs_again(
 
 
 async def _until_replicated(replica: Any) -> None:
-    with anyio.fail_after(10):
+    with anyio.fail_after(30):
         while (await replica.info("replication"))["master_link_status"] != "up":
             await asyncio.sleep(0.02)
 
@@ -116,7 +116,7 @@ async def test_requests_that_ended_with_timeout_do_not_run_later(
     ledger = tmp_path / "ledger"
     async with worker_process(broker_world) as worker, caller(broker_world) as calls:
         blocking = asyncio.create_task(
-            calls.call("slow.block_loop", {"seconds": 1, "path": str(tmp_path / "blocked")})
+            calls.call("slow.block_loop", {"seconds": 3, "path": str(tmp_path / "blocked")})
         )
         await until(lambda: started(tmp_path / "blocked"))
         outcomes = await asyncio.gather(
@@ -165,7 +165,7 @@ async def test_workers_reject_a_second_attempt_of_a_mutation(
         )
         await until(lambda: started(ledger))
         next(each for each in (first, second) if each.pid == started(ledger)[0]).kill()
-        with anyio.fail_after(10), pytest.raises(CallError) as caught:
+        with anyio.fail_after(20), pytest.raises(CallError) as caught:
             await writing
 
     assert caught.value.code == ErrorCode.UNAVAILABLE

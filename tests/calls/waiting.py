@@ -11,7 +11,7 @@ from tests.calls.worlds import World
 from operations.calls import PendingRequestMap
 
 
-async def until(condition: Callable[[], object], seconds: float = 20) -> None:
+async def until(condition: Callable[[], object], seconds: float = 30) -> None:
     """Wait until `condition` holds."""
     with anyio.fail_after(seconds):
         while not condition():

@@ -87,7 +87,7 @@ async def test_operators_replay_dead_letters_with_the_credential_of_the_hub(
 
     payload = RequestPayload(request_id="r1", operation_id="shop.whoami", input={}, attempt=3)
     await target.dead_letter("shop", encode_event(CallRequested(payload=payload)))
-    with anyio.fail_after(5):
+    with anyio.fail_after(20):
         while not (found := (await call("dead_letters", broker="bus")).json):
             await asyncio.sleep(0.01)
     (letter,) = found

@@ -4,7 +4,6 @@ import asyncio
 import fcntl
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, Callable, Iterator
@@ -16,6 +15,7 @@ import anyio
 import pytest
 import uvicorn
 from mcp.server.mcpserver import Context, MCPServer
+from tests.servers import free_port
 
 from operations.mcp import MCPClientConfig
 
@@ -74,12 +74,6 @@ def demo_server(name: str = "demo") -> MCPServer:
     return server
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @asynccontextmanager
 async def serving(app: Any, port: int | None = None) -> AsyncGenerator[str]:
     """An ASGI application on a real socket of this process; its base URL."""
@@ -92,7 +86,7 @@ async def serving(app: Any, port: int | None = None) -> AsyncGenerator[str]:
     # The server's own `serve` takes the process's signals; `_serve` does not.
     task = asyncio.create_task(server._serve())
     try:
-        with anyio.fail_after(10):
+        with anyio.fail_after(30):
             while not server.started:
                 if task.done():
                     task.result()

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from tests.mcp_import.support import raw, serving_demo
 
 from operations import CallError, ErrorCode, Identity, OperationContext, OperationRegistry
-from operations._resilience import LogBudget
+from operations._resilience import FAILURES, LogBudget
 from operations.context import CallerChannel
 from operations.mcp import MCPClientConfig, connect_mcp
 
@@ -207,13 +207,13 @@ async def test_a_caller_that_does_not_answer_fails_only_its_own_call() -> None:
         raise AssertionError
 
     config = MCPClientConfig(
-        server=asking(), version="2025-11-25", timeout=0.1, answer_timeout=0.05
+        server=asking(), version="2025-11-25", timeout=0.8, answer_timeout=0.05
     )
     with anyio.fail_after(30):
         async with connect_mcp("asking", config) as client:
             registry = OperationRegistry(client)
             context = OperationContext(channel=CallerChannel(elicit=never))
-            for _ in range(20):
+            for _ in range(FAILURES + 1):
                 with pytest.raises(CallError) as caught:
                     await registry.execute("asking.greet", {}, context)
                 assert caught.value.code == ErrorCode.TIMEOUT
@@ -224,11 +224,11 @@ async def test_a_caller_that_does_not_answer_fails_only_its_own_call() -> None:
 
 async def test_the_time_of_a_source_stops_while_the_caller_answers() -> None:
     async def slowly(message: str, schema: dict[str, Any]) -> dict[str, Any]:
-        await anyio.sleep(0.8)
+        await anyio.sleep(1.5)
         return {"action": "accept", "content": {"name": "Ada"}}
 
     with anyio.fail_after(20):
-        async with connect_mcp("raw", raw(timeout=0.4)) as client:
+        async with connect_mcp("raw", raw(timeout=1)) as client:
             registry = OperationRegistry(client)
             context = OperationContext(channel=CallerChannel(elicit=slowly))
             await registry.execute("raw.ask", {"method": "elicitation/create"}, context)
@@ -242,13 +242,13 @@ async def test_progress_starts_the_time_of_a_source_again() -> None:
         for step in range(steps):
             await anyio.sleep(0.2)
             await context.report_progress(step)
-        await anyio.sleep(0.2 if steps else 5)
+        await anyio.sleep(0.2 if steps else 60)
         return "done"
 
     with anyio.fail_after(20):
-        async with connect_mcp("steps", MCPClientConfig(server=server, timeout=0.5)) as client:
+        async with connect_mcp("steps", MCPClientConfig(server=server, timeout=1)) as client:
             registry = OperationRegistry(client)
-            assert (await registry.execute("steps.work", {"steps": 4})).data["result"] == "done"
+            assert (await registry.execute("steps.work", {"steps": 6})).data["result"] == "done"
             with pytest.raises(CallError) as caught:
                 await registry.execute("steps.work", {"steps": 0})
 

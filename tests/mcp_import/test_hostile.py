@@ -59,7 +59,7 @@ async def test_a_server_that_never_answers_is_abandoned_in_time() -> None:
     error = await failure_of(raw("silent", connect_timeout=1))
 
     assert error.code == ErrorCode.UNAVAILABLE
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 20
 
 
 async def test_output_of_a_server_before_the_protocol_is_ignored() -> None:
@@ -71,7 +71,7 @@ async def test_output_of_a_server_before_the_protocol_is_ignored() -> None:
 
 
 async def test_a_call_without_a_response_ends_at_the_configured_time() -> None:
-    async with connect_mcp("raw", raw(timeout=0.3)) as client:
+    async with connect_mcp("raw", raw(timeout=1.5)) as client:
         registry = await connected(client)
         with anyio.fail_after(20), pytest.raises(CallError) as caught:
             await registry.execute("raw.never", {})
@@ -82,7 +82,7 @@ async def test_a_call_without_a_response_ends_at_the_configured_time() -> None:
 
 
 async def test_a_garbage_response_fails_only_its_call() -> None:
-    async with connect_mcp("raw", raw(timeout=0.5)) as client:
+    async with connect_mcp("raw", raw(timeout=1.5)) as client:
         registry = await connected(client)
         with anyio.fail_after(20), pytest.raises(CallError) as caught:
             await registry.execute("raw.garbage", {})
@@ -152,14 +152,14 @@ async def test_tools_beyond_the_limit_are_reported() -> None:
 
 
 async def test_an_endless_list_is_ended() -> None:
-    with anyio.fail_after(10):
+    with anyio.fail_after(20):
         async with connect_mcp("raw", raw("endless")) as client:
             assert len(client) == 2
             assert "repeats itself" in client.skipped["tools"]
 
 
 async def test_a_list_whose_pages_never_end_is_ended() -> None:
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         async with connect_mcp("raw", raw("pages")) as client:
             assert client.skipped["tools"] == "the list has more than 1000 pages"
 
@@ -168,15 +168,18 @@ async def test_a_server_that_announces_changes_constantly_is_listed_less_often()
     with anyio.fail_after(20):
         async with connect_mcp("raw", raw("storm")) as client:
             registry = await connected(client)
+            began, listings = time.monotonic(), 0
             await anyio.sleep(2.5)
-            listings = int((await registry.execute("raw.listings", {})).data[0]["text"])
+            while listings < 2:
+                listings = int((await registry.execute("raw.listings", {})).data[0]["text"])
+            took = time.monotonic() - began
 
-    assert 2 <= listings <= 8
+    assert listings <= 8 * took / 2.5
 
 
 async def test_a_server_that_stops_reading_fails_only_the_calls_that_wait_for_it() -> None:
     with anyio.fail_after(20):
-        async with connect_mcp("raw", raw(timeout=0.5)) as client:
+        async with connect_mcp("raw", raw(timeout=1.5)) as client:
             registry = await connected(client)
             await registry.execute("raw.deaf", {})
             large = {"result": "x" * 1_000_000}
@@ -189,7 +192,7 @@ async def test_a_server_that_stops_reading_fails_only_the_calls_that_wait_for_it
 
 async def test_endless_output_is_a_timeout_and_does_not_block_closing() -> None:
     with anyio.fail_after(20):
-        async with connect_mcp("raw", raw(timeout=0.5)) as client:
+        async with connect_mcp("raw", raw(timeout=1.5)) as client:
             registry = await connected(client)
             assert (await registry.execute("raw.flood", {})).data[0]["text"] == "here it comes"
             with pytest.raises(CallError) as caught:
@@ -228,7 +231,7 @@ async def test_schemas_that_cannot_be_used_count_as_unknown(
 
 async def test_a_server_that_ignores_closed_input_is_killed() -> None:
     before = children()
-    with anyio.fail_after(10):
+    with anyio.fail_after(20):
         async with connect_mcp("raw", raw("stubborn", shutdown_timeout=0.2)) as client:
             registry = await connected(client)
             pid = int((await registry.execute("raw.pid", {})).data[0]["text"])

@@ -21,11 +21,11 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from tests.mcp_import.support import (
     demo_server,
-    free_port,
     nothing_left_behind,
     serving,
     serving_demo,
 )
+from tests.servers import free_port
 
 from operations import CallError, ErrorCode, Identity, OperationContext, OperationRegistry
 from operations.mcp import MCPClient, MCPClientConfig, MCPClientCredentials, connect_mcp
@@ -348,7 +348,7 @@ async def test_a_missing_response_ends_the_call_at_the_configured_time() -> None
 
         return StreamingResponse(nothing(), media_type="text/event-stream")
 
-    assert (await outcome(never, timeout=0.3)).code == ErrorCode.TIMEOUT
+    assert (await outcome(never, timeout=1)).code == ErrorCode.TIMEOUT
 
 
 @pytest.mark.parametrize(("kind", "tries"), [("mutation", 1), ("query", 2)])

@@ -26,7 +26,7 @@ from operations.mcp import MCPClientConfig, connect_mcp
 
 async def asked(method: str, params: dict[str, Any] | None = None, **options: Any) -> Any:
     """The answers to questions of the server."""
-    with anyio.fail_after(10):
+    with anyio.fail_after(20):
         async with connect_mcp("raw", raw(**options)) as client:
             registry = OperationRegistry(client)
             envelope = await registry.execute("raw.ask", {"method": method, "params": params or {}})
@@ -90,7 +90,7 @@ async def test_a_hanging_handler_fails_only_its_call_even_if_it_ignores_cancella
 
     try:
         with anyio.fail_after(20):
-            async with connect_mcp("raw", raw(elicit=stubborn, timeout=1)) as client:
+            async with connect_mcp("raw", raw(elicit=stubborn, timeout=2)) as client:
                 registry = OperationRegistry(client)
                 with pytest.raises(CallError) as caught:
                     await registry.execute("raw.ask", {"method": "elicitation/create"})
@@ -137,7 +137,7 @@ ANSWER = {"action": "accept", "content": {"name": "Ada"}}
 
 
 async def test_a_result_that_asks_is_data_and_can_be_resumed() -> None:
-    with anyio.fail_after(10):
+    with anyio.fail_after(20):
         async with connect_mcp("asking", MCPClientConfig(server=asking_server())) as client:
             registry = OperationRegistry()
             registry.register_all(client)
@@ -204,7 +204,7 @@ async def test_a_hanging_handler_ends_at_the_deadline_of_the_call() -> None:
         return {}
 
     config = MCPClientConfig(server=asking_server(), elicit=hang, timeout=0.3)
-    with anyio.fail_after(10):
+    with anyio.fail_after(20):
         async with connect_mcp("asking", config) as client:
             with pytest.raises(CallError) as caught:
                 await OperationRegistry(client).execute("asking.greet", {})
@@ -277,7 +277,7 @@ async def test_endless_questions_are_ended() -> None:
         return types.InputRequiredResult(request_state="again")
 
     server: Server[Any] = Server("w", on_list_tools=list_tools, on_call_tool=call_tool)
-    with anyio.fail_after(10):
+    with anyio.fail_after(20):
         async with connect_mcp("w", MCPClientConfig(server=server)) as client:
             with pytest.raises(CallError) as caught:
                 await OperationRegistry(client).execute("w.wait", {})

@@ -16,21 +16,21 @@ from operations.mcp import MCPClient, MCPClientLoader, connect_mcp
 
 
 async def test_a_failing_and_a_hanging_source_do_not_affect_others() -> None:
-    with anyio.fail_after(20), nothing_left_behind():
-        async with MCPClientLoader(wait=2) as loader:
+    with anyio.fail_after(60), nothing_left_behind():
+        async with MCPClientLoader(wait=5) as loader:
             began = time.monotonic()
             clients = await loader.load(
                 {
                     "good": raw(),
                     "broken": raw("exit"),
-                    "hanging": raw("silent", connect_timeout=10),
+                    "hanging": raw("silent", connect_timeout=60),
                     "also_good": raw(),
                 }
             )
             took = time.monotonic() - began
 
             assert [client.name for client in clients] == ["good", "also_good"]
-            assert took < 9
+            assert took < 40
             assert loader.failures["broken"].code == ErrorCode.UNAVAILABLE
             assert loader.pending == ["hanging"]
             assert loader.get_client("good") is clients[0]
@@ -44,7 +44,7 @@ async def test_a_slow_server_is_registered_when_it_is_ready() -> None:
     with anyio.fail_after(20), nothing_left_behind():
         async with OperationRegistry() as registry:
             loader = MCPClientLoader(wait=0.01)
-            await loader.load({"slow": raw("slow", "0.3")})
+            await loader.load({"slow": raw("slow", "1")})
             loader.register_all(registry)
             assert len(registry) == 0
 
@@ -81,13 +81,13 @@ async def test_equal_names_live_in_their_own_namespaces_and_equal_ids_are_an_err
 
 
 async def test_twenty_servers_start_side_by_side() -> None:
-    with anyio.fail_after(30), nothing_left_behind():
-        async with MCPClientLoader() as loader:
+    with anyio.fail_after(60), nothing_left_behind():
+        async with MCPClientLoader(wait=60) as loader:
             began = time.monotonic()
-            clients = await loader.load({f"s{n}": raw("slow", "0.5") for n in range(20)})
+            clients = await loader.load({f"s{n}": raw("slow", "2") for n in range(20)})
 
             assert len(clients) == 20
-            assert time.monotonic() - began < 9  # one after another they would need ten
+            assert time.monotonic() - began < 38  # one after another they would need forty
 
 
 async def test_servers_close_in_any_order_and_from_any_task() -> None:
@@ -173,7 +173,7 @@ async def test_the_registry_closes_its_services() -> None:
 
 
 async def test_a_lazy_server_runs_only_from_its_first_call_on() -> None:
-    with anyio.fail_after(10), nothing_left_behind():
+    with anyio.fail_after(20), nothing_left_behind():
         async with connect_mcp("raw", raw(lazy=True)) as client:
             registry = OperationRegistry(client)
             await eventually(lambda: not client.is_connected)
@@ -183,7 +183,7 @@ async def test_a_lazy_server_runs_only_from_its_first_call_on() -> None:
 
 
 async def test_an_idle_server_is_stopped_and_started_again() -> None:
-    with anyio.fail_after(10), nothing_left_behind():
+    with anyio.fail_after(20), nothing_left_behind():
         async with connect_mcp("raw", raw(idle_timeout=0.2)) as client:
             registry = OperationRegistry(client)
             first = await pid(registry)
@@ -193,8 +193,8 @@ async def test_an_idle_server_is_stopped_and_started_again() -> None:
 
 
 async def test_a_busy_server_is_not_stopped() -> None:
-    with anyio.fail_after(10):
-        async with connect_mcp("raw", raw(idle_timeout=0.1, timeout=0.5)) as client:
+    with anyio.fail_after(20):
+        async with connect_mcp("raw", raw(idle_timeout=1, timeout=2)) as client:
             registry = OperationRegistry(client)
             first = await pid(registry)
             with pytest.raises(Exception, match="did not answer"):

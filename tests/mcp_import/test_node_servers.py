@@ -9,7 +9,8 @@ from typing import Any
 import anyio
 import httpx2
 import pytest
-from tests.mcp_import.support import HERE, free_port, install_node_servers, nothing_left_behind
+from tests.mcp_import.support import HERE, install_node_servers, nothing_left_behind
+from tests.servers import free_port
 
 from operations import (
     CallError,

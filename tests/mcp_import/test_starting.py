@@ -12,7 +12,8 @@ import pytest
 from starlette.applications import Starlette
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
-from tests.mcp_import.support import free_port, nothing_left_behind, raw, serving
+from tests.mcp_import.support import nothing_left_behind, raw, serving
+from tests.servers import free_port
 
 from operations import CallError, ErrorCode, OperationRegistry
 from operations.mcp import MCPClientConfig, MCPClientLoader, StartError, connect_mcp

@@ -17,12 +17,12 @@ from tests.mcp_import.support import (
     RAW,
     demo_server,
     eventually,
-    free_port,
     is_alive,
     nothing_left_behind,
     raw,
     serving_demo,
 )
+from tests.servers import free_port
 
 from operations import CallError, ErrorCode, OperationRegistry
 from operations._resilience import FAILURES, CircuitOpenError
@@ -86,7 +86,7 @@ async def test_calls_do_not_wait_past_their_timeout_for_a_server_that_restarts_s
 ) -> None:
     config = raw("silent_later", str(tmp_path / "mark"), reconnect_timeout=0.5, connect_timeout=30)
     registry = OperationRegistry()
-    with anyio.fail_after(10), nothing_left_behind():
+    with anyio.fail_after(25), nothing_left_behind():
         async with connect_mcp("raw", config) as client:
             registry.register_all(client)
             await registry.execute("raw.exit_after", {})
@@ -228,7 +228,7 @@ asyncio.run(main())
 
 
 async def test_a_server_that_stops_responding_is_not_asked_until_a_probe_succeeds() -> None:
-    config = MCPClientConfig(server=demo_server(), timeout=0.4)
+    config = MCPClientConfig(server=demo_server(), timeout=1)
     async with connect_mcp("demo", config) as client:
         registry = OperationRegistry(client)
         found: list[str] = []

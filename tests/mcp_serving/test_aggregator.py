@@ -30,9 +30,9 @@ from mcp_types import (
 )
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import FileUrl
-from tests.mcp_import.support import free_port, install_node_servers
+from tests.mcp_import.support import install_node_servers
 from tests.mcp_serving.support import ERAS, serving
-from tests.servers import wait_for_port
+from tests.servers import free_port, wait_for_port
 
 from operations import OperationRegistry
 from operations.mcp import MCPClientConfig, connect_mcp, to_mcp

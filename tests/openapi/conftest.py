@@ -1,10 +1,10 @@
 """What the OpenAPI tests share."""
 
-import socket
 from collections.abc import Iterator
 
 import pytest
 from tests.openapi.echo import Echo, running_echo
+from tests.servers import free_port
 
 
 @pytest.fixture(scope="session")
@@ -15,6 +15,4 @@ def echo() -> Iterator[Echo]:
 
 @pytest.fixture
 def unused_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return free_port()

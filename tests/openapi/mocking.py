@@ -8,7 +8,6 @@
 import asyncio
 import json
 import re
-import socket
 import sys
 from collections import Counter
 from collections.abc import AsyncGenerator
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+from tests.servers import free_port
 
 from operations import CallError, OperationRegistry, OperationSpec, OperationType
 from operations._json import object_of
@@ -33,9 +33,7 @@ LISTENING = re.compile(rb"Prism is listening")
 @asynccontextmanager
 async def mocking(prism: str, path: Path) -> AsyncGenerator[str]:
     """Run Prism for a document; yield its address."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     process = await asyncio.create_subprocess_exec(
         prism, "mock", "--host", "127.0.0.1", "--port", str(port), str(path),
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,

@@ -133,15 +133,11 @@ async def replicated(sentinel: Broker, replica: Broker) -> None:
 
 
 def cluster_node(program: Path) -> RedisServer:
-    node = RedisServer(
+    return RedisServer(
         *("--cluster-enabled", "yes", "--cluster-node-timeout", "1000"),
         *("--cluster-require-full-coverage", "no", "--repl-diskless-sync-delay", "0"),
         program=program,
     )
-    # The port of the cluster's bus is 10,000 above.
-    while node.port > 55_000:
-        node.port = free_port()
-    return node
 
 
 async def cluster_command(node: Broker, *command: Any) -> str:
