@@ -77,7 +77,8 @@ async def test_a_worker_takes_one_request_at_a_time_while_its_handlers_block(
     with ExitStack() as stack:
         world, options = open_broker(broker, request, stack)
         async with (
-            world.serve(registry, target=options) as servers,
+            # On a slow machine too, no request waits so long that its caller must confirm it.
+            world.serve(registry, target=options, heartbeat=60) as servers,
             world.connect(**options) as target,
             PendingRequestMap(target) as calls,
         ):
@@ -180,7 +181,8 @@ async def test_mutations_read_together_with_one_that_kills_its_worker_run_once_e
     with ExitStack() as stack:
         world, options = open_broker(broker, request, stack)
         async with (
-            worker_processes(world, 2, target=options),
+            # Only a request that is delivered again has waited so long that its caller must confirm it.
+            worker_processes(world, 2, target=options, options={"heartbeat": 8}),
             world.connect(**options) as target,
             PendingRequestMap(target) as calls,
         ):

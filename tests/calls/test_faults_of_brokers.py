@@ -540,7 +540,7 @@ async def test_a_redis_without_free_connections_is_reported_as_unreachable(
             await admin.config_set("maxclients", room + 1)
             before = asyncio.all_tasks()
             with anyio.fail_after(20), pytest.raises(TransportError, match="cannot be reached"):
-                async with world.connect() as target, PendingRequestMap(target):
+                async with world.connect(connect_timeout=3) as target, PendingRequestMap(target):
                     pass
             assert not asyncio.all_tasks() - before
             await admin.config_set("maxclients", 100)

@@ -61,6 +61,8 @@ class BrokerWorld:
     async def connect(self, **options: Any) -> AsyncGenerator[EventTarget]:
         url = options.pop("url", self.url)
         prefix = self.prefix + (":" if self.name == "redis" else "")
+        # Longer than by default: a busy machine is not what the tests check.
+        options.setdefault("connect_timeout", 30)
         async with self._open(url, prefix=prefix, **options) as target:
             yield target
 

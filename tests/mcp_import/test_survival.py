@@ -217,7 +217,7 @@ async def main():
 
 asyncio.run(main())
 """
-    with anyio.fail_after(60):
+    with anyio.fail_after(180):
         done = await anyio.run_process(
             [sys.executable, "-W", "error", "-c", code], cwd=PROJECT, check=False
         )

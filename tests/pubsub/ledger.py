@@ -78,10 +78,10 @@ class Ledger:
             yield
         finally:
             is_over = True
-            with anyio.fail_after(self.timeout + 5):
+            with anyio.fail_after(self.timeout + 30):
                 await asyncio.gather(*tasks)
 
-    async def progress(self, payments: int, seconds: float = 20) -> None:
+    async def progress(self, payments: int, seconds: float = 60) -> None:
         """Wait for more payments to end."""
         goal = len(self.outcomes) + payments
         with anyio.fail_after(seconds):

@@ -50,14 +50,14 @@ class Sentinel(Broker):
 
     scheme = "redis+sentinel"
 
-    def __init__(self, master: int, tls: str = "") -> None:
+    def __init__(self, master: int, tls: str = "", down_after: int = 1000) -> None:
         super().__init__()
         self._program = REDIS_7 if tls else BIN / "redis-server"
         path = Path(self.folder, "sentinel.conf")
         port = f"port 0\ntls-port {self.port}\ntls-replication yes" if tls else f"port {self.port}"
         path.write_text(
             f"{tls}{port}\nbind 127.0.0.1\nsentinel monitor mymaster 127.0.0.1 {master} 1\n"
-            "sentinel down-after-milliseconds mymaster 300\n"
+            f"sentinel down-after-milliseconds mymaster {down_after}\n"
             "sentinel failover-timeout mymaster 2000\n",
             encoding="utf-8",
         )
@@ -125,7 +125,7 @@ async def replicated(sentinel: Broker, replica: Broker) -> None:
     """Wait until a replica is in sync with its master, and Sentinel knows it."""
     watching: Any = Redis(port=sentinel.port)
     async with watching:
-        with anyio.fail_after(15):
+        with anyio.fail_after(30):
             while (await watching.sentinel_master("mymaster"))["num-slaves"] < 1 or (
                 "master_link_status:up" not in await replication(replica)
             ):
@@ -275,14 +275,14 @@ async def test_redis_with_a_certificate_of_the_client(
             admin: Any = Redis(host="127.0.0.1", port=server.port, ssl=True, **trusted)
             async with admin:
                 await admin.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
-                with anyio.fail_after(10):
+                with anyio.fail_after(30):
                     while "cluster_state:ok" not in str(
                         await admin.execute_command("CLUSTER", "INFO")
                     ):
                         await asyncio.sleep(0.05)
         elif kind == "rediss+sentinel":
             settings = "".join(f"{name} {path}\n" for name, path in files.items())
-            sentinel = stack.enter_context(running(Sentinel(server.port, settings)))
+            sentinel = stack.enter_context(running(Sentinel(server.port, settings, 30_000)))
             url = f"{kind}://127.0.0.1:{sentinel.port}/mymaster"
         settings = f"url = '{url}'\nca_file = '{cert}'\n"
         client = f"cert_file = '{cert}'\nkey_file = '{key}'"

@@ -36,14 +36,14 @@ async def test_f6_a_server_that_stops_reading_is_detected_while_many_messages_wa
     monkeypatch.setattr("operations.pubsub.redis.connection.KEEPALIVE", 0.1)
     monkeypatch.setattr("operations.pubsub.redis.connection.SILENCE", 0.5)
     with running(RedisServer()) as server:
-        async with connect_redis(server.url, connect_timeout=1) as target:
+        async with connect_redis(server.url, connect_timeout=5) as target:
             box, large = target.mailbox(), bytes(6 * 1024 * 1024)
             assert isinstance(target, RedisTarget)
             assert server.process is not None
             server.process.send_signal(signal.SIGSTOP)
             # More than the socket takes, and more than may wait for it.
             sending = [asyncio.create_task(target.send(box, large)) for _ in range(6)]
-            with anyio.fail_after(10):
+            with anyio.fail_after(30):
                 await until(lambda: not target.link.is_up)
             server.process.send_signal(signal.SIGCONT)
             await asyncio.gather(*sending, return_exceptions=True)

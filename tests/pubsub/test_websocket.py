@@ -15,7 +15,7 @@ from operations.errors import TransportError
 from operations.pubsub.websocket import AcceptedTarget, connect_websocket, serve_websocket
 from operations.pubsub.websocket.target import WebSocketTarget
 
-KEEPALIVE = {"ping_interval": 0.4, "ping_timeout": 0.4}
+KEEPALIVE = {"ping_interval": 1, "ping_timeout": 1}
 LARGE = json.dumps({"type": "call.responded", "payload": "x" * 14_000_000}).encode()
 SMALL = json.dumps({"type": "call.responded", "payload": "x" * 1000}).encode()
 
@@ -57,7 +57,7 @@ async def test_r48_a_client_that_is_disconnected_after_each_connect_backs_off() 
     async with serve_websocket(throw_out) as server:
         url = f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         async with connect_websocket(url):
-            await asyncio.wait_for(enough.wait(), 30)
+            await asyncio.wait_for(enough.wait(), 60)
 
     # At random up to 0.05, 0.1, 0.2, 0.4 and then 0.6 s: a twelfth of that would be no growth at all.
     assert came[-1] - came[0] > 0.6
@@ -77,7 +77,7 @@ async def test_f7_a_peer_that_reads_slowly_is_kept() -> None:
     body = LARGE * 3
     async with reader(max_bytes=len(body), **KEEPALIVE) as (target, peer):
         sending = asyncio.create_task(target.send("peer", body))
-        end = loop.time() + 2
+        end = loop.time() + 4
         while loop.time() < end:
             # So much at a time that the system lets the sender know.
             peer.transport.resume_reading()
