@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 from tests.console.hub import build_registry, served
 
 PROJECT = Path(__file__).resolve().parent.parent.parent
@@ -42,6 +42,10 @@ STORED = """async () => [
 ]"""
 DESK = (1440, 900)
 PHONE = (390, 844)
+PATIENCE = 30_000
+"""Milliseconds that a page may take on a busy machine."""
+
+expect.set_options(timeout=PATIENCE)
 
 
 @pytest.fixture(scope="session")
@@ -117,7 +121,7 @@ class Eyes:
             bypass_csp=not csp,
             locale="en-GB",
         )
-        context.set_default_timeout(10_000)
+        context.set_default_timeout(PATIENCE)
         page = context.new_page()
         self.witness.follow(page)
         page.goto(f"{self.witness.address}/{path}")

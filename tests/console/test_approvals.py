@@ -64,7 +64,7 @@ def test_a_person_answers_calls_of_an_agent(eyes: Eyes, axe: str) -> None:
             {"content-type": "application/json", "authorization": f"Bearer {token}"},
         )
         try:
-            with urlopen(request, timeout=10) as response:  # noqa: S310
+            with urlopen(request, timeout=60) as response:  # noqa: S310
                 return str(json.load(response))
         except HTTPError as error:
             return f"{error.code} {json.load(error)['code']}"

@@ -198,7 +198,7 @@ async def test_processes_share_a_port_reload_restart_and_drain(tmp_path: Path) -
 
 async def test_a_process_ends_when_the_first_one_has_ended() -> None:
     (mine, theirs), ended = socket.socketpair(), asyncio.Event()
-    with mine, theirs, socket.socket() as listener, anyio.fail_after(10):
+    with mine, theirs, socket.socket() as listener, anyio.fail_after(20):
         process = Process(listener, theirs, announces=False)
         process.is_ready(end=ended.set)
         process.reload_all()

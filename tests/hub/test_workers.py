@@ -105,7 +105,7 @@ async def test_operators_follow_the_workers(shop: tuple[Hub, EventTarget]) -> No
     hub, _ = shop
     build_app(hub)
     operator = OperationContext(trusted=True)
-    with anyio.fail_after(10):
+    with anyio.fail_after(30):
         async with hub.registry.subscribe("hub.watch_workers", {}, operator) as reports:
             (report,) = (await anext(reports)).data
 

@@ -43,7 +43,7 @@ async function call() {
     new Promise((resolve) => {
       const requestId = randomUUID();
       open.set(requestId, { events: [], many, resolve });
-      send("call.requested", { requestId, operationId, input, timeoutMs: 5000 });
+      send("call.requested", { requestId, operationId, input, timeoutMs: 20000 });
     });
   const [sum] = await request("math.add", { a: 1, b: 2 });
   const [failure] = await request("fail.domain", {});

@@ -177,7 +177,7 @@ async def main(kind: str, url: str) -> None:
         cells = Cells(client, kind)
         for cell in (name for name in vars(Cells) if not name.startswith("_")):
             try:
-                seen[cell] = await asyncio.wait_for(getattr(cells, cell)(), 20)
+                seen[cell] = await asyncio.wait_for(getattr(cells, cell)(), 60)
             except Exception as error:  # noqa: BLE001 - any error is a failed cell
                 seen[cell] = f"{type(error).__name__}: {error}"
     print(json.dumps(seen))

@@ -29,7 +29,7 @@ def watched(registry: OperationRegistry) -> list[tuple[str, str]]:
 
 async def test_tools_that_appear_change_or_disappear_are_updated_in_the_registry() -> None:
     registry = OperationRegistry()
-    with anyio.fail_after(10):
+    with anyio.fail_after(20):
         async with connect_mcp("raw", raw()) as client:
             registry.register_all(client)
             seen = watched(registry)
@@ -59,7 +59,7 @@ async def test_changes_are_received_over_http_with_the_2026_revision() -> None:
         return "done"
 
     registry = OperationRegistry()
-    with anyio.fail_after(15):
+    with anyio.fail_after(30):
         async with (
             serving(server.streamable_http_app()) as base,
             connect_mcp("modern", MCPClientConfig(url=base + "/mcp")) as client,
@@ -207,7 +207,7 @@ async def test_definitions_are_compared_with_pins_of_an_earlier_run() -> None:
 
 async def test_a_restarted_server_is_listed_again() -> None:
     registry = OperationRegistry()
-    with anyio.fail_after(10):
+    with anyio.fail_after(20):
         async with connect_mcp("raw", raw()) as client:
             registry.register_all(client)
             await registry.execute("raw.change", {"tool": "brand_new"})
@@ -218,7 +218,7 @@ async def test_a_restarted_server_is_listed_again() -> None:
 
 async def test_operations_of_others_are_not_changed() -> None:
     registry = OperationRegistry()
-    with anyio.fail_after(10):
+    with anyio.fail_after(20):
         async with connect_mcp("raw", raw()) as client:
             registry.register_all(client)
 

@@ -252,7 +252,7 @@ async def test_children_of_a_server_end_with_it() -> None:
 
 
 async def test_children_that_left_the_process_group_do_not_delay_closing() -> None:
-    with anyio.fail_after(10):
+    with anyio.fail_after(20):
         async with connect_mcp("raw", raw("daemon")) as client:
             registry = await connected(client)
             pid = int((await registry.execute("raw.pid", {})).data[0]["text"])

@@ -489,7 +489,7 @@ async def test_a_rejected_token_is_reported_without_the_token(
         return Response("no", status_code=401)
 
     async with serving(Starlette(routes=[Route("/mcp", refuse, methods=["GET", "POST"])])) as base:
-        with anyio.fail_after(10), pytest.raises(CallError) as caught:
+        with anyio.fail_after(20), pytest.raises(CallError) as caught:
             async with connect_mcp("demo", MCPClientConfig(url=base + "/mcp", auth="canary")):
                 pass
 
@@ -504,7 +504,7 @@ async def test_a_function_that_has_no_token_fails_the_connection_and_keeps_its_s
         raise RuntimeError("canary")
 
     async with serving_demo() as url:
-        with anyio.fail_after(10), pytest.raises(CallError) as caught:
+        with anyio.fail_after(20), pytest.raises(CallError) as caught:
             async with connect_mcp("demo", MCPClientConfig(url=url, auth=token)):
                 pass
 

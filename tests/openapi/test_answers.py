@@ -5,6 +5,7 @@ import base64
 import gc
 import gzip
 import json
+import re
 import time
 import zlib
 from typing import Any
@@ -383,11 +384,12 @@ async def test_an_expired_deadline_is_a_timeout() -> None:
         return web.Response()
 
     async with serving(respond) as url:
-        async with imported(SCHEMALESS, base_url=url, timeout=0.1) as registry:
+        async with imported(SCHEMALESS, base_url=url, timeout=0.5) as registry:
             with pytest.raises(CallError) as caught:
                 await registry.execute("api.call", {})
             assert caught.value.code == ErrorCode.TIMEOUT
-            assert caught.value.message == f"GET {url} did not respond within 0.1 s"
+            expected = rf"GET {re.escape(url)} did not respond within 0\.\d+ s"
+            assert re.fullmatch(expected, caught.value.message)
         async with imported(SCHEMALESS, base_url=url) as registry:
             context = OperationContext(deadline=time.time() * 1000 + 100)
             with anyio.fail_after(20), pytest.raises(CallError) as caught:
@@ -526,20 +528,22 @@ async def test_retry_after_beyond_the_calls_time_is_not_waited_for() -> None:
 
 async def test_a_post_waits_as_long_as_a_429_asks_for_but_not_beyond_its_deadline() -> None:
     arrived: list[float] = []
+    after = "60"
 
     async def respond(request: web.Request) -> web.Response:
         arrived.append(time.time())
-        return web.Response(status=429 if len(arrived) < 2 else 200, headers={"Retry-After": "1"})
+        return web.Response(status=429 if len(arrived) < 2 else 200, headers={"Retry-After": after})
 
     async with (
         serving(respond) as url,
         imported(document("/thing", "post"), base_url=url) as registry,
     ):
-        soon = OperationContext(deadline=(time.time() + 0.8) * 1000)
-        with pytest.raises(CallError) as caught:
+        soon = OperationContext(deadline=(time.time() + 30) * 1000)
+        with anyio.fail_after(20), pytest.raises(CallError) as caught:
             await registry.execute("api.call", {}, soon)
         assert caught.value.details["statusCode"] == 429
         arrived.clear()
+        after = "1"
         await registry.execute("api.call", {})
 
     assert len(arrived) == 2
@@ -662,10 +666,10 @@ async def test_an_error_shows_whether_the_request_may_have_arrived() -> None:
     async with imported(doc, **options) as registry:
         configure_tools(registry, {"api.*": ToolConfig(retry=2)})
         counters, _ = registry.count_calls()
-        with anyio.fail_after(10), pytest.raises(CallError) as redirected:
+        with anyio.fail_after(20), pytest.raises(CallError) as redirected:
             await registry.execute("api.call", {})
         retries = counters.of("api.call").retries
-        with anyio.fail_after(10), pytest.raises(CallError) as refused:
+        with anyio.fail_after(20), pytest.raises(CallError) as refused:
             await registry.execute("api.call", {})
 
     assert (redirected.value.code, redirected.value.begun, retries) == ("UNAVAILABLE", None, 0)

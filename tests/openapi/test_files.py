@@ -376,7 +376,7 @@ async def test_a_download_may_take_longer_than_the_timeout_as_long_as_it_continu
     async def respond(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
         await response.prepare(request)
-        for _ in range(6):
+        for _ in range(8):
             await response.write(b"x")
             await asyncio.sleep(0.25)
         if request.query_string == "stall":
@@ -384,9 +384,9 @@ async def test_a_download_may_take_longer_than_the_timeout_as_long_as_it_continu
         return response
 
     doc = document("/files", parameters=[{"in": "query", "name": "stall", "allowEmptyValue": True}])
-    async with serving(respond) as url, imported(doc, base_url=url, timeout=1) as registry:
+    async with serving(respond) as url, imported(doc, base_url=url, timeout=1.5) as registry:
         result = await registry.execute("api.call", {"save_to": tmp_path / "slow"})
-        assert result.data["size"] == 6
+        assert result.data["size"] == 8
         goes_on.set()
 
 

@@ -232,7 +232,7 @@ async def test_files_are_fetched_in_parallel(tmp_path: Path) -> None:
             if waiting == 8:
                 together.set()
             # Answered only once all eight were asked for.
-            await asyncio.wait_for(together.wait(), 10)
+            await asyncio.wait_for(together.wait(), 60)
         return web.Response(body=(root.parent / request.path[1:]).read_bytes())
 
     async with serving(respond) as url:

@@ -80,7 +80,7 @@ class Client:
         async def send(message: Message) -> None:
             messages.append(message)
 
-        with anyio.fail_after(10):
+        with anyio.fail_after(20):
             await self.app(scope, receive, send)
         return Response(
             messages[0]["status"],

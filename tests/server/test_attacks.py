@@ -145,7 +145,7 @@ async def test_an_endless_chunked_body_is_cut_off() -> None:
             b"Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
         )
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        with anyio.fail_after(10), suppress(ConnectionError):
+        with anyio.fail_after(14), suppress(ConnectionError):
             # Either we read the rejection, or the connection is closed while we still write.
             while not reader.at_eof():
                 writer.write(b"10000\r\n" + b"x" * 65536 + b"\r\n")
@@ -219,7 +219,7 @@ async def test_an_endless_request_head_is_cut_off(target: str) -> None:
     async with attacked() as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(f"GET {target} HTTP/1.1\r\n".encode())
-        with anyio.fail_after(10), suppress(ConnectionError):
+        with anyio.fail_after(14), suppress(ConnectionError):
             while not reader.at_eof():
                 writer.write(b"X-Filler: " + b"x" * 8000 + b"\r\n")
                 await writer.drain()

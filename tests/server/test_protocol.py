@@ -59,7 +59,7 @@ async def exchange(app: ASGIApp, *sent: bytes) -> bytes:
     """Return all that a server sends until it closes the connection."""
     async with serving(app) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        with anyio.fail_after(10):
+        with anyio.fail_after(14):
             for piece in sent:
                 writer.write(piece)
                 await writer.drain()
@@ -111,7 +111,7 @@ async def test_a_client_that_waits_for_permission_gets_it_once() -> None:
 
     async with serving(echo) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        with anyio.fail_after(10):
+        with anyio.fail_after(14):
             writer.write(head + b"Content-Length: 2\r\n\r\n")
             assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
             writer.write(b"ok")
@@ -134,7 +134,7 @@ async def test_a_response_without_a_length_is_chunked_and_its_head_is_sent_at_on
 
     async with serving(stream) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        with anyio.fail_after(10):
+        with anyio.fail_after(14):
             writer.write(CLOSE % b"")
             head = await reader.readuntil(b"\r\n\r\n")
             release.set()
@@ -269,7 +269,7 @@ async def test_a_malformed_rest_of_a_body_gets_no_second_response() -> None:
 
     async with serving(early) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        with anyio.fail_after(10):
+        with anyio.fail_after(14):
             writer.write(
                 b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
             )
@@ -309,7 +309,7 @@ async def test_a_request_sees_no_context_variables_of_the_one_before(size: int) 
 
     async with serving(app) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        with anyio.fail_after(10):
+        with anyio.fail_after(14):
             head = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % size
             writer.write(head + b"x" * size)
             if size:
@@ -377,7 +377,7 @@ async def test_a_large_head_that_arrives_at_once_is_rejected(before: bytes) -> N
 
     async with serving(echo) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**20)
-        with anyio.fail_after(10):
+        with anyio.fail_after(14):
             # One write, which the server reads at once.
             writer.write(before + head)
             received = await reader.read()
@@ -424,7 +424,7 @@ async def test_nothing_is_sent_before_the_response_to_a_handshake(*, is_later: b
 
     async with serving(app) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        with anyio.fail_after(10):
+        with anyio.fail_after(14):
             writer.write(HANDSHAKE % b"" + (b"" if is_later else PING))
             await began.wait()
             if is_later:

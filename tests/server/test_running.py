@@ -61,7 +61,7 @@ async def test_resources_live_as_long_as_the_server_and_calls_may_finish() -> No
         await release.wait()
         return "finished"
 
-    with anyio.fail_after(10):
+    with anyio.fail_after(20):
         async with aiohttp.ClientSession() as session:
             async with running(create_app(registry, resources=[resource()])) as url:
                 assert steps == ["opened"]
@@ -73,8 +73,11 @@ async def test_resources_live_as_long_as_the_server_and_calls_may_finish() -> No
     assert steps == ["opened", "closed"]
 
 
-async def test_streams_without_a_call_do_not_delay_a_shutdown() -> None:
+async def test_streams_without_a_call_do_not_delay_a_shutdown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Clients of MCP keep a stream open for notifications, however long they are idle."""
+    monkeypatch.setattr(running_module, "GRACE", 60)
     app, lost = create_app(OperationRegistry(), mcp=True), asyncio.Event()
 
     async def follow(url: str, is_open: asyncio.Event) -> None:
@@ -86,7 +89,7 @@ async def test_streams_without_a_call_do_not_delay_a_shutdown() -> None:
                         pass
             lost.set()
 
-    with anyio.fail_after(8):
+    with anyio.fail_after(40):
         async with aiohttp.ClientSession(headers=MCP_HEADERS) as client:
             async with running(app) as url:
                 async with client.post(f"{url}/mcp", json=INITIALIZE) as response:
@@ -114,7 +117,7 @@ async def test_a_subscription_that_outlives_the_grace_ends_with_an_error(
         yield 1
         await asyncio.Event().wait()
 
-    with anyio.fail_after(8):
+    with anyio.fail_after(20):
         async with aiohttp.ClientSession() as client:
             async with running(create_app(registry)) as url:
                 response = await client.post(f"{url}/test/watch")
@@ -148,7 +151,7 @@ async def test_a_server_that_shuts_down_answers_probes_until_its_calls_are_finis
         ):
             return response.status, await response.json()
 
-    with anyio.fail_after(10):
+    with anyio.fail_after(20):
         serving = asyncio.create_task(serve())
         under_way = asyncio.create_task(call("POST", "/test/run"))
         await began.wait()

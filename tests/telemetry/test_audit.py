@@ -73,7 +73,7 @@ async def test_an_abandoned_handler_is_recorded(registry: OperationRegistry) -> 
             time.sleep(0.01)
 
     with pytest.raises(CallError):
-        await registry.execute("test.block", {}, soon(500))
+        await registry.execute("test.block", {}, soon(1000))
     stop.set()
 
     assert {record.outcome for record in records} == {"abandoned", "TIMEOUT"}
