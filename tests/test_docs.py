@@ -231,7 +231,7 @@ def test_every_command_of_the_command_lines_page_works(
         program, *arguments = shlex.split(line, comments=True)
         if program != "operations":
             subprocess.run(
-                ["bash", "-o", "pipefail", "-c", line], check=True, capture_output=True, timeout=60
+                ["bash", "-o", "pipefail", "-c", line], check=True, capture_output=True, timeout=150
             )
         elif arguments != ["serve"]:  # stays: the tutorial's test runs it
             # In this process, which has imported everything.

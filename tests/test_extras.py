@@ -88,7 +88,7 @@ def _imported(*cases: tuple[str, list[str]]) -> list[dict[str, Any]]:
     """Import modules with some extras only; return the errors of each case."""
     done = subprocess.run(
         [sys.executable, "-c", PROBE], input=json.dumps([(_hidden(e), m) for e, m in cases]),
-        capture_output=True, text=True, timeout=110, check=True,
+        capture_output=True, text=True, timeout=200, check=True,
     )  # fmt: skip
     return [json.loads(line) for line in done.stdout.splitlines()]
 

@@ -89,7 +89,7 @@ def test_memory_is_found() -> None:
     """In a process of its own, because memory that earlier tests freed may hide the growth."""
     code = "from tests.test_leftovers import print_found_memory; print_found_memory()"
     child = subprocess.run(
-        [sys.executable, "-c", code], cwd=PROJECT, capture_output=True, timeout=110, check=True
+        [sys.executable, "-c", code], cwd=PROJECT, capture_output=True, timeout=200, check=True
     )
     found: list[list[str]] = json.loads(child.stdout)
 
@@ -102,7 +102,8 @@ async def test_a_call_that_waits_when_its_map_is_closed_is_found(is_left: bool) 
     target = MemoryTarget()
     with counted_at_closing() as waiting:
         async with serve_calls(build_registry(), target), PendingRequestMap(target) as calls:
-            call = asyncio.create_task(calls.call("slow.sleep", {"seconds": 0.01}))
+            seconds = 60 if is_left else 0
+            call = asyncio.create_task(calls.call("slow.sleep", {"seconds": seconds}))
             await asyncio.sleep(0)
             if not is_left:
                 await call

@@ -84,7 +84,7 @@ def test_a_file_is_sent_unchanged_if_the_schema_accepts_bytes(tmp_path: Path) ->
 def test_input_comes_through_a_pipe(folder: Path, environment: dict[str, str]) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "operations", "call", "work.add", "-"],
-        input='{"a": 40, "b": 2}', capture_output=True, text=True, timeout=60, check=False, env=environment,
+        input='{"a": 40, "b": 2}', capture_output=True, text=True, timeout=150, check=False, env=environment,
     )  # fmt: skip
 
     assert (done.returncode, done.stdout, done.stderr) == (0, "42\n", "")
@@ -241,7 +241,7 @@ def test_bytes_go_into_a_pipe_or_a_file_unchanged(
 ) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "operations", "call", "work.image"],
-        capture_output=True, timeout=60, check=False, env=environment,
+        capture_output=True, timeout=150, check=False, env=environment,
     )  # fmt: skip
     assert done.stdout == bytes(range(256))
 
@@ -253,7 +253,7 @@ def test_bytes_go_into_a_pipe_or_a_file_unchanged(
 def test_a_reader_that_leaves_is_not_an_error(folder: Path, environment: dict[str, str]) -> None:
     done = subprocess.run(
         ["sh", "-c", f"{sys.executable} -m operations call work.count to=100000 | head -1"],
-        capture_output=True, text=True, timeout=60, check=False, env=environment,
+        capture_output=True, text=True, timeout=150, check=False, env=environment,
     )  # fmt: skip
 
     assert (done.stdout, done.stderr) == ("1\n", "")

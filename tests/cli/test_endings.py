@@ -131,7 +131,7 @@ sys.meta_path.insert(0, Interrupting())
 from operations.__main__ import main
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=150, check=False
     )
 
     assert (done.returncode, done.stderr) == (130, "")
@@ -140,7 +140,7 @@ from operations.__main__ import main
 def test_a_missing_cli_extra_is_reported() -> None:
     code = "import sys; sys.modules['cyclopts'] = None; from operations.__main__ import main; main(['list'])"
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=150, check=False
     )
 
     assert done.returncode == 1

@@ -491,7 +491,7 @@ def test_the_python_client_is_clean_under_pyright_strict(tmp_path: Path) -> None
         [sys.executable, "-m", "pyright", "-p", str(tmp_path)],
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=200,
         check=False,
     )
 

@@ -18,7 +18,7 @@ def test_help_imports_no_command(folder: Path, environment: dict[str, str]) -> N
         "print(sorted(heavy & set(sys.modules)))"
     )
     command = [sys.executable, "-c", code]
-    printed = subprocess.check_output(command, env=environment, text=True, timeout=60)
+    printed = subprocess.check_output(command, env=environment, text=True, timeout=150)
 
     assert "Find and call" in printed
     assert printed.splitlines()[-1] == "[]"

@@ -41,7 +41,7 @@ async def started(
     )  # fmt: skip
     try:
         assert process.stdout is not None
-        with anyio.fail_after(60):
+        with anyio.fail_after(150):
             line = await process.stdout.readline()
         assert line, (await process.communicate())[1].decode()
         yield process, msgspec.json.decode(line)
@@ -76,7 +76,7 @@ async def test_imported_operations_that_anyone_may_call_are_pointed_out(
 async def test_every_entry_point_serves_the_same_operations_with_the_same_rights(
     folder: Path, environment: dict[str, str]
 ) -> None:
-    with anyio.fail_after(110):
+    with anyio.fail_after(200):
         async with started(environment, "serve") as (process, ready):
             assert ready["operations"] == 12
             places, url = ready["entryPoints"], ready["url"]
@@ -114,7 +114,7 @@ async def test_every_entry_point_serves_the_same_operations_with_the_same_rights
 async def test_only_the_entry_points_that_were_asked_for_are_open(
     folder: Path, environment: dict[str, str]
 ) -> None:
-    with anyio.fail_after(60):
+    with anyio.fail_after(150):
         async with started(environment, "serve", "--entry-point", "http") as (_, ready):
             assert list(ready["entryPoints"]) == ["http"]
             async with aiohttp.ClientSession() as session:
@@ -164,7 +164,7 @@ async def test_mcp_on_stdio_uses_the_settings_of_the_file(
         ),
         errors,
     )
-    with errors, anyio.fail_after(60):
+    with errors, anyio.fail_after(150):
         async with Client(server) as client:
             tools = {tool.name for tool in (await client.list_tools()).tools}
             called = await client.call_tool("call", {"operation": "work.secret", "input": {}})
@@ -211,7 +211,7 @@ def test_output_of_modules_is_not_a_result(folder: Path, run: Callable[..., Ran]
 async def test_a_worker_serves_callers_on_redis_and_finishes_running_calls(
     folder: Path, environment: dict[str, str]
 ) -> None:
-    with broker_running(RedisServer()) as broker, anyio.fail_after(110):
+    with broker_running(RedisServer()) as broker, anyio.fail_after(200):
         with (folder / "operations.toml").open("a") as config:
             config.write(f"[brokers.main]\nurl = '{broker.url}'\nworkers = true\n")
             config.write("[work]\nport = 0\n[log]\nrequests = true\njson = true\n")

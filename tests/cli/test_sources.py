@@ -46,7 +46,7 @@ def config_file(folder: Path, text: str) -> ConfigFile:
 
 @asynccontextmanager
 async def hub_of(folder: Path, text: str) -> AsyncIterator[Hub]:
-    with anyio.fail_after(60):
+    with anyio.fail_after(150):
         async with open_hub(config_file(folder, text)) as hub:
             yield hub
 
@@ -220,7 +220,7 @@ async def test_workers_on_a_broker_are_a_source(
         assert context.identity is not None
         return context.identity.id
 
-    with broker_running(RedisServer()) as broker, anyio.fail_after(60):
+    with broker_running(RedisServer()) as broker, anyio.fail_after(150):
         resolve = Access(config_file(folder, text.format(url=broker.url)), Store()).resolve
         async with (
             connect_redis(broker.url, secret=SECRET) as target,
@@ -327,7 +327,7 @@ async def test_of_two_brokers_with_the_same_operation_both_are_imported(
         prefix = "red:"
         workers = true
         """
-    with broker_running(RedisServer()) as broker, anyio.fail_after(60):
+    with broker_running(RedisServer()) as broker, anyio.fail_after(150):
         written = text.format(url=broker.url)
         async with (
             connect_redis(broker.url, prefix="blue:") as blue,
@@ -383,7 +383,7 @@ async def test_a_broker_with_the_permissions_of_the_recipes_is_a_source(
         private = true
         workers = true
         """
-    with broker_running(broker), anyio.fail_after(60):
+    with broker_running(broker), anyio.fail_after(150):
         connect: Any = {"nats": connect_nats, "redis": connect_redis}[scheme]
         url = f"{scheme}://worker:worker-secret@127.0.0.1:{broker.port}"
         options = {} if scheme == "nats" else {"clients": ["alice"]}

@@ -29,7 +29,7 @@ def start(folder: Path, environment: dict[str, str]) -> Iterator[Start]:
     def start(*arguments: str) -> "pexpect.spawn[str]":
         child = pexpect.spawn(
             sys.executable, ["-m", "operations", *arguments],
-            env=environment, cwd=str(folder), encoding="utf-8", timeout=60, dimensions=(40, 160),
+            env=environment, cwd=str(folder), encoding="utf-8", timeout=150, dimensions=(40, 160),
             preexec_fn=heed_interrupts,
         )  # fmt: skip
         children.append(child)

@@ -446,7 +446,7 @@ async def test_sighup_under_load_loses_no_call(tmp_path: Path) -> None:
             stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip
         try:
-            with anyio.fail_after(120):
+            with anyio.fail_after(200):
                 async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as http:
 
                     async def call(number: int) -> Any:
@@ -460,7 +460,7 @@ async def test_sighup_under_load_loses_no_call(tmp_path: Path) -> None:
                         except aiohttp.ClientError:
                             return False
 
-                    await until(answers, 60)
+                    await until(answers, 150)
                     results: list[Any] = []
                     done = asyncio.Event()
 

@@ -285,7 +285,7 @@ asyncio.run(main())
         cwd=PROJECT,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=200,
         check=False,
     )
 

@@ -33,7 +33,7 @@ def servers() -> Iterator[NatsCluster]:
 @pytest.fixture
 async def cluster(servers: NatsCluster) -> NatsCluster:
     """A cluster with all its nodes."""
-    with anyio.fail_after(60):
+    with anyio.fail_after(90):
         await servers.healthy()
     return servers
 
@@ -73,8 +73,8 @@ async def test_losing_the_leader_of_the_stream_loses_no_call(
     cluster: NatsCluster, tmp_path: Path
 ) -> None:
     """The servers need 4 to 9 seconds for an election. `scripts/soak cluster` repeats this test."""
-    ledger = Ledger(tmp_path / "ledger", timeout=30)
-    plain = Ledger(tmp_path / "plain", timeout=30)
+    ledger = Ledger(tmp_path / "ledger", timeout=60)
+    plain = Ledger(tmp_path / "plain", timeout=60)
     end = monotonic() + float(os.environ.get("OPERATIONS_SOAK_SECONDS", "0"))
     async with (
         calling(cluster, ledger, durable=True, replicas=3) as callers,
@@ -85,10 +85,10 @@ async def test_losing_the_leader_of_the_stream_loses_no_call(
             while True:
                 await ledger.progress(50)
                 cluster.node(await leader_of(cluster, prefix)).kill()
-                await ledger.progress(200, seconds=40)
+                await ledger.progress(200, seconds=90)
                 if monotonic() > end:
                     break
-                with anyio.fail_after(60):
+                with anyio.fail_after(90):
                     await cluster.healthy()
 
     ledger.check(failures=0)
@@ -100,8 +100,8 @@ async def test_calls_survive_a_rolling_restart_of_a_cluster(
     cluster: NatsCluster, tmp_path: Path
 ) -> None:
     durable, plain = (
-        Ledger(tmp_path / "durable", timeout=30),
-        Ledger(tmp_path / "plain", timeout=30),
+        Ledger(tmp_path / "durable", timeout=60),
+        Ledger(tmp_path / "plain", timeout=60),
     )
     async with (
         calling(cluster, durable, durable=True, replicas=3) as durable_callers,
@@ -110,10 +110,10 @@ async def test_calls_survive_a_rolling_restart_of_a_cluster(
         plain.traffic(*plain_callers, payers=2),
     ):
         for node in cluster.nodes:
-            await durable.progress(20, seconds=40)
+            await durable.progress(20, seconds=90)
             await asyncio.to_thread(node.stop)
-            await durable.progress(20, seconds=40)
-            with anyio.fail_after(30):
+            await durable.progress(20, seconds=90)
+            with anyio.fail_after(90):
                 await cluster.healthy()
 
     durable.check(failures=0)
