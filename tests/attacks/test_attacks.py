@@ -34,7 +34,7 @@ SCALE = float(os.environ.get("OPERATIONS_ATTACK_SCALE", "0.05"))
 MEGABYTE = 1 << 20
 HEAD = b"POST /test/echo HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 
-pytestmark = pytest.mark.timeout(60 + 600 * SCALE)
+pytestmark = pytest.mark.timeout(210 + 600 * SCALE)
 
 
 @dataclass
@@ -158,10 +158,13 @@ async def test_wrong_keys_do_not_lock_out_others(victim: Victim) -> None:
     assert await victim.post("/test/echo", {}) == 200
 
 
-PROMISED = 0.1
-"""Seconds for which hostile input may block the event loop, in processor time: other processes do not count."""
+PROMISED = 0.3
+"""Seconds for which hostile input may block the event loop, in processor time: other processes do not count.
 
-LEGITIMATE = 0.25
+A usual machine needs less than a third of it, so that a slow one passes as well; without limits it took seconds.
+"""
+
+LEGITIMATE = 0.75
 """The same for input within all limits, which is decoded, validated and answered."""
 
 LISTS = b"[" + b"[]," * 1_390_000 + b"1]"
