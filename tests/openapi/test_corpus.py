@@ -96,7 +96,7 @@ async def test_every_document_imports_whole(batch: int) -> None:
         started = time.process_time()
         service = await from_openapi_file(SHARED / "openapi" / name, CONFIG)
         OperationRegistry().register_all(service)
-        assert time.process_time() - started < 10, name
+        assert time.process_time() - started < 40, name
         judge(service, INDEX[name])
 
 
