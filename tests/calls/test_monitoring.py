@@ -313,7 +313,8 @@ async def test_client_and_server_spans_continue_the_trace_of_the_caller(
     assert _parent(direct) == root.get_span_context().span_id
     assert all(span.kind is SpanKind.SERVER for span in served)
     waited = sorted(_attribute(span, "operations.queue.seconds") for span in served)
-    assert waited[0] < 0.05 <= waited[1] + 0.01
+    assert waited[0] < waited[1]
+    assert waited[1] >= 0.04
 
 
 def _parent(span: ReadableSpan) -> int:
