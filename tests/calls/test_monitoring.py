@@ -248,7 +248,7 @@ async def test_every_call_of_a_worker_is_a_line_with_its_operation_and_duration(
     ):
         tasks = [asyncio.create_task(calls.call("latch.pass", {"fail": n == 1})) for n in (0, 1)]
         await until(lambda: latch.begun == 1)
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.5)
         latch.opened.set()
         await asyncio.gather(*tasks, return_exceptions=True)
         with pytest.raises(CallError):
@@ -288,7 +288,7 @@ async def test_client_and_server_spans_continue_the_trace_of_the_caller(
         with tracer.start_as_current_span("root") as root:
             tasks = [asyncio.create_task(hub.execute("latch.pass")) for _ in range(2)]
             await until(lambda: latch.begun == 1)
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.5)
             latch.opened.set()
             await asyncio.gather(*tasks)
             items = [item.data async for item in hub.subscribe("latch.items")]
