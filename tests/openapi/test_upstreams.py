@@ -155,7 +155,7 @@ async def test_calls_fail_at_once_while_the_probe_has_the_last_slot() -> None:
         held = [asyncio.create_task(registry.execute("api.call", {}))]
         for _ in range(FAILURES):
             with pytest.raises(CallError):
-                await registry.execute("api.call", {}, soon(1_000))
+                await registry.execute("api.call", {}, soon(2_000))
         arrived.clear()
         with anyio.fail_after(20):
             while not arrived.is_set():
@@ -205,7 +205,7 @@ async def test_each_upstream_has_its_own_breaker(unused_port: int) -> None:
 
 
 async def test_calls_beyond_the_limit_wait_while_others_finish() -> None:
-    bulkhead, running, most = Bulkhead("api", 3, patience=0.5), 0, 0
+    bulkhead, running, most = Bulkhead("api", 3, patience=3), 0, 0
 
     async def call() -> None:
         nonlocal running, most
@@ -215,7 +215,8 @@ async def test_calls_beyond_the_limit_wait_while_others_finish() -> None:
             await asyncio.sleep(0.01)
             running -= 1
 
-    await asyncio.gather(*(call() for _ in range(300)))
+    # Together they take longer than one of them would wait for another.
+    await asyncio.gather(*(call() for _ in range(1000)))
     assert most == 3
 
 
@@ -314,7 +315,7 @@ async def test_a_dead_api_leaves_slots_of_a_caller_for_other_apis() -> None:
                     return response.status
 
             dead = [asyncio.create_task(call("dead.call")) for _ in range(4)]
-            with anyio.fail_after(30):
+            with anyio.fail_after(60):
                 while (await call("alive.call")) == 429:
                     await asyncio.sleep(0.1)
             assert await call("alive.call") == 200
