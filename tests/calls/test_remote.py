@@ -17,7 +17,7 @@ from operations.calls import PendingRequestMap, from_calls, serve_calls
 from operations.calls.hub import WebSocketHub
 from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode, RegistrationError, TransportError
-from operations.front.limits import Limits
+from operations.front.limits import Limits, call_seconds
 from operations.pubsub.memory import MemoryTarget
 from operations.pubsub.websocket import connect_websocket, serve_websocket
 from operations.registry import OperationRegistry
@@ -102,6 +102,87 @@ async def test_an_operation_without_a_local_handler_goes_to_the_remote(
         unknown = [item.data async for item in here.subscribe("count.up", {"n": 2})]
 
     assert unknown == [0, 1]
+
+
+def _long_operations() -> OperationRegistry:
+    """Operations that return the seconds they have, with time limits of 120 s, 1200 s and none."""
+    there = OperationRegistry()
+
+    async def seconds_left(context: OperationContext) -> float:
+        assert context.deadline is not None
+        return context.deadline / 1000 - time.time()
+
+    there.operation("report.build", timeout=120)(seconds_left)
+    there.operation("report.archive", timeout=1200)(seconds_left)
+    there.operation("report.show")(seconds_left)
+    return there
+
+
+async def test_an_imported_operation_may_take_its_own_time_limit(world: World) -> None:
+    here = OperationRegistry()
+    async with (
+        world.serve(_long_operations()),
+        world.connect() as target,
+        from_calls(target) as service,
+    ):
+        here.register_all(service)
+        build = (await here.execute("report.build")).data
+        archive = (await here.execute("report.archive")).data
+        show = (await here.execute("report.show")).data
+        asked = (await here.execute("report.show", timeout=90)).data
+        shorter = (await here.execute("report.build", timeout=60)).data
+
+    assert 60 < build <= 120
+    assert 600 < archive <= 1200
+    assert show <= 30
+    assert 30 < asked <= 90
+    assert 30 < shorter <= 60
+
+
+async def test_a_time_limit_of_the_import_replaces_those_of_its_operations(world: World) -> None:
+    here = OperationRegistry()
+    async with (
+        world.serve(_long_operations()),
+        world.connect() as target,
+        from_calls(target, timeout=50) as service,
+    ):
+        here.register_all(service)
+        left = [
+            (await here.execute("report.build")).data,
+            (await here.execute("report.show", timeout=90)).data,
+        ]
+        served = call_seconds(here.get("report.show"), 30)
+
+    assert all(30 < seconds <= 50 for seconds in left)
+    assert served == 50
+
+
+async def test_a_call_of_an_unknown_operation_has_thirty_seconds(world: World) -> None:
+    async with (
+        world.serve(_long_operations()),
+        world.connect() as target,
+        PendingRequestMap(target) as calls,
+    ):
+        left = (await calls.call("report.build")).data
+
+    assert left <= 30
+
+
+async def test_the_time_limit_of_a_new_worker_reaches_the_import(broker_world: World) -> None:
+    here = OperationRegistry()
+    new = _long_operations()
+    show = new.get("report.show")
+    assert show is not None
+    new.register(msgspec.structs.replace(show, timeout=300), replace=True)
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(broker_world.serve(_long_operations()))
+        target = await stack.enter_async_context(broker_world.connect())
+        here.register_all(await stack.enter_async_context(from_calls(target)))
+        await stack.enter_async_context(broker_world.serve(new))
+        await until(lambda: call_seconds(here.get("report.show"), 30) == 300)
+        left = (await here.execute("report.show")).data
+
+    assert 120 < left <= 300
 
 
 @pytest.mark.requirement("R30")

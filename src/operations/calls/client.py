@@ -85,7 +85,8 @@ class PendingRequestMap(CallSender):
     Args:
         target: Transports the events; by default a new `MemoryTarget`.
         group: The worker group.
-        timeout: The default time limit of a call, in seconds.
+        timeout: The time limit of a call in seconds, even if its context allows more; by default the remaining time
+            of the context, or else 30.
         idle_timeout: The default time limit between two items of a subscription, in seconds.
         credential: A token for the workers' resolver, sent with every call that has none.
         delegate: Returns a token on behalf of the caller of each call, instead of `credential`.
@@ -106,7 +107,7 @@ class PendingRequestMap(CallSender):
         target: EventTarget | None = None,
         *,
         group: str = DEFAULT_GROUP,
-        timeout: float = DEFAULT_TIMEOUT,
+        timeout: float | None = None,
         idle_timeout: float | None = DEFAULT_TIMEOUT,
         credential: str | None = None,
         delegate: Delegate | None = None,
@@ -262,12 +263,14 @@ class PendingRequestMap(CallSender):
         loop = asyncio.get_running_loop()
         if self._loop is not loop or self._closed:
             await self._ready()
-        limit = self.timeout
-        if timeout is not None:
+        if timeout is None:
+            timeout = self.timeout
+        else:
             enforce_number("timeout", timeout)
-            limit = timeout
-        if context is not None:
-            limit = remaining(context, limit)
+        if context is None or context.deadline is None:
+            limit = DEFAULT_TIMEOUT if timeout is None else timeout
+        else:
+            limit = remaining(context, NEVER if timeout is None else timeout)
         if not limit > 0:
             enforce_number("timeout", limit)
             message = f"{operation_id} was not sent: its time had run out"

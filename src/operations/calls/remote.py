@@ -79,8 +79,9 @@ class RemoteConfig:
     send_identity: bool | None = None
     """Send the identity of the caller; by default on trusted targets only."""
 
-    timeout: Seconds = 30
-    """The time limit of a call in seconds, unless its caller sets a deadline."""
+    timeout: Seconds | None = None
+    """The time limit of a call in seconds, even if its caller allows more. By default the limit that the caller sets,
+    or else the limit of the operation, at least 30."""
 
     idle_timeout: Seconds | None = 30
     """The longest time between two items of a subscription in seconds; None for no limit."""
@@ -113,6 +114,7 @@ class RemoteService:
         self._is_open = False
         self._registries: list[OperationRegistry] = []
         self._imported: set[str] = set()
+        self._timeouts: dict[str, float] = {}
         self._changed = asyncio.Event()
         self._following: asyncio.Task[None] | None = None
         self._config = config
@@ -169,8 +171,7 @@ class RemoteService:
             operation_id = imported.spec.id
             if operation_id not in self._config.exclude and operation_id not in SERVICES:
                 old = known.get(operation_id)
-                is_same = old is not None and old.spec.encode() == imported.spec.encode()
-                operations.append(old if old is not None and is_same else imported)
+                operations.append(imported if old is None or _differ(old, imported) else old)
         return operations
 
     # ---------------------------------------------------------------------------------------- following
@@ -240,6 +241,9 @@ class RemoteService:
             return await self._listed()
         for reason in decoder.left_out:
             _left_out(reason)
+        for spec in decoder.specs:
+            self._timeouts.pop(spec.id, None)
+        self._timeouts |= decoder.timeouts
         return decoder.specs
 
     async def _listed(self) -> list[OperationSpec]:
@@ -274,17 +278,23 @@ class RemoteService:
             access = self._config.access
             here = replace(here, access_control=access(spec) if callable(access) else access)
         calls, replayable, bulkhead = self.calls, spec.replayable, self._bulkhead or nullcontext()
+        seconds = self._config.timeout or self._timeouts.get(there)
 
         async def call(input: Any, context: OperationContext) -> ResponseEnvelope[Any]:
             async with bulkhead:
-                return await calls.call(there, input, context, replayable=replayable)
+                limit = seconds if context.deadline is None else None
+                return await calls.call(there, input, context, timeout=limit, replayable=replayable)
 
         def subscribe(input: Any, context: OperationContext) -> CallStream:
             return calls.subscribe(there, input, context)
 
         if spec.type is OperationType.SUBSCRIPTION:
             return Operation(here, subscribe, self._config.output, forwards=True)
-        return Operation(here, call, self._config.output, forwards=True)
+        return Operation(here, call, self._config.output, source_timeout=seconds, forwards=True)
+
+
+def _differ(old: Operation, new: Operation) -> bool:
+    return old.source_timeout != new.source_timeout or old.spec.encode() != new.spec.encode()
 
 
 def _update(registry: OperationRegistry, before: list[Operation], after: list[Operation]) -> None:

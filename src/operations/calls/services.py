@@ -4,12 +4,13 @@ r"""The operations with which a worker describes itself, and the codec for many 
 definition that many specs share is sent once:
 
     {"definitions": {"0": {"Customer": "{...}", "Address": "{...}"}},
-     "operations": ["{\"spec\": {...}, \"scopes\": [\"0\", null]}"],
+     "operations": ["{\"spec\": {...}, \"scopes\": [\"0\", null], \"timeoutMs\": 120000}"],
      "leftOut": {"big.one": "..."}}
 
 The scopes of an operation are those of its input, its output and its errors. A schema with a scope is sent without its
 `$defs`, which are the definitions of that scope that it refers to, directly or indirectly. Definitions and operations
-are JSON texts, so that the receiver decodes only those that it needs.
+are JSON texts, so that the receiver decodes only those that it needs. `timeoutMs` is the time limit of an operation
+that may take longer than the default of clients.
 
 Rule 1: the encoding is lossless. A schema whose definitions cannot be restored in this way is sent whole.
 Rule 2: a definition is sent no later than the first operation that needs it.
@@ -37,8 +38,10 @@ from operations._json import (
 )
 from operations._references import DefinitionReferences, Placed, Scopes
 from operations.access import check_access
+from operations.calls.client import DEFAULT_TIMEOUT
 from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode, operation_not_found
+from operations.front.limits import call_seconds
 from operations.pubsub.base import EventTarget
 from operations.registry import OperationRegistry
 from operations.schema import Schema, from_schema
@@ -78,13 +81,13 @@ class SpecEncoder:
         self._piece: JSONObject = {}
         self._size = 0
 
-    def add(self, spec: OperationSpec) -> Iterator[JSONObject]:
-        """Add a spec; return the completed pieces."""
+    def add(self, spec: OperationSpec, seconds: float | None = None) -> Iterator[JSONObject]:
+        """Add a spec and its time limit, if it has one; return the completed pieces."""
         placed: list[Placed | None] = []
         try:
             # Placed one by one: if one fails, the earlier ones are removed again.
             placed.extend(self._scopes.place(schema.document) for schema in _schemas_of(spec))
-            parts = list(_parts(spec, placed))
+            parts = list(_parts(spec, placed, seconds))
         except (ValueError, TypeError, RecursionError) as error:
             reason = f"its spec is not JSON: {error}"
         else:
@@ -135,7 +138,9 @@ class _Part:
             piece.setdefault("operations", []).append(self._text)
 
 
-def _parts(spec: OperationSpec, placed: list[Placed | None]) -> Iterator[_Part]:
+def _parts(
+    spec: OperationSpec, placed: list[Placed | None], seconds: float | None
+) -> Iterator[_Part]:
     """Return the parts of a spec: the new definitions, then the spec without definitions."""
     for place in placed:
         if place is not None:
@@ -145,10 +150,12 @@ def _parts(spec: OperationSpec, placed: list[Placed | None]) -> Iterator[_Part]:
         schema if place is None else Schema(place.root)
         for schema, place in zip(_schemas_of(spec), placed, strict=True)
     ]
-    entry = {
+    entry: JSONObject = {
         "spec": _with_schemas(spec, bare).to_wire(),
         "scopes": [place and place.scope for place in placed],
     }
+    if seconds is not None:
+        entry["timeoutMs"] = seconds * 1000
     yield _Part(_encode(entry).decode())
 
 
@@ -158,9 +165,10 @@ class _Piece(msgspec.Struct, rename="camel"):
     left_out: dict[str, str] = {}
 
 
-class _Entry(msgspec.Struct):
+class _Entry(msgspec.Struct, rename="camel"):
     spec: Any
     scopes: list[str | None]
+    timeout_ms: float | None = None
 
 
 class SpecDecoder:
@@ -168,11 +176,13 @@ class SpecDecoder:
 
     Attributes:
         specs: The specs, in the order in which they were sent.
+        timeouts: The time limits of operations that may take longer than the default, in seconds by id.
         left_out: The reasons why specs are missing, with their ids if known.
     """
 
     def __init__(self) -> None:
         self.specs: list[OperationSpec] = []
+        self.timeouts: dict[str, float] = {}
         self.left_out: list[str] = []
         self._scopes: dict[str, _Definitions] = {}
         self._left = MAX_SPECS
@@ -196,7 +206,10 @@ class SpecDecoder:
         for text in decoded.operations:
             try:
                 entry = msgspec.convert(_decoded(text), _Entry)
-                self.specs.append(self._spec(entry))
+                spec = self._spec(entry)
+                self.specs.append(spec)
+                if entry.timeout_ms is not None and entry.timeout_ms > DEFAULT_TIMEOUT * 1000:
+                    self.timeouts[spec.id] = entry.timeout_ms / 1000
             except (ValueError, RecursionError) as error:
                 self.left_out.append(str(error))
 
@@ -346,7 +359,20 @@ def digest_of(registry: OperationRegistry) -> str:
     # Encoding the schemas of a large API takes seconds; ids and versions detect most changes.
     small = len(specs) <= _MAX_DIGESTED
     texts = [spec.encode() if small else f"{spec.id} {spec.version}".encode() for spec in specs]
+    texts += [
+        f"{spec.id} {seconds}".encode()
+        for spec in specs
+        if (seconds := _long_timeout(registry, spec)) is not None
+    ]
     return sha256(b"\n".join(sorted(texts))).hexdigest()[:32]
+
+
+def _long_timeout(registry: OperationRegistry, spec: OperationSpec) -> float | None:
+    """Return the time limit of an operation in seconds, if it is longer than the default of clients."""
+    if spec.type is OperationType.SUBSCRIPTION:
+        return None
+    seconds = call_seconds(registry.get(spec.id), DEFAULT_TIMEOUT)
+    return seconds if seconds > DEFAULT_TIMEOUT else None
 
 
 def serves_itself(registry: OperationRegistry, operation_id: str) -> bool:
@@ -391,7 +417,7 @@ def service_operations(registry: OperationRegistry, target: EventTarget) -> list
     ) -> AsyncGenerator[JSONObject]:
         encoder = SpecEncoder(target.max_bytes)
         async for spec in visible(input, context):
-            for piece in encoder.add(spec):
+            for piece in encoder.add(spec, _long_timeout(registry, spec)):
                 yield piece
         for piece in encoder.rest():
             yield piece
