@@ -557,6 +557,7 @@ async def test_a_mapping_that_only_looks_like_an_envelope_is_data() -> None:
         MemoryError(),
         ExceptionGroup("two", [ValueError("a"), KeyError("b")]),
         StopAsyncIteration(),
+        GeneratorExit(),
         BaseException("odd"),
     ],
     ids=lambda error: type(error).__name__,
@@ -576,6 +577,15 @@ async def test_every_exception_of_a_handler_is_one_execution_error(raised: BaseE
     assert (await failing(registry)).code == ErrorCode.EXECUTION_ERROR
 
 
+async def test_an_exit_in_a_thread_is_one_execution_error() -> None:
+    def handler(_input: Any, _context: OperationContext) -> None:
+        raise GeneratorExit
+
+    error = await failing(single(handler))
+
+    assert error.code == ErrorCode.EXECUTION_ERROR
+
+
 @pytest.mark.parametrize("raised", [KeyboardInterrupt, SystemExit])
 async def test_exceptions_that_end_the_process_are_not_mapped(raised: type[BaseException]) -> None:
     async def handler(_input: Any, _context: OperationContext) -> None:
@@ -583,6 +593,16 @@ async def test_exceptions_that_end_the_process_are_not_mapped(raised: type[BaseE
 
     with pytest.raises(raised):
         await single(handler).execute("test.run")
+
+
+def test_a_call_that_is_closed_raises_no_error() -> None:
+    async def handler(_input: Any, _context: OperationContext) -> None:
+        await asyncio.sleep(0)
+
+    call = single(handler).execute("test.run")
+    call.send(None)
+
+    call.close()
 
 
 async def test_a_call_error_is_raised_unchanged() -> None:

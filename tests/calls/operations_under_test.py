@@ -81,6 +81,8 @@ def build_registry() -> OperationRegistry:
             return await fail_strange(kind)
         if kind == "memory":
             raise MemoryError
+        if kind == "exit":
+            raise GeneratorExit
         if kind == "base":
             raise BaseException("odd")  # noqa: TRY002
         return object()
@@ -89,6 +91,11 @@ def build_registry() -> OperationRegistry:
     async def count_up(n: int, size: int = 0) -> AsyncGenerator[Any]:
         for index in range(n):
             yield {"index": index, "fill": "x" * size} if size else index
+
+    @registry.operation("count.exit")
+    async def count_exit() -> AsyncGenerator[int]:
+        yield 0
+        raise GeneratorExit
 
     @registry.operation("count.forever")
     async def count_forever(path: str = "", pause: float = 0) -> AsyncGenerator[int]:

@@ -130,7 +130,7 @@ async def test_f23_f24_a_handler_that_does_not_end_does_not_keep_its_caller(
 
 
 @pytest.mark.requirement("F29")
-@pytest.mark.parametrize("kind", ["group", "recursion", "memory", "base", "unserialisable"])
+@pytest.mark.parametrize("kind", ["group", "recursion", "memory", "exit", "base", "unserialisable"])
 async def test_f29_every_exception_of_a_handler_is_one_error_and_the_worker_lives(
     world: World, registry: OperationRegistry, kind: str
 ) -> None:
@@ -139,6 +139,20 @@ async def test_f29_every_exception_of_a_handler_is_one_error_and_the_worker_live
             await calls.call("fail.system", {"kind": kind})
         assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3
 
+    assert caught.value.code == ErrorCode.EXECUTION_ERROR
+
+
+@pytest.mark.requirement("F29")
+async def test_f29_an_exit_of_a_subscription_is_one_error(
+    world: World, registry: OperationRegistry
+) -> None:
+    async with calling(world, registry) as calls:
+        items = calls.subscribe("count.exit")
+        first = await anext(items)
+        with pytest.raises(CallError) as caught:
+            await anext(items)
+
+    assert first.data == 0
     assert caught.value.code == ErrorCode.EXECUTION_ERROR
 
 

@@ -58,6 +58,11 @@ async def broken() -> str:
     raise RuntimeError("CANARY")
 
 
+@operation("test.exit")
+async def leave() -> None:
+    raise GeneratorExit("CANARY")
+
+
 @operation("test.cancelled")
 async def cancelled() -> None:
     task = asyncio.current_task()

@@ -89,6 +89,7 @@ async def hub(limits: Limits, **options: Any) -> AsyncGenerator[Hub]:
         raise RuntimeError("CANARY")
 
     registry.operation("test.cancelled")(cancelled)
+    registry.operation("test.exit")(leave)
 
     lean, sdk = to_mcp(registry).asgi_app(), to_mcp(registry).asgi_app(lean=False)
 
@@ -120,6 +121,11 @@ async def cancelled() -> None:
     assert task is not None
     task.cancel()
     await asyncio.sleep(0)
+
+
+async def leave() -> None:
+    """Raise an exception that is not an `Exception`."""
+    raise GeneratorExit("CANARY")
 
 
 def _identify(request: Any) -> Identity | None:
@@ -488,6 +494,7 @@ async def worker(target: MemoryTarget | None = None, **options: Any) -> AsyncGen
         raise RuntimeError("CANARY")
 
     registry.operation("test.cancelled")(cancelled)
+    registry.operation("test.exit")(leave)
 
     target = target or MemoryTarget(trusted=False)
     async with (

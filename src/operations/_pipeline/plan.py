@@ -84,8 +84,8 @@ class _Job:
         """Run the function and store its result or error. Called in the thread."""
         try:
             self._result = self._function()
-        except StopIteration as stop:
-            # A future does not accept StopIteration.
+        except (StopIteration, GeneratorExit) as stop:
+            # A future does not accept StopIteration, and a GeneratorExit would close the coroutine that awaits it.
             self._error = RuntimeError(f"the handler raised {stop!r}")
         except BaseException as raised:  # noqa: BLE001 - it is raised in the awaiting task
             self._error = raised

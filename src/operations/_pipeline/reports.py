@@ -21,6 +21,7 @@ from operations.envelopes import MCPResponseMeta, ResponseEnvelope
 from operations.errors import CallError, ErrorCode, cancelled_elsewhere, map_error, nested_error
 from operations.observe import CallFinished, CallStarted, CallYielded, add_counts, now
 from operations.schema import Change
+from operations.specs import OperationType
 
 logger = logging.getLogger("operations")
 
@@ -137,7 +138,9 @@ def fail(plan: Plan, context: OperationContext, error: BaseException) -> NoRetur
 
     Called outside the `except` block, so that the error is not chained to itself.
     """
-    if isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit)):
+    if isinstance(error, (KeyboardInterrupt, SystemExit)):
+        raise error
+    if isinstance(error, GeneratorExit) and _is_closed():
         raise error
     cancellation = _cancellation(error)
     if cancellation is not None:
@@ -162,6 +165,14 @@ def fail(plan: Plan, context: OperationContext, error: BaseException) -> NoRetur
             {"path": error.path, "reason": error.reason},
         ) from error
     raise map_error(error, plan.spec.error_schemas) from error
+
+
+def _is_closed() -> bool:
+    """Return whether this code runs outside a task: a coroutine is closed that can no longer be awaited."""
+    try:
+        return asyncio.current_task() is None
+    except RuntimeError:
+        return True
 
 
 def _outer_error(plan: Plan, context: OperationContext, error: CallError) -> CallError | None:
@@ -203,12 +214,12 @@ def recorded(plan: Plan, context: OperationContext) -> Generator[list[Any]]:
 
 def _outcome(plan: Plan, context: OperationContext, error: BaseException) -> str:
     """Return the code that the caller receives for the exception of a handler."""
-    if isinstance(error, GeneratorExit):
-        # The consumer of a subscription left.
+    if isinstance(error, GeneratorExit) and plan.spec.type is OperationType.SUBSCRIPTION:
+        # The consumer left.
         return "ok"
     if isinstance(error, CallError):
         error = _outer_error(plan, context, error) or error
-    elif isinstance(error, Exception):
+    elif isinstance(error, (Exception, GeneratorExit)):
         error = map_error(error, plan.spec.error_schemas)
     return code_of(error, context) or ""
 

@@ -73,13 +73,19 @@ async def _items(
         plan, value = admit(plan, value, context)
         value, inner = await guard(plan, value, context)
         with recorded(plan, context):
-            opened = plan.handler(value, inner)
-            iterator = aiter(await opened if inspect.isawaitable(opened) else opened)
+            try:
+                opened = plan.handler(value, inner)
+                iterator = aiter(await opened if inspect.isawaitable(opened) else opened)
+            except GeneratorExit as error:
+                fail(plan, context, error)
             while True:
                 try:
                     item = await anext(iterator)
                 except StopAsyncIteration:
                     return
+                except GeneratorExit as error:
+                    # The handler raised it: a consumer that leaves raises it at `yield`.
+                    fail(plan, context, error)
                 if type(item) in ENVELOPES and is_large(item):  # pyright: ignore[reportUnknownArgumentType]
                     yield await asyncio.to_thread(plan.finish, item)
                 else:
