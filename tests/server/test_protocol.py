@@ -387,6 +387,27 @@ async def test_a_large_head_that_arrives_at_once_is_rejected(before: bytes) -> N
     assert received.startswith(b"HTTP/1.1 200" if before else b"HTTP/1.1 431")
 
 
+@pytest.mark.requirement("R18")
+async def test_a_head_that_begins_behind_a_body_is_counted_from_its_start() -> None:
+    post = b"POST /first HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n" + b"a" * 50
+    head = b"GET /large HTTP/1.1\r\nHost: localhost\r\nX-A: "
+
+    async with serving(echo) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**20)
+        with anyio.fail_after(10):
+            writer.write(post)
+            await writer.drain()
+            # One write, which the server reads at once.
+            writer.write(b"a" * 50 + head + b"a" * 60_000)
+            first = await reader.readuntil(b"a" * 100)
+            writer.write(b"a" * 10_000)
+            rest = await reader.read()
+        writer.close()
+
+    assert first.startswith(b"HTTP/1.1 200")
+    assert rest.startswith(b"HTTP/1.1 431")
+
+
 async def test_a_large_body_that_arrives_with_its_head_is_accepted() -> None:
     head = b"POST /x HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 100000\r\n\r\n"
 

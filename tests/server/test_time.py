@@ -11,7 +11,9 @@ import anyio
 import pytest
 import uvloop
 from starlette.requests import HTTPConnection
-from starlette.types import Message, Receive, Scope, Send
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from tests.front.test_matrix import CAPABILITIES, MODERN
 
 from operations import OperationContext, OperationRegistry
 from operations.front.limits import RequestTimeout
@@ -355,3 +357,54 @@ async def test_a_request_that_an_outer_application_cancels_ends_without_a_respon
                 serving.add_done_callback(lambda _: outer.reschedule(0))
                 await app(scope, receive, send)
     assert sent == []
+
+
+@pytest.mark.requirement("R12")
+async def test_a_time_limit_of_middleware_ends_a_request_as_its_own() -> None:
+    """The middleware runs in the task that the server of this package created."""
+    registry = OperationRegistry()
+    started = asyncio.Event()
+    raised: list[type[BaseException]] = []
+
+    @registry.operation("test.wait", type="query")
+    async def wait() -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    class Limiting:
+        def __init__(self, app: ASGIApp) -> None:
+            self._app = app
+
+        async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] != "http":
+                await self._app(scope, receive, send)
+                return
+            try:
+                async with asyncio.timeout(10) as limit:
+                    begun = asyncio.create_task(started.wait())
+                    begun.add_done_callback(lambda _: limit.reschedule(0))
+                    await self._app(scope, receive, send)
+            except TimeoutError as error:
+                raised.append(type(error))
+                await PlainTextResponse("too slow", 503)(scope, receive, send)
+
+    app = create_app(registry, mcp=True)
+    app.add_middleware(Limiting)
+    tool = {"name": "test__wait", "arguments": {}, "_meta": CAPABILITIES}
+    with anyio.fail_after(20):
+        async with running(app) as url, aiohttp.ClientSession() as session:
+            async with session.get(f"{url}/test/wait") as response:
+                called = response.status, await response.text()
+            started.clear()
+            message = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": tool}
+            headers = {
+                "accept": "application/json, text/event-stream",
+                "mcp-protocol-version": MODERN,
+                "mcp-method": "tools/call",
+                "mcp-name": "test__wait",
+            }
+            async with session.post(f"{url}/mcp", json=message, headers=headers) as response:
+                from_mcp = response.status, await response.text()
+
+    assert called == from_mcp == (503, "too slow")
+    assert raised == [TimeoutError] * 2

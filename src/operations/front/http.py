@@ -12,7 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from time import time
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, TypeAlias
 
 from operations._text import in_seconds
 from operations.access import Identity
@@ -39,7 +39,6 @@ from operations.front.limits import (
     client_address,
 )
 from operations.front.messages import (
-    OWN_SERVER,
     REQUEST_ID,
     Reply,
     check_json_body,
@@ -73,6 +72,17 @@ OPEN: Final = "operations.open"
 """Scope key of paths that serve clients without a credential even if the server requires one."""
 
 _AUTH_ERROR: Final = "operations.auth_error"
+
+
+class RequestTask(asyncio.Task[None]):
+    """The task in which the server of this package runs a request. It records whether its own code cancelled it."""
+
+    cancelled_itself = False
+
+    def cancel(self, msg: Any = None) -> bool:
+        """Cancel the task."""
+        self.cancelled_itself = asyncio.current_task(self.get_loop()) is self
+        return super().cancel(msg)
 
 
 class RequestState:
@@ -347,13 +357,14 @@ class RequestState:
     def cancelled_elsewhere(self, operation_id: str) -> CallError | None:
         """Return the error of a call that neither its time limit nor its client cancelled; None if one of them did.
 
-        For example, the handler cancelled its own task. Other servers, and applications around this one, may cancel the
-        task of a request themselves, and must see that it ended.
+        That is, the handler cancelled its own task. Other servers, and middleware around this application, may cancel
+        the task of a request themselves, and must see that it ended.
         """
         is_ended = self.timeout.timed_out or self.timeout.disconnected or self.is_withdrawn
-        if is_ended or OWN_SERVER not in self.scope:
+        task = asyncio.current_task()
+        if is_ended or not (isinstance(task, RequestTask) and task.cancelled_itself):
             return None
-        cast("asyncio.Task[Any]", asyncio.current_task()).uncancel()
+        task.uncancel()
         return cancelled_elsewhere(operation_id)
 
     def cancelled(self) -> Reply | None:

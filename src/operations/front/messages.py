@@ -261,7 +261,7 @@ def route_path(scope: Mapping[str, Any]) -> str:
 
 
 OWN_SERVER: Final = "operations.own_server"
-"""Scope key set by the server of this package: it never appends trailers to the headers, and cancels no request."""
+"""Scope key set by the server of this package, which never appends trailers to the headers."""
 
 REQUEST_ID: Final = "operations.request_id"
 """Scope key of the request id, for the access log."""

@@ -19,6 +19,7 @@ from urllib.parse import unquote
 import httptools
 import uvicorn
 
+from operations.front.http import RequestTask
 from operations.front.limits import Scope
 from operations.front.messages import OWN_SERVER
 from operations.server.exchange import NO_BODY, STATUS_LINES, FlowControl, HTTPExchange
@@ -66,8 +67,7 @@ class HTTPProtocol(asyncio.Protocol):
     ) -> None:
         self._config = config
         self._app: Any = cast("Any", config).loaded_app
-        self._app_state = app_state
-        self._state = server_state
+        self._app_state, self._state = app_state, server_state
         self._loop = asyncio.get_running_loop()
         self._context = copy_context()
         """The context of the server. Data callbacks may run in the context of an earlier request that resumed
@@ -191,7 +191,8 @@ class HTTPProtocol(asyncio.Protocol):
                 self._reject_rest()
             return
         is_between = not (self._in_head or self._in_body)
-        self._overhead = 0 if is_between or self._received_body else self._overhead
+        if is_between or (self._in_body and self._received_body):
+            self._overhead = 0
         if is_between:
             return
         if self._due == _NEVER:
@@ -300,14 +301,14 @@ class HTTPProtocol(asyncio.Protocol):
 
     def _start(self, exchange: HTTPExchange) -> None:
         self._exchange = exchange
-        tasks = self._state.tasks
-        task = self._loop.create_task(exchange.run(self._app), context=self._context.copy())
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
+        task = RequestTask(exchange.run(self._app), loop=self._loop, context=self._context.copy())
+        self._state.tasks.add(task)
+        task.add_done_callback(self._state.tasks.discard)
 
     def on_body(self, body: bytes) -> None:
         """Add a part of the body."""
         self._received_body = True
+        self._overhead -= len(body)
         exchange = self._pending[-1] if self._pending else self._exchange
         if exchange is not None and exchange.add_body(body) > _READ_BUFFER:
             self._flow.pause_reading()
