@@ -5,6 +5,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from operations._signals import receives_signals
 from operations.errors import MissingExtraError
 
 try:
@@ -22,7 +23,8 @@ except KeyboardInterrupt:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code."""
     tokens = list(sys.argv[1:] if arguments is None else arguments)
-    if tokens and tokens[0] in ("serve", "work") and hasattr(signal, "SIGHUP"):
+    is_server = bool(tokens) and tokens[0] in ("serve", "work")
+    if is_server and receives_signals() and hasattr(signal, "SIGHUP"):
         # SIGHUP reloads the config once it is served. Until then it must not end the process. A handler does so, unlike
         # `SIG_IGN`, without effect on the programs that the process starts.
         signal.signal(signal.SIGHUP, _do_nothing)

@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 
@@ -14,14 +15,20 @@ _signalled: set[asyncio.AbstractEventLoop] = set()
 not show this."""
 
 
+def receives_signals() -> bool:
+    """Return whether the current thread can handle signals: only the main thread can."""
+    return threading.current_thread() is threading.main_thread()
+
+
 @contextmanager
 def shutdown_event() -> Generator[asyncio.Event]:
     """Yield an event that SIGTERM or SIGINT sets; a signal sets the events of all open blocks on this loop.
 
     A second signal ends the process at once. Enter the block before you report readiness: the signal may follow
-    immediately.
+    immediately. Outside the main thread, signals are left to the program.
     """
     loop = asyncio.get_running_loop()
+    numbers = _SIGNALS if receives_signals() else ()
     events = _waiting.setdefault(loop, [])
 
     def set_all() -> None:
@@ -34,7 +41,7 @@ def shutdown_event() -> Generator[asyncio.Event]:
     event = asyncio.Event()
     events.append(event)
     if len(events) == 1:
-        for number in _SIGNALS:
+        for number in numbers:
             loop.add_signal_handler(number, set_all)
     try:
         yield event
@@ -44,7 +51,7 @@ def shutdown_event() -> Generator[asyncio.Event]:
             del _waiting[loop]
             rest = signal.SIG_DFL if loop in _signalled else _ignore_first
             _signalled.discard(loop)
-            for number in _SIGNALS:
+            for number in numbers:
                 loop.remove_signal_handler(number)
                 if event.is_set():
                     # A second signal exits during shutdown.

@@ -72,6 +72,31 @@ async def test_imported_operations_that_anyone_may_call_are_pointed_out(
     assert output.count(words) == output.count(b"anyone") == 1
 
 
+async def test_a_program_serves_in_a_thread(folder: Path, environment: dict[str, str]) -> None:
+    script = """
+import sys, threading
+from operations.__main__ import main
+threading.Thread(target=main, args=(["serve", "--json"],), daemon=True).start()
+sys.stdin.read()
+"""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", script), env={**environment, **KEYS},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout is not None
+    try:
+        with anyio.fail_after(60):
+            line = await process.stdout.readline()
+            url = msgspec.json.decode(line)["url"]
+            async with aiohttp.ClientSession() as session, session.get(f"{url}/healthz") as answer:
+                status = answer.status
+    finally:
+        process.kill()
+        await process.communicate()
+
+    assert status == 200
+
+
 @pytest.mark.requirement("R07", "R21")
 async def test_every_entry_point_serves_the_same_operations_with_the_same_rights(
     folder: Path, environment: dict[str, str]

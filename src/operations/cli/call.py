@@ -24,6 +24,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from operations._json import is_object
+from operations._signals import receives_signals
 from operations._text import counted
 from operations.calls import CallRecord
 from operations.cli.inputs import put_file, read_input, typed
@@ -276,6 +277,9 @@ def _read(read: Callable[[], str]) -> str:
 @contextmanager
 def _interruptible() -> Generator[None]:
     """Let Ctrl-C interrupt a question, because the event loop would only record it and continue reading."""
+    if not receives_signals():
+        yield
+        return
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield

@@ -19,6 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from operations._signals import receives_signals
 from operations._text import suggestion
 from operations.access import Identity
 from operations.authority.grants import PREFIX
@@ -450,13 +451,16 @@ async def following(
     """
     again, loop = asyncio.Event(), asyncio.get_running_loop()
     task = asyncio.create_task(_follow(hub, again, connections or {}), name="config changes")
-    with suppress(NotImplementedError, RuntimeError):
-        loop.add_signal_handler(signal.SIGHUP, again.set)
+    has_signals = receives_signals()
+    if has_signals:
+        with suppress(NotImplementedError):
+            loop.add_signal_handler(signal.SIGHUP, again.set)
     try:
         yield
     finally:
-        with suppress(NotImplementedError, RuntimeError):
-            loop.remove_signal_handler(signal.SIGHUP)
+        if has_signals:
+            with suppress(NotImplementedError):
+                loop.remove_signal_handler(signal.SIGHUP)
         task.cancel()
         await asyncio.wait({task})
 

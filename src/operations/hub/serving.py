@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from operations._hosts import LOOPBACK
 from operations._resilience import Backoff
-from operations._signals import shutdown_event
+from operations._signals import receives_signals, shutdown_event
 from operations.access import Identity
 from operations.calls import CallServer
 from operations.calls.monitoring import GroupMonitor
@@ -268,13 +268,15 @@ async def supervise(
     loop = asyncio.get_running_loop()
     processes = _Processes([sys.executable, "-m", "operations", *arguments], listener)
     with shutdown_event() as shutdown:
-        loop.add_signal_handler(signal.SIGHUP, processes.reload)
+        if receives_signals():
+            loop.add_signal_handler(signal.SIGHUP, processes.reload)
         tasks = [asyncio.create_task(processes.keep(number)) for number in range(count)]
         stopping = asyncio.create_task(shutdown.wait())
         try:
             ended, _ = await asyncio.wait({stopping, *tasks}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            loop.remove_signal_handler(signal.SIGHUP)
+            if receives_signals():
+                loop.remove_signal_handler(signal.SIGHUP)
             stopping.cancel()
             listener.close()
             processes.stop()
