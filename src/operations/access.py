@@ -160,6 +160,10 @@ class Issuer(Protocol):
         """Return whether no block was revoked; False if revocations must be read again to know this."""
         ...
 
+    def has_revoked(self, grant: "Grant") -> bool:
+        """Return whether a block is known to be revoked, without reading revocations."""
+        ...
+
     async def is_revoked(self, grant: "Grant") -> bool:
         """Return whether a block was revoked, as of a few seconds ago at most."""
         ...
@@ -189,6 +193,11 @@ class Grant(Struct, frozen=True, kw_only=True, dict=True):
     def until(self) -> float:
         """When the first block expires, in milliseconds since the epoch."""
         return min((each.until for each in self.blocks if each.until is not None), default=inf)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether a block has expired, or is known to be revoked."""
+        return clock() >= self.until or (self.issuer is not None and self.issuer.has_revoked(self))
 
     @cached_property
     def approve(self) -> tuple[str, ...]:
@@ -239,9 +248,9 @@ class Grant(Struct, frozen=True, kw_only=True, dict=True):
         return {}
 
     def covers(self, operation_id: str) -> bool:
-        """Return whether every block covers an operation, and none has expired. Never raises."""
+        """Return whether every block covers an operation, and none has ended. Never raises."""
         try:
-            return clock() < self.until and self.rules(operation_id).is_covered
+            return not self.has_ended and self.rules(operation_id).is_covered
         except Exception:  # noqa: BLE001 - fail closed
             return False
 

@@ -60,6 +60,12 @@ class CallStarted(_Event, frozen=True, kw_only=True, tag="started"):
     parent_request_id: str | None
     identity_id: str | None
 
+    acting: tuple[str, ...] = ()
+    """The parties that act for the caller, in the order of delegation."""
+
+    grants: tuple[str, ...] = ()
+    """The blocks of the grant that the caller presented."""
+
     authority: str | None = None
     """The operation on whose authority a nested call ran; None if it ran as the caller."""
 
@@ -151,6 +157,12 @@ class CallRecord(msgspec.Struct, kw_only=True, rename="camel", omit_defaults=Tru
     parent_request_id: str | None = None
     identity_id: str | None = None
 
+    acting: tuple[str, ...] = ()
+    """The parties that acted for the caller, in the order of delegation."""
+
+    grants: tuple[str, ...] = ()
+    """The blocks of the grant that the caller presented."""
+
     authority: str | None = None
     """The operation on whose authority it ran; None if it ran as the caller."""
 
@@ -201,6 +213,8 @@ class CallGraph:
                 operation_id=event.operation_id,
                 parent_request_id=event.parent_request_id,
                 identity_id=event.identity_id,
+                acting=event.acting,
+                grants=event.grants,
                 authority=event.authority,
                 started_at=event.timestamp,
             )

@@ -12,6 +12,7 @@ from tests.agents.service import AGENT, CALLS, FAILURES, RAN, shop
 
 from operations import MissingExtraError, OperationRegistry
 from operations.agents import Toolbox
+from operations.authority.grants import Grants, read_token
 from operations.tools import ToolConfig, configure_tools
 
 
@@ -55,6 +56,62 @@ FORMS: dict[str, tuple[Callable[[str, Any], Any], Callable[[Any], tuple[str, str
 @pytest.fixture
 def toolbox() -> Toolbox:
     return Toolbox(shop(), identity=AGENT, allow=["shop.*"], max_bytes=2_000)
+
+
+@pytest.mark.requirement("R07")
+@pytest.mark.parametrize("max_tools", [100, 0], ids=["listed", "searched"])
+async def test_a_revoked_grant_has_no_tools(max_tools: int) -> None:
+    grants = Grants("k" * 32)
+    token = grants.create(AGENT, "bot", operations=["shop.*"])
+    identity = await grants.resolve(token)
+    toolbox = Toolbox(shop(), identity=identity, max_tools=max_tools)
+    search = openai_call("tools__search", {"query": "item"})
+    before = json.dumps([toolbox.openai(), await toolbox.run(search)])
+
+    await grants.revoke(read_token(token)[1][0].id)
+    after = toolbox.openai()
+    denied = [await toolbox.run(call) for call in (search, openai_call("shop__item", {"id": 1}))]
+
+    assert '"shop__item"' in before or "shop.item" in before
+    assert "shop__item" not in json.dumps(after)
+    assert all("ACCESS_DENIED" in message["content"] for message in denied)
+
+
+@pytest.mark.requirement("R63")
+async def test_search_tools_find_and_call_what_a_grant_covers() -> None:
+    grants = Grants("k" * 32)
+    token = grants.create(AGENT, "bot", operations=["shop.item"], calls={"*": 1})
+    toolbox = Toolbox(shop(), identity=await grants.resolve(token), max_tools=0)
+
+    async def run(tool: str, **arguments: Any) -> str:
+        return str((await toolbox.run(openai_call(tool, arguments)))["content"])
+
+    found = await run("tools__search", query="shop")
+    called = await run("tools__call", operation="shop.item", input={"id": 1})
+    again = await run("tools__call", operation="shop.item", input={"id": 1})
+    others = [spec.id for spec in shop().specs() if spec.id != "shop.item"]
+
+    assert "shop.item" in found
+    assert not any(other in found for other in others)
+    assert '"error"' not in called
+    assert "RESOURCE_EXHAUSTED" in again
+    for other in others:
+        assert "OPERATION_NOT_FOUND" in await run("tools__describe", operation=other)
+        assert "OPERATION_NOT_FOUND" in await run("tools__call", operation=other, input={})
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", [7, ["shop__item"], {"a": 1}], ids=repr)
+async def test_a_name_that_is_not_a_text_names_no_tool(
+    form: str, name: Any, toolbox: Toolbox
+) -> None:
+    write, read = FORMS[form]
+
+    call_id, text = read(await toolbox.run(write(name, {"id": 1})))
+
+    assert call_id == "c1"
+    assert "OPERATION_NOT_FOUND" in text
+    assert "There is no tool" in text
 
 
 @pytest.mark.parametrize("form", FORMS)

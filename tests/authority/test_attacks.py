@@ -702,7 +702,7 @@ def test_a_deleted_ledger_or_an_old_copy_is_detected(tmp_path: Path) -> None:
     path.write_bytes(whole)
     head.unlink()
     assert verify([path], KEY, head).problem is not None
-    with pytest.raises(LedgerError, match=r"head .* is missing"):
+    with pytest.raises(LedgerError, match=r"head .* is missing\. Restore the head; or .* new one"):
         Ledger(path, KEY, head=head).open()
     assert not head.exists()
 

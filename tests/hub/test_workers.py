@@ -11,13 +11,16 @@ from tests.server.asgi import Client
 from tests.servers import RedisServer
 from tests.servers import running as broker_running
 
-from operations import Identity, OperationContext, OperationRegistry
+from operations import CallError, Identity, OperationContext, OperationRegistry
+from operations.access import ApprovalRule
+from operations.authority.grants import Grants
 from operations.calls import serve_calls
 from operations.calls.events import CallRequested, RequestPayload, encode_event
 from operations.hub import Hub, open_hub
 from operations.hub.serving import build_app
 from operations.pubsub.base import EventTarget
 from operations.pubsub.redis import connect_redis
+from operations.tools import ToolConfig, configure_tools
 
 CONFIG = """
 [brokers.bus]
@@ -99,6 +102,43 @@ async def test_operators_replay_dead_letters_with_the_credential_of_the_hub(
     gone = await call("drop_letter", letter=letter["id"])
     assert (gone.status, gone.json["code"]) == (422, "VALIDATION_ERROR")
     assert (await call("drop_letter", broker="boss", letter="1-1")).status == 422
+
+
+@pytest.mark.requirement("R63")
+async def test_a_replayed_letter_needs_the_approval_and_the_grant_of_its_operation(
+    shop: tuple[Hub, EventTarget],
+) -> None:
+    hub, target = shop
+    build_app(hub)
+    configure_tools(hub.registry, {"shop.*": ToolConfig(approve=ApprovalRule())})
+    operator = Identity("op", ["hub:operate", "use"])
+    grants = Grants("k" * 32)
+    agent = await grants.resolve(grants.create(operator, "bot", operations=["hub.*"]))
+    payload = RequestPayload(request_id="r1", operation_id="shop.whoami", input={}, attempt=3)
+    await target.dead_letter("shop", encode_event(CallRequested(payload=payload)))
+
+    async def call(name: str, who: Identity | None, **input: Any) -> Any:
+        context = OperationContext(identity=who)
+        try:
+            return (await hub.registry.execute(name, input, context)).data
+        except CallError as error:
+            return error
+
+    with anyio.fail_after(5):
+        while not (found := await call("hub.dead_letters", operator)):
+            await asyncio.sleep(0.01)
+    letter = found[0]["id"]
+
+    denied = await call("hub.replay_letter", agent, letter=letter)
+    required = await call("hub.replay_letter", operator, letter=letter)
+    approval = required.details["approval"]
+    boss = Identity("boss", ["approvals:answer"])
+    await call("approvals.answer", boss, id=approval, approve=True)
+    replayed = await call("hub.replay_letter", operator, letter=letter)
+
+    assert denied.code == "ACCESS_DENIED"
+    assert required.code == "APPROVAL_REQUIRED"
+    assert replayed == "hub"
 
 
 async def test_operators_follow_the_workers(shop: tuple[Hub, EventTarget]) -> None:

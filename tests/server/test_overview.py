@@ -9,8 +9,9 @@ from starlette.testclient import TestClient
 from tests.server.asgi import Client
 
 from operations import Identity, OperationContext, OperationRegistry
+from operations.authority.grants import Grants
 from operations.observe import CallGraph
-from operations.server import APIKeys, create_app, hash_key
+from operations.server import APIKeys, create_app, credential_resolver, hash_key
 from operations.server.system import MAX_CALLS
 
 ALICE = {"authorization": "Bearer alice"}
@@ -107,6 +108,25 @@ def test_calls_are_shown_to_their_callers() -> None:
     [hello] = http.get("/calls", headers=BOB).json()["calls"]
     assert hello["operationId"] == "open.hello"
     assert http.get("/calls").json()["calls"] == [], "those who did not sign in are not one person"
+
+
+@pytest.mark.requirement("R11")
+def test_agents_see_their_own_calls_and_their_person_sees_all() -> None:
+    grants = Grants("k" * 32, subjects=lambda name: Identity(name, []))
+    tokens = [grants.create("alice", name, operations=["open.*"]) for name in ("bot", "bot")]
+    keys = APIKeys({hash_key("alice"): Identity("alice", [])})
+    resolvers = [keys, credential_resolver(grants.resolve)]
+    app = create_app(build(), identity=resolvers, graph=CallGraph())
+    http = TestClient(app, base_url="http://127.0.0.1")
+    callers = [{"authorization": f"Bearer {each}"} for each in ("alice", *tokens)]
+    for caller in callers:
+        assert http.get("/open/outer", headers=caller).status_code == 200
+
+    seen = [http.get("/calls", headers=caller).json()["calls"] for caller in callers]
+
+    assert [len(calls) for calls in seen] == [6, 2, 2]
+    first, second = ({call["requestId"] for call in calls} for calls in seen[1:])
+    assert first.isdisjoint(second)
 
 
 def test_without_sign_in_all_callers_are_the_same() -> None:

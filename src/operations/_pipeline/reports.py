@@ -49,9 +49,13 @@ def report_start(
         series.started += 1
     began = perf_counter()
     if host.observed:
+        identity = context.identity
+        acting, grants = ((), ()) if identity is None else identity.presented
         host.notify(
             CallStarted(
                 **_facts(operation_id, context),
+                acting=acting,
+                grants=grants,
                 traceparent=context.metadata.get("traceparent"),
                 queued=context.channel.queued,
             )

@@ -17,10 +17,11 @@ from importlib import import_module
 from typing import Any, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from operations._json import JSONValueError, to_json
 from operations._text import enforce_lists, suggestion, tool_name
-from operations.access import Identity
+from operations.access import Identity, access_denied
 from operations.agents.providers import (
     DIALECTS,
     Definition,
@@ -192,7 +193,9 @@ class Toolbox:
         self._pages = ResultPages(registry)
         self._session = new_request_id()
         finder = _Finder(registry, Gateway(registry, shows=self._shows))
-        self._own = OperationRegistry([*operations_of(finder), next_operation(self._pages)])
+        # A grant need not cover the tools that find operations, because it must cover what they find and call.
+        finding = [replace(each, needs_grant=False) for each in operations_of(finder)]
+        self._own = OperationRegistry([*finding, next_operation(self._pages)])
         self._names: dict[str, str] = {}
         self._revision = -1
 
@@ -326,8 +329,12 @@ class Toolbox:
         """Return the operation of a tool, and the registry that runs it.
 
         Raises:
-            CallError: `OPERATION_NOT_FOUND`, with a similar name as suggestion.
+            CallError: `OPERATION_NOT_FOUND`, with a similar name as suggestion, or `ACCESS_DENIED` if the grant of the
+                agent has ended.
         """
+        grant = None if self._identity is None else self._identity.grant
+        if grant is not None and grant.has_ended:
+            raise access_denied(name)
         if self._revision != self._registry.revision:
             self._revision = self._registry.revision
             self._names = {tool_name(spec.id): spec.id for spec in self._registry.specs()}

@@ -378,11 +378,17 @@ def _get(value: Any, name: str, default: Any = None) -> Any:
     return getattr(value, name, default)
 
 
+def _name(call: Any, name: str) -> str:
+    """Return the name of a tool; if it is not a text, how it is written, which is the name of no tool."""
+    found = _get(call, name)
+    return found if isinstance(found, str) else repr(found)
+
+
 def _openai_chat(call: Any, function: Any) -> ToolCall:
     def reply(outcome: Outcome) -> JSONObject:
         return {"role": "tool", "tool_call_id": _get(call, "id"), "content": outcome.text}
 
-    return ToolCall(_get(function, "name"), _get(function, "arguments"), reply)
+    return ToolCall(_name(function, "name"), _get(function, "arguments"), reply)
 
 
 def _openai_responses(call: Any) -> ToolCall:
@@ -390,7 +396,7 @@ def _openai_responses(call: Any) -> ToolCall:
         call_id = _get(call, "call_id")
         return {"type": "function_call_output", "call_id": call_id, "output": outcome.text}
 
-    return ToolCall(_get(call, "name"), _get(call, "arguments"), reply)
+    return ToolCall(_name(call, "name"), _get(call, "arguments"), reply)
 
 
 def _anthropic(call: Any) -> ToolCall:
@@ -402,7 +408,7 @@ def _anthropic(call: Any) -> ToolCall:
             "is_error": outcome.error is not None,
         }
 
-    return ToolCall(_get(call, "name"), _get(call, "input"), reply)
+    return ToolCall(_name(call, "name"), _get(call, "input"), reply)
 
 
 def _langchain(call: Any) -> ToolCall:
@@ -415,7 +421,7 @@ def _langchain(call: Any) -> ToolCall:
             "status": "success" if outcome.error is None else "error",
         }
 
-    return ToolCall(_get(call, "name"), _get(call, "args"), reply)
+    return ToolCall(_name(call, "name"), _get(call, "args"), reply)
 
 
 def _gemini(call: Any) -> ToolCall:
@@ -426,4 +432,4 @@ def _gemini(call: Any) -> ToolCall:
             response["id"] = _get(call, "id")
         return {"function_response": response}
 
-    return ToolCall(_get(call, "name"), _get(call, "args"), reply)
+    return ToolCall(_name(call, "name"), _get(call, "args"), reply)

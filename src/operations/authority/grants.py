@@ -278,7 +278,7 @@ class Grants:
 
     def is_valid(self, grant: Grant) -> bool:
         """Return whether no block was revoked; False if revocations must be read again to know this."""
-        return monotonic() - self._read_at <= _FRESH_SECONDS and not self._has_revoked(grant)
+        return monotonic() - self._read_at <= _FRESH_SECONDS and not self.has_revoked(grant)
 
     async def is_revoked(self, grant: Grant) -> bool:
         """Return whether a block was revoked, as of a few seconds ago at most.
@@ -288,9 +288,10 @@ class Grants:
         """
         if monotonic() - self._read_at > _FRESH_SECONDS:
             await self._read_revocations()
-        return self._has_revoked(grant)
+        return self.has_revoked(grant)
 
-    def _has_revoked(self, grant: Grant) -> bool:
+    def has_revoked(self, grant: Grant) -> bool:
+        """Return whether a block is known to be revoked, without reading revocations."""
         revoked = self._revoked
         return bool(revoked) and not revoked.isdisjoint(each.id for each in grant.blocks)
 
@@ -336,7 +337,7 @@ class Grants:
             return msgspec.json.encode({"id": block_id, "until": ends})
 
         await self.store.change(_revocation(block_id), update)
-        self._read_at = -inf
+        self._revoked, self._read_at = {*self._revoked, block_id}, -inf
 
     async def _read_revocations(self) -> None:
         asked = monotonic()

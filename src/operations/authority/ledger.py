@@ -90,7 +90,10 @@ class Ledger:
             last, head = self._last(), _START if self._head is None else _read_head(self._head)
             if last and head is None:
                 # Lines may be missing at the end as well: a new head would hide that.
-                raise ValueError(f"its head {self._head} is missing")
+                raise ValueError(
+                    f"its head {self._head} is missing. Restore the head; or keep the ledger in another place, where "
+                    "`operations ledger verify` can check it, and start with a new one"
+                )
             # Log rotation may have moved the file while no process was running.
             known = head or _START
             before, self._end = _read(self._key, last) if last else (known, known)

@@ -14,6 +14,7 @@ import msgspec
 from operations.calls.monitoring import DeadLetter, GroupMonitor, GroupReport
 from operations.calls.remote import RemoteConfig
 from operations.config import ConfigError
+from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode, TransportError
 from operations.functions import operation
 from operations.hub.hub import Hub, reload
@@ -260,17 +261,27 @@ def worker_operations(hub: Hub, *, is_up: Callable[[], bool]) -> list[Any]:
             return await monitor.letters()
 
     @operation("hub.replay_letter", scopes=[SCOPE])
-    async def replay(letter: str, broker: str | None = None) -> Any:
+    async def replay(letter: str, context: OperationContext, broker: str | None = None) -> Any:
         """Call the operation of a dead letter once more, and remove the letter if that succeeds.
 
-        The call has the `credential` of the broker in the config. It may crash another worker.
+        The call has the `credential` of the broker in the config. It may crash another worker. It needs the approval
+        that the operation requires at this hub, and a grant of the caller must cover it.
 
         Args:
             letter: The id of the dead letter.
+            context: The context of the operator.
             broker: The name of the broker, if there is more than one.
         """
         with found(broker) as (name, monitor):
             options = hub.file.options(RemoteConfig, hub.file.config.brokers[name])
+            stored, namespace = await monitor.letter(letter), options.get("namespace")
+            operation_id = f"{namespace}.{stored.operation}" if namespace else stored.operation
+            if hub.registry.registered(operation_id) is not None:
+                identity = context.identity
+                has_grant = identity is not None and identity.grant is not None
+                # An operator needs no scope of the operation, because the call has the credential of the hub.
+                whose = context if has_grant else context.changed(trusted=True)
+                await hub.registry.authorize(operation_id, stored.input, whose)
             envelope = await monitor.replay(letter, credential=options.get("credential"))
             return envelope.data
 

@@ -298,8 +298,13 @@ class Pages:
         if identity is None and state.pipeline.resolve is not None:
             # Callers without identity do not see each other's calls.
             return []
-        caller = None if identity is None else identity.key
-        return [record for record in self._graph or () if record.identity_id == caller]
+        caller, whose = (None, ((), ())) if identity is None else (identity.id, identity.presented)
+        return [
+            record
+            for record in self._graph or ()
+            # A person also sees the calls of their agents; an agent sees only its own.
+            if record.identity_id == caller and whose in (((), ()), (record.acting, record.grants))
+        ]
 
     async def _openapi(self, state: RequestState) -> Reply:
         specs = list(visible_specs(state.front.registry, state.context))
