@@ -270,6 +270,26 @@ async def test_signed_tokens_let_their_bearers_in(
     assert statuses == {"admin": 200, "other": 404, "stranger": 401}
 
 
+async def test_servers_of_the_same_name_are_reported_and_controlled_one_by_one(
+    folder: Path,
+) -> None:
+    server = {"command": sys.executable, "args": TOOL_SERVER}
+    for name in ("a.json", "b.json"):
+        (folder / name).write_text(json.dumps({"mcpServers": {"tools": server}}))
+    async with hub_of(folder, "mcp_json = ['a.json', 'b.json']") as hub:
+        first, second = (each for each in hub.sources if each.kind == "mcp")
+        assert (first.name, first.problem) == ("tools", None)
+        assert second.name == "b.json:tools"
+        assert second.problem is not None
+        assert (
+            "a.json already has the server 'tools'. Remove it from b.json, or set" in second.problem
+        )
+        assert hub.supervisor("tools").source is first
+        await hub.supervisor("b.json:tools").disable()
+        assert second.state == "disabled"
+        assert any(spec.id.startswith("tools.") for spec in hub.registry.specs())
+
+
 def test_servers_of_an_mcp_json_start_in_its_folder(folder: Path, run: Callable[..., Ran]) -> None:
     server, *arguments = TOOL_SERVER
     (folder / "m").mkdir()

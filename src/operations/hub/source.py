@@ -53,6 +53,9 @@ class ListedServer:
     path: str
     entry: JSONObject | None = None
 
+    other: str | None = None
+    """The earlier file that has a server with the same namespace, which then cannot be used twice."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:

@@ -48,14 +48,16 @@ def sources_of(file: ConfigFile) -> Iterator[Source]:
         yield Source(kind="openapi", name=name, entry=api, is_enabled=api.enabled)
     for name, server in config.mcp.items():
         yield Source(kind="mcp", name=name, entry=server, is_enabled=server.enabled)
+    known = dict.fromkeys(config.mcp, "the config")
     for path in config.mcp_json:
-        yield from _listed(path, file)
+        yield from _listed(path, file, known)
     for name, broker in config.brokers.items():
         if broker.workers:
             yield Source(kind="broker", name=name, entry=broker, is_enabled=broker.enabled)
 
 
-def _listed(path: str, file: ConfigFile) -> Iterator[Source]:
+def _listed(path: str, file: ConfigFile, known: dict[str, str]) -> Iterator[Source]:
+    """Yield the servers of an `mcp.json`, and add their namespaces to the known ones, with the file."""
     try:
         servers = read_servers(file.existing(path, "mcp_json"))
     except (ConfigError, OSError, ValueError):
@@ -64,10 +66,13 @@ def _listed(path: str, file: ConfigFile) -> Iterator[Source]:
         return
     for name, entry in servers.items():
         namespace = str(entry.get("namespace") or safe_namespace(name))
+        other = known.get(namespace)
+        known.setdefault(namespace, path)
         yield Source(
             kind="mcp",
-            name=namespace,
-            entry=ListedServer(path, {"name": name, **entry}),
+            # A name of its own, by which it can be found and disabled.
+            name=namespace if other is None else f"{path}:{name}",
+            entry=ListedServer(path, {"name": name, **entry}, other),
             warnings=tuple(Skipped(key, words) for key, words in unknown_keys(entry).items()),
         )
 
@@ -191,6 +196,10 @@ def _read_listed(server: ListedServer, file: ConfigFile) -> tuple[str, JSONObjec
         raise ValueError(f"{server.path} cannot be read")
     entry = dict(server.entry)
     name = entry.pop("name")
+    if server.other is not None:
+        raise ValueError(
+            f"{server.other} already has the server {name!r}. Remove it from {server.path}, or set `namespace` there"
+        )
     if "command" in entry:
         entry["cwd"] = str(listing.parent / entry.get("cwd", ""))
     return name, entry
