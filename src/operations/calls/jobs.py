@@ -281,10 +281,9 @@ def time_limits(
         limit = request.timeout_ms / 1000
     elif request.deadline is not None:
         limit = request.deadline / 1000 - time()
-    is_stream = served.is_stream or request.credit is not None
     if limit is not None and front is not None:
-        own = call_seconds(served.registry.get(request.operation_id), front.timeout)
-        limit = min(limit, front.max_timeout if is_stream else max(front.max_timeout, own))
+        limit = min(limit, front.max_timeout)
+    is_stream = served.is_stream or request.credit is not None
     if is_stream and (limit is None or request.idle_timeout is not None):
         idle = NEVER
         if request.idle_timeout is not None:

@@ -81,7 +81,7 @@ class RemoteConfig:
 
     timeout: Seconds | None = None
     """The time limit of a call in seconds, even if its caller allows more. By default the limit that the caller sets,
-    or else the limit of the operation, at least 30."""
+    or else the limit of the operation, from 30 to 600."""
 
     idle_timeout: Seconds | None = 30
     """The longest time between two items of a subscription in seconds; None for no limit."""

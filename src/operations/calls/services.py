@@ -37,6 +37,7 @@ from operations._json import (
     is_object,
 )
 from operations._references import DefinitionReferences, Placed, Scopes
+from operations._resilience import MAX_SECONDS
 from operations.access import check_access
 from operations.calls.client import DEFAULT_TIMEOUT
 from operations.context import OperationContext
@@ -176,7 +177,7 @@ class SpecDecoder:
 
     Attributes:
         specs: The specs, in the order in which they were sent.
-        timeouts: The time limits of operations that may take longer than the default, in seconds by id.
+        timeouts: The time limits of operations that may take longer than the default, in seconds by id; at most 600.
         left_out: The reasons why specs are missing, with their ids if known.
     """
 
@@ -209,7 +210,8 @@ class SpecDecoder:
                 spec = self._spec(entry)
                 self.specs.append(spec)
                 if entry.timeout_ms is not None and entry.timeout_ms > DEFAULT_TIMEOUT * 1000:
-                    self.timeouts[spec.id] = entry.timeout_ms / 1000
+                    # The sender may be a third party, whose operations must not keep callers waiting without limit.
+                    self.timeouts[spec.id] = min(entry.timeout_ms / 1000, MAX_SECONDS)
             except (ValueError, RecursionError) as error:
                 self.left_out.append(str(error))
 
