@@ -64,7 +64,7 @@ async def test_f8_a_reader_counts_items_as_its_worker_does(
     target = MemoryTarget()
     async with serve_calls(registry, target), PendingRequestMap(target) as calls:
         # A reader that miscounts its credit would wait for ever.
-        stream = calls.subscribe("flood.start", window=window, idle_timeout=5)
+        stream = calls.subscribe("flood.start", window=window, idle_timeout=30)
         assert len([None async for _ in stream]) == count
 
 

@@ -80,7 +80,7 @@ async def test_r13_malformed_events_stop_no_client_on_any_transport(
             target.control("operations"),
             target.topic("operations.callers"),
         )
-        while time.monotonic() < ends:
+        while time.monotonic() < ends or number <= 100:
             for _ in range(20):
                 number += 1
                 body = spoiled(rng, calls.mailbox)
@@ -92,7 +92,7 @@ async def test_r13_malformed_events_stop_no_client_on_any_transport(
                 except TransportError:
                     # Some transports check messages and reject these.
                     continue
-            answer = await calls.call("math.add", {"a": number, "b": 2}, timeout=10)
+            answer = await calls.call("math.add", {"a": number, "b": 2}, timeout=60)
             assert answer.data == number + 2
         assert calls.target.is_connected
 

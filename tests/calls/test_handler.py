@@ -308,7 +308,10 @@ async def test_replies_to_requests_that_were_not_announced_are_published(ends: A
     async with ends as (near, far):
         inbox = Inbox()
         taking = await far.consume("operations", inbox)
-        async with PendingRequestMap(near, timeout=5) as calls, PendingRequestMap(far) as answering:
+        async with (
+            PendingRequestMap(near, timeout=30) as calls,
+            PendingRequestMap(far) as answering,
+        ):
             if hasattr(far, "wants"):
                 await far.wants("call.completed:")
             answered = asyncio.create_task(calls.call("a.b", 1))

@@ -335,7 +335,7 @@ async def test_workers_answer_the_service_discovery_of_nats(nats_server: Broker)
         inbox = client.new_inbox()
         answers = await client.subscribe(inbox)
         await client.publish(subject, b"", reply=inbox)
-        found = [json.loads((await answers.next_msg(timeout=5)).data) for _ in range(count)]
+        found = [json.loads((await answers.next_msg(timeout=60)).data) for _ in range(count)]
         await answers.unsubscribe()
         return found
 

@@ -172,7 +172,7 @@ async def test_calls_that_could_not_open_can_be_used_once_the_broker_is_there(
                 await calls.call("math.add", {"a": 1, "b": 2}, timeout=1)
             broker.start()
             await until(lambda: target.is_connected, seconds=20)
-            assert (await calls.call("math.add", {"a": 1, "b": 2}, timeout=10)).data == 3
+            assert (await calls.call("math.add", {"a": 1, "b": 2}, timeout=60)).data == 3
             await calls.aclose()
 
     assert caught.value.code == ErrorCode.UNAVAILABLE

@@ -120,7 +120,7 @@ async def test_f18_forged_replies_are_dropped_and_counted(
         broker_world.connect(secret="another secret altogether") as other,
     ):
         call = asyncio.create_task(
-            calls.call("slow.sleep", {"seconds": 0.5, "path": str(path)}, timeout=10)
+            calls.call("slow.sleep", {"seconds": 0.5, "path": str(path)}, timeout=60)
         )
         await until(lambda: started(path))
         (request_id,) = calls.pending
@@ -277,7 +277,7 @@ async def test_a_signed_message_cannot_be_sent_to_another_address(
     ):
         assert isinstance(target, SignedTarget)
         call = asyncio.create_task(
-            calls.call("slow.sleep", {"seconds": 0.4, "path": str(path)}, timeout=10)
+            calls.call("slow.sleep", {"seconds": 0.4, "path": str(path)}, timeout=60)
         )
         await until(lambda: started(path))
         (request_id,) = calls.pending
@@ -306,7 +306,7 @@ async def test_f18_a_mutation_that_is_sent_again_at_once_runs_once(
         calls = await enter(PendingRequestMap(target))
         enqueue, texts = stranger.enqueue, requests_of(target)
         call = asyncio.create_task(
-            calls.call("slow.write", {"seconds": 0.3, "path": str(path)}, timeout=10)
+            calls.call("slow.write", {"seconds": 0.3, "path": str(path)}, timeout=60)
         )
         await until(lambda: texts)
         box = calls.mailbox

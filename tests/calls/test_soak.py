@@ -138,7 +138,7 @@ async def test_f32_mixed_load_with_faults_leaks_nothing(
             await asyncio.gather(*beside, return_exceptions=True)
             for load in loads:
                 # Over the connection that may just have been replaced.
-                assert (await load.calls.call("math.add", {"a": 1, "b": 2}, timeout=10)).data == 3
+                assert (await load.calls.call("math.add", {"a": 1, "b": 2}, timeout=60)).data == 3
             gc.collect()
             await asyncio.sleep(1)
 

@@ -41,7 +41,7 @@ def paying(ledger: Path) -> OperationRegistry:
 async def pay_all(calls: PendingRequestMap, copy: Any) -> list[int]:
     """Pay ten times one after the other, and call `copy` while most requests are still queued."""
     paying = [
-        asyncio.create_task(calls.call("shop.pay", {"number": number}, timeout=10))
+        asyncio.create_task(calls.call("shop.pay", {"number": number}, timeout=60))
         for number in range(CALLS)
     ]
     done, _ = await asyncio.wait(paying, return_when=asyncio.FIRST_COMPLETED)
@@ -143,7 +143,7 @@ async def test_requests_that_waited_longer_than_a_heartbeat_run_once_confirmed(
         caller(broker_world) as calls,
     ):
         results = await asyncio.gather(
-            *(calls.call("shop.pay", {"number": number}, timeout=10) for number in range(CALLS))
+            *(calls.call("shop.pay", {"number": number}, timeout=60) for number in range(CALLS))
         )
 
     assert [envelope.data for envelope in results] == list(range(CALLS))

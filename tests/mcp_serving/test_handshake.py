@@ -66,7 +66,7 @@ class Peer:
     @asynccontextmanager
     async def get(self, **headers: str) -> AsyncGenerator[AsyncIterator[JSONObject]]:
         sent = {**self.headers, **headers}
-        async with self.http.stream("GET", "/mcp", headers=sent, timeout=10) as response:
+        async with self.http.stream("GET", "/mcp", headers=sent, timeout=60) as response:
             assert response.status_code == 200, response.status_code
             yield events(response)
 

@@ -145,8 +145,8 @@ async def test_over_redis_a_malformed_request_with_an_id_gets_an_error(broker: B
         redis.pubsub() as errors,
     ):
         await errors.subscribe("odd:call.error:")
-        assert (await errors.get_message(timeout=5))["type"] == "subscribe"
+        assert (await errors.get_message(timeout=60))["type"] == "subscribe"
         await redis.publish("odd:call.requested:", event)
-        message = await errors.get_message(timeout=5)
+        message = await errors.get_message(timeout=60)
 
     assert json.loads(message["data"])["payload"]["code"] == "VALIDATION_ERROR"
