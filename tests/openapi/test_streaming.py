@@ -12,7 +12,7 @@ from tests.openapi.serving import document, imported, serving
 from operations import CallError, ErrorCode, OperationRegistry, OperationType
 from operations.openapi import HTTPServiceConfig, from_openapi
 
-pytestmark = pytest.mark.timeout(20)
+pytestmark = pytest.mark.timeout(120)
 
 
 def streaming(method: str = "get", schema: Any = None, **more: Any) -> dict[str, Any]:
