@@ -126,7 +126,7 @@ def test_another_missing_source_is_reported_as_well(run: Run, folder: Path) -> N
 @pytest.mark.parametrize("url", ["redis://127.0.0.1:9", "nats://127.0.0.1:9"])
 def test_a_worker_needs_its_broker(run: Run, folder: Path, url: str) -> None:
     with (folder / "operations.toml").open("a") as file:
-        file.write(f"[brokers.main]\nurl = '{url}'\nconnect_timeout = 1\n")
+        file.write(f"[brokers.main]\nurl = '{url}'\nconnect_timeout = 3\n")
 
     ran = run("work")
 

@@ -52,7 +52,7 @@ def everything_said(error: BaseException | None) -> Iterator[str]:
 async def test_an_unreachable_redis_address_is_reported(
     connect: Callable[..., Any], url: str, word: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await nowhere(partial(connect, connect_timeout=1), url, word, caplog)
+    await nowhere(partial(connect, connect_timeout=2), url, word, caplog)
 
 
 @pytest.mark.requirement("R16")
@@ -74,7 +74,7 @@ async def test_an_unreachable_redis_address_is_reported(
 async def test_an_unreachable_nats_address_is_reported(
     url: str, word: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await nowhere(lambda url: connect_nats(url, connect_timeout=1), url, word, caplog)
+    await nowhere(lambda url: connect_nats(url, connect_timeout=2), url, word, caplog)
 
 
 @pytest.mark.requirement("R16")

@@ -215,7 +215,7 @@ async def test_a_wrong_password_is_an_error_at_once() -> None:
 async def test_an_error_names_the_address_without_a_server_and_what_to_do(
     connect: Any, url: str
 ) -> None:
-    port, options = free_port(), {"connect_timeout": 1}
+    port, options = free_port(), {"connect_timeout": 2}
     with anyio.fail_after(20), pytest.raises(TransportError) as caught:
         async with connect(
             url.format(secret="SEKRIT", port=port),
