@@ -25,6 +25,10 @@ from typing import Final
 
 from operations.errors import CallError, ErrorCode
 
+IDLE_SECONDS: Final = 4.0
+"""How long an HTTP client keeps an idle connection, in seconds. Many servers close theirs after 5 s, and a request that
+is sent at that moment is lost."""
+
 _random = SystemRandom()
 
 _FIRST = 0.05

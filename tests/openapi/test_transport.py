@@ -317,6 +317,28 @@ async def test_a_header_function_that_fails_or_returns_an_invalid_value_stops_th
     assert echo.seen == []
 
 
+async def test_an_idle_connection_is_closed_before_servers_close_theirs() -> None:
+    closed = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(
+            b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
+        )
+        assert await reader.read() == b""
+        closed.set()
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with imported(document(), base_url=url) as registry:
+            await registry.execute("api.call", {})
+            assert not closed.is_set()
+            # By default, aiohttp keeps an idle connection for 15 s.
+            async with asyncio.timeout(13):
+                await closed.wait()
+
+
 async def test_a_response_may_have_a_long_header() -> None:
     policy = "x" * 60_000
 

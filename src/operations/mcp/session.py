@@ -34,6 +34,7 @@ from operations._json import (
     JSONValueError,
 )
 from operations._mcp_config import MCPClientConfig
+from operations._resilience import IDLE_SECONDS
 from operations.front.public_errors import Redactor
 from operations.mcp.failures import refusal, sealed
 from operations.mcp.sdk import Dispatcher, NegotiatingSession
@@ -127,8 +128,12 @@ class PlainCalls:
         """Open the connections."""
         is_secure = self._url.lower().startswith("https")
         self._http = aiohttp.ClientSession(
-            # The certificates that the SDK's client trusts.
-            connector=aiohttp.TCPConnector(limit=0, ssl=tls_context() if is_secure else True),
+            connector=aiohttp.TCPConnector(
+                limit=0,
+                keepalive_timeout=IDLE_SECONDS,
+                # The certificates that the SDK's client trusts.
+                ssl=tls_context() if is_secure else True,
+            ),
             timeout=aiohttp.ClientTimeout(
                 total=None, sock_connect=CONNECT_SECONDS, sock_read=self._read_seconds
             ),

@@ -10,6 +10,7 @@ from io import BytesIO
 from urllib.request import getproxies
 
 from operations._hosts import enforce_public, is_public, not_public, origin_of
+from operations._resilience import IDLE_SECONDS
 from operations.errors import CallError, ErrorCode, MissingExtraError, timed_out
 from operations.openapi.files import StreamedBody
 from operations.openapi.transport import REPEATABLE, HTTPRequest, HTTPResponse, TLSFiles
@@ -97,6 +98,7 @@ class AiohttpTransport:
             session = sessions[public_only] = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(
                     limit=self._connections,
+                    keepalive_timeout=IDLE_SECONDS,
                     ssl=self._tls.context(presents_certificate=not public_only) or True,
                     resolver=_PublicResolver(resolver) if public_only else resolver,
                     # Not cached, because each connection must check the resolved address.
