@@ -21,10 +21,8 @@ from msgspec import to_builtins
 from operations._json import JSONValueError, as_json, count_values, is_list, is_object, pointer
 from operations.errors import SchemaError
 from operations.schema.references import (
+    APPLIED,
     DEFINITIONS,
-    IN_PLACE,
-    IN_PLACE_LISTS,
-    IN_PLACE_MAPS,
     Dialect,
     Document,
     Site,
@@ -285,7 +283,6 @@ MAX_ALTERNATIVES = 10_000
 MAX_CHAIN = 64
 """The longest chain of schemas that apply to the same value."""
 
-_HERE = frozenset({*IN_PLACE, *IN_PLACE_LISTS, *IN_PLACE_MAPS})
 _ONE_EACH = frozenset({"properties", "prefixItems"})
 
 
@@ -314,7 +311,7 @@ def _edges(document: Document, site: Site) -> _Edges:
     for keyword, inner in below:
         if keyword in _ONE_EACH or (old_tuple and keyword == "items"):
             edges.one_each.append(inner.pointer)
-        elif keyword in _HERE:
+        elif keyword in APPLIED:
             edges.here.append(inner.pointer)
         elif keyword not in DEFINITIONS:
             edges.shared.append(inner.pointer)

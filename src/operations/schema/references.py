@@ -24,6 +24,8 @@ IN_PLACE = ("not", "if", "then", "else")
 
 IN_PLACE_LISTS = ("allOf", "anyOf", "oneOf")
 IN_PLACE_MAPS = ("dependentSchemas", "dependencies")
+APPLIED = frozenset({*IN_PLACE, *IN_PLACE_LISTS, *IN_PLACE_MAPS})
+"""Keywords whose schemas apply to the same value as the schema that contains them."""
 
 PARTS = (
     "additionalProperties",

@@ -9,7 +9,8 @@ Rule 2: an incorrect keyword (a `minLength` of "3", a `required` of true) is cor
 Rule 3: a schema that accepts no value because its parts contradict each other is converted to its intended meaning.
 """
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
@@ -37,12 +38,15 @@ from operations.openapi.reading.keywords import (
     type_of,
     with_null,
 )
+from operations.openapi.reading.references import References
 from operations.schema.compiling import drop_invalid_patterns
-from operations.schema.references import VARIANTS
+from operations.schema.references import APPLIED, VARIANTS, subschemas
 from operations.types import JSONObject, JSONSchema
 
 MAX_DEPTH = 100
 """The largest depth of a definition; deeper parts accept any value."""
+
+_LOGGER = logging.getLogger("operations")
 
 _MARK = {
     Direction.REQUEST: "readOnly",
@@ -298,8 +302,41 @@ class Conversion:
         put(out, "dependentSchemas", schemas or None)
 
 
+def _applied(schema: Any) -> Iterator[str]:
+    """Yield the references to schemas that apply to the same value as `schema`."""
+    waiting: list[Any] = [schema]
+    for node in waiting:
+        if is_object(node):
+            if type(ref := node.get("$ref")) is str:
+                yield ref
+            waiting += [inner for keyword, _, inner in subschemas(node) if keyword in APPLIED]
+
+
+def _on_cycles(edges: dict[Definition, set[Definition]]) -> list[Definition]:
+    """Return the definitions on cycles, and on paths between cycles: the others are removed from both ends."""
+    for _ in range(2):
+        left = {each: len(targets) for each, targets in edges.items()}
+        backward: dict[Definition, set[Definition]] = {each: set() for each in edges}
+        for each, targets in edges.items():
+            for target in targets:
+                backward[target].add(each)
+        ends = [each for each, count in left.items() if not count]
+        for end in ends:
+            del left[end]
+            for each in backward[end]:
+                left[each] -= 1
+                if not left[each]:
+                    ends.append(each)
+        edges = {each: backward[each] & left.keys() for each in left}
+    return list(edges)
+
+
 class SchemaConverter(Definitions):
     """Converts the schemas of one document."""
+
+    def __init__(self, references: References, *, ref_siblings: bool) -> None:
+        super().__init__(references, ref_siblings=ref_siblings)
+        self._without_cycle: set[Definition] = set()
 
     def draft(self, direction: Direction) -> "SchemaDraft":
         """Return an empty document, to which several schemas can be added."""
@@ -312,6 +349,23 @@ class SchemaConverter(Definitions):
             if not self.is_circle(definition.target):
                 definition.schema = self._converted(definition)
         return definition.schema
+
+    def open_cycles(self, definitions: Iterable[Definition]) -> None:
+        """Let definitions that contain themselves, without descending into the value, accept any value.
+
+        Args:
+            definitions: Converted definitions, with all definitions that they refer to.
+        """
+        new = [each for each in definitions if each not in self._without_cycle]
+        named = {f"#/$defs/{each.name}": each for each in new}
+
+        edges = {
+            each: {named[ref] for ref in _applied(each.schema) if ref in named} for each in new
+        }
+        for each in _on_cycles(edges):
+            _LOGGER.warning("A schema contains itself and allows any value: #%s", each.pointer)
+            each.schema = True
+        self._without_cycle.update(new)
 
     def _converted(self, definition: Definition) -> JSONSchema:
         pointer, target, direction = definition.pointer, definition.target, definition.direction
@@ -353,13 +407,15 @@ class SchemaDraft:
         """Return `root`, which is already converted, with every definition that the draft refers to."""
         if not self._refs or not isinstance(root, dict):
             return root
-        definitions: JSONObject = {}
+        used: list[Definition] = []
         order = attrgetter("name")
         waiting, seen = sorted(self._refs, key=order, reverse=True), set(self._refs)
         while waiting:
             definition = waiting.pop()
-            definitions[definition.name] = self.converter.convert(definition)
+            self.converter.convert(definition)
+            used.append(definition)
             new = sorted(definition.refs - seen, key=order, reverse=True)
             seen.update(new)
             waiting.extend(new)
-        return {**root, "$defs": definitions}
+        self.converter.open_cycles(used)
+        return {**root, "$defs": {each.name: each.schema for each in used}}
