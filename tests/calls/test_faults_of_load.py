@@ -3,6 +3,7 @@
 import asyncio
 import random
 import time
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,33 @@ async def test_f8_a_slow_reader_slows_the_producer(
 
     produced = int(lines(path)[0].split()[-1])
     assert produced <= 50 + 25 + 5
+
+
+@pytest.mark.requirement("F8")
+async def test_f8_a_producer_that_never_waits_leaves_turns_to_other_calls(world: World) -> None:
+    registry = OperationRegistry()
+    turns = 0
+    turns_at: list[int] = []
+
+    @registry.operation("count.eager")
+    async def eager() -> AsyncIterator[int]:
+        for number in range(200):
+            turns_at.append(turns)
+            yield number
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async with calling(world, registry) as calls:
+        counting = asyncio.create_task(count_turns())
+        items = [item.data async for item in calls.subscribe("count.eager")]
+        counting.cancel()
+
+    assert items == list(range(200))
+    assert turns_at[-1] - turns_at[0] >= 10
 
 
 @pytest.mark.alone

@@ -61,6 +61,9 @@ from operations.registry import OperationRegistry
 
 logger = logging.getLogger("operations")
 
+_ITEMS_PER_TURN = 16
+"""The number of items of a subscription after which other calls, probes and heartbeats get a turn."""
+
 MAX_IDS = 20_000
 MAX_BYTES = 8 * 1024 * 1024
 
@@ -419,6 +422,9 @@ class JobRunner(ABC):
                 async for envelope in stream:
                     await self._send_item(job, envelope, sequence)
                     sequence += 1
+                    if sequence % _ITEMS_PER_TURN == 0:
+                        # Neither the handler nor the target may have waited.
+                        await asyncio.sleep(0)
             finally:
                 unwatch()
                 await stream.aclose()
