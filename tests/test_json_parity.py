@@ -340,7 +340,7 @@ ENTRIES: dict[str, Callable[[], AbstractAsyncContextManager[Send]]] = {
 
 
 async def check(entry: AbstractAsyncContextManager[Send]) -> None:
-    with anyio.fail_after(60):
+    with anyio.fail_after(200):
         async with entry as send:
             for name, (text, expected) in TEXTS.items():
                 outcome = await send(text)

@@ -32,7 +32,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("kind", [str, Path])
 async def test_a_file_becomes_a_registry_and_an_application(folder: Path, kind: type) -> None:
-    with anyio.fail_after(60):
+    with anyio.fail_after(150):
         async with open_hub(kind(folder / "operations.toml")) as hub:
             assert (
                 await hub.registry.execute("hello.greet", {"name": "Ann"})

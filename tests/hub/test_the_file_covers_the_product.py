@@ -174,7 +174,7 @@ async def test_a_certificate_enables_https(tmp_path: Path) -> None:
     )
     trusting = ssl.create_default_context(cafile=str(tmp_path / "server.pem"))
 
-    with anyio.fail_after(60):
+    with anyio.fail_after(150):
         async with open_hub(path) as hub:
             listen = listen_config(hub.file)
             async with (
@@ -250,7 +250,7 @@ async def test_a_function_sets_up_middleware_observers_identity_and_lifespan(
     name = f"setup_{function}"
     path = write(tmp_path, f'setup = "{name}:{function}"', **{name: SETUP})
 
-    with anyio.fail_after(60):
+    with anyio.fail_after(150):
         async with open_hub(path) as hub:
             seen = __import__(name).seen
             await hub.registry.execute("hello.greet", {"name": "Ann"})

@@ -142,7 +142,7 @@ async def test_a_callers_token_is_exchanged_for_every_source_at_every_entry_poin
 ) -> None:
     caplog.set_level(logging.DEBUG)
     mcp = "per_caller = true\n[mcp.far.auth.exchange]\nEXCHANGE"
-    with anyio.fail_after(60):
+    with anyio.fail_after(150):
         async with world(tmp_path, EXCHANGE, mcp) as it:
             shown = {user: it.token(user) for user in ("ann", "ben")}
             for user, token in shown.items():
@@ -176,7 +176,7 @@ async def test_a_callers_token_is_exchanged_for_every_source_at_every_entry_poin
 async def test_a_caller_without_a_token_gets_a_clear_error_and_sends_nothing(
     tmp_path: Path,
 ) -> None:
-    with anyio.fail_after(60):
+    with anyio.fail_after(150):
         async with world(tmp_path, EXCHANGE, "[mcp.far.auth.exchange]\nEXCHANGE") as it:
             before = list(it.upstream.seen)
             kim = {"X-API-Key": "key-of-kim"}
@@ -207,7 +207,7 @@ async def test_each_user_has_a_token_of_its_own_in_the_file(tmp_path: Path) -> N
         'per_caller = true\nauth.users = { ann = { env = "ANN_TOKEN" } }\n'
         'auth.own = { env = "OWN_TOKEN" }'
     )
-    with anyio.fail_after(60):
+    with anyio.fail_after(150):
         async with world(tmp_path, USERS, mcp) as it:
             far = next(each for each in it.hub.registry.specs() if each.namespace == "far")
             for path in ("/crm/whoami", f"/far/{far.name}"):
@@ -222,7 +222,7 @@ async def test_a_function_beside_the_file_finds_the_token(tmp_path: Path) -> Non
         "    return f'key-of-{context.identity.id}' if context.identity else 'key-of-own'\n"
     )
     mcp = 'per_caller = true\nauth = { function = "chosen:token_for" }'
-    with anyio.fail_after(60):
+    with anyio.fail_after(150):
         async with world(tmp_path, FUNCTION, mcp) as it:
             far = next(each for each in it.hub.registry.specs() if each.namespace == "far")
             for path in ("/crm/whoami", f"/far/{far.name}"):

@@ -170,7 +170,7 @@ async def test_the_server_of_the_sdk_is_called_as_a_child_and_restarted_after_a_
         command=sys.executable, args=[str(HERE / "sdk_server.py")], version=version
     )
     registry = OperationRegistry()
-    with anyio.fail_after(60), nothing_left_behind():
+    with anyio.fail_after(150), nothing_left_behind():
         async with connect_mcp("demo", config) as client:
             registry.register_all(client)
             assert (await registry.execute("demo.add", {"a": 1, "b": 2})).data == {"result": 3}
