@@ -22,8 +22,8 @@ from operations import CallerChannel, Identity, OperationContext, OperationRegis
 from operations.front import Front
 from operations.front.limits import Limits
 from operations.mcp import list_roots, release_stream, to_mcp
+from operations.mcp.serving.caller import MCPCaller
 from operations.mcp.serving.channels import Elicitations
-from operations.mcp.serving.service import Asker
 
 BOTH = pytest.mark.parametrize("era", ERAS)
 FORM = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
@@ -374,12 +374,12 @@ async def test_the_number_of_waiting_calls_is_limited(monkeypatch: pytest.Monkey
 async def test_a_waiting_call_ends_with_its_deadline() -> None:
     server = to_mcp(registry := asking(), timeout=0.5)
     front = Front(registry, Limits(answer_seconds=0.1), timeout=0.5)
-    asker = Asker(Identity("ann", []), "2026-07-28", front, CAN)
+    caller = MCPCaller(Identity("ann", []), "2026-07-28", front, CAN)
 
     async def call(params: Any) -> Any:
         run, channel = server.service.call_tool, CallerChannel()
         return await server.run_interactive(
-            asker, run, channel, "tools/call", params, "ask__name", {}
+            caller, run, channel, "tools/call", params, "ask__name", {}
         )
 
     asked = await call({})

@@ -18,7 +18,7 @@ from operations import (
 )
 from operations.front import Front
 from operations.mcp import to_mcp
-from operations.mcp.serving.service import Asker
+from operations.mcp.serving.caller import MCPCaller
 from operations.openapi import HTTPServiceConfig, from_openapi
 
 BOTH = pytest.mark.parametrize("era", ERAS)
@@ -164,7 +164,9 @@ async def test_a_listing_of_operations_that_share_much_stays_small() -> None:
         registry.register(Operation(spec, nothing))
 
     listing = to_mcp(registry, disclosure="tools").service
-    size = len(msgspec.json.encode(listing.list_tools(Asker(None, "2026-07-28", Front(registry)))))
+    size = len(
+        msgspec.json.encode(listing.list_tools(MCPCaller(None, "2026-07-28", Front(registry))))
+    )
     assert size < 50 * 30_000
     assert size < 0.3 * 50 * len(msgspec.json.encode(document))
 
@@ -177,10 +179,10 @@ async def test_a_large_api_is_four_tools_or_less_than_twice_its_document() -> No
     text = STRIPE.read_bytes()
     service = from_openapi(msgspec.json.decode(text), HTTPServiceConfig(namespace="stripe"))
     registry = OperationRegistry(service)
-    asker = Asker(None, "2026-07-28", Front(registry))
+    caller = MCPCaller(None, "2026-07-28", Front(registry))
 
-    few = to_mcp(registry).service.list_tools(asker)
-    all_of_them = to_mcp(registry, disclosure="tools", page_size=1_000).service.list_tools(asker)
+    few = to_mcp(registry).service.list_tools(caller)
+    all_of_them = to_mcp(registry, disclosure="tools", page_size=1_000).service.list_tools(caller)
 
     assert [tool["name"] for tool in few["tools"]] == FOUR
     assert len(all_of_them["tools"]) == len(registry)

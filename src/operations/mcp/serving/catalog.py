@@ -34,11 +34,14 @@ Rule 6: a template claims every URI that begins with the text before its first v
 
 import logging
 import re
-from base64 import b64encode
+from base64 import b64encode, urlsafe_b64decode, urlsafe_b64encode
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, Final, cast
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, Final, TypeVar, cast
 
+import mcp_types as types
+import msgspec
+from mcp import MCPError
 from mcp.shared.uri_template import InvalidUriTemplate, UriTemplate
 from msgspec import to_builtins
 
@@ -434,7 +437,11 @@ class Catalog:
         names = names_of(tools, style, reserved=GATEWAY_TOOLS)
         self.tools = {
             name: Tool(
-                name, spec, budget, always_fits=registry.output_of(spec.id) in ("strict", "create")
+                name,
+                spec,
+                budget,
+                operation=registry.get(spec.id),
+                always_fits=registry.output_of(spec.id) in ("strict", "create"),
             )
             for name, spec in names.items()
         }
@@ -465,3 +472,51 @@ class Catalog:
             },
             "prompts": {name: id(prompt.spec) for name, prompt in self.prompts.items()},
         }
+
+
+# ------------------------------------------------------------ pages of a listing
+
+ItemT = TypeVar("ItemT")
+
+
+def page_of(
+    items: Sequence[ItemT], cursor: str | None, size: int
+) -> tuple[Sequence[ItemT], str | None]:
+    """Return the items of one page, and the cursor of the next page: its position and the item before it.
+
+    Raises:
+        MCPError: If the cursor is not valid any more.
+    """
+    start = 0 if cursor is None else _page_start(cursor, items)
+    end = start + size
+    if end >= len(items):
+        return items[start:], None
+    place = msgspec.json.encode([end, _list_key(items[end - 1])])
+    return items[start:end], urlsafe_b64encode(place).decode()
+
+
+def _page_start(cursor: str, items: Sequence[Any]) -> int:
+    """Return the start of a page: after the last item of the previous page, which may have moved.
+
+    Raises:
+        MCPError: If the item was removed, or the cursor is not valid.
+    """
+    try:
+        start, last = msgspec.json.decode(urlsafe_b64decode(cursor), type=tuple[int, str])
+    except ValueError:
+        raise MCPError(
+            types.INVALID_PARAMS, "Invalid cursor: list again from the beginning"
+        ) from None
+    if 0 < start <= len(items) and _list_key(items[start - 1]) == last:
+        return start
+    for position, item in enumerate(items, 1):
+        if _list_key(item) == last:
+            return position
+    raise MCPError(
+        types.INVALID_PARAMS, "Invalid cursor: the list has changed; list again from the beginning"
+    )
+
+
+def _list_key(item: Any) -> str:
+    """Return the key of an item of a list: its URI, or its operation."""
+    return getattr(item, "uri", "") or item.spec.id

@@ -28,7 +28,7 @@ from operations.errors import CallError
 from operations.front.http import RequestState
 from operations.front.messages import JSON, SAFE, Reply
 from operations.front.public_errors import Header
-from operations.mcp.serving.service import LimitedCall
+from operations.mcp.serving.caller import LimitedCall
 from operations.mcp.serving.sessions import PING, PING_SECONDS, Session, event, notification
 from operations.types import JSONObject
 

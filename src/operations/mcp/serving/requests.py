@@ -31,9 +31,10 @@ from operations.front.http import RequestState
 from operations.front.messages import JSON, Reply
 from operations.front.public_errors import Header
 from operations.mcp.codec import sent_meta
+from operations.mcp.serving.caller import LimitedCall, MCPCaller
 from operations.mcp.serving.channels import SILENT, can_answer, lean_channel
 from operations.mcp.serving.exchange import EVENT_STREAM, SESSION_HEADER, Exchange
-from operations.mcp.serving.service import Asker, LimitedCall, Service
+from operations.mcp.serving.service import Service
 from operations.mcp.serving.sessions import STANDALONE, Session, SessionTable
 from operations.observe import trace_context
 from operations.types import JSONObject
@@ -174,26 +175,28 @@ class FastPath:
         capabilities = meta.capabilities if meta is not None and meta.capabilities else NOTHING
         trace = NOTHING if meta is None else meta.trace
         sent = decode_meta(body, request, self._service)
-        asker = Asker.of(state, version, capabilities, trace, sent)
+        caller = MCPCaller.of(state, version, capabilities, trace, sent)
         try:
-            return self._reply(request, await self._answer(request, asker, state))
+            return self._reply(request, await self._answer(request, caller, state))
         except MCPError:
             # The SDK reports errors of the protocol, which are detected before the call starts.
             state.timeout.pause()
             return None
 
-    async def _answer(self, request: PlainRequest, asker: Asker, state: RequestState) -> JSONObject:
+    async def _answer(
+        self, request: PlainRequest, caller: MCPCaller, state: RequestState
+    ) -> JSONObject:
         params, service = request.params, self._service
         if request.method == "tools/list":
-            return service.list_tools_encoded(asker, params.cursor)
+            return service.list_tools_encoded(caller, params.cursor)
         name, arguments = params.name or "", params.arguments or {}
-        if asker.capabilities and can_answer(asker.capabilities):
+        if caller.capabilities and can_answer(caller.capabilities):
             work = self._run_interactive(
-                asker, service.call_tool, SILENT, "tools/call", NOTHING, name, arguments
+                caller, service.call_tool, SILENT, "tools/call", NOTHING, name, arguments
             )
             return await _until_disconnect(work, state)
-        limited = service.limited_call(asker, state, name)
-        work = service.call_tool(asker, name, arguments, SILENT, limited)
+        limited = service.limited_call(caller, state, name)
+        work = service.call_tool(caller, name, arguments, SILENT, limited)
         if limited is None:
             return await _until_disconnect(work, state)
         state.answer_late = partial(self._answer_late, request, limited)
@@ -441,18 +444,18 @@ class HandshakeTransport:
         exchange = self._exchange(state, request.id, version, session, token)
         trace = NOTHING if meta is None else meta.trace
         capabilities = NOTHING if session is None else session.capabilities
-        asker = Asker.of(state, version, capabilities, trace, sent)
+        caller = MCPCaller.of(state, version, capabilities, trace, sent)
         params = request.params
         if request.method == "tools/list":
-            return await exchange.serve(self._list(asker, params.cursor))
+            return await exchange.serve(self._list(caller, params.cursor))
         name = params.name or ""
         channel = lean_channel(exchange, connection, version, capabilities)
-        limited = self._service.limited_call(asker, state, name)
-        call = self._service.call_tool(asker, name, params.arguments or {}, channel, limited)
+        limited = self._service.limited_call(caller, state, name)
+        call = self._service.call_tool(caller, name, params.arguments or {}, channel, limited)
         return await exchange.serve(call, limited=limited)
 
-    async def _list(self, asker: Asker, cursor: str | None) -> JSONObject:
-        return self._service.list_tools_encoded(asker, cursor)
+    async def _list(self, caller: MCPCaller, cursor: str | None) -> JSONObject:
+        return self._service.list_tools_encoded(caller, cursor)
 
     def _exchange(
         self,

@@ -28,6 +28,7 @@ from operations.front.limits import Scope, caller_key
 from operations.mcp.codec import sent_meta
 from operations.mcp.sdk import connection_of
 from operations.mcp.serving.app import AppOptions, MCPApp, bounded_stdio
+from operations.mcp.serving.caller import MCPCaller
 from operations.mcp.serving.catalog import Resource, properties_of
 from operations.mcp.serving.channels import (
     Elicitations,
@@ -38,7 +39,7 @@ from operations.mcp.serving.channels import (
     set_level,
 )
 from operations.mcp.serving.requests import FastPath
-from operations.mcp.serving.service import Asker, Service
+from operations.mcp.serving.service import Service
 from operations.observe import CallEvent, trace_context
 from operations.registry import OperationRegistry
 from operations.types import JSONObject, options_of
@@ -130,7 +131,7 @@ class RegistryServer(Server[None]):
         """Return the identity of a request to an application without a host application."""
         return self._settings.identify and self._settings.identify(Request(scope))
 
-    def _asker(self, request: RequestContext) -> Asker:
+    def _caller(self, request: RequestContext) -> MCPCaller:
         declared = request.session.client_capabilities
         capabilities = (
             {} if declared is None else declared.model_dump(by_alias=True, exclude_none=True)
@@ -139,9 +140,9 @@ class RegistryServer(Server[None]):
         trace, sent = trace_context(meta), sent_meta(meta)
         if request.request is not None:
             state: RequestState = request.request.scope[STATE]
-            return Asker.of(state, request.protocol_version, capabilities, trace, sent)
+            return MCPCaller.of(state, request.protocol_version, capabilities, trace, sent)
         # On stdio and in memory.
-        return Asker(
+        return MCPCaller(
             identity := self._settings.identity,
             request.protocol_version,
             self._front,
@@ -157,13 +158,13 @@ class RegistryServer(Server[None]):
         tool = self.service.catalog.tools.get(name)
         return tool.input_schema if tool is not None and tool.mirrors_headers else None
 
-    def _listing(self, page: Callable[[Asker, str | None], JSONObject]) -> Any:
+    def _listing(self, page: Callable[[MCPCaller, str | None], JSONObject]) -> Any:
         """Return the handler for a paged list."""
 
         async def handle(
             request: RequestContext, params: types.PaginatedRequestParams
         ) -> JSONObject:
-            return page(self._asker(request), params.cursor)
+            return page(self._caller(request), params.cursor)
 
         return handle
 
@@ -188,23 +189,25 @@ class RegistryServer(Server[None]):
         self, request: RequestContext, method: Callable[..., Awaitable[JSONObject]], *what: Any
     ) -> JSONObject:
         """Run a method of the service, and send its questions in the form of the client's protocol revision."""
-        asker = self._asker(request)
+        caller = self._caller(request)
         try:
             # Over HTTP, the pipeline has admitted it.
             is_admitted = request.request is not None
-            slot = nullcontext() if is_admitted else asker.front.admit(asker.caller)
+            slot = nullcontext() if is_admitted else caller.front.admit(caller.key)
         except CallError as error:
             raise MCPError(types.INTERNAL_ERROR, error.message, error.to_wire()) from None
         with slot:
-            channel = channel_for(request, asker.capabilities)
-            if not asker.modern:
-                return await method(asker, *what, channel)
+            channel = channel_for(request, caller.capabilities)
+            if not caller.modern:
+                return await method(caller, *what, channel)
             params = request.params or {}
-            return await self.run_interactive(asker, method, channel, request.method, params, *what)
+            return await self.run_interactive(
+                caller, method, channel, request.method, params, *what
+            )
 
     async def run_interactive(
         self,
-        asker: Asker,
+        caller: MCPCaller,
         method: Callable[..., Awaitable[JSONObject]],
         channel: CallerChannel,
         name: str,
@@ -212,37 +215,37 @@ class RegistryServer(Server[None]):
         *what: Any,
     ) -> JSONObject:
         """Run a method of the service for a client since 2026-07-28, or continue it after its questions."""
-        who = None if asker.identity is None else asker.identity.key
-        run = partial(method, asker, *what)
+        who = None if caller.identity is None else caller.identity.key
+        run = partial(method, caller, *what)
         key = (who, name, msgspec.json.encode(what, order="deterministic"))
         token = params.get("requestState")
         answers = cast("Mapping[str, Any]", params.get("inputResponses") or {})
         if token is not None:
             return await self.elicitations.resume(token, answers, channel, key)
-        if not can_answer(asker.capabilities):
+        if not can_answer(caller.capabilities):
             return await run(channel)
         return await self.elicitations.begin(
-            run, channel, asker.capabilities, answers, key, asker.caller
+            run, channel, caller.capabilities, answers, key, caller.key
         )
 
     async def _complete(
         self, request: RequestContext, params: types.CompleteRequestParams
     ) -> JSONObject:
         """Return the values of an argument, if its schema lists them."""
-        asker = self._asker(request)
+        caller = self._caller(request)
         if isinstance(params.ref, types.PromptReference):
-            spec = self.service.find_prompt(asker, params.ref.name).spec
+            spec = self.service.find_prompt(caller, params.ref.name).spec
         else:
             templates = self.service.catalog.templates
             found = [
                 template.spec for template in templates if template.public_uri == params.ref.uri
             ]
-            if not found or not self.service.sees(found[0], asker):
+            if not found or not caller.sees(found[0]):
                 raise MCPError(types.INVALID_PARAMS, "Unknown resource template")
             spec = found[0]
-        completer = self.service.completer(spec, asker)
+        completer = self.service.completer(spec, caller)
         if completer is not None:
-            return await self.service.complete(completer, spec, params, asker)
+            return await self.service.complete(completer, spec, params, caller)
         schema = properties_of(spec).get(params.argument.name, {})
         typed = params.argument.value.lower()
         values = [str(value) for value in schema.get("enum", ())]
@@ -274,15 +277,15 @@ class RegistryServer(Server[None]):
     async def _subscribe(
         self, request: RequestContext, params: types.SubscribeRequestParams
     ) -> types.EmptyResult:
-        asker, connection = self._asker(request), connection_of(request)
-        resource, value = self.service.find_resource(asker, params.uri)
+        caller, connection = self._caller(request), connection_of(request)
+        resource, value = self.service.find_resource(caller, params.uri)
         watched = _watched(connection)
         if params.uri in watched:
             return types.EmptyResult()
         if len(watched) >= _MAX_WATCHED:
             raise MCPError(types.INVALID_PARAMS, "too many subscriptions")
         watched[params.uri] = None
-        watcher = watcher_of(self.service, resource, asker)
+        watcher = watcher_of(self.service, resource, caller)
         if watcher is None:
             return types.EmptyResult()
 
@@ -292,7 +295,7 @@ class RegistryServer(Server[None]):
         try:
             uri = resource.address(value)
             session = session_key(connection)
-            task = await follow(self.service, watcher, uri, asker, report, session)
+            task = await follow(self.service, watcher, uri, caller, report, session)
         except MCPError:
             watched.pop(params.uri, None)
             raise
@@ -314,37 +317,37 @@ class RegistryServer(Server[None]):
         self, request: RequestContext, params: types.SubscriptionsListenRequestParams
     ) -> types.SubscriptionsListenResult:
         """Return a stream of changes to the operations that the caller may see."""
-        asker = self._asker(request)
+        caller = self._caller(request)
         wanted = params.notifications
         if wanted.resource_subscriptions:
             readable: dict[str, tuple[Resource, JSONObject]] = {}
             for uri in wanted.resource_subscriptions:
                 with suppress(MCPError):
-                    readable[uri] = self.service.find_resource(asker, uri)
+                    readable[uri] = self.service.find_resource(caller, uri)
             wanted = wanted.model_copy(update={"resource_subscriptions": list(readable)})
             params = params.model_copy(update={"notifications": wanted})
             if any(resource.source is not None for resource, _ in readable.values()):
-                return await self._listen_elsewhere(request, params, asker, readable)
+                return await self._listen_elsewhere(request, params, caller, readable)
         return await self._listen(request, params)
 
     async def _listen_elsewhere(
         self,
         request: RequestContext,
         params: types.SubscriptionsListenRequestParams,
-        asker: Asker,
+        caller: MCPCaller,
         readable: Mapping[str, tuple[Resource, JSONObject]],
     ) -> types.SubscriptionsListenResult:
         """Serve a stream of changes that includes changes of imported resources."""
         bus, tasks = JoinedBus(self._bus), list[asyncio.Task[None]]()
         try:
             for uri, (resource, value) in tuple(readable.items())[:_MAX_WATCHED]:
-                watcher = watcher_of(self.service, resource, asker)
+                watcher = watcher_of(self.service, resource, caller)
                 if watcher is not None:
                     report = partial(bus.publish, subscriptions.ResourceUpdated(uri=uri))
                     address = resource.address(value)
                     # A resource without support for subscriptions is skipped.
                     with suppress(MCPError):
-                        tasks.append(await follow(self.service, watcher, address, asker, report))
+                        tasks.append(await follow(self.service, watcher, address, caller, report))
             return await subscriptions.ListenHandler(bus)(request, params)
         finally:
             for task in tasks:
@@ -415,7 +418,7 @@ class RegistryServer(Server[None]):
         return types.DiscoverResult(
             supported_versions=list(MODERN_PROTOCOL_VERSIONS),
             capabilities=self.get_capabilities(protocol_version=request.protocol_version),
-            instructions=self.service.instructions(self._asker(request).identity),
+            instructions=self.service.instructions(self._caller(request).identity),
         )
 
 
@@ -467,19 +470,19 @@ class JoinedBus(subscriptions.InMemorySubscriptionBus):
         return leave
 
 
-def watcher_of(service: Service, resource: Resource, asker: Asker) -> str | None:
+def watcher_of(service: Service, resource: Resource, caller: MCPCaller) -> str | None:
     """Return the id of the operation that watches a resource; None if the caller cannot watch it."""
     if resource.source is None:
         return None
     spec = service.registry.get_spec(f"{resource.source}.resources.watch")
-    return spec.id if spec is not None and service.sees(spec, asker) else None
+    return spec.id if spec is not None and caller.sees(spec) else None
 
 
 async def follow(
     service: Service,
     operation_id: str,
     uri: str,
-    asker: Asker,
+    caller: MCPCaller,
     report: Callable[[], Awaitable[None]],
     session: str = "",
 ) -> "asyncio.Task[None]":
@@ -489,7 +492,7 @@ async def follow(
         service: Serves the registry.
         operation_id: The operation that watches resources of the server.
         uri: The URI of the resource at the server.
-        asker: The caller.
+        caller: The caller.
         report: Called for each change.
         session: The key of the caller's session.
 
@@ -500,7 +503,7 @@ async def follow(
 
     async def run() -> None:
         channel = CallerChannel(session=session)
-        context = OperationContext(identity=asker.identity, channel=channel)
+        context = OperationContext(identity=caller.identity, channel=channel)
         changes = service.registry.subscribe(operation_id, {"uri": uri}, context)
         try:
             async with aclosing(changes):
@@ -517,7 +520,7 @@ async def follow(
 
     task = asyncio.create_task(run())
     try:
-        async with asyncio.timeout(asker.front.timeout):
+        async with asyncio.timeout(caller.front.timeout):
             await asyncio.shield(is_active)
     except TimeoutError:
         task.cancel()

@@ -31,7 +31,7 @@ from operations.front import Front, search
 from operations.front.public_errors import public_error
 from operations.mcp import codec
 from operations.schema import Schema, format_value_errors, schema_for
-from operations.specs import OperationSpec, OperationType
+from operations.specs import Operation, OperationSpec, OperationType
 from operations.types import JSONObject, JSONSchema
 
 GATEWAY_TOOLS: Final = ("search", "schema", "call", "batch")
@@ -47,14 +47,22 @@ class Tool:
         name: The name of the tool.
         spec: The operation.
         budget: The largest size of the definitions in a schema, in bytes of JSON.
+        operation: The registered operation; None for a gateway tool.
         always_fits: Whether every result matches the output schema, because the output policy is `strict` or `create`.
     """
 
     def __init__(
-        self, name: str, spec: OperationSpec, budget: int, *, always_fits: bool = False
+        self,
+        name: str,
+        spec: OperationSpec,
+        budget: int,
+        *,
+        operation: Operation | None = None,
+        always_fits: bool = False,
     ) -> None:
         self.name = name
         self.spec = spec
+        self.operation = operation
         self.id = spec.id
         self.is_imported = codec.is_imported(spec)
         self._budget = budget
