@@ -305,35 +305,44 @@ class MCPClientConfig:
         if not any(entry.get(key) for key in _TARGETS) and not options.keys() & _TARGETS:
             known = "it needs a command (a program to start) or a url (a running server)"
             raise ValueError(". ".join([known, *_in_words(unknown)]))
-        fields: dict[str, Any] = {}
-        secrets: list[str] = []
-        for key, name in _ENTRY_FIELDS.items():
-            if entry.get(key) is None:
-                if name == "max_timeout" and key in entry:
-                    fields[name] = None
-                continue
-            value = _filled(entry[key], variables, secrets)
-            if name == "env_file":
-                # Read before `env`, whose values override it.
-                fields["env"] = _read_env(value)
-                secrets += filter(None, fields["env"].values())
-                continue
-            if name == "transport" and isinstance(value, str):
-                if value not in _ENTRY_TRANSPORTS:
-                    raise ValueError(f"{value!r} is not a transport: use stdio, http or sse")
-                value = _ENTRY_TRANSPORTS[value]
-            try:
-                given = msgspec.convert(value, _ENTRY_TYPES[name])
-            except msgspec.ValidationError:
-                raise ValueError(f"{key!r} has the wrong type") from None
-            if name == "allow" and name in fields:
-                raise ValueError(f"{key!r} has the same meaning as 'allow': use one of them")
-            fields[name] = _merged(fields.get(name), given)
+        fields = {**_entry_fields(entry, variables), **options}
         try:
-            fields["secrets"] = secrets
-            return cls(**{**fields, **options})
+            return cls(**fields)
         except TypeError as error:
             raise ValueError(str(error)) from None
+
+
+def _entry_fields(entry: Mapping[str, Any], variables: Mapping[str, str]) -> dict[str, Any]:
+    """Return the fields of an `MCPClientConfig` that an entry sets, including the secrets in it.
+
+    Raises:
+        ValueError: As `MCPClientConfig.from_entry`.
+    """
+    fields: dict[str, Any] = {}
+    secrets: list[str] = []
+    for key, name in _ENTRY_FIELDS.items():
+        if entry.get(key) is None:
+            if name == "max_timeout" and key in entry:
+                fields[name] = None
+            continue
+        value = _filled(entry[key], variables, secrets)
+        if name == "env_file":
+            # Read before `env`, whose values override it.
+            fields["env"] = _read_env(value)
+            secrets += filter(None, fields["env"].values())
+            continue
+        if name == "transport" and isinstance(value, str):
+            if value not in _ENTRY_TRANSPORTS:
+                raise ValueError(f"{value!r} is not a transport: use stdio, http or sse")
+            value = _ENTRY_TRANSPORTS[value]
+        try:
+            given = msgspec.convert(value, _ENTRY_TYPES[name])
+        except msgspec.ValidationError:
+            raise ValueError(f"{key!r} has the wrong type") from None
+        if name == "allow" and name in fields:
+            raise ValueError(f"{key!r} has the same meaning as 'allow': use one of them")
+        fields[name] = _merged(fields.get(name), given)
+    return {**fields, "secrets": secrets}
 
 
 def _merged(earlier: Any, given: Any) -> Any:

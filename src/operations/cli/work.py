@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from socket import gethostname
 from time import time
 from typing import Annotated
@@ -36,6 +37,7 @@ from operations.errors import OperationsError
 from operations.hub.hub import Hub, following
 from operations.hub.journal import writing_logs
 from operations.hub.sources import connect_broker, worker_config
+from operations.types import JSONObject
 
 
 @command
@@ -66,14 +68,7 @@ async def work(
     screen = common.screen(file)
     chosen, entry = chosen_broker(broker, file)
 
-    def adjusted(file: ConfigFile) -> ConfigFile:
-        # Do not import the operations of the worker's own group, or it would call itself.
-        entry = file.config.brokers.get(chosen)
-        if entry is None:
-            return file
-        others = {**file.config.brokers, chosen: replace(entry, workers=False)}
-        return replace(file, config=replace(file.config, brokers=others))
-
+    adjusted = partial(_without_workers, broker=chosen)
     file = adjusted(file)
     group = worker_config(entry, file).group
     options = file.options(WorkerConfig, entry)
@@ -96,23 +91,35 @@ async def work(
                 with shutdown_event() as shutdown:
                     hub.adjust = adjusted
                     await settle(hub, screen, common)
-                    count = hub.offered
-                    if screen.json:
-                        shown = {} if url is None else {"url": url}
-                        screen.item(
-                            {"broker": chosen, "group": group, "operations": count, **shown}
-                        )
-                    else:
-                        what = counted(count, "operation")
-                        screen.write(f"serving {what} to group {group} on {entry.url}")
-                        if url is not None:
-                            screen.write(f"health and metrics at {url}")
-                        screen.note("press Ctrl-C to stop")
-                        screen.out.file.flush()
+                    _announce(screen, hub.offered, chosen, group, entry.url, url)
                     await shutdown.wait()
                 screen.note("finishing running calls ...")
                 # `/readyz` reports this.
                 await worker.aclose()
+
+
+def _without_workers(file: ConfigFile, broker: str) -> ConfigFile:
+    """Return a config that does not import the operations of a broker's workers, or a worker would call itself."""
+    entry = file.config.brokers.get(broker)
+    if entry is None:
+        return file
+    brokers = {**file.config.brokers, broker: replace(entry, workers=False)}
+    return replace(file, config=replace(file.config, brokers=brokers))
+
+
+def _announce(
+    screen: Screen, count: int, broker: str, group: str, broker_url: str, health_url: str | None
+) -> None:
+    """Print what the worker serves, and the address of its health and metrics."""
+    if screen.json:
+        served: JSONObject = {"broker": broker, "group": group, "operations": count}
+        screen.item(served if health_url is None else {**served, "url": health_url})
+        return
+    screen.write(f"serving {counted(count, 'operation')} to group {group} on {broker_url}")
+    if health_url is not None:
+        screen.write(f"health and metrics at {health_url}")
+    screen.note("press Ctrl-C to stop")
+    screen.out.file.flush()
 
 
 @asynccontextmanager

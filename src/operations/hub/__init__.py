@@ -80,35 +80,51 @@ def _build_app(hub: Hub) -> Any:
 @asynccontextmanager
 async def _set_up(hub: Hub) -> AsyncGenerator[None]:
     """Start the audit records, the telemetry and the function `setup` of the config."""
-    file, config = hub.file, hub.file.config
     async with AsyncExitStack() as stack:
-        audit = AuditConfig(**file.options(AuditConfig, config.audit))
-        if audit.file is not None if audit.enabled is None else audit.enabled:
-            try:
-                sink = None if audit.file is None else AuditFile(audit.file)
-            except OSError as error:
-                raise file.fault(f"cannot be used: {error}", "audit.file") from error
-            if sink is not None:
-                stack.callback(sink.close)
-            stack.callback(hub.registry.observe(Audit(sink)))
-        telemetry = file.options(TelemetryConfig, config.telemetry)
-        if telemetry.get("endpoint") is not None:
-            from operations.telemetry.otlp import exporting  # noqa: PLC0415 - needs an extra
-
-            sending = exporting(hub.registry, **telemetry)
-            sending.__enter__()
-            # Sending the remaining data may take seconds: let calls continue meanwhile.
-            stack.push_async_callback(asyncio.to_thread, sending.__exit__, None, None, None)
-        if config.setup is not None:
-            function = load_setup(file)
-            if inspect.isasyncgenfunction(function):
-                function = asynccontextmanager(function)
-            started: Any = function(hub)
-            if inspect.isawaitable(started):
-                await started
-            elif started is not None:
-                await stack.enter_async_context(started)
+        _start_audit(hub, stack)
+        _start_telemetry(hub, stack)
+        if hub.file.config.setup is not None:
+            await _run_setup(hub, stack)
         yield
+
+
+def _start_audit(hub: Hub, stack: AsyncExitStack) -> None:
+    file = hub.file
+    audit = AuditConfig(**file.options(AuditConfig, file.config.audit))
+    has_file = audit.file is not None
+    if not (has_file if audit.enabled is None else audit.enabled):
+        return
+    try:
+        sink = None if audit.file is None else AuditFile(audit.file)
+    except OSError as error:
+        raise file.fault(f"cannot be used: {error}", "audit.file") from error
+    if sink is not None:
+        stack.callback(sink.close)
+    stack.callback(hub.registry.observe(Audit(sink)))
+
+
+def _start_telemetry(hub: Hub, stack: AsyncExitStack) -> None:
+    telemetry = hub.file.options(TelemetryConfig, hub.file.config.telemetry)
+    if telemetry.get("endpoint") is None:
+        return
+    from operations.telemetry.otlp import exporting  # noqa: PLC0415 - needs an extra
+
+    sending = exporting(hub.registry, **telemetry)
+    sending.__enter__()
+    # Sending the remaining data may take seconds: let calls continue meanwhile.
+    stack.push_async_callback(asyncio.to_thread, sending.__exit__, None, None, None)
+
+
+async def _run_setup(hub: Hub, stack: AsyncExitStack) -> None:
+    """Call the function `setup`: a plain or coroutine function, a generator, or one that returns a context manager."""
+    function = load_setup(hub.file)
+    if inspect.isasyncgenfunction(function):
+        function = asynccontextmanager(function)
+    started: Any = function(hub)
+    if inspect.isawaitable(started):
+        await started
+    elif started is not None:
+        await stack.enter_async_context(started)
 
 
 class _LazySources:

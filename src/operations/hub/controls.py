@@ -206,6 +206,31 @@ async def collect_group_metrics(hub: Hub) -> bytes:
     return group_metrics([each.group for each in reports if each.group is not None])
 
 
+@contextmanager
+def _monitor_of(hub: Hub, broker: str | None) -> Generator[tuple[str, GroupMonitor]]:
+    """Yield the name and the workers of a broker; convert its connection errors to errors of the call.
+
+    Raises:
+        CallError: `VALIDATION_ERROR` unless `broker` names a connected broker, or there is only one.
+    """
+    brokers = _brokers(hub)
+    known = ", ".join(source.name for source in brokers) or "none"
+    if broker is None:
+        if len(brokers) != 1:
+            message = f"Name the broker: there are {len(brokers)} ({known})"
+            raise CallError(ErrorCode.VALIDATION_ERROR, message)
+        broker = brokers[0].name
+    for source in brokers:
+        if source.is_called(broker) and source.opened is not None and source.opened.monitor:
+            try:
+                yield source.name, source.opened.monitor
+            except TransportError as error:
+                raise CallError(ErrorCode.UNAVAILABLE, str(error)) from error
+            return
+    message = f"There is no connected broker {broker!r}; the brokers are: {known}"
+    raise CallError(ErrorCode.VALIDATION_ERROR, message)
+
+
 def worker_operations(hub: Hub, *, is_up: Callable[[], bool]) -> list[Any]:
     """Return the operations about the workers of a hub, for callers with the scope `hub:operate`.
 
@@ -215,27 +240,6 @@ def worker_operations(hub: Hub, *, is_up: Callable[[], bool]) -> list[Any]:
     """
     if not hub.file.config.brokers:
         return []
-
-    @contextmanager
-    def found(broker: str | None) -> Generator[tuple[str, GroupMonitor]]:
-        """Yield the name and the workers of a broker; convert its connection errors to errors of the call."""
-        brokers = _brokers(hub)
-        if broker is None:
-            if len(brokers) != 1:
-                names = ", ".join(source.name for source in brokers) or "none"
-                message = f"Name the broker: there are {len(brokers)} ({names})"
-                raise CallError(ErrorCode.VALIDATION_ERROR, message)
-            broker = brokers[0].name
-        for source in brokers:
-            if source.is_called(broker) and source.opened is not None and source.opened.monitor:
-                try:
-                    yield source.name, source.opened.monitor
-                except TransportError as error:
-                    raise CallError(ErrorCode.UNAVAILABLE, str(error)) from error
-                return
-        known = ", ".join(source.name for source in brokers) or "none"
-        message = f"There is no connected broker {broker!r}; the brokers are: {known}"
-        raise CallError(ErrorCode.VALIDATION_ERROR, message)
 
     @operation(WORKERS, type="query", scopes=[SCOPE])
     async def workers() -> list[BrokerReport]:
@@ -257,7 +261,7 @@ def worker_operations(hub: Hub, *, is_up: Callable[[], bool]) -> list[Any]:
         Args:
             broker: The name of the broker, if there is more than one.
         """
-        with found(broker) as (_, monitor):
+        with _monitor_of(hub, broker) as (_, monitor):
             return await monitor.letters()
 
     @operation("hub.replay_letter", scopes=[SCOPE])
@@ -272,7 +276,7 @@ def worker_operations(hub: Hub, *, is_up: Callable[[], bool]) -> list[Any]:
             context: The context of the operator.
             broker: The name of the broker, if there is more than one.
         """
-        with found(broker) as (name, monitor):
+        with _monitor_of(hub, broker) as (name, monitor):
             options = hub.file.options(RemoteConfig, hub.file.config.brokers[name])
             stored, namespace = await monitor.letter(letter), options.get("namespace")
             operation_id = f"{namespace}.{stored.operation}" if namespace else stored.operation
@@ -293,7 +297,7 @@ def worker_operations(hub: Hub, *, is_up: Callable[[], bool]) -> list[Any]:
             letter: The id of the dead letter.
             broker: The name of the broker, if there is more than one.
         """
-        with found(broker) as (_, monitor):
+        with _monitor_of(hub, broker) as (_, monitor):
             await monitor.remove(letter)
 
     return [workers, watch_workers, dead_letters, replay, drop]

@@ -465,10 +465,20 @@ async def following(
         await asyncio.wait({task})
 
 
+def _log_changes(problems: Mapping[str, str | None], lost: frozenset[str]) -> frozenset[str]:
+    """Log which sources were lost or came back since the last check; return those that are lost now."""
+    for label, problem in problems.items():
+        if problem is not None and label not in lost:
+            logger.warning("%s is not available: %s", label, problem)
+        elif problem is None and label in lost:
+            logger.info("%s is connected again", label)
+    return frozenset(label for label, problem in problems.items() if problem is not None)
+
+
 async def _follow(
     hub: Hub, again: asyncio.Event, connections: Mapping[str, Callable[[], bool]]
 ) -> None:
-    lost = set[str]()
+    lost = frozenset[str]()
     while True:
         with suppress(TimeoutError):
             async with asyncio.timeout(_POLL_SECONDS):
@@ -477,12 +487,7 @@ async def _follow(
         problems = {each.label: each.problem for each in hub.sources if each.opened is not None}
         for label, is_connected in connections.items():
             problems[label] = None if is_connected() else "the connection was lost"
-        for label, problem in problems.items():
-            if problem is not None and label not in lost:
-                logger.warning("%s is not available: %s", label, problem)
-            elif problem is None and label in lost:
-                logger.info("%s is connected again", label)
-        lost = {label for label, problem in problems.items() if problem is not None}
+        lost = _log_changes(problems, lost)
         times = {path: modified(path) for path in hub.file_times}
         if not again.is_set() and times == hub.file_times:
             continue

@@ -262,71 +262,80 @@ def callbacks(name: str, config: MCPClientConfig, calls: CallsInFlight) -> dict[
 
     The session advertises all of them, because capabilities are sent once, before the first caller is known.
     """
-    open_now = 0
-
-    def ended(_: object = None) -> None:
-        nonlocal open_now
-        open_now -= 1
-
-    async def answer(method: str, params: Any) -> JSONObject | None:
-        """Return the answer of the caller or of the application; None if neither can answer."""
-        nonlocal open_now
-        request: JSONObject = {}
-        if params is not None:
-            request = params.model_dump(by_alias=True, mode="json", exclude_none=True)
-        call, question = calls.addressee(), None
-        if call is not None:
-            question = caller_answer(method, request, call.context, call.client)
-        handler = _application_handler(method, config)
-        if question is None and handler is None:
-            return None
-        if open_now >= MAX_QUESTIONS:
-            if question is not None:
-                question.close()
-            raise CallError(ErrorCode.RESOURCE_EXHAUSTED, _TOO_MANY)
-        open_now += 1
-        if call is not None and question is not None:
-            try:
-                return cast("JSONObject", await call.ask(question))
-            finally:
-                ended()
-        # A separate task, so that a handler that ignores cancellation does not delay the connection.
-        answering = asyncio.ensure_future(cast("AskHandler", handler)(request))
-        answering.add_done_callback(ended)
-        return await _uncancelled(answering)
-
-    async def respond(method: str, params: Any, declined: Any) -> Any:
-        try:
-            given = await answer(method, params)
-            if given is None:
-                return declined
-            return _RESULTS[method].validate_python(given, by_name=False)
-        except ValidationError:
-            logger.warning("the answer to a question of %s has the wrong form", name)
-            message = "the answer had the wrong form"
-        except CallError as error:
-            message = error.message
-            if error.code != ErrorCode.RESOURCE_EXHAUSTED:
-                return declined
-        except Exception:
-            logger.exception("the handler for questions of %s failed", name)
-            message = "the question could not be answered"
-        return types.ErrorData(code=types.INTERNAL_ERROR, message=message)
+    questions = _Questions(name, config, calls)
 
     async def elicit(context: Any, params: Any) -> Any:
-        return await respond(ELICIT, params, types.ElicitResult(action="decline"))
+        return await questions.respond(ELICIT, params, types.ElicitResult(action="decline"))
 
     async def sample(context: Any, params: Any) -> Any:
-        return await respond(SAMPLE, params, _NO_MODEL)
+        return await questions.respond(SAMPLE, params, _NO_MODEL)
 
     async def list_roots(context: Any) -> Any:
-        return await respond(ROOTS, None, types.ListRootsResult(roots=[]))
+        return await questions.respond(ROOTS, None, types.ListRootsResult(roots=[]))
 
     return {
         "elicitation_callback": elicit,
         "sampling_callback": sample,
         "list_roots_callback": list_roots,
     }
+
+
+class _Questions:
+    """Answers the questions of one server, a limited number at a time."""
+
+    def __init__(self, name: str, config: MCPClientConfig, calls: CallsInFlight) -> None:
+        self._name = name
+        self._config = config
+        self._calls = calls
+        self._open = 0
+
+    async def respond(self, method: str, params: Any, declined: Any) -> Any:
+        """Return a valid answer, `declined`, or an error."""
+        try:
+            given = await self._answer(method, params)
+            if given is None:
+                return declined
+            return _RESULTS[method].validate_python(given, by_name=False)
+        except ValidationError:
+            logger.warning("the answer to a question of %s has the wrong form", self._name)
+            message = "the answer had the wrong form"
+        except CallError as error:
+            message = error.message
+            if error.code != ErrorCode.RESOURCE_EXHAUSTED:
+                return declined
+        except Exception:
+            logger.exception("the handler for questions of %s failed", self._name)
+            message = "the question could not be answered"
+        return types.ErrorData(code=types.INTERNAL_ERROR, message=message)
+
+    async def _answer(self, method: str, params: Any) -> JSONObject | None:
+        """Return the answer of the caller or of the application; None if neither can answer."""
+        request: JSONObject = {}
+        if params is not None:
+            request = params.model_dump(by_alias=True, mode="json", exclude_none=True)
+        call, question = self._calls.addressee(), None
+        if call is not None:
+            question = caller_answer(method, request, call.context, call.client)
+        handler = _application_handler(method, self._config)
+        if question is None and handler is None:
+            return None
+        if self._open >= MAX_QUESTIONS:
+            if question is not None:
+                question.close()
+            raise CallError(ErrorCode.RESOURCE_EXHAUSTED, _TOO_MANY)
+        self._open += 1
+        if call is not None and question is not None:
+            try:
+                return cast("JSONObject", await call.ask(question))
+            finally:
+                self._ended()
+        # A separate task, so that a handler that ignores cancellation does not delay the connection.
+        answering = asyncio.ensure_future(cast("AskHandler", handler)(request))
+        answering.add_done_callback(self._ended)
+        return await _uncancelled(answering)
+
+    def _ended(self, _: object = None) -> None:
+        self._open -= 1
 
 
 def caller_answer(

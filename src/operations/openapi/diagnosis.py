@@ -18,6 +18,7 @@ from operations.errors import CallError, DocumentError, SchemaError
 from operations.openapi.endpoint import Endpoint
 from operations.openapi.reading.document import Description, Entry, Problem
 from operations.openapi.reading.media import is_json, is_range, is_stream, is_text
+from operations.openapi.reading.model import Model
 from operations.openapi.responses import http_error
 from operations.openapi.service import OpenAPIService
 from operations.openapi.transport import header_key, is_owned
@@ -183,41 +184,44 @@ async def diagnose(service: OpenAPIService) -> Diagnosis:
         (found.unresolved if is_reference else found.problems).append(problem)
     by_place: dict[tuple[str, str], tuple[Operation, Endpoint]] = {}
     for operation, endpoint in service.endpoints():
-        entry, operation_id = endpoint.entry, operation.spec.id
+        entry = endpoint.entry
         by_place.setdefault((entry.method, entry.path), (operation, endpoint))
         try:
             if empty := _unsatisfiable(operation.spec.input_schema):
-                found.unsatisfiable[operation_id] = empty
+                found.unsatisfiable[operation.spec.id] = empty
             model = service.description.reader.read_model(entry.item, entry.operation)
         except (DocumentError, SchemaError, ValueError) as error:
-            found.problems.append(Problem(operation_id, str(error), is_skipped=False))
-            continue
-        hidden = [
-            parameter.name
-            for parameter in model.parameters
-            if parameter.place == "header"
-            and parameter.required
-            and is_owned(parameter.name)
-            and header_key(parameter.name) not in _SENT
-        ]
-        if hidden:
-            found.hidden_headers[operation_id] = hidden
-        good = [response.status for response in model.responses if response.status[:1] == "2"]
-        if len(good) > 1:
-            found.several_responses[operation_id] = sorted(good)
+            found.problems.append(Problem(operation.spec.id, str(error), is_skipped=False))
+        else:
+            _examine(model, operation.spec.id, found)
     entries = [endpoint.entry for _, endpoint in by_place.values()]
     async with OperationRegistry() as registry:
         for example in examples_of(service.description, entries):
             operation, endpoint = by_place[example.entry.method, example.entry.path]
             changes = await _changes(registry, operation, endpoint, example)
-            if changes is None:
-                continue
-            found.examples += 1
+            found.examples += changes is not None
             if changes:
                 found.changed.append(
                     ChangedExample(operation.spec.id, example.status, dict(changes))
                 )
     return found
+
+
+def _examine(model: Model, operation_id: str, found: Diagnosis) -> None:
+    """Add the required headers that arguments cannot set, and the successful responses if there are several."""
+    hidden = [
+        parameter.name
+        for parameter in model.parameters
+        if parameter.place == "header"
+        and parameter.required
+        and is_owned(parameter.name)
+        and header_key(parameter.name) not in _SENT
+    ]
+    if hidden:
+        found.hidden_headers[operation_id] = hidden
+    good = [response.status for response in model.responses if response.status[:1] == "2"]
+    if len(good) > 1:
+        found.several_responses[operation_id] = sorted(good)
 
 
 async def _changes(

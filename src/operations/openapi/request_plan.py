@@ -454,16 +454,8 @@ class RequestPlan:
             a.name: a.only_value for a in self.arguments if a.only_value is not NO_VALUE
         }
         self._forced: JSONObject = {}
-        for argument in self.arguments:
-            parameter = argument.parameter
-            if streams is None or parameter.name != STREAM:
-                continue
-            if schemas.allows_boolean(parameter.schema, streams):
-                is_default = schemas.resolve(parameter.schema).get("default") is True
-                if streams:
-                    self._forced[argument.name] = True
-                elif is_default or parameter.required:
-                    self._only_values[argument.name] = False
+        if streams is not None:
+            self._choose_response(streams=streams)
         self._by_path_name = {
             a.parameter.name: a for a in self.arguments if a.parameter.place == "path"
         }
@@ -476,6 +468,20 @@ class RequestPlan:
 
         self.returns_files = any(map(_is_file_response, model.responses))
         """Whether a response that is neither JSON nor text is declared."""
+
+    def _choose_response(self, *, streams: bool) -> None:
+        """Set the argument `stream` of an API that responds with a stream or with JSON, as the argument requests."""
+        for argument in self.arguments:
+            parameter = argument.parameter
+            if parameter.name != STREAM:
+                continue
+            if not self._schemas.allows_boolean(parameter.schema, streams):
+                continue
+            is_default = self._schemas.resolve(parameter.schema).get("default") is True
+            if streams:
+                self._forced[argument.name] = True
+            elif is_default or parameter.required:
+                self._only_values[argument.name] = False
 
     def _argument(self, name: str, parameter: Parameter) -> Argument:
         if parameter.required:

@@ -85,16 +85,13 @@ class EventStream:
                         count += 1
                         yield envelope
             except CallError as error:
-                if error.code != ErrorCode.UNAVAILABLE:
-                    has_ended = self._last_id and count == 0 and not was_lost
-                    if has_ended and error.code == ErrorCode.EXECUTION_ERROR:
-                        # The stream had already ended before we reconnected, which is not a failure.
-                        return
+                is_first = count == 0 and not was_lost
+                if is_first and self._last_id and error.code == ErrorCode.EXECUTION_ERROR:
+                    # The stream had already ended before we reconnected, which is not a failure.
+                    return
+                if not self._may_reconnect(error, count, closings):
                     raise
                 lost = error
-                if (count and not self._last_id) or closings != self.client.closings:
-                    # A new request would restart the stream, or reopen a closed one.
-                    raise
             failures = 0 if count else failures + 1
             if self._is_over:
                 return
@@ -104,6 +101,12 @@ class EventStream:
             elif not self._last_id or not retries or count == 0:
                 return
             await asyncio.sleep(self._pause * 2**failures * _RANDOM.uniform(0.5, 1))
+
+    def _may_reconnect(self, error: CallError, count: int, closings: int) -> bool:
+        """Return whether a new request continues the stream, instead of restarting it or reopening a closed one."""
+        continues = count == 0 or bool(self._last_id)
+        is_open = closings == self.client.closings
+        return error.code == ErrorCode.UNAVAILABLE and continues and is_open
 
     async def _connection(self, was_lost: bool) -> AsyncGenerator[ResponseEnvelope[Any]]:
         """Yield the items of one response; after a lost connection, only new events."""

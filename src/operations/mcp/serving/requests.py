@@ -12,7 +12,7 @@ Rule 3: a session belongs to the caller that opened it; other callers cannot use
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing, nullcontext
 from functools import partial
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 
 import mcp_types as types
 import msgspec
@@ -304,28 +304,14 @@ class HandshakeTransport:
     async def serve(self, state: RequestState, body: bytes) -> Reply | None:
         """Serve one request; return the response unless it was sent as a stream."""
         method = state.scope["method"]
-        is_stream = method == "GET"
-        if method != "POST" and (self._sessions is None or method not in ("GET", "DELETE")):
-            allowed = b"POST" if self._sessions is None else b"GET, POST, DELETE"
-            return _failure(405, "Method Not Allowed", (b"allow", allowed))
-        accepts_json, accepts_stream, _ = _accepted(state.headers)
-        if is_stream and not accepts_stream:
-            return _failure(406, "Not Acceptable: Client must accept text/event-stream")
-        if method == "POST":
-            if not accepts_json or (self._streams and not accepts_stream):
-                kinds = "both application/json and text/event-stream"
-                kinds = kinds if self._streams else "application/json"
-                return _failure(406, f"Not Acceptable: Client must accept {kinds}")
-            kind = state.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
-            if kind != b"application/json":
-                return _failure(
-                    415, "Unsupported Media Type: Content-Type must be application/json"
-                )
+        rejected = self._rejection(method, state.headers)
+        if rejected is not None:
+            return rejected
         if self._sessions is None:
             return await self._post(state, body, None)
         session_id = state.headers.get(SESSION_HEADER)
         if session_id is None:
-            if is_stream or method == "DELETE":
+            if method != "POST":
                 return _failure(400, "Bad Request: Missing session ID")
             return await self._post(state, body, None)
         session = self._find(state)
@@ -336,11 +322,30 @@ class HandshakeTransport:
             return Reply(200, b"", [JSON])
         self._sessions.begin(session, state.credential, state.front.credentials)
         try:
-            if is_stream:
+            if method == "GET":
                 return await self._read(state, session)
             return await self._post(state, body, session)
         finally:
             self._sessions.finish(session)
+
+    def _rejection(self, method: str, headers: Mapping[bytes, bytes]) -> Reply | None:
+        """Return the error response to a request whose method or headers the transport does not support."""
+        if method != "POST" and (self._sessions is None or method not in ("GET", "DELETE")):
+            allowed = b"POST" if self._sessions is None else b"GET, POST, DELETE"
+            return _failure(405, "Method Not Allowed", (b"allow", allowed))
+        accepts_json, accepts_stream, _ = _accepted(headers)
+        if method == "GET" and not accepts_stream:
+            return _failure(406, "Not Acceptable: Client must accept text/event-stream")
+        if method != "POST":
+            return None
+        if not accepts_json or (self._streams and not accepts_stream):
+            kinds = "both application/json and text/event-stream"
+            kinds = kinds if self._streams else "application/json"
+            return _failure(406, f"Not Acceptable: Client must accept {kinds}")
+        kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        if kind != b"application/json":
+            return _failure(415, "Unsupported Media Type: Content-Type must be application/json")
+        return None
 
     def knows(self, state: RequestState) -> bool:
         """Return whether a request names an open session of its caller."""
@@ -362,21 +367,10 @@ class HandshakeTransport:
         if plain is not None and (plain.params.meta is None or plain.params.meta.version is None):
             sent = decode_meta(body, plain, self._service)
             return await self._plain(state, plain, session, sent)
-        limits = state.front.limits
-        try:
-            message = decode_json(body, max_values=limits.values)
-        except JSONValueError as error:
-            return _failure(400, f"Parse error: the body {error.reason}", code=types.PARSE_ERROR)
-        try:
-            checked = types.jsonrpc_message_adapter.validate_python(message, by_name=False)
-        except ValidationError:
-            reason = "the body is not a message of JSON-RPC 2.0"
-            if isinstance(message, list):
-                reason = "batches are not supported, send one message per request"
-            return _failure(400, f"Invalid Request: {reason}")
-        is_notification = isinstance(checked, types.JSONRPCNotification)
-        if is_notification and "id" in message:
-            return _failure(400, "Validation error: the id is neither a number nor a string")
+        message = _decode_message(body, state.front.limits.values)
+        if isinstance(message, Reply):
+            return message
+        is_notification = "id" not in message
         if "method" not in message:
             if session is not None:
                 session.answer(message)
@@ -519,6 +513,24 @@ def _accepted(headers: Mapping[bytes, bytes]) -> tuple[bool, bool, bool]:
     accepts_stream = anything or b"text/event-stream" in kinds or b"text/*" in kinds
     prefers_stream = accepts_json and kinds[0] == b"text/event-stream"
     return accepts_json, accepts_stream, prefers_stream
+
+
+def _decode_message(body: bytes, max_values: int) -> JSONObject | Reply:
+    """Return the JSON-RPC message in a body; the error response if it is not valid."""
+    try:
+        message = decode_json(body, max_values=max_values)
+    except JSONValueError as error:
+        return _failure(400, f"Parse error: the body {error.reason}", code=types.PARSE_ERROR)
+    try:
+        checked = types.jsonrpc_message_adapter.validate_python(message, by_name=False)
+    except ValidationError:
+        reason = "the body is not a message of JSON-RPC 2.0"
+        if isinstance(message, list):
+            reason = "batches are not supported, send one message per request"
+        return _failure(400, f"Invalid Request: {reason}")
+    if isinstance(checked, types.JSONRPCNotification) and "id" in message:
+        return _failure(400, "Validation error: the id is neither a number nor a string")
+    return cast("JSONObject", message)
 
 
 def _accepted_reply() -> Reply:
