@@ -668,6 +668,7 @@ def test_a_body_with_a_broken_reference_skips_only_its_operation() -> None:
         "POST /a",
         "POST /b",
         "POST /c",
+        "#/paths/~1a/post/requestBody",
         "#/paths/~1b/post/requestBody",
     ]
     assert "(and 1 more)" in service.problems[-1].reason
