@@ -17,7 +17,7 @@ from tests.calls.shim import Shim
 from tests.calls.waiting import started, until
 from tests.calls.worlds import nats_world
 from tests.pubsub.ledger import Ledger
-from tests.servers import Broker, NatsServer, running
+from tests.servers import Broker, NatsServer, proxy, running
 
 from operations.calls import PendingRequestMap, serve_calls
 from operations.calls.monitoring import monitor_group
@@ -459,3 +459,53 @@ async def test_a_durable_request_that_kills_every_worker_becomes_a_dead_letter(
 
     assert caught.value.details == {"deliveries": 3}
     assert len(started(path)) == 3
+
+
+async def test_a_worker_with_a_slow_connection_stops_without_keeping_requests(
+    jetstream: Broker,
+) -> None:
+    async with (
+        connect_nats(jetstream.url, durable=True) as here,
+        PendingRequestMap(here) as calls,
+        proxy(jetstream.port) as slow,
+        connected(jetstream) as admin,
+    ):
+        slow.delay = 0.05
+        pending: list[asyncio.Task[Any]] = []
+
+        async def load() -> None:
+            while True:
+                call = calls.call("math.add", {"a": 1, "b": len(pending)}, timeout=60)
+                pending.append(asyncio.create_task(call))
+                await asyncio.sleep(0.01)
+
+        handled: set[int] = set()
+
+        async def note(message: Any) -> None:
+            # The subject of an acknowledgement: $JS.ACK.<stream>.<consumer>.<deliveries>.<number>...
+            handled.add(int(message.subject.split(".")[5]))
+
+        await admin.subscribe("$JS.ACK.operations_durable.workers_operations.>", cb=note)
+        for _ in range(3):
+            async with (
+                connect_nats(f"nats://127.0.0.1:{slow.port}", durable=True) as there,
+                serve_calls(build_registry(), there) as worker,
+            ):
+                loading = asyncio.create_task(load())
+                began = worker.counters.finished
+                await until(lambda: worker.counters.finished >= began + 20)  # noqa: B023
+                await worker.aclose()
+                loading.cancel()
+            described = await admin.jetstream().consumer_info(
+                "operations_durable", "workers_operations"
+            )
+            # The server would keep a request that was neither started nor returned for ten seconds.
+            fetched = set(range(1, described.delivered.stream_seq + 1))
+            await until(lambda: fetched <= handled)  # noqa: B023
+        async with (
+            connect_nats(jetstream.url, durable=True) as there,
+            serve_calls(build_registry(), there),
+        ):
+            with anyio.fail_after(60):
+                results = await asyncio.gather(*pending)
+    assert [each.data for each in results] == [1 + number for number in range(len(pending))]

@@ -59,7 +59,8 @@ from operations.pubsub.nats.client import (
     sender_of,
     subject_of,
 )
-from operations.pubsub.nats.jetstream import JetStream, NatsValues
+from operations.pubsub.nats.jetstream import JetStream
+from operations.pubsub.nats.values import NatsValues
 from operations.pubsub.signing import signed
 from operations.types import options_of
 

@@ -1,4 +1,4 @@
-"""JetStream: durable queues, dead letters, and the values that several hubs share.
+"""JetStream: durable queues and dead letters.
 
 A durable queue stores requests until a worker starts them: a work queue with its own subjects.
 
@@ -20,12 +20,10 @@ from typing import Any
 
 import msgspec
 from nats.errors import Error
-from nats.js.api import ConsumerConfig, KeyValueConfig, RetentionPolicy, StreamConfig
+from nats.js.api import ConsumerConfig, RetentionPolicy, StreamConfig
 from nats.js.errors import (
+    APIError,
     BadRequestError,
-    BucketNotFoundError,
-    InvalidKeyError,
-    KeyNotFoundError,
     NoStreamResponseError,
     NotFoundError,
     ServiceUnavailableError,
@@ -49,6 +47,12 @@ logger = logging.getLogger("operations")
 
 _WAIT = 2.0
 """Seconds that a fetch waits for requests, and therefore the longest time that stopping takes."""
+
+_LATE = 1.0
+"""Seconds after the end of a fetch in which the server must report it."""
+
+_FETCH_ENDED = "408"
+"""The status with which the server ends a fetch."""
 
 _ACKNOWLEDGE = 10.0
 """Seconds after which an unacknowledged request is delivered to another worker."""
@@ -84,7 +88,7 @@ _TEMPORARY = {10008, 10009}
 _MAX_LETTERS = 1000
 """The number of stored dead letters of each queue."""
 
-_NO_JETSTREAM = "needs JetStream, which the server does not run, or not for this account: start it with nats-server -js"
+NO_JETSTREAM = "needs JetStream, which the server does not run, or not for this account: start it with nats-server -js"
 _SILENT = (
     "JetStream does not respond. If the server restricts permissions, durable=True needs additional ones: see "
     "Permissions in docs/calls.md"
@@ -116,8 +120,8 @@ class JetStream:
         self._js: Any = client.jetstream(timeout=_ANSWER)  # pyright: ignore[reportUnknownMemberType]
         # With a short timeout for dead letters: without permission there is no response.
         self._quick_js: Any = client.jetstream(timeout=_CONFIRM)  # pyright: ignore[reportUnknownMemberType]
-        self._stream = _name(f"{config.prefix}_durable")
-        self._letters_stream = _name(f"{config.prefix}_aside")
+        self._stream = stream_name(f"{config.prefix}_durable")
+        self._letters_stream = stream_name(f"{config.prefix}_aside")
         self._repeat_for = 0.0
         self._counters: dict[str, tuple[float, Any]] = {}
         self._opening: asyncio.Task[None] | None = None
@@ -142,7 +146,7 @@ class JetStream:
                 code = getattr(error, "err_code", None)
                 # Without a code, no server of the account has responded.
                 if isinstance(error, ServiceUnavailableError) and code is None:
-                    raise _NoJetStreamError(f"durable=True {_NO_JETSTREAM}") from error
+                    raise _NoJetStreamError(f"durable=True {NO_JETSTREAM}") from error
                 if loop.time() >= end or code not in _TEMPORARY:
                     reason = getattr(error, "description", None) or error
                     raise TransportError(f"JetStream: {reason}") from error
@@ -314,11 +318,16 @@ class JetStream:
         try:
             with _transport_errors():
                 await self.prepare(queue)
-                name = _consumer_name(queue)
-                pull = await self._js.pull_subscribe_bind(durable=name, stream=self._stream)
+                arrivals: Any = await self._nats.subscribe(self._nats.new_inbox())  # pyright: ignore[reportUnknownMemberType]
         except NotFoundError as error:
             raise TransportError(f"JetStream: {error}") from error
-        return DurableReader(self, queue, pull, consumer)
+        return DurableReader(self, queue, arrivals, consumer)
+
+    async def request(self, queue: str, count: int, wait: float, inbox: str) -> None:
+        """Let the server send up to `count` requests to `inbox` within `wait` seconds, then a status message."""
+        address = f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{_consumer_name(queue)}"
+        body = msgspec.json.encode({"batch": count, "expires": int(wait * 1e9)})
+        await self._nats.publish(address, body, inbox)
 
     async def prepare(self, queue: str) -> None:
         """Create the consumer of a queue, and the stream, if they do not exist."""
@@ -390,13 +399,13 @@ class JetStream:
         return False
 
 
-def _name(text: str) -> str:
+def stream_name(text: str) -> str:
     """Return the name of a stream, consumer or bucket, which must not contain dots."""
     return text.replace(".", "_")
 
 
 def _consumer_name(queue: str) -> str:
-    return _name(f"workers_{queue}")
+    return stream_name(f"workers_{queue}")
 
 
 def _number(letter: str) -> int:
@@ -415,10 +424,10 @@ class _ConsumerInfo(msgspec.Struct):
 class DurableReader:
     """Reads a durable queue until it is closed."""
 
-    def __init__(self, jetstream: JetStream, queue: str, pull: Any, consumer: Consumer) -> None:
+    def __init__(self, jetstream: JetStream, queue: str, arrivals: Any, consumer: Consumer) -> None:
         self._jetstream = jetstream
         self._queue = queue
-        self._pull = pull
+        self._arrivals = arrivals
         self._consumer = consumer
         self._batch = BatchSize(consumer.capacity)
         self._loop = asyncio.get_running_loop()
@@ -432,24 +441,27 @@ class DurableReader:
         """Stop between two fetches; requests that were fetched are delivered."""
         self._closing = True
         if not self._batch.is_full:
-            await asyncio.wait({self._task}, timeout=_WAIT + 1)
+            await asyncio.wait({self._task}, timeout=_WAIT + _LATE + 1)
         self._task.cancel()
         await asyncio.wait({self._task})
         with suppress(Error, TimeoutError):
-            await self._pull.unsubscribe()
+            while self._arrivals.pending_msgs:
+                message = await self._arrivals.next_msg()
+                if message.reply:
+                    # It arrived too late; another worker gets it at once.
+                    await message.nak()
+            await self._arrivals.unsubscribe()
 
     async def _run(self) -> None:
         while not self._closing:
             count = await self._batch.room()
             try:
-                # A fetch that waits requests only one message, so that a burst is distributed among all idle workers.
-                wait = IDLE if self._batch.is_hot else _WAIT
-                messages = await self._pull.fetch(count, timeout=wait)
-            except TimeoutError:
-                self._batch.reset()
-                continue
+                messages = await self._fetch(count)
             except Error as error:
                 await self._recover(error)
+                continue
+            if not messages:
+                self._batch.reset()
                 continue
             await self._compare_clocks()
             began = self._loop.time()
@@ -459,6 +471,34 @@ class DurableReader:
                 sender = sender_of(self._jetstream.prefix, message.subject)
                 deliver(self._consumer, Delivery(message.data, "", max(age, 0.0), claim, sender))
             await self._batch.begun(len(messages), began)
+
+    async def _fetch(self, count: int) -> list[Any]:
+        """Return up to `count` requests.
+
+        The server ends the fetch, because a request that arrived after the end would be delayed until the server
+        delivers it to another worker.
+
+        Raises:
+            Error: If the consumer does not exist.
+        """
+        # A fetch that waits requests only one message, so that a burst is distributed among all idle workers.
+        wait = IDLE if self._batch.is_hot else _WAIT
+        await self._jetstream.request(self._queue, count, wait, self._arrivals.subject)
+        messages: list[Any] = []
+        while len(messages) < count:
+            try:
+                message = await self._arrivals.next_msg(timeout=wait + _LATE)
+            except TimeoutError:
+                # The connection or the consumer may have been lost.
+                break
+            headers: dict[str, str] = message.headers or {}
+            if message.reply:
+                messages.append(message)
+            elif headers.get("Status") == _FETCH_ENDED or messages:
+                break
+            else:
+                APIError.from_msg(message)
+        return messages
 
     async def _recover(self, error: Error) -> None:
         """Create the consumer and the stream again if they were deleted; the connection may also be lost."""
@@ -523,78 +563,3 @@ class _MessageClaim:
                 else:
                     return True
                 await asyncio.sleep(_RETRY)
-
-
-_IDLE_SECONDS = 5.0
-"""Seconds after which the server removes a reader of values that has stopped."""
-
-
-class NatsValues:
-    """The values of a prefix, in a bucket of JetStream that is created when it is first used.
-
-    Args:
-        client: The connection.
-        prefix: The prefix of all subjects.
-        replicas: The number of servers that store the bucket.
-    """
-
-    poll_seconds = 5.0
-
-    def __init__(self, client: Any, prefix: str, replicas: int) -> None:
-        name = _name(f"{prefix}_authority")
-        self._client = client
-        self._settings = KeyValueConfig(bucket=name, history=1, replicas=replicas)
-        self._bucket: Any = None
-
-    async def _open(self) -> Any:
-        if not self._client.is_connected:
-            # The library would wait until its timeout.
-            raise NotSentError("NATS cannot be reached")
-        if self._bucket is None:
-            stream = self._client.jetstream()
-            try:
-                self._bucket = await stream.key_value(self._settings.bucket)
-            except BucketNotFoundError:
-                self._bucket = await stream.create_key_value(self._settings)
-            except ServiceUnavailableError as error:
-                lacks = f"a store on NATS {_NO_JETSTREAM}" if error.err_code is None else str(error)
-                raise TransportError(lacks) from error
-        return self._bucket
-
-    async def get(self, key: str) -> bytes | None:
-        """Return a value."""
-        try:
-            value: bytes = (await (await self._open()).get(key)).value
-        except (KeyNotFoundError, InvalidKeyError):
-            return None
-        return value
-
-    async def swap(self, key: str, old: bytes | None, new: bytes | None) -> bool:
-        """Replace a value."""
-        bucket = await self._open()
-        try:
-            if old is None:
-                await bucket.create(key, new)
-                return True
-            held = await bucket.get(key)
-            if held.value != old:
-                return False
-            if new is None:
-                await bucket.delete(key, last=held.revision)
-            else:
-                await bucket.update(key, new, last=held.revision)
-        except (KeyNotFoundError, BadRequestError):
-            # The value was removed or changed by another client.
-            return False
-        return True
-
-    async def items(self, table: str) -> dict[str, bytes]:
-        """Return all values of a table."""
-        bucket, found = await self._open(), dict[str, bytes]()
-        options = {"ignore_deletes": True, "inactive_threshold": _IDLE_SECONDS}
-        watcher = await bucket.watch(f"{table}.*", **options)
-        # The watcher continues with later changes; None marks the end of the current values.
-        while (entry := await watcher.updates()) is not None:
-            found[entry.key] = entry.value
-        await watcher.stop()
-        return found
