@@ -86,9 +86,9 @@ class AuthorizationServer:
         return JSONResponse({"keys": [{**key, "kid": "1", "alg": "RS256", "use": "sig"}]})
 
     async def _register(self, request: Request) -> Response:
-        asked = await request.json()
+        fields = await request.json()
         client = {"client_id": secrets.token_hex(8), "token_endpoint_auth_method": "none"}
-        return JSONResponse({**asked, **client}, status_code=201)
+        return JSONResponse({**fields, **client}, status_code=201)
 
     async def _authorize(self, request: Request) -> Response:
         query = dict(request.query_params)
@@ -129,8 +129,8 @@ class AuthorizationServer:
             }
         )
 
-    def _granted(self, asked: dict[str, str]) -> str:
-        return " ".join(sorted(self.scopes & set(asked.get("scope", "").split())))
+    def _granted(self, fields: dict[str, str]) -> str:
+        return " ".join(sorted(self.scopes & set(fields.get("scope", "").split())))
 
     def _issued(self, request: Request, form: dict[str, str]) -> Response:
         """Return a token for a client itself, or in exchange for one of its user (RFC 8693)."""

@@ -87,11 +87,11 @@ async def test_http_callers_see_their_number_and_all_of_them_on_request() -> Non
     client = Client(create_app(rows()))
 
     plain = await client.get("/row/get")
-    asked = await client.get("/row/get", headers={"operations-meta": "true"})
+    with_meta = await client.get("/row/get", headers={"operations-meta": "true"})
     called = await client.post("/call", json={"operation": "row.get", "input": {}})
 
     assert plain.headers["operations-changes"] == "4"
-    assert kinds(json.loads(asked.headers["operations-meta"])["changes"]) == KINDS
+    assert kinds(json.loads(with_meta.headers["operations-meta"])["changes"]) == KINDS
     assert kinds(called.json["meta"]["changes"]) == KINDS
     unchanged = await Client(create_app(rows("off"))).get("/row/get")
     assert "operations-changes" not in unchanged.headers
@@ -133,7 +133,7 @@ async def test_our_importer_restores_them_from_http() -> None:
     assert "operations-meta" not in envelope.meta.headers
 
 
-def test_their_number_is_kept_if_they_do_not_fit_a_header() -> None:
+def test_the_number_of_changes_is_kept_if_they_do_not_fit_a_header() -> None:
     envelope = read_changes(local_envelope(1, "a.b"), {"omitted": True, "changesCount": 300})
 
     assert (envelope.meta.changes, envelope.meta.changes_count) == ((), 300)

@@ -259,7 +259,7 @@ def assert_builtins(value: Any) -> None:
 
 
 @pytest.mark.parametrize("value", [{}, [], "é", 1, 1.5, True, None, 2**80], ids=kind)
-def test_json_is_unchanged(value: Any) -> None:
+def test_json_values_are_returned_unchanged(value: Any) -> None:
     assert to_json(value) == value
     assert type(to_json(value)) is type(value)
     assert lift(value) is value

@@ -344,8 +344,8 @@ async def test_closing_waits_for_handlers_that_are_being_cancelled() -> None:
 async def test_a_watcher_is_notified_of_changes_but_not_of_calls(
     registry: OperationRegistry,
 ) -> None:
-    heard: list[object] = []
-    stop = registry.watch(heard.append)
+    changes: list[object] = []
+    stop = registry.watch(changes.append)
 
     @registry.operation("a.b")
     async def b() -> int:
@@ -356,7 +356,7 @@ async def test_a_watcher_is_notified_of_changes_but_not_of_calls(
     stop()
     registry.operation("a.b")(b)
 
-    assert heard == [
+    assert changes == [
         RegistryChanged(operation_id="a.b", change="added"),
         RegistryChanged(operation_id="a.b", change="removed"),
     ]

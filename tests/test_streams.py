@@ -326,7 +326,7 @@ async def test_stream_middleware_answers_with_envelopes_and_after_the_access_che
     assert (await error_of(registry, None, trusted)).code == ErrorCode.EXECUTION_ERROR
 
 
-async def test_observers_follow_items_and_the_one_end() -> None:
+async def test_observers_see_every_item_and_one_end() -> None:
     registry = streaming(Source(1, 2))
     events: list[CallEvent] = []
     registry.observe(events.append)

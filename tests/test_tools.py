@@ -104,8 +104,8 @@ async def test_the_cache_is_for_queries_and_each_caller_and_input_and_ends(
     assert again.data["items"] == [{"id": 1, "secret": "s"}]
     assert seen.count(1) == 2
     assert seen.count(2) == 6
-    nobody = OperationContext(identity=Identity("joe"))
-    assert await code_of(registry.execute("shop.list", {"n": 1}, nobody)) == ErrorCode.ACCESS_DENIED
+    joe = OperationContext(identity=Identity("joe"))
+    assert await code_of(registry.execute("shop.list", {"n": 1}, joe)) == ErrorCode.ACCESS_DENIED
 
     now = 61
     await registry.execute("shop.list", {"n": 1}, ANN)

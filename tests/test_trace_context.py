@@ -58,7 +58,7 @@ async def test_the_meta_of_an_mcp_request_reaches_observers_and_handlers(
     assert parents == [PARENT, None]
 
 
-async def test_it_reaches_an_mcp_server_behind_the_hub() -> None:
+async def test_the_trace_context_reaches_an_mcp_server_behind_the_hub() -> None:
     seen: list[Any] = []
     config = MCPClientConfig(server=to_mcp(upstream(seen)))
     async with connect_mcp("hub", config) as client:
@@ -69,7 +69,7 @@ async def test_it_reaches_an_mcp_server_behind_the_hub() -> None:
     assert seen == [TRACE, {}]
 
 
-async def test_it_reaches_an_http_api_behind_the_hub() -> None:
+async def test_the_trace_context_reaches_an_http_api_behind_the_hub() -> None:
     seen: list[Any] = []
     config = HTTPServiceConfig(namespace="api", restore=True)
     async with running(create_app(upstream(seen))) as url, OperationRegistry() as registry:

@@ -6,8 +6,8 @@ A fenced block of the page is a file or a terminal session; the test fails for a
     ```console                             typed into the first terminal, which begins in the checkout
     ```console title="second terminal"     typed into another one, which begins where the first one is then
 
-In a terminal, `$ ` begins a command, `^C` is Ctrl-C, and every other line is what the screen shows. There, `...` is
-anything on a line, and a line of nothing else is any number of lines. In terminals other than the first, the last
+In a terminal, `$ ` begins a command, `^C` is Ctrl-C, and every other line is expected on the screen. In such a line,
+`...` matches any text; a line with only `...` matches any number of lines. In terminals other than the first, the last
 command of a block is left running. Ports of the page are replaced by free ones.
 """
 
@@ -139,8 +139,8 @@ class Terminal:
 
     @staticmethod
     def _differ(typed: Typed, screen: str) -> str:
-        said = "\n".join(typed.shown)
-        return f"$ {typed.line or '^C'}\n--- the page shows\n{said}\n--- the screen shows\n{screen}"
+        expected = "\n".join(typed.shown)
+        return f"$ {typed.line or '^C'}\n--- the page shows\n{expected}\n--- the screen shows\n{screen}"
 
 
 def look(raw: str) -> str:
@@ -185,5 +185,5 @@ def test_the_tutorial_followed_word_for_word_works(
                 terminals[name] = Terminal(first.ask("pwd"), first.ask('echo "$PATH"'), home)
             terminals[name].play(read_session(text), stay=name != FIRST)
         else:
-            assert title, f"a block that nobody tries:\n{text}"
+            assert title, f"a block that the test does not run:\n{text}"
             Path(first.ask("pwd"), title).write_text(text, encoding="utf-8")

@@ -448,16 +448,16 @@ async def test_the_approved_input_runs_even_if_it_changes_meanwhile() -> None:
 async def test_a_question_escapes_invisible_characters_of_the_input() -> None:
     registry, _ = anything()
     configure_tools(registry, {"task.do": ToolConfig(approve=ApprovalRule(ask_caller=True))})
-    asked: list[str] = []
+    questions: list[str] = []
 
     async def elicit(message: str, schema: Any) -> Any:
-        asked.append(message)
+        questions.append(message)
         return {"action": "accept"}
 
     context = OperationContext(channel=CallerChannel(elicit=elicit))
     await registry.execute("task.do", {"value": "safe\u202etxt.exe\u200b\n"}, context)
 
-    assert asked == ['Run task.do with {"value":"safe\\u202etxt.exe\\u200b\\n"}?']
+    assert questions == ['Run task.do with {"value":"safe\\u202etxt.exe\\u200b\\n"}?']
 
 
 # ---------------------------------------------------------------------- races and outages
@@ -617,25 +617,25 @@ async def test_only_the_session_that_was_asked_can_confirm() -> None:
     rule = {"task.delete": ToolConfig(approve=ApprovalRule(ask_caller=True))}
     configure_tools(world.registry, rule)
     async with served(world), anyio.create_task_group() as tasks:
-        asked = await _session(world, "bob")
+        questions = await _session(world, "bob")
         other = await _session(world, "bob")
         foreign = await _session(world, "alice")
         done: list[Any] = []
 
         async def call() -> None:
             params = {"name": "task__delete", "arguments": {"id": 1}}
-            done.append(await _rpc(world, "tools/call", params, "bob", asked))
+            done.append(await _rpc(world, "tools/call", params, "bob", questions))
 
         tasks.start_soon(call)
         while not await world.registry.authority.store.items("approval"):
             await asyncio.sleep(0.01)
-        for key, headers in (("bob", other), ("alice", foreign), ("alice", asked)):
+        for key, headers in (("bob", other), ("alice", foreign), ("alice", questions)):
             for number in range(5):
                 await _reply(world, number, key, headers)
         assert world.ran == []
         assert done == []
         for number in range(5):
-            await _reply(world, number, "bob", asked)
+            await _reply(world, number, "bob", questions)
     assert world.ran == [1]
 
 

@@ -426,17 +426,17 @@ async def test_an_mcp_client_confirms_or_declines(era: str, action: Any, expecte
     world = build()
     rule = {"task.delete": ToolConfig(approve=ApprovalRule(ask_caller=True))}
     configure_tools(world.registry, rule)
-    asked: list[str] = []
+    questions: list[str] = []
 
     async def answer(context: Any, params: Any) -> ElicitResult:
-        asked.append(params.message)
+        questions.append(params.message)
         return ElicitResult(action=action, content={} if action == "accept" else None)
 
     server = to_mcp(world.registry, identity=CALLERS["alice"])
     async with Client(server, mode=era, elicitation_callback=answer) as client:
         result = await client.call_tool("task__delete", {"id": 1})
 
-    assert asked == ['Run task.delete with {"id":1}?']
+    assert questions == ['Run task.delete with {"id":1}?']
     if expected is None:
         assert error_of(result)["code"] == "ACCESS_DENIED"
         assert world.ran == []

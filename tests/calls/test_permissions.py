@@ -72,7 +72,7 @@ on_each = pytest.mark.parametrize("scheme", ["nats", *KINDS])
 
 
 def connect(broker: Broker, user: str, **options: Any) -> Any:
-    """Connect as the page shows; Bob as Alice."""
+    """Connect with the code of the documentation; Bob uses the code for Alice."""
     written = {(scheme, who): code for code, scheme, who in AS_WRITTEN}
     code = written.get((broker.scheme, user)) or written[broker.scheme, "alice"]
     here = code.replace("127.0.0.1", f"127.0.0.1:{broker.port}").replace("alice", user)

@@ -105,8 +105,8 @@ def test_the_reason_why_a_server_did_not_start_is_reported_once(
     assert ran.code == 8
     assert ran.err.startswith("UNAVAILABLE: bad.tool is not available")
     assert ran.err.count("no disk") == 2, "in the command, and as its last words"
-    asked = run("call", "bad.tool", "--config", config, "--json")
-    assert asked.error["code"] == "UNAVAILABLE"
+    result = run("call", "bad.tool", "--config", config, "--json")
+    assert result.error["code"] == "UNAVAILABLE"
 
 
 def test_another_missing_source_is_reported_as_well(run: Run, folder: Path) -> None:
@@ -146,10 +146,10 @@ def test_operations_of_a_disconnected_source_stay_known(run: Run, folder: Path) 
     (folder / "more.py").unlink()
     assert "more.run" not in run("list", "--ids").out
 
-    asked = run("call", "more.run")
+    result = run("call", "more.run")
 
-    assert asked.code == 8
-    assert "more.run was available before, but these are not available now: local" in asked.err
+    assert result.code == 8
+    assert "more.run was available before, but these are not available now: local" in result.err
     assert run("call", "more.walk").code == 4
 
 
@@ -181,10 +181,10 @@ async def test_serving_continues_without_missing_sources_and_reports_them(
     async with started(environment, "serve") as (process, ready):
         assert ready["operations"] == 13
         process.terminate()
-        _, said = await process.communicate()
+        _, errors = await process.communicate()
 
-    assert b"openapi:shop is not available" in said
-    assert b"Set it in [openapi.till]" in said
+    assert b"openapi:shop is not available" in errors
+    assert b"Set it in [openapi.till]" in errors
 
 
 def test_a_wrong_key_for_a_server_is_reported_with_advice(

@@ -21,12 +21,12 @@ async def test_a_defect_is_reported_without_a_traceback(
 ) -> None:
     @command
     async def broken(*, common: Common) -> None:
-        raise KeyError("nobody thought of this")
+        raise KeyError("unexpected")
 
     assert await broken(common=Common()) == 1
-    told = capsys.readouterr().err
-    assert "this is a defect: KeyError" in told
-    assert "Traceback" not in told
+    printed = capsys.readouterr().err
+    assert "this is a defect: KeyError" in printed
+    assert "Traceback" not in printed
 
     assert await broken(common=Common(verbose=True)) == 1
     assert "Traceback" in capsys.readouterr().err
@@ -95,11 +95,11 @@ def test_every_command_of_the_table_exists_and_has_help(
     monkeypatch.setenv("COLUMNS", "80")
     for name in chain.from_iterable(cli.GROUPS.values()):
         assert main([name, "--help"]) == 0
-        told = capsys.readouterr().out
-        assert "--json" in told
-        assert "--config" in told
+        printed = capsys.readouterr().out
+        assert "--json" in printed
+        assert "--config" in printed
         # Lines are as long as the terminal allows.
-        for line, following in pairwise(told.partition("╭")[0].splitlines()):
+        for line, following in pairwise(printed.partition("╭")[0].splitlines()):
             first = following.partition(" ")[0]
             assert len(line) <= 80
             assert not line or not first or len(f"{line} {first}") > 80, line
@@ -110,13 +110,13 @@ def test_the_help_overview_lists_every_command(
 ) -> None:
     for tokens in ([], ["--help"], ["-h"]):
         assert main(tokens) == 0
-        told = capsys.readouterr().out
+        printed = capsys.readouterr().out
         for group, commands in cli.GROUPS.items():
-            assert f"\n{group}\n" in told
+            assert f"\n{group}\n" in printed
             for name, (_, line) in commands.items():
-                assert f"  {name:<12}{line}\n" in told
-        assert "\x1b" not in told
-        assert max(map(len, told.splitlines())) <= 80
+                assert f"  {name:<12}{line}\n" in printed
+        assert "\x1b" not in printed
+        assert max(map(len, printed.splitlines())) <= 80
 
 
 def test_ctrl_c_while_the_command_is_loaded_shows_no_traceback() -> None:

@@ -90,8 +90,8 @@ def test_losses_are_reported_beside_the_result(run: Run) -> None:
 
 
 def test_omitted_operations_are_listed_before_other_losses(run: Run) -> None:
-    told = run("export", "openai").err.splitlines()
-    kinds = ["omitted" in line for line in told]
+    reports = run("export", "openai").err.splitlines()
+    kinds = ["omitted" in line for line in reports]
 
     assert kinds == sorted(kinds, reverse=True)
     assert kinds.count(True) == 2, "the subscriptions"

@@ -143,9 +143,9 @@ def test_a_hint_finds_the_same_config(run: Run, folder: Path) -> None:
     (folder / "shop.json").write_text(
         '{"openapi": "3.1.0", "paths": {"/a": {"get": {"parameters": [{"in": "nowhere", "name": "x"}]}}}}'
     )
-    told = run("list", "--config", "my other.toml").err.splitlines()[-1]
-    assert "openapi:shop: 1 part cannot be used" in told
-    (hint,) = re.findall("`operations (.*)`", told)
+    warning = run("list", "--config", "my other.toml").err.splitlines()[-1]
+    assert "openapi:shop: 1 part cannot be used" in warning
+    (hint,) = re.findall("`operations (.*)`", warning)
     assert "1 part cannot be used:" in run(*shlex.split(hint)).out
 
 
@@ -173,9 +173,9 @@ def test_a_source_that_fails_does_not_affect_others(run: Run, folder: Path) -> N
         "mcp:gone is not available",
     ):
         assert words in ran.err
-    asked = run("call", "shop.anything", "--json")
-    assert asked.code == 8
-    assert asked.error["code"] == "UNAVAILABLE"
+    result = run("call", "shop.anything", "--json")
+    assert result.code == 8
+    assert result.error["code"] == "UNAVAILABLE"
 
 
 ODD = """

@@ -140,7 +140,7 @@ def test_trace_marks_a_tool_whose_result_is_an_error(run: Run, folder: Path) -> 
     assert run("trace", "--failed").out.count("tools.double") == 1
 
 
-def test_nothing_is_stored_if_the_config_disables_it(run: Run, folder: Path) -> None:
+def test_no_trace_is_stored_if_the_config_disables_it(run: Run, folder: Path) -> None:
     with (folder / "operations.toml").open("a") as config:
         config.write("[trace]\nenabled = false\n")
 
@@ -303,8 +303,8 @@ def test_the_commands_of_the_tour_have_the_shown_results(run: Run) -> None:
                 assert done.error["message"] == shown[0]["error"]["message"]
             else:
                 lines = done.out.splitlines() if step.streams else [done.out]
-                said = [msgspec.json.decode(line) for line in lines]
-                assert [each["data"] for each in said] == [each["data"] for each in shown]
+                printed = [msgspec.json.decode(line) for line in lines]
+                assert [each["data"] for each in printed] == [each["data"] for each in shown]
 
 
 def test_the_doctor_examines_a_document(run: Run, folder: Path) -> None:

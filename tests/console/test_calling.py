@@ -273,9 +273,9 @@ def test_a_call_can_be_copied_as_curl_python_and_mcp(eyes: Eyes) -> None:
     words = shlex.split(snippet(page, "curl").replace("\\\n", ""))
     assert words[0] == "curl"
     assert json.loads(words[words.index("-d") + 1]) == given
-    asked = json.loads(snippet(page, "MCP"))
-    assert asked["method"] == "tools/call"
-    assert asked["params"] == {"name": "shop.quote", "arguments": given}
+    request = json.loads(snippet(page, "MCP"))
+    assert request["method"] == "tools/call"
+    assert request["params"] == {"name": "shop.quote", "arguments": given}
     keep(page, "snippets")
 
 

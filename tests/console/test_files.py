@@ -56,7 +56,7 @@ def test_the_browser_does_not_turn_text_into_markup(eyes: Eyes) -> None:
     eyes.witness.found.clear()
 
 
-def test_everything_comes_with_a_strict_policy() -> None:
+def test_every_file_has_a_strict_content_security_policy() -> None:
     for path in ("/", f"{ASSETS}/main.js", f"{ASSETS}/console.css"):
         headers = client().get(path).headers
         assert headers["content-security-policy"] == CONTENT_SECURITY_POLICY

@@ -571,17 +571,17 @@ async def test_a_worker_validates_input_that_a_caller_did_not(value: Any, outcom
     payload = {"requestId": "1", "operationId": "test.open", "input": {"value": value}}
     body = msgspec.json.encode({"type": "call.requested", "id": "", "payload": payload})
     target = MemoryTarget(trusted=False)
-    heard = asyncio.Queue[bytes]()
+    replies = asyncio.Queue[bytes]()
 
     class Receiver(SilentReceiver):
         def receive(self, delivery: Delivery) -> None:
-            heard.put_nowait(delivery.body)
+            replies.put_nowait(delivery.body)
 
     async with worker(target):
         mailbox = target.mailbox()
         listening = await target.listen((mailbox,), Receiver())
         await target.enqueue("operations", body, key="1", reply_to=mailbox, wait=1)
-        reply = msgspec.json.decode(await heard.get())
+        reply = msgspec.json.decode(await replies.get())
         await listening.aclose()
 
     assert reply["payload"].get("code", "fine") == outcome

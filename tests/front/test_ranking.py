@@ -124,7 +124,7 @@ async def test_a_query_in_plain_words_finds_the_operation(
         ("ids", "ids"),
     ],
 )
-def test_forms_of_a_word_have_one_stem(word: str, expected: str) -> None:
+def test_inflected_forms_have_the_same_stem(word: str, expected: str) -> None:
     assert stem(word) == expected
 
 

@@ -178,11 +178,14 @@ async def test_wrong_credentials_in_handshakes_are_slowed_down(
 
 @pytest.mark.requirement("R21")
 async def test_the_rejection_comes_before_any_other_step() -> None:
-    asked: list[Any] = []
-    async with serving("hub", identify=asked.append, process_request=asked.append) as (port, path):
+    received: list[Any] = []
+    async with serving("hub", identify=received.append, process_request=received.append) as (
+        port,
+        path,
+    ):
         assert await status_of(port, path, origin="http://evil.example") == 403
 
-    assert asked == []
+    assert received == []
 
 
 @pytest.mark.requirement("R21")
@@ -216,10 +219,10 @@ async def test_a_handshake_at_an_unknown_path_gets_404(
 
 
 async def test_a_hub_accepts_handshakes_at_its_path_only() -> None:
-    asked: list[Any] = []
-    async with serving("hub", identify=asked.append) as (port, _):
+    received: list[Any] = []
+    async with serving("hub", identify=received.append) as (port, _):
         assert await status_of(port, "/elsewhere") == 404
-        assert asked == []
+        assert received == []
         assert await status_of(port, "/?any=query") == 101
     async with serving("hub", path="/ws") as (port, _):
         assert await status_of(port, "/ws") == 101
@@ -306,9 +309,9 @@ async def test_ids_are_escaped_in_logs(caplog: pytest.LogCaptureFixture) -> None
 async def test_text_of_a_peer_is_escaped_in_logs(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "operations")
     async with serving("hub") as (port, path), connect(f"ws://127.0.0.1:{port}{path}") as socket:
-        asked = json.loads(await socket.recv())
+        received = json.loads(await socket.recv())
         error = {
-            "requestId": asked["payload"]["requestId"],
+            "requestId": received["payload"]["requestId"],
             "code": "A\nB",
             "message": "no\nforged",
         }

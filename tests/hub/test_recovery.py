@@ -88,7 +88,7 @@ async def double(hub: Hub, number: int, name: str = "double") -> Any:
 
 
 @pytest.mark.requirement("R62")
-async def test_a_source_that_starts_late_appears_and_a_lost_one_returns(
+async def test_late_and_lost_sources_are_connected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("operations.hub.hub._POLL_SECONDS", 0.02)

@@ -169,13 +169,13 @@ async def test_sources_that_come_and_go_leak_nothing(tmp_path: Path) -> None:
             await asyncio.sleep(1)
             before, memory, ends = counts(), Memory(), time.monotonic() + SECONDS
             resident = resident_kilobytes()
-            said = time.monotonic()
+            reported_at = time.monotonic()
             while time.monotonic() < ends:
                 async with load(url, statuses):
                     await sources.change(hub, url)
                 cycles += 1
-                if time.monotonic() > said + 10:
-                    said = time.monotonic()
+                if time.monotonic() > reported_at + 10:
+                    reported_at = time.monotonic()
                     say(
                         f"{cycles} cycles, {dict(statuses)}, (tasks, descriptors, children, threads) ="
                         f" {counts()}, {resident_kilobytes()} KB"

@@ -77,8 +77,8 @@ async def test_calls_continue_if_the_disk_is_full(
         for _ in range(3):
             await hub.registry.execute("hello.greet", {"name": "Ann"})
 
-    said = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    assert sorted(said) == [
+    logged = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert sorted(logged) == [
         "audit records cannot be written: [Errno 28] No space left on device",
         "calls cannot be recorded: [Errno 28] No space left on device",
     ]

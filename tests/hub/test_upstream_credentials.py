@@ -359,7 +359,7 @@ async def test_an_unreachable_token_endpoint_is_unavailable() -> None:
     assert (caught.value.code, caught.value.retryable) == ("UNAVAILABLE", True)
 
 
-def test_two_tables_with_one_address_have_tokens_of_their_own(tmp_path: Path) -> None:
+def test_two_tables_with_the_same_address_do_not_share_tokens(tmp_path: Path) -> None:
     path = tmp_path / "operations.toml"
     table = 'url = "https://a.example/mcp"\nauth = "oauth"\n'
     path.write_text(

@@ -164,8 +164,8 @@ async def elicit(request: dict[str, Any]) -> dict[str, Any]:
 
 async def main(url: str) -> None:
     scenario = os.environ.get("MCP_CONFORMANCE_SCENARIO", "")
-    asked = json.loads(os.environ.get("MCP_CONFORMANCE_CONTEXT", "{}"))
-    auth = await authentication(scenario, url, asked)
+    settings = json.loads(os.environ.get("MCP_CONFORMANCE_CONTEXT", "{}"))
+    auth = await authentication(scenario, url, settings)
     # The suite serves its authorization servers on this machine.
     config = MCPClientConfig(
         url=url, auth=auth, elicit=elicit, timeout=20, allowed_hosts=["localhost", "127.0.0.1"]
@@ -175,7 +175,7 @@ async def main(url: str) -> None:
             # Its server only lists.
             return
         registry = OperationRegistry(client)
-        for operation_id, given in inputs(client, asked):
+        for operation_id, given in inputs(client, settings):
             # As a model calls: null for an absent value is left out.
             context = OperationContext(lenient=True)
             try:

@@ -28,18 +28,18 @@ class Caller:
         self, name: str, registry: OperationRegistry, *, session: str | None = None
     ) -> None:
         self.name = name
-        self.asked: list[str] = []
-        self.told: list[Any] = []
+        self.questions: list[str] = []
+        self.logged: list[Any] = []
         self._registry = registry
         self._identity = Identity(name, []) if session is None else None
         self._session = session or ""
 
     async def elicit(self, message: str, schema: dict[str, Any]) -> dict[str, Any]:
-        self.asked.append(message)
+        self.questions.append(message)
         return {"action": "accept", "content": {"name": self.name}}
 
     async def log(self, level: str, data: Any, name: str | None) -> None:
-        self.told.append(data)
+        self.logged.append(data)
 
     async def call(self, operation_id: str, **given: Any) -> Any:
         channel = CallerChannel(elicit=self.elicit, log=self.log, session=self._session)
@@ -85,7 +85,7 @@ async def test_a_question_on_stdio_is_declined_while_another_caller_has_a_call_i
         ann, bob = caller("ann"), caller("bob")
         async with bob.calling():
             assert await ann.ask() == {"action": "decline"}
-        assert ann.asked == bob.asked == []
+        assert ann.questions == bob.questions == []
         assert await ann.ask() == {"action": "accept", "content": {"name": "ann"}}
 
 
@@ -97,10 +97,10 @@ async def test_callers_without_identity_are_distinguished_by_their_sessions() ->
             assert await one.ask() == {"action": "decline"}
         async with one.calling():
             assert (await one.ask())["action"] == "accept"
-        nobody = caller("nobody", session="")
-        async with nobody.calling():
+        stranger = caller("stranger", session="")
+        async with stranger.calling():
             # Without a session, every call may be another caller's.
-            assert await nobody.ask() == {"action": "decline"}
+            assert await stranger.ask() == {"action": "decline"}
 
 
 @pytest.mark.requirement("R11")
@@ -112,7 +112,7 @@ async def test_log_messages_stay_here_while_several_call(caplog: pytest.LogCaptu
             async with bob.calling():
                 await ann.call("raw.log", data="for somebody")
 
-    assert (ann.told, bob.told) == (["for ann"], [])
+    assert (ann.logged, bob.logged) == (["for ann"], [])
     assert "for somebody" in caplog.text
 
 
@@ -197,7 +197,7 @@ async def test_streamable_http_ties_questions_and_messages_to_their_requests() -
 
     names = [greeting.data["result"] for greeting in greetings]
     assert names == [f"Hello {each.name}" for each in people for _ in range(5)]
-    assert [each.told for each in people] == [["about to ask"] * 5] * 3
+    assert [each.logged for each in people] == [["about to ask"] * 5] * 3
 
 
 @pytest.mark.filterwarnings("ignore::mcp.shared.exceptions.MCPDeprecationWarning")

@@ -387,8 +387,8 @@ async def test_unexpected_messages_between_responses_break_no_call() -> None:
             registry = await connected(client)
             pid = (await registry.execute("raw.pid", {})).data
             for line in MALFORMED:
-                said = {"bytes": base64.b64encode(line).decode()}
-                assert (await registry.execute("raw.say", said)).data[0]["text"] == "said"
+                arguments = {"bytes": base64.b64encode(line).decode()}
+                assert (await registry.execute("raw.say", arguments)).data[0]["text"] == "said"
 
             assert (await registry.execute("raw.pid", {})).data == pid
 
@@ -410,8 +410,8 @@ async def test_progress_with_infinite_numbers_is_dropped() -> None:
                 line = (
                     f'{{"jsonrpc": "2.0", "method": "notifications/progress", "params": {params}}}'
                 )
-                said = {"bytes": base64.b64encode(line.encode()).decode()}
-                await registry.execute("raw.say", said, context)
+                arguments = {"bytes": base64.b64encode(line.encode()).decode()}
+                await registry.execute("raw.say", arguments, context)
 
             assert (await registry.execute("raw.pid", {})).data == pid
             await registry.execute("raw.progress", {}, context)
@@ -419,11 +419,11 @@ async def test_progress_with_infinite_numbers_is_dropped() -> None:
 
 
 async def test_unread_progress_does_not_accumulate() -> None:
-    told = 0
+    reports = 0
 
     async def hang(done: float, total: float | None, message: str | None) -> None:
-        nonlocal told
-        told += 1
+        nonlocal reports
+        reports += 1
         await anyio.sleep_forever()
 
     with anyio.fail_after(20):
@@ -432,4 +432,4 @@ async def test_unread_progress_does_not_accumulate() -> None:
             context = OperationContext(channel=CallerChannel(progress=hang))
             assert (await registry.execute("raw.progress", {"steps": 2000}, context)).data
 
-    assert told == 100
+    assert reports == 100

@@ -661,9 +661,9 @@ def debug_page(request: Request, _: Any) -> Response:
 
 
 def debug_error(request: Request, message_id: Any) -> Response:
-    told = request.headers["authorization"]
-    data = {"headers": [dict(request.headers)], "url": str(request.url), told: 1}
-    error = {"code": -1, "message": f"I do not like {told}", "data": data}
+    credential = request.headers["authorization"]
+    data = {"headers": [dict(request.headers)], "url": str(request.url), credential: 1}
+    error = {"code": -1, "message": f"I do not like {credential}", "data": data}
     return JSONResponse({"jsonrpc": "2.0", "id": message_id, "error": error})
 
 
@@ -717,6 +717,6 @@ async def test_the_query_and_the_login_of_an_address_are_not_logged(
             async with connect_mcp("demo", MCPClientConfig(url=address)) as client:
                 await OperationRegistry(client).execute("demo.add", {"a": 1, "b": 2})
 
-    said = [r.getMessage() for r in caplog.records if r.name.startswith(("httpx2", "mcp.client"))]
-    assert any(f"POST {url} " in text for text in said)
-    assert not [text for text in said if "canary" in text]
+    logged = [r.getMessage() for r in caplog.records if r.name.startswith(("httpx2", "mcp.client"))]
+    assert any(f"POST {url} " in text for text in logged)
+    assert not [text for text in logged if "canary" in text]

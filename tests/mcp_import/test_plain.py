@@ -161,7 +161,7 @@ async def connected(upstream: Upstream, **config: Any) -> AsyncGenerator[Operati
         await runner.cleanup()
 
 
-async def said(registry: OperationRegistry, name: str, context: Any = None) -> str:
+async def text_of(registry: OperationRegistry, name: str, context: Any = None) -> str:
     envelope = await registry.execute(f"raw.{name}", {}, context)
     return str(envelope.meta.content[0].text)  # type: ignore[union-attr]
 
@@ -178,7 +178,7 @@ async def test_a_plain_call_is_one_post_that_the_sdk_does_not_see(
 
     monkeypatch.setattr(PlainCalls, "take", take)
     async with connected(upstream, headers={"x-key": "k"}, auth="secret") as registry:
-        assert [await said(registry, name) for _ in range(3)] == [name] * 3
+        assert [await text_of(registry, name) for _ in range(3)] == [name] * 3
 
     assert upstream.methods["tools/call"] == 3
     assert handed_over == []
@@ -191,27 +191,27 @@ async def test_a_plain_call_is_one_post_that_the_sdk_does_not_see(
 
 
 async def test_the_sdk_reads_streams_with_reports_and_questions_without_a_second_post() -> None:
-    upstream, heard = Upstream(), list[str | None]()
+    upstream, reports = Upstream(), list[str | None]()
 
     async def hear(_done: float, _total: float | None, message: str | None) -> None:
-        heard.append(message)
+        reports.append(message)
 
     async def answer(_message: str, _schema: JSONObject) -> JSONObject:
         return {"action": "decline"}
 
     context = OperationContext(channel=CallerChannel(progress=hear, elicit=answer))
     async with connected(upstream) as registry:
-        assert await said(registry, "report", context) == "reported"
-        assert await said(registry, "ask", context) == "decline"
+        assert await text_of(registry, "report", context) == "reported"
+        assert await text_of(registry, "ask", context) == "decline"
 
-    assert heard == ["half"]
+    assert reports == ["half"]
     assert upstream.methods["tools/call"] == 2
 
 
 async def test_a_stream_that_ends_early_is_resumed() -> None:
     upstream = Upstream()
     async with connected(upstream) as registry:
-        assert await said(registry, "polled") == "resumed"
+        assert await text_of(registry, "polled") == "resumed"
 
     assert upstream.methods["tools/call"] == 1
 
@@ -259,6 +259,6 @@ async def test_a_server_that_sets_cookies_gets_them_back() -> None:
     upstream = Upstream()
     upstream.cookie = True
     async with connected(upstream) as registry:
-        assert await said(registry, "json") == "json"
+        assert await text_of(registry, "json") == "json"
 
     assert upstream.headers[0]["cookie"] == "node=1"

@@ -17,7 +17,7 @@ async def registry(request: pytest.FixtureRequest) -> AsyncGenerator[OperationRe
         yield OperationRegistry(client)
 
 
-async def test_they_are_queries(registry: OperationRegistry) -> None:
+async def test_resources_and_prompts_are_queries(registry: OperationRegistry) -> None:
     kinds = {operation.spec.name: operation.spec.type for operation in registry}
 
     for name in (

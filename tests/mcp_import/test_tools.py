@@ -204,19 +204,19 @@ async def seen(registry: OperationRegistry) -> tuple[list[int], list[int]]:
 
 @pytest.mark.parametrize("kind", ["raw", "sdk"])
 async def test_progress_reaches_the_caller(kind: str) -> None:
-    told: list[tuple[float, float | None, str | None]] = []
+    reports: list[tuple[float, float | None, str | None]] = []
 
     async def progress(done: float, total: float | None, message: str | None) -> None:
-        told.append((done, total, message))
+        reports.append((done, total, message))
 
     config = raw() if kind == "raw" else MCPClientConfig(server=demo_server())
     tool = "progress" if kind == "raw" else "steps"
     async with connect_mcp("server", config) as client:
         context = OperationContext(channel=CallerChannel(progress=progress))
         await OperationRegistry(client).execute(f"server.{tool}", {}, context)
-        await eventually(lambda: len(told) == 3)
+        await eventually(lambda: len(reports) == 3)
 
-    assert sorted(told) == [(1, 3, "step 1"), (2, 3, "step 2"), (3, 3, "step 3")]
+    assert sorted(reports) == [(1, 3, "step 1"), (2, 3, "step 2"), (3, 3, "step 3")]
 
 
 @pytest.mark.requirement("R47")

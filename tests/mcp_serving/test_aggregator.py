@@ -220,7 +220,9 @@ async def hub(**configs: MCPClientConfig) -> AsyncGenerator[str]:
 
 @pytest.mark.parametrize("era", ERAS)
 @pytest.mark.parametrize("version", ["2025-11-25", "2026-07-28"])
-async def test_nothing_is_lost_behind_a_hub(upstream: str, era: str, version: str) -> None:
+async def test_a_hub_passes_every_mcp_feature_through(
+    upstream: str, era: str, version: str
+) -> None:
     direct, through = Person(), Person()
     with anyio.fail_after(60):
         mode = "legacy" if version == "2025-11-25" else "auto"

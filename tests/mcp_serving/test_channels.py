@@ -135,7 +135,7 @@ async def test_an_operation_may_need_a_client_that_can_answer(
 
 @BOTH
 async def test_progress_reaches_the_caller(registry: OperationRegistry, era: str) -> None:
-    heard: list[tuple[float, float | None, str | None]] = []
+    received: list[tuple[float, float | None, str | None]] = []
 
     @registry.operation("job.run")
     async def run(context: OperationContext) -> None:
@@ -143,18 +143,18 @@ async def test_progress_reaches_the_caller(registry: OperationRegistry, era: str
         await context.progress(2, 2)
 
     async def hear(progress: float, total: float | None, message: str | None) -> None:
-        heard.append((progress, total, message))
+        received.append((progress, total, message))
 
     async with Client(to_mcp(registry), mode=era) as client:
         await client.call_tool("job__run", {}, progress_callback=hear)
 
-    assert heard == [(1, 2, "half"), (2, 2, None)]
+    assert received == [(1, 2, "half"), (2, 2, None)]
 
 
 async def test_log_messages_reach_the_caller_from_the_level_it_set(
     registry: OperationRegistry,
 ) -> None:
-    heard: list[tuple[str, Any]] = []
+    received: list[tuple[str, Any]] = []
 
     @registry.operation("job.run")
     async def run(context: OperationContext) -> None:
@@ -162,14 +162,14 @@ async def test_log_messages_reach_the_caller_from_the_level_it_set(
         await context.log("warning", {"big": True})
 
     async def hear(params: Any) -> None:
-        heard.append((params.level, params.data))
+        received.append((params.level, params.data))
 
     async with Client(to_mcp(registry), mode="legacy", logging_callback=hear) as client:
         with pytest.warns(MCPDeprecationWarning):
             await client.set_logging_level("warning")
         await client.call_tool("job__run", {})
 
-    assert heard == [("warning", {"big": True})]
+    assert received == [("warning", {"big": True})]
 
 
 @BOTH
@@ -228,10 +228,10 @@ CAN: dict[str, Any] = {"elicitation": {}}
 @pytest.mark.requirement("R11")
 async def test_only_the_caller_can_answer_its_questions() -> None:
     elicitations = Elicitations()
-    asked = await elicitations.begin(interview, CallerChannel(), CAN, {}, ("ann", "x"))
-    token = asked["requestState"]
+    question = await elicitations.begin(interview, CallerChannel(), CAN, {}, ("ann", "x"))
+    token = question["requestState"]
 
-    assert list(asked["inputRequests"]) == ["name"]
+    assert list(question["inputRequests"]) == ["name"]
     for key in (("bob", "x"), ("ann", "y")):
         with pytest.raises(MCPError):
             await elicitations.resume(token, {"name": {"action": "accept"}}, CallerChannel(), key)
@@ -254,13 +254,13 @@ async def test_the_result_of_a_call_that_ends_while_it_asks_is_kept_for_the_clie
         return {"content": [], "said": "not needed"}
 
     elicitations = Elicitations()
-    asked = await elicitations.begin(run, CallerChannel(), CAN, {}, ("ann", "x"))
+    question = await elicitations.begin(run, CallerChannel(), CAN, {}, ("ann", "x"))
     may_end.set()
-    (_, call) = elicitations._waiting[asked["requestState"]]
+    (_, call) = elicitations._waiting[question["requestState"]]
     await asyncio.wait({call.task})
 
     late = {"elicitation-1": {"action": "accept"}}
-    done = await elicitations.resume(asked["requestState"], late, CallerChannel(), ("ann", "x"))
+    done = await elicitations.resume(question["requestState"], late, CallerChannel(), ("ann", "x"))
 
     assert done["said"] == "not needed"
 
@@ -275,37 +275,37 @@ async def test_a_result_that_no_client_requests_is_dropped(monkeypatch: pytest.M
         return {"content": []}
 
     elicitations = Elicitations()
-    asked = await elicitations.begin(run, CallerChannel(), CAN, {}, ("ann", "x"))
+    question = await elicitations.begin(run, CallerChannel(), CAN, {}, ("ann", "x"))
     async with asyncio.timeout(20):
         while elicitations._waiting:
             await asyncio.sleep(0.005)
 
     with pytest.raises(MCPError):
-        await elicitations.resume(asked["requestState"], {}, CallerChannel(), ("ann", "x"))
+        await elicitations.resume(question["requestState"], {}, CallerChannel(), ("ann", "x"))
 
 
 async def test_a_question_without_an_answer_is_asked_again() -> None:
     elicitations = Elicitations()
-    asked = await elicitations.begin(interview, CallerChannel(), CAN, {}, ("ann",))
+    question = await elicitations.begin(interview, CallerChannel(), CAN, {}, ("ann",))
     again = await elicitations.resume(
-        asked["requestState"], {"other": {}}, CallerChannel(), ("ann",)
+        question["requestState"], {"other": {}}, CallerChannel(), ("ann",)
     )
 
-    assert again["inputRequests"] == asked["inputRequests"]
-    assert again["requestState"] != asked["requestState"]
+    assert again["inputRequests"] == question["inputRequests"]
+    assert again["requestState"] != question["requestState"]
     done = await elicitations.resume(again["requestState"], {"name": {}}, CallerChannel(), ("ann",))
     assert done["said"] == {}
 
 
 async def test_progress_of_a_resumed_call_goes_to_the_resuming_request() -> None:
-    heard: list[str] = []
+    received: list[str] = []
 
     def channel(name: str) -> CallerChannel:
         async def progress(_done: float, _total: float | None, _message: str | None) -> None:
-            heard.append(f"{name} progress")
+            received.append(f"{name} progress")
 
         async def log(_level: str, _data: Any, _name: str | None) -> None:
-            heard.append(f"{name} log")
+            received.append(f"{name} log")
 
         return CallerChannel(progress=progress, log=log)
 
@@ -318,10 +318,10 @@ async def test_progress_of_a_resumed_call_goes_to_the_resuming_request() -> None
         return done
 
     elicitations = Elicitations()
-    asked = await elicitations.begin(run, channel("first"), CAN, {}, ("ann",))
-    await elicitations.resume(asked["requestState"], {"name": {}}, channel("second"), ("ann",))
+    question = await elicitations.begin(run, channel("first"), CAN, {}, ("ann",))
+    await elicitations.resume(question["requestState"], {"name": {}}, channel("second"), ("ann",))
 
-    assert heard == ["first progress", "second log"]
+    assert received == ["first progress", "second log"]
 
 
 async def test_a_client_that_leaves_while_its_call_runs_ends_it() -> None:
@@ -382,11 +382,11 @@ async def test_a_waiting_call_ends_with_its_deadline() -> None:
             caller, run, channel, "tools/call", params, "ask__name", {}
         )
 
-    asked = await call({})
+    question = await call({})
     (task,) = [waiting[1].task for waiting in server.elicitations._waiting.values()]
     await asyncio.wait({task}, timeout=20)
 
     assert task.done()
-    result = await call({"requestState": asked["requestState"]})
+    result = await call({"requestState": question["requestState"]})
     assert result["isError"]
     assert "TIMEOUT" in str(result)

@@ -208,11 +208,11 @@ async def test_without_a_session_reports_are_streamed_but_nothing_is_asked() -> 
         peer = Peer(client, {})
         async with peer.streamed("job__report", **token(1)) as stream:
             sent = [event async for event in stream]
-        asked = (await peer.call("job__ask")).json()["result"]
+        result = (await peer.call("job__ask")).json()["result"]
         got = await client.get("/mcp", headers=peer.headers)
 
     assert [set(event) for event in sent] == [{"event", "data"}] * 2
-    assert asked["isError"]
+    assert result["isError"]
     assert (got.status_code, got.headers["allow"]) == (405, "POST")
 
 
@@ -222,10 +222,10 @@ async def test_json_responses_only_drop_reports() -> None:
     app = to_mcp(jobs.registry).asgi_app(json_response=True)
     async with connected(app, capabilities={"elicitation": {}}) as peer:
         reported = await peer.call("job__report", **token(1))
-        asked = await peer.call("job__ask")
+        result = await peer.call("job__ask")
 
     assert reported.json()["result"]["content"][0]["text"] == "done"
-    assert asked.json()["result"]["isError"]
+    assert result.json()["result"]["isError"]
 
 
 async def test_a_client_that_prefers_streams_gets_a_stream_from_the_beginning() -> None:
@@ -333,10 +333,10 @@ async def test_a_question_is_answered_by_its_own_session_only() -> None:
             await other.answer(question["id"], {"action": "cancel"})
             stolen = Peer(peer.http, {**other.headers, "mcp-session-id": peer.session})
             assert (await stolen.answer(question["id"], {"action": "cancel"})).status_code == 404
-            answered = await peer.answer(question["id"], {"action": "decline"})
+            response = await peer.answer(question["id"], {"action": "decline"})
             result = (await anext(stream))["data"]
 
-    assert answered.status_code == 202
+    assert response.status_code == 202
     assert result["result"]["content"][0]["text"] == "decline"
 
 

@@ -75,7 +75,7 @@ async def test_the_sdks_client_lists_and_calls(era: str, lean: bool) -> None:
 
 @BOTH
 async def test_questions_and_progress_cross_http(era: str) -> None:
-    registry, heard = OperationRegistry(), list[str | None]()
+    registry, reports = OperationRegistry(), list[str | None]()
 
     @registry.operation("ask.name")
     async def name(context: OperationContext) -> str:
@@ -84,7 +84,7 @@ async def test_questions_and_progress_cross_http(era: str) -> None:
         return str(reply["action"])
 
     async def hear(progress: float, total: float | None, message: str | None) -> None:
-        heard.append(message)
+        reports.append(message)
 
     async def decline(context: Any, params: Any) -> Any:
         return ElicitResult(action="decline")
@@ -96,7 +96,7 @@ async def test_questions_and_progress_cross_http(era: str) -> None:
         result = await client.call_tool("ask__name", {}, progress_callback=hear)
 
     assert result.content[0].text == "decline"  # type: ignore[union-attr]
-    assert heard == ["asking"]
+    assert reports == ["asking"]
 
 
 PLAIN: list[tuple[str, JSONObject]] = [
@@ -213,18 +213,18 @@ async def test_malformed_bodies_get_an_error_and_affect_nothing_else(
 async def test_other_hosts_and_origins_are_rejected_before_any_work(
     headers: dict[str, str], status: int
 ) -> None:
-    asked = 0
+    questions = 0
 
     def who(_request: Request) -> None:
-        nonlocal asked
-        asked += 1
+        nonlocal questions
+        questions += 1
 
     app = to_mcp(example(), identify=who).asgi_app(origins=["https://app.example"])
     async with http(app) as client:
         answer = await client.post("/mcp", **post("tools/list", {}, **headers))
 
     assert answer.status_code == status
-    assert bool(asked) is (status == 200)
+    assert bool(questions) is (status == 200)
 
 
 async def test_any_host_may_be_allowed_but_pages_of_other_sites_are_rejected() -> None:

@@ -162,13 +162,13 @@ async def test_prompts_and_resources_of_other_servers_are_passed_on(
 
     async with Client(to_mcp(registry), mode=era) as client:
         passed = await client.get_prompt("far__prompt")
-        told = await client.get_prompt("far__described")
+        theirs = await client.get_prompt("far__described")
         (read,) = (await client.read_resource("near://x")).contents
         (fetched,) = (await client.read_resource("near://page")).contents
 
     assert [message.content.type for message in passed.messages] == ["resource", "text"]
-    assert told.description == "Theirs"
-    assert [message.content.text for message in told.messages] == ["b", "7"]  # type: ignore[union-attr]
+    assert theirs.description == "Theirs"
+    assert [message.content.text for message in theirs.messages] == ["b", "7"]  # type: ignore[union-attr]
     assert (read.uri, read.text) == ("far://x", "far")  # type: ignore[union-attr]
     assert (fetched.mime_type, fetched.text) == ("text/html", "<p>")  # type: ignore[union-attr]
 
@@ -201,18 +201,18 @@ def grow(registry: OperationRegistry) -> None:
 
 
 async def test_older_clients_are_notified_of_changed_listings_only() -> None:
-    registry, heard = example(), list[str]()
+    registry, received = example(), list[str]()
 
     async def hear(message: Any) -> None:
-        heard.append(message.method)
+        received.append(message.method)
 
     async with Client(to_mcp(registry), mode="legacy", message_handler=hear) as client:
         await client.list_tools()
         grow(registry)
-        await until(lambda: heard)
+        await until(lambda: received)
         assert "new__tool" in await tool_names(client)
 
-    assert heard == ["notifications/tools/list_changed"]
+    assert received == ["notifications/tools/list_changed"]
 
 
 async def test_newer_clients_are_notified_of_changes_they_subscribe_to() -> None:
@@ -232,10 +232,10 @@ async def test_newer_clients_are_notified_of_changes_they_subscribe_to() -> None
 @pytest.mark.requirement("R11")
 async def test_subscribers_of_a_resource_are_notified_of_updates() -> None:
     server: RegistryServer = to_mcp(library())
-    heard: list[str] = []
+    received: list[str] = []
 
     async def hear(message: Any) -> None:
-        heard.append(str(message.params.uri))
+        received.append(str(message.params.uri))
 
     async with Client(server, mode="legacy", message_handler=hear) as client:
         await client.subscribe_resource("book://motd")
@@ -243,12 +243,12 @@ async def test_subscribers_of_a_resource_are_notified_of_updates() -> None:
             await client.subscribe_resource("book://secret")
         await server.resource_updated("book://motd")
         await server.resource_updated("book://secret")
-        await until(lambda: heard)
+        await until(lambda: received)
         await client.unsubscribe_resource("book://motd")
         await server.resource_updated("book://motd")
         await client.list_tools()
 
-    assert heard == ["book://motd"]
+    assert received == ["book://motd"]
 
 
 @pytest.mark.requirement("R11")

@@ -306,16 +306,16 @@ async def test_an_input_that_is_not_an_object_is_wrapped_in_input(era: str) -> N
 async def test_a_subscription_sends_each_item_as_progress_and_returns_all_at_the_end(
     era: str,
 ) -> None:
-    heard: list[str | None] = []
+    reports: list[str | None] = []
 
     async def hear(progress: float, total: float | None, message: str | None) -> None:
-        heard.append(message)
+        reports.append(message)
 
     async with Client(to_mcp(example(), max_items=3), mode=era) as client:
         two = await client.call_tool("task__watch", {"n": 2}, progress_callback=hear)
         many = await client.call_tool("task__watch", {"n": 5})
 
-    assert heard == ["0", "1"]
+    assert reports == ["0", "1"]
     assert two.structured_content == {"items": [0, 1], "complete": True}
     assert many.structured_content == {"items": [0, 1, 2], "complete": False}
 

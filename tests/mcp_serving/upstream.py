@@ -157,9 +157,9 @@ async def list_prompts(context: Any, params: Any) -> types.ListPromptsResult:
 
 
 async def get_prompt(context: Any, params: Any) -> types.GetPromptResult:
-    said = f"{params.name} {(params.arguments or {}).get('topic')}"
+    text = f"{params.name} {(params.arguments or {}).get('topic')}"
     message = types.PromptMessage(
-        role="assistant", content=types.TextContent(type="text", text=said)
+        role="assistant", content=types.TextContent(type="text", text=text)
     )
     return types.GetPromptResult(description="A description.", messages=[message])
 

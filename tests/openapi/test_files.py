@@ -198,23 +198,23 @@ async def test_parts_of_a_form_are_sent_from_files(tmp_path: Path) -> None:
 
 
 async def test_progress_is_reported_both_ways(large: Path, tmp_path: Path) -> None:
-    told: list[tuple[float, float | None]] = []
+    reports: list[tuple[float, float | None]] = []
 
     async def progress(done: float, total: float | None, message: str | None) -> None:
-        told.append((done, total))
+        reports.append((done, total))
 
     context = OperationContext(channel=CallerChannel(progress=progress))
     async with connected(UPLOAD) as (_, registry):
         await registry.execute("api.call", {"body": large}, context)
-    assert len(told) >= 30
-    assert told[-1] == (LARGE, LARGE)
-    assert told == sorted(told)
+    assert len(reports) >= 30
+    assert reports[-1] == (LARGE, LARGE)
+    assert reports == sorted(reports)
 
-    told.clear()
+    reports.clear()
     async with connected(DOWNLOAD) as (server, registry):
         server.content, server.chunks = bytes(1 << 16), 64
         await registry.execute("api.call", {"save_to": tmp_path / "saved"}, context)
-    assert told[-1] == (4 << 20, 4 << 20)
+    assert reports[-1] == (4 << 20, 4 << 20)
 
 
 async def test_a_repeated_request_sends_the_whole_file_again(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def test_names_that_clash_get_method_and_path() -> None:
     assert first.startswith("get_a_")
 
 
-def test_the_root_has_a_name() -> None:
+def test_operations_at_the_root_path_are_named_by_method() -> None:
     assert operation_names([("", "GET", "/"), ("", "POST", "")]) == ["get", "post"]
 
 
@@ -60,7 +60,7 @@ def test_names_are_unique_safe_and_stable(
     )
 
 
-def test_arguments_of_one_name_get_their_place() -> None:
+def test_arguments_with_the_same_name_get_their_place_as_suffix() -> None:
     parameters = [("id", "path"), ("id", "query"), ("q", "query"), ("body", "header")]
     assert argument_names(parameters, ["body"]) == ["id_path", "id_query", "q", "body_header"]
     assert argument_names([("a", "path"), ("a", "query"), ("a_path", "query")]) == [

@@ -312,15 +312,15 @@ async def test_files_can_be_read_by_something_else(tmp_path: Path) -> None:
         "virtual/openapi.yaml": "openapi: 3.1.0\npaths:\n  /a: {$ref: 'paths/a.yaml'}\n",
         "virtual/paths/a.yaml": "get: {operationId: a, responses: {}}\n",
     }
-    asked: list[str] = []
+    requested: list[str] = []
 
     async def read(path: str) -> str:
-        asked.append(path)
+        requested.append(path)
         return files[path]
 
     service = await from_openapi_file("virtual/openapi.yaml", CONFIG, read=read)
     assert [operation.spec.name for operation in service] == ["a"]
-    assert asked == list(files)
+    assert requested == list(files)
 
 
 BAD = [
@@ -360,7 +360,7 @@ async def test_a_missing_file_is_a_document_error(tmp_path: Path) -> None:
 @pytest.mark.requirement("R04")
 async def test_a_document_at_an_address_reaches_its_own_folder_only(echo: Echo) -> None:
     echo.seen.clear()
-    asked: list[str] = []
+    requested: list[str] = []
     refs = [
         "b.json",
         "/api/sub/c.json",
@@ -373,7 +373,7 @@ async def test_a_document_at_an_address_reaches_its_own_folder_only(echo: Echo) 
     doc = document("/t", "post", requestBody={"content": {"application/json": {"schema": schema}}})
 
     async def respond(request: web.Request) -> web.Response:
-        asked.append(request.path)
+        requested.append(request.path)
         if request.path == "/api/openapi.json":
             return web.json_response(doc)
         if request.path.startswith("/api/"):
@@ -389,7 +389,7 @@ async def test_a_document_at_an_address_reaches_its_own_folder_only(echo: Echo) 
             # No server is named: calls go to the document's own origin, which may have credentials.
             answer = await OperationRegistry([operation]).execute("api.call", {"body": {}})
 
-    assert sorted(asked) == ["/api/b.json", "/api/openapi.json", "/api/sub/c.json", "/t"]
+    assert sorted(requested) == ["/api/b.json", "/api/openapi.json", "/api/sub/c.json", "/t"]
     assert len(found["$defs"]) == 2
     assert echo.seen == []
     assert answer.data == {"origin": "Bearer T"}

@@ -537,9 +537,9 @@ async def test_a_key_is_not_in_an_error_in_either_spelling() -> None:
 async def test_only_headers_with_secret_names_are_kept_out_of_errors() -> None:
     async def refuse(request: web.Request) -> web.Response:
         names = ("Accept", "X-Version", "X-Api-Key", "Authorization", "Cookie")
-        said = {name: request.headers[name] for name in names}
-        said["token"] = request.headers["Authorization"].split()[1]
-        return web.json_response(said, status=422)
+        echoed = {name: request.headers[name] for name in names}
+        echoed["token"] = request.headers["Authorization"].split()[1]
+        return web.json_response(echoed, status=422)
 
     headers = {
         "Accept": "application/json",

@@ -135,7 +135,7 @@ def test_a_required_authorization_header_without_security_is_reported() -> None:
     assert not problem.is_skipped
 
 
-def test_it_is_not_reported_if_it_is_set_or_declared() -> None:
+def test_an_authorization_header_that_is_configured_or_declared_is_no_problem() -> None:
     doc = document(parameters=[AUTHORIZATION])
     for config in (
         HTTPServiceConfig(namespace="api", auth={"type": "bearer", "token": "x"}),

@@ -513,8 +513,8 @@ async def test_a_client_secret_is_not_sent_to_a_host_that_only_the_document_name
         assert caught.value.code == ErrorCode.EXECUTION_ERROR
         assert echo.seen == []
 
-        told = ClientCredentials(client_id="id", client_secret="s", token_url=f"{url}/token")
-        async with imported(stolen, base_url=url, credentials={"key": told}) as registry:
+        configured = ClientCredentials(client_id="id", client_secret="s", token_url=f"{url}/token")
+        async with imported(stolen, base_url=url, credentials={"key": configured}) as registry:
             await registry.execute("api.call", {})
     assert provider.used == ["Bearer token1"]
 

@@ -465,7 +465,7 @@ async def test_a_documents_media_types_cannot_add_a_header() -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "said"),
+    ("config", "message"),
     [
         ({"base_url": "api.example.com"}, "base_url"),
         ({"base_url": "https://user:pass@api.example.com"}, "base_url"),
@@ -475,9 +475,9 @@ async def test_a_documents_media_types_cannot_add_a_header() -> None:
     ],
 )
 def test_an_invalid_configuration_is_reported_with_its_part(
-    config: dict[str, Any], said: str
+    config: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         from_openapi(document(), HTTPServiceConfig(namespace="api", **config))
 
 

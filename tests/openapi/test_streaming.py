@@ -133,18 +133,18 @@ async def test_done_ends_a_stream() -> None:
 
 
 async def test_a_lost_stream_is_resumed() -> None:
-    asked: list[str | None] = []
+    last_ids: list[str | None] = []
 
     async def respond(request: web.Request) -> web.StreamResponse:
-        asked.append(request.headers.get("Last-Event-ID"))
+        last_ids.append(request.headers.get("Last-Event-ID"))
         response = await begin(request)
-        if len(asked) == 1:
+        if len(last_ids) == 1:
             await response.write(
                 b"retry: 10\n\nid: 1\ndata: 1\n\nid: 2\ndata: 2\n\nid: 3\ndata: lost"
             )
             assert request.transport is not None
             request.transport.close()
-        elif len(asked) == 2:
+        elif len(last_ids) == 2:
             await response.write(b"id: 3\ndata: 3\n\n")
         else:
             return web.Response(status=204)
@@ -154,7 +154,7 @@ async def test_a_lost_stream_is_resumed() -> None:
         events = await collected(streaming(), url)
 
     assert [event.data for event in events] == [1, 2, 3]
-    assert asked == [None, "2", "3"]
+    assert last_ids == [None, "2", "3"]
 
 
 @pytest.mark.requirement("F2")
@@ -202,7 +202,7 @@ async def test_a_lost_stream_that_cannot_be_resumed_at_its_position_is_unavailab
     assert caught.value.code == ErrorCode.UNAVAILABLE
 
 
-async def test_a_long_lost_stream_that_begins_again_repeats_nothing() -> None:
+async def test_a_lost_stream_that_restarts_repeats_no_item() -> None:
     count = 0
 
     async def respond(request: web.Request) -> web.StreamResponse:

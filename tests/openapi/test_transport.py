@@ -204,7 +204,7 @@ async def test_a_client_certificate_is_presented(certificates: Path, files: dict
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"ca_file": "missing.pem"}, "ca_file"),
         ({"ca_file": "ca.key"}, "ca_file"),
@@ -215,13 +215,13 @@ async def test_a_client_certificate_is_presented(certificates: Path, files: dict
     ],
 )
 def test_unusable_files_are_reported_at_import(
-    certificates: Path, options: dict[str, str], told: str
+    certificates: Path, options: dict[str, str], message: str
 ) -> None:
     paths = {
         name: value if name == "proxy" else str(certificates / value)
         for name, value in options.items()
     }
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         from_openapi(document(), HTTPServiceConfig(namespace="api", **paths))  # type: ignore[arg-type]
 
 

@@ -317,7 +317,7 @@ class Signer:
         self.public: str = self._key.public_key.decode()
 
     def token(self, subject: str, **nats: Any) -> str:
-        """A token that this key signed about another."""
+        """Return a token for `subject`, signed with this key."""
         claims = {"iss": self.public, "sub": subject, "iat": 0, "nats": {"version": 2, **nats}}
         parts = [{"typ": "JWT", "alg": "ed25519-nkey"}, claims]
         text = b".".join(_base64(json.dumps(part).encode()) for part in parts)

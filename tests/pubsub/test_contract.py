@@ -73,7 +73,7 @@ async def test_messages_to_a_mailbox_arrive_whole_and_in_order(world: World) -> 
 
 async def test_messages_to_a_topic_reach_every_listener(world: World) -> None:
     if world.name == "websocket":
-        pytest.skip("there is nobody but the peer")
+        pytest.skip("a socket has only one peer")
     async with two_ends(world) as (near, far):
         here, there = Recorder(), Recorder()
         topic = near.topic("news")

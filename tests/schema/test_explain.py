@@ -84,7 +84,7 @@ def _faults(document: Any, value: Any) -> list[tuple[str, str, str]]:
         ),
     ],
 )
-def test_a_failure_of_the_value_itself(
+def test_a_failure_at_the_root_has_an_empty_path(
     document: Any, value: Any, message: str, keyword: str
 ) -> None:
     assert _faults(document, value) == [("", message, keyword)]
@@ -304,7 +304,7 @@ def test_several_failures_are_all_listed_once_each() -> None:
     assert [fault[0] for fault in _faults(document, {"a": 1, "b": 2})] == ["/c", "/a", "/b"]
 
 
-def test_their_number_is_bounded_and_long_lists_are_searched_for_them() -> None:
+def test_the_number_of_failures_is_bounded_and_long_lists_are_checked() -> None:
     document = {"type": "array", "items": {"type": "integer"}}
 
     assert len(_faults(document, ["x"] * 1_000)) == MAX_FAULTS

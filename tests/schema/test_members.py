@@ -25,7 +25,7 @@ def _cast(document: Any, value: Any) -> CastResult:
 
 
 def _kinds(result: CastResult) -> list[tuple[str, str]]:
-    """The places and kinds of all changes but those that every policy makes."""
+    """Return the place and kind of each change, except changes that every policy makes."""
     silent = {"stripped", "filled", "mismatch"}
     return [(change.path, change.kind) for change in result.changes if change.kind not in silent]
 

@@ -53,7 +53,7 @@ async def test_an_app_with_everything_needs_no_assembly_and_starts_twice() -> No
                     assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3
 
 
-async def test_settings_of_mcp_are_used_and_those_of_the_server_hold() -> None:
+async def test_mcp_settings_are_used() -> None:
     settings = MCPServerSettings(names="dotted", instructions="Add numbers.")
     app = create_app(registry(), mcp=settings, timeout=7)
 

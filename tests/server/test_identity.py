@@ -232,7 +232,7 @@ def tokens(**options: Any) -> JWTs:
 
 
 def token(key: Any = KEY, kid: str = "one", algorithm: str = "ES256", **claims: Any) -> str:
-    said = {
+    payload = {
         "iss": ISSUER,
         "aud": AUDIENCE,
         "sub": "alice",
@@ -240,7 +240,7 @@ def token(key: Any = KEY, kid: str = "one", algorithm: str = "ES256", **claims: 
         "scope": "secret other",
         **claims,
     }
-    held = {name: value for name, value in said.items() if value is not ...}
+    held = {name: value for name, value in payload.items() if value is not ...}
     return jwt.encode(held, key, algorithm, headers={"kid": kid})
 
 

@@ -126,9 +126,9 @@ async def test_the_concurrency_of_a_caller_is_counted_over_all_entry_points() ->
         enter = stack.enter_async_context
         url = (await enter(running(app))).replace("http", "ws") + "/ws"
         signed_in = await enter(connect_websocket(url, headers={"x-api-key": "a"}))
-        nobody = await enter(connect_websocket(url))
+        anonymous = await enter(connect_websocket(url))
         first = await enter(PendingRequestMap(signed_in))
-        second = await enter(PendingRequestMap(nobody))
+        second = await enter(PendingRequestMap(anonymous))
 
         async def over_http(name: str) -> str:
             answer = await client.post("/test/wait", headers={"x-api-key": name})

@@ -126,10 +126,10 @@ async def test_a_socket_gets_the_identity() -> None:
 
 
 async def test_a_websocket_at_another_path_is_rejected_and_not_passed_to_the_console() -> None:
-    asked: list[str] = []
+    requested: list[str] = []
 
     async def other(scope: Any, receive: Any, send: Any) -> None:
-        asked.append(scope["type"])
+        requested.append(scope["type"])
 
     async with running(create_app(OperationRegistry(), websocket=other, console=other)) as url:
         for path in ("", "/", "/wss"):
@@ -139,7 +139,7 @@ async def test_a_websocket_at_another_path_is_rejected_and_not_passed_to_the_con
                 async with connect_websocket(url.replace("http", "ws") + path):
                     pass
 
-    assert asked == []
+    assert requested == []
 
 
 async def test_without_other_parts_their_paths_are_empty() -> None:

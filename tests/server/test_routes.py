@@ -296,11 +296,11 @@ async def test_meta_comes_in_a_header_on_request() -> None:
         )
 
     client = serving(give)
-    asked = {"operations-meta": "true"}
+    wanted = {"operations-meta": "true"}
 
     assert "operations-meta" not in (await client.post("/test/run", json={"n": 1})).headers
-    small = await client.post("/test/run", json={"n": 1}, headers=asked)
-    large = await client.post("/test/run", json={"n": 5000}, headers=asked)
+    small = await client.post("/test/run", json={"n": 1}, headers=wanted)
+    large = await client.post("/test/run", json={"n": 5000}, headers=wanted)
     assert small.headers["operations-meta"].isascii()
     assert '"statusCode":201' in small.headers["operations-meta"]
     assert large.headers["operations-meta"] == '{"source":"http","omitted":true}'
@@ -450,9 +450,9 @@ async def test_an_identity_in_a_request_is_ignored() -> None:
     for headers in ({"x-identity": "alice"}, {"x-forwarded-user": "alice"}):
         body = {"identity": {"id": "alice", "scopes": ["write"]}, "trusted": True}
         assert (await client.post("/test/run", json=body, headers=headers)).status == 401
-        asked = {"operation": "test.run", "input": {}}
-        assert (await client.post("/call", json=asked, headers=headers)).status == 401
-        assert (await client.post("/call", json={**asked, **body}, headers=headers)).status == 422
+        wanted = {"operation": "test.run", "input": {}}
+        assert (await client.post("/call", json=wanted, headers=headers)).status == 401
+        assert (await client.post("/call", json={**wanted, **body}, headers=headers)).status == 422
 
 
 @pytest.mark.requirement("R12")

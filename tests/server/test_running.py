@@ -23,7 +23,7 @@ from operations.server.running import InsecureBindError, build_server, is_loopba
 
 
 @pytest.mark.requirement("R22")
-def test_it_listens_on_loopback_by_default(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_server_listens_on_loopback_by_default(caplog: pytest.LogCaptureFixture) -> None:
     app = create_app(OperationRegistry())
 
     assert build_server(app).config.host == "127.0.0.1"

@@ -86,9 +86,9 @@ async def test_a_call_without_remaining_time_is_not_started() -> None:
         session.post(f"{url}/test/run", headers=now) as response,
     ):
         assert (response.status, ran) == (504, [])
-        told = await response.json()
+        failure = await response.json()
 
-    assert told["message"] == "test.run was not started: its 0 s had run out"
+    assert failure["message"] == "test.run was not started: its 0 s had run out"
 
 
 @pytest.mark.requirement("R12")

@@ -112,7 +112,7 @@ def resource_envelope(result: JSONObject) -> ResponseEnvelope[Any]:
 
 
 def prompt_envelope(result: JSONObject) -> ResponseEnvelope[Any]:
-    """Return the envelope of a `prompts/get` result: description and messages; the meta has their blocks."""
+    """Return the envelope of a `prompts/get` result: data with description and messages, and meta with their blocks."""
     messages = _objects(result.get("messages"))
     data: JSONObject = {"messages": messages}
     if isinstance(result.get("description"), str):

@@ -270,7 +270,7 @@ def enforce_shareable(site: Site) -> None:
     """Raise an error if a schema depends on its own document.
 
     Raises:
-        SchemaError: If it has an identifier, a keyword of an older dialect, or a reference that is not to a definition.
+        SchemaError: If it has an identifier, a keyword of an older dialect, or a reference outside its definitions.
     """
     schema = site.schema
     if isinstance(schema, bool):

@@ -339,7 +339,7 @@ class Exported(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_d
             components: The document's `components/schemas`.
 
         Raises:
-            ValueError: If they are malformed.
+            ValueError: If a declared error is malformed.
         """
         return tuple(self._error(error, components) for error in self.errors)
 
