@@ -113,7 +113,7 @@ def _may_hold_more(text: bytes, max_values: int) -> bool:
 
 
 _FEW_BRACKETS = 16
-"""How many brackets are searched one by one, which skips long strings quickly. More are counted."""
+"""The number of brackets to search for one by one, which skips long strings quickly. Beyond it, they are counted."""
 
 
 def _may_nest_deeper(text: bytes, max_depth: int) -> bool:

@@ -83,7 +83,7 @@ class CallYielded(_Event, frozen=True, kw_only=True, tag="yielded"):
     """Counted from 0."""
 
     changes: dict[str, int] | None = None
-    """How many values of the item normalisation changed, by kind; None for none."""
+    """The number of values of the item that normalisation changed, by kind; None if it changed none."""
 
 
 class CallFinished(_Event, frozen=True, kw_only=True, tag="finished"):
@@ -102,7 +102,7 @@ class CallFinished(_Event, frozen=True, kw_only=True, tag="finished"):
     """Duration of the call in seconds."""
 
     changes: dict[str, int] | None = None
-    """How many values of the result normalisation changed, by kind; None for none."""
+    """The number of values of the result that normalisation changed, by kind; None if it changed none."""
 
 
 class CallAbandoned(_Event, frozen=True, kw_only=True, tag="abandoned"):

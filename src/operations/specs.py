@@ -380,13 +380,13 @@ class Operation(msgspec.Struct, frozen=True):
     processes."""
 
     approve: ApprovalRule | None = None
-    """The calls that a person must approve; None for none."""
+    """The calls that a person must approve; None if no call needs approval."""
 
     needs_grant: bool = True
     """Whether a grant must cover the operation; False for operations that only list others or continue results."""
 
     source_timeout: float | None = None
-    """The time limit of the source of an imported operation, in seconds; an entry point uses no shorter limit."""
+    """The time limit of the source of an imported operation, in seconds; entry points use at least this limit."""
 
     signature: Signature | None = None
     """The signature of the function, for typed calls; None if the handler is not a typed function."""

@@ -439,7 +439,7 @@ async def _open_store(file: ConfigFile, stack: AsyncExitStack) -> Store:
 
 
 def ledgers_of(file: ConfigFile) -> tuple[str, list[tuple[Path, Path | None]]]:
-    """Return the key of a config's ledger, and its files with their heads: one for each process.
+    """Return the key of a config's ledger, and for each process its ledger file and the file with its head.
 
     Raises:
         ConfigError: If there is no ledger, or its key cannot be read.

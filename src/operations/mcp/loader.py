@@ -129,7 +129,7 @@ class MCPClientLoader:
         return added
 
     def attach(self, registry: OperationRegistry) -> None:
-        """Update `registry`, which has these operations, from now on."""
+        """Apply later changes of these operations to `registry`, which already has them."""
         if registry not in self._registries:
             self._registries.append(registry)
         for client in self._clients.values():
