@@ -242,3 +242,19 @@ def test_every_command_of_the_command_lines_page_works(
             config.write_text('modules = ["hello.py", "shop.py"]\n', encoding="utf-8")
 
     assert "class Client" in (tmp_path / "shop_client.py").read_text(encoding="utf-8")
+
+
+def test_the_index_lists_every_decision_once_in_order() -> None:
+    folder = PROJECT / "docs/decisions"
+    index = (folder / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| \[(\d+)\]\((.+?)\) \| (.+) \|$", index, re.MULTILINE)
+
+    headings = [
+        (page, page.read_text(encoding="utf-8").splitlines()[0])
+        for page in sorted(folder.glob("0*.md"))
+    ]
+    expected = [
+        (page.name[:4], page.name, heading.removeprefix(f"# {page.name[:4]}: "))
+        for page, heading in headings
+    ]
+    assert rows == expected

@@ -204,7 +204,7 @@ class Exchange:
             await self._send(session.log.add_start(self._stream))
 
     def _writing(self) -> asyncio.Lock:
-        """Return the lock of the stream; most responses never become one."""
+        """Return the lock of the stream, created on first use, because most responses are not streams."""
         if self._lock is None:
             self._lock = asyncio.Lock()
         return self._lock
