@@ -29,7 +29,7 @@ from operations.config import (
     load_config,
     parse_config,
 )
-from operations.config.checks import Places
+from operations.config.checks import KeyLines
 from operations.config.model import (
     AuditEntry,
     BrokerEntry,
@@ -931,7 +931,7 @@ def test_keys_have_their_line_numbers_in_every_toml_syntax() -> None:
         'top = 1\n# [not.a.table]\n[a."b.c"]\nx = """\n[no]\ny = 1\n"""\nz = [\n  1, # ]\n]\nq.r = 2\n'
         "[[list]]\nk = 1\n[[list]]\nk = { inner = 2 }\n[list.sub]\nm = 1\n"
     )
-    places = Places(text)
+    places = KeyLines(text)
 
     assert places.line(("top",)) == 1
     assert places.line(("a", "b.c")) == 3

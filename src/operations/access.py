@@ -47,7 +47,7 @@ Budget: TypeAlias = tuple[str, Pattern, int]
 
 
 @lru_cache(maxsize=1024)
-def matcher(patterns: tuple[str, ...]) -> Callable[[str], bool]:
+def pattern_test(patterns: tuple[str, ...]) -> Callable[[str], bool]:
     """Return a function that tests whether an operation id matches one of the patterns, such as `price.*`."""
     match = re.compile("|".join(map(translate, patterns)) or r"(?!)").match
     return lambda operation_id: match(operation_id) is not None
@@ -78,11 +78,11 @@ def secret_key(key: str | bytes, purpose: str) -> bytes:
     return found
 
 
-class _Part(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+class _TokenPart(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """A part of a token."""
 
 
-class Block(_Part, frozen=True, kw_only=True):
+class Block(_TokenPart, frozen=True, kw_only=True):
     """One step of a delegation: the limits of its holder."""
 
     id: Name
@@ -107,7 +107,7 @@ class Block(_Part, frozen=True, kw_only=True):
     """Patterns of the operations whose calls a person must approve."""
 
 
-class Origin(_Part, frozen=True, kw_only=True):
+class GrantOrigin(_TokenPart, frozen=True, kw_only=True):
     """The caller's own grant, as presented to the hub that minted a grant for one of its calls."""
 
     operation: str
@@ -122,7 +122,7 @@ class Origin(_Part, frozen=True, kw_only=True):
     budgets: tuple[Budget, ...] = ()
 
 
-class Subject(_Part, frozen=True, kw_only=True):
+class Subject(_TokenPart, frozen=True, kw_only=True):
     """The party whose authority a grant narrows."""
 
     id: Name
@@ -133,7 +133,7 @@ class Subject(_Part, frozen=True, kw_only=True):
     resources: dict[str, tuple[str, ...]] | None = None
     acting: tuple[str, ...] = ()
 
-    origin: Origin | None = None
+    origin: GrantOrigin | None = None
     """Set if a hub minted the grant for a call."""
 
 
@@ -177,7 +177,7 @@ class Grant(Struct, frozen=True, kw_only=True, dict=True):
     keys: tuple[str, ...]
     """A unique name for each block, which its holder cannot choose."""
 
-    origin: Origin | None = None
+    origin: GrantOrigin | None = None
 
     @cached_property
     def issuer(self) -> Issuer | None:
@@ -286,7 +286,7 @@ class Grant(Struct, frozen=True, kw_only=True, dict=True):
 
     def _find(self, operation_id: str) -> Rules:
         def matches(pattern: str) -> bool:
-            return matcher((pattern,))(operation_id)
+            return pattern_test((pattern,))(operation_id)
 
         origin, approve, budgets = self.origin, self.approve, self.budgets
         if origin is not None and origin.operation == operation_id:

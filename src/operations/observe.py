@@ -44,7 +44,7 @@ def trace_context(values: Mapping[str, Any]) -> dict[str, str]:
     return trace
 
 
-class _Event(msgspec.Struct, frozen=True, kw_only=True, rename="camel", tag_field="event"):
+class _CallEvent(msgspec.Struct, frozen=True, kw_only=True, rename="camel", tag_field="event"):
     """The fields of all call events."""
 
     request_id: str
@@ -54,7 +54,7 @@ class _Event(msgspec.Struct, frozen=True, kw_only=True, rename="camel", tag_fiel
     """Milliseconds since the epoch."""
 
 
-class CallStarted(_Event, frozen=True, kw_only=True, tag="started"):
+class CallStarted(_CallEvent, frozen=True, kw_only=True, tag="started"):
     """A call arrived; access and input have not been checked yet."""
 
     parent_request_id: str | None
@@ -76,7 +76,7 @@ class CallStarted(_Event, frozen=True, kw_only=True, tag="started"):
     """Seconds that the request waited before it began; None if it did not wait in a queue."""
 
 
-class CallYielded(_Event, frozen=True, kw_only=True, tag="yielded"):
+class CallYielded(_CallEvent, frozen=True, kw_only=True, tag="yielded"):
     """A subscription returned an item."""
 
     index: int
@@ -86,7 +86,7 @@ class CallYielded(_Event, frozen=True, kw_only=True, tag="yielded"):
     """The number of values of the item that normalisation changed, by kind; None if it changed none."""
 
 
-class CallFinished(_Event, frozen=True, kw_only=True, tag="finished"):
+class CallFinished(_CallEvent, frozen=True, kw_only=True, tag="finished"):
     """A call ended. Every `CallStarted` is followed by exactly one of these."""
 
     parent_request_id: str | None
@@ -105,7 +105,7 @@ class CallFinished(_Event, frozen=True, kw_only=True, tag="finished"):
     """The number of values of the result that normalisation changed, by kind; None if it changed none."""
 
 
-class CallAbandoned(_Event, frozen=True, kw_only=True, tag="abandoned"):
+class CallAbandoned(_CallEvent, frozen=True, kw_only=True, tag="abandoned"):
     """The caller has left, but the handler could not be stopped and still runs."""
 
 

@@ -17,8 +17,8 @@ from msgspec.structs import replace as with_fields
 from operations._pipeline.path import authorize, invoke, prepare, run
 from operations._pipeline.plan import (
     CallCounters,
+    CallPlan,
     Middleware,
-    Plan,
     Remote,
     StreamMiddleware,
     forward,
@@ -81,8 +81,8 @@ class OperationRegistry(Registrations):
         super().__init__(
             remote, output=output, max_threads=max_threads, calls=calls, authority=authority
         )
-        self._plans: dict[str, Plan] = {}
-        self._streams: dict[str, Plan] = {}
+        self._plans: dict[str, CallPlan] = {}
+        self._streams: dict[str, CallPlan] = {}
         self._counting: dict[object, bool] = {}
         # Whether a call without a deadline needs no wrappers.
         self._plain = True
@@ -251,10 +251,10 @@ class OperationRegistry(Registrations):
         self,
         operation_id: str,
         context: OperationContext,
-        plans: dict[str, Plan],
+        plans: dict[str, CallPlan],
         *,
         streaming: bool,
-    ) -> Plan:
+    ) -> CallPlan:
         """Prepare an operation at its first call; raise an error if it cannot be called."""
         try:
             if not isinstance(cast("Any", operation_id), str):

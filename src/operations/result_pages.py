@@ -187,7 +187,7 @@ def next_operation(pages: ResultPages) -> Operation:
     return replace(marked, spec=spec, needs_grant=False)
 
 
-def caller_of(context: OperationContext) -> list[Any]:
+def result_owner(context: OperationContext) -> list[Any]:
     """Return the key of the caller of a stored result: the identity without its expiry, or else the session."""
     identity = context.identity
     if identity is None:
@@ -196,7 +196,7 @@ def caller_of(context: OperationContext) -> list[Any]:
 
 
 def _caller(context: OperationContext) -> bytes:
-    return msgspec.json.encode(caller_of(context), order="deterministic")
+    return msgspec.json.encode(result_owner(context), order="deterministic")
 
 
 def _enveloped(page: bytes, envelope: ResponseEnvelope[Any]) -> ResponseEnvelope[Any]:

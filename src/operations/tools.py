@@ -27,7 +27,7 @@ from msgspec.structs import replace as with_fields
 
 from operations._json import is_object, object_of, unescape
 from operations._pipeline.path import invoke, prepare
-from operations._pipeline.plan import Plan
+from operations._pipeline.plan import CallPlan
 from operations._resilience import Backoff, RetryBudget, retry_after
 from operations._text import enforce_lists, printable
 from operations.access import AccessControl, ApprovalRule
@@ -36,7 +36,7 @@ from operations.envelopes import MCPResponseMeta, ResponseEnvelope, TextContent
 from operations.errors import CallError, ErrorCode, RegistrationError
 from operations.front.limits import ConcurrencyLimiter, RateLimiter
 from operations.registry import OperationRegistry
-from operations.result_pages import MIN_PAGE, NEXT, ResultPages, caller_of, next_operation
+from operations.result_pages import MIN_PAGE, NEXT, ResultPages, next_operation, result_owner
 from operations.specs import UNKNOWN, Operation, OperationType, OutputPolicy, enforce_policy
 from operations.types import Count, Seconds
 
@@ -299,7 +299,7 @@ class _Tool:
         self._config = config
         self._registry = registry
         self._pages = pages
-        self._made: Plan | None = None
+        self._made: CallPlan | None = None
         self._id = operation.spec.id
         is_query = operation.spec.type is OperationType.QUERY
         self._rate = RateLimiter(config.rate, math.ceil(config.rate or 1))
@@ -314,7 +314,7 @@ class _Tool:
         self._select = None if config.select is None else _tree(config.select)
 
     @property
-    def _plan(self) -> Plan:
+    def _plan(self) -> CallPlan:
         if self._made is None:
             self._made = prepare(self._operation, cast("Any", self._registry), is_inner=True)
         return self._made
@@ -462,7 +462,7 @@ def _caller(context: OperationContext) -> str:
 
 def _key(value: Any, context: OperationContext) -> bytes | None:
     """Return a canonical key from the input and the caller without its expiry; None if the input has files."""
-    caller = [*caller_of(context), context.trusted]
+    caller = [*result_owner(context), context.trusted]
     try:
         return msgspec.json.encode([value, caller], order="deterministic")
     except TypeError:

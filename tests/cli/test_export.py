@@ -26,7 +26,7 @@ from operations import (
     OperationType,
 )
 from operations._text import tool_name
-from operations.agents.providers import DIALECTS, provider_tools
+from operations.agents.providers import PROVIDER_LIMITS, provider_tools
 from operations.cli.export import client_runtime, mcp_tools, python_client
 from operations.openapi import HTTPServiceConfig, from_openapi_file
 from operations.server import APIKeys, create_app, hash_key
@@ -166,12 +166,12 @@ def test_every_provider_gets_the_same_names() -> None:
         provider: [
             (tool.get("function") or tool)["name"] for tool in provider_tools(specs, provider)[0]
         ]
-        for provider in DIALECTS
+        for provider in PROVIDER_LIMITS
     }
 
     names = [tool_name(each.id) for each in specs]
     assert names[0] == "a__b"
-    assert exported == dict.fromkeys(DIALECTS, names)
+    assert exported == dict.fromkeys(PROVIDER_LIMITS, names)
     assert [tool["name"] for tool in mcp_tools(specs)] == names
 
 

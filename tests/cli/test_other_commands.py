@@ -15,7 +15,7 @@ from tests.conftest import PROJECT
 from tests.servers import NatsServer, running
 
 from operations import __version__
-from operations.cli.demo import MANAGER, Step, answers_of, command_of, open_demo, steps
+from operations.cli.demo import MANAGER, DemoStep, answers_of, command_of, open_demo, steps
 from operations.cli.options import ExitCode
 from operations.config import load_config
 from operations.hub import Hub
@@ -281,7 +281,7 @@ def test_without_a_terminal_the_demo_ends_after_its_tour(run: Run) -> None:
 
 @pytest.mark.slow
 def test_the_commands_of_the_tour_have_the_shown_results(run: Run) -> None:
-    async def shown_by(step: Step, hub: Hub) -> list[Any]:
+    async def shown_by(step: DemoStep, hub: Hub) -> list[Any]:
         return [answer async for answer in answers_of(step, hub.registry)]
 
     kinds: set[tuple[bool, bool]] = set()

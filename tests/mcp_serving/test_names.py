@@ -11,7 +11,7 @@ from tests.mcp_serving.support import example, tool_names
 from operations import OperationRegistry, OperationSpec, OperationType
 from operations._text import TOOL_NAME, tool_name
 from operations.mcp import to_mcp
-from operations.mcp.serving.catalog import names_of
+from operations.mcp.serving.catalog import specs_by_name
 
 
 def spec(operation_id: str, name: str | None = None) -> OperationSpec:
@@ -21,7 +21,7 @@ def spec(operation_id: str, name: str | None = None) -> OperationSpec:
 
 
 def chosen(*specs: OperationSpec) -> dict[str, str]:
-    names = names_of(specs, "portable", reserved=["search"])
+    names = specs_by_name(specs, "portable", reserved=["search"])
     return {spec.id: name for name, spec in names.items()}
 
 

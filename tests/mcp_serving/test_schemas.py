@@ -7,10 +7,10 @@ from operations.mcp.codec import (
     EXACT_OUTPUT,
     META_KEY,
     WRAPPED,
-    as_object,
+    accepts_only_objects,
     boxed,
     is_never_null,
-    is_object,
+    object_schema,
     pruned,
     restore_schemas,
     with_alternative,
@@ -35,8 +35,8 @@ TREE: dict[str, Any] = {
     ],
 )
 def test_a_schema_of_objects_gets_its_type_at_the_root(document: Any) -> None:
-    assert is_object(document)
-    assert as_object(document)["type"] == "object"
+    assert accepts_only_objects(document)
+    assert object_schema(document)["type"] == "object"
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_a_schema_of_objects_gets_its_type_at_the_root(document: Any) -> None:
 def test_a_schema_that_accepts_other_types_is_not_treated_as_an_object_schema(
     document: Any,
 ) -> None:
-    assert not is_object(document)
+    assert not accepts_only_objects(document)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from operations._json import MAX_DEPTH, TOO_LONG, to_json
 from operations.schema.casting.stripping import NeedsRepair, Stripper, TypedStrip
-from operations.schema.casting.structs import Shape, Shaper
+from operations.schema.casting.structs import PlanType, Shaper
 from operations.schema.casting.thorough import Caster, Pass
 from operations.schema.checking import Checker
 from operations.schema.members import Places
@@ -36,7 +36,7 @@ def _strip(document: Any, value: Any, room: int = MAX_DEPTH) -> Any:
     )
 
 
-def _shape(document: Any) -> Shape | None:
+def _shape(document: Any) -> PlanType | None:
     planner = Planner(Checker(document))
     return Shaper(_caster(planner).default).shape(planner.plan((planner.document.root,)))
 

@@ -19,7 +19,7 @@ import msgspec
 
 from operations._decoding import decode_json
 from operations._json import MAX_REQUEST_VALUES, JSONValueError, list_of, unescape
-from operations._pipeline.plan import Envelope, Plan
+from operations._pipeline.plan import CallPlan, Envelope
 from operations.envelopes import ResponseEnvelope, add_changes
 from operations.schema import Change, CompiledSchema
 from operations.schema.casting.changes import MAX_PATH
@@ -159,7 +159,7 @@ def _copied(value: Any) -> Any:
     return value
 
 
-def noting(plan: Plan, changes: Sequence[Change]) -> Plan:
+def noting(plan: CallPlan, changes: Sequence[Change]) -> CallPlan:
     """Return a plan for one call that adds `changes` to its first envelope."""
     noting, finish, waiting = copy(plan), plan.finish, [changes]
 

@@ -31,12 +31,12 @@ from operations._json import (
 from operations._pipeline.lenient import convert_input, noting
 from operations._pipeline.plan import (
     Call,
+    CallPlan,
     CallSeries,
     Envelope,
     Finisher,
     Next,
     PipelineHost,
-    Plan,
     before,
 )
 from operations._pipeline.reports import (
@@ -79,7 +79,7 @@ _LONG_AGO = 1e11
 """A time in 1973, in milliseconds since the epoch. An earlier deadline was probably given in seconds."""
 
 
-def enter(plan: Plan, context: OperationContext) -> None:
+def enter(plan: CallPlan, context: OperationContext) -> None:
     """Raise an error unless the caller, or the calling operation, may call this operation. Uses no budget."""
     if plan.is_inner or has_authority(plan, context):
         return
@@ -90,13 +90,13 @@ def enter(plan: Plan, context: OperationContext) -> None:
         raise _denied(plan)
 
 
-def _denied(plan: Plan) -> CallError:
+def _denied(plan: CallPlan) -> CallError:
     error = access_denied(plan.id)
     error.operation_id = plan.id
     return error
 
 
-def has_authority(plan: Plan, context: OperationContext) -> bool:
+def has_authority(plan: CallPlan, context: OperationContext) -> bool:
     """Return whether the access of the caller need not be checked."""
     if context.trusted:
         return True
@@ -104,7 +104,9 @@ def has_authority(plan: Plan, context: OperationContext) -> bool:
     return context.authority is not None and context.authority[1] == plan.id
 
 
-async def guard(plan: Plan, value: Any, context: OperationContext) -> tuple[Any, OperationContext]:
+async def guard(
+    plan: CallPlan, value: Any, context: OperationContext
+) -> tuple[Any, OperationContext]:
     """Make the checks that depend on the final input; return the input and the context for the handler.
 
     Raises:
@@ -139,7 +141,7 @@ async def guard(plan: Plan, value: Any, context: OperationContext) -> tuple[Any,
     return value, context if context.reach is plan.reach else context.changed(reach=plan.reach)
 
 
-async def authorize(plan: Plan, value: Any, context: OperationContext) -> None:
+async def authorize(plan: CallPlan, value: Any, context: OperationContext) -> None:
     """Check a call as `invoke` does, without running it.
 
     Raises:
@@ -154,7 +156,7 @@ async def authorize(plan: Plan, value: Any, context: OperationContext) -> None:
         raise
 
 
-async def _guarded(plan: Plan, value: Any, context: OperationContext) -> Any:
+async def _guarded(plan: CallPlan, value: Any, context: OperationContext) -> Any:
     value, inner = await guard(plan, value, context)
     with recorded(plan, context) as results:
         result = plan.handler(value, inner)
@@ -162,7 +164,7 @@ async def _guarded(plan: Plan, value: Any, context: OperationContext) -> Any:
     return results[0]
 
 
-def admit(plan: Plan, value: Any, context: OperationContext) -> tuple[Plan, Any]:
+def admit(plan: CallPlan, value: Any, context: OperationContext) -> tuple[CallPlan, Any]:
     """Return the plan to run and the validated input as plain JSON.
 
     Missing input becomes an empty object if that is valid.
@@ -200,7 +202,7 @@ def admit(plan: Plan, value: Any, context: OperationContext) -> tuple[Plan, Any]
 
 
 async def invoke(
-    plan: Plan, value: Any, context: OperationContext, series: CallSeries | None = None
+    plan: CallPlan, value: Any, context: OperationContext, series: CallSeries | None = None
 ) -> Envelope:
     """Run a query or mutation, return its envelope, and count it in `series`."""
     began = 0.0
@@ -268,7 +270,7 @@ async def invoke(
         del failure  # it refers to this frame
 
 
-async def run(plan: Plan, value: Any, context: OperationContext) -> Envelope:
+async def run(plan: CallPlan, value: Any, context: OperationContext) -> Envelope:
     """Run `invoke` with observers, the deadline and middleware."""
     host = plan.host
     path: Coroutine[Any, Any, Envelope] = (
@@ -288,7 +290,7 @@ async def run(plan: Plan, value: Any, context: OperationContext) -> Envelope:
     return envelope
 
 
-async def _through(plan: Plan, value: Any, context: OperationContext) -> Envelope:
+async def _through(plan: CallPlan, value: Any, context: OperationContext) -> Envelope:
     """Run the middleware, outermost first, if the caller has access."""
     enter(plan, context)
 
@@ -311,7 +313,7 @@ async def _through(plan: Plan, value: Any, context: OperationContext) -> Envelop
 
 
 async def _timed(
-    deadline: float, path: Coroutine[Any, Any, Envelope], plan: Plan, context: OperationContext
+    deadline: float, path: Coroutine[Any, Any, Envelope], plan: CallPlan, context: OperationContext
 ) -> Envelope:
     """Run the path in its own task, so that it can be abandoned at the deadline."""
     limit = context.limit
@@ -325,14 +327,14 @@ async def _timed(
     return cast("Envelope", await before(deadline, seconds, task, task, plan, context))
 
 
-def prepare(operation: Operation, host: PipelineHost, *, is_inner: bool = False) -> Plan:
+def prepare(operation: Operation, host: PipelineHost, *, is_inner: bool = False) -> CallPlan:
     """Return an operation ready for calls.
 
     Raises:
         SchemaError: If its input schema cannot be used.
     """
     finish = finisher(operation.spec, operation.output or host.output)
-    plan = Plan(operation, host, finish, is_inner=is_inner)
+    plan = CallPlan(operation, host, finish, is_inner=is_inner)
     is_stream = operation.spec.type is OperationType.SUBSCRIPTION
     if operation.timeout is not None and not is_inner and not is_stream:
         plan.handler = _limited(plan, plan.handler, operation.timeout)
@@ -340,7 +342,7 @@ def prepare(operation: Operation, host: PipelineHost, *, is_inner: bool = False)
 
 
 def _limited(
-    plan: Plan, handler: Callable[[Any, OperationContext], Any], seconds: float
+    plan: CallPlan, handler: Callable[[Any, OperationContext], Any], seconds: float
 ) -> Callable[[Any, OperationContext], Any]:
     """Return a handler that ends after the operation's own time limit, which a caller can shorten but not extend."""
 

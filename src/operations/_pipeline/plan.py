@@ -21,7 +21,7 @@ from typing import Any, Final, Protocol, TypeAlias, cast
 from weakref import WeakKeyDictionary
 
 from operations._text import counted, enforce_lists
-from operations.access import matcher, permission, resource_permission
+from operations.access import pattern_test, permission, resource_permission
 from operations.authority import Authority
 from operations.context import OperationContext, Reach
 from operations.envelopes import ResponseEnvelope
@@ -383,7 +383,7 @@ class PipelineHost:
             task.exception()
 
 
-class Plan:
+class CallPlan:
     """An operation prepared for calls, with its compiled schemas and access check.
 
     Args:
@@ -424,7 +424,7 @@ class Plan:
         self.permits = None if spec.access_control.is_open else permission(spec.access_control)
         self.permits_input = resource_permission(spec.access_control)
         calls = host.calls if operation.calls is None else tuple(operation.calls)
-        self.reach = Reach(self.id, matcher(calls)) if calls else None
+        self.reach = Reach(self.id, pattern_test(calls)) if calls else None
         self.admits = not is_inner and (
             operation.approve is not None or host.authority.ledger is not None
         )
@@ -477,7 +477,7 @@ async def before(
     seconds: float,
     result: "asyncio.Future[Any]",
     work: "asyncio.Task[Any]",
-    plan: Plan,
+    plan: CallPlan,
     context: OperationContext,
 ) -> Any:
     """Await the result of `work`, or raise `TIMEOUT` at the deadline even if the work ignores cancellation.

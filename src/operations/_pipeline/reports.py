@@ -14,7 +14,7 @@ from time import perf_counter
 from typing import Any, NoReturn, cast
 
 from operations._json import JSONValueError
-from operations._pipeline.plan import CallSeries, Envelope, PipelineHost, Plan
+from operations._pipeline.plan import CallPlan, CallSeries, Envelope, PipelineHost
 from operations._text import printable
 from operations.context import CLOSED, OperationContext
 from operations.envelopes import MCPResponseMeta, ResponseEnvelope
@@ -118,7 +118,7 @@ def changed(envelope: ResponseEnvelope[Any]) -> dict[str, int] | None:
 
 
 def report_item(
-    plan: Plan, context: OperationContext, index: int, item: ResponseEnvelope[Any]
+    plan: CallPlan, context: OperationContext, index: int, item: ResponseEnvelope[Any]
 ) -> None:
     """Report and count an item of a subscription."""
     changes = changed(item)
@@ -137,7 +137,7 @@ def report_item(
         )
 
 
-def fail(plan: Plan, context: OperationContext, error: BaseException) -> NoReturn:
+def fail(plan: CallPlan, context: OperationContext, error: BaseException) -> NoReturn:
     """Raise the `CallError` for `error`.
 
     Called outside the `except` block, so that the error is not chained to itself.
@@ -179,7 +179,7 @@ def _is_closed() -> bool:
         return True
 
 
-def _outer_error(plan: Plan, context: OperationContext, error: CallError) -> CallError | None:
+def _outer_error(plan: CallPlan, context: OperationContext, error: CallError) -> CallError | None:
     """Return the error for the caller if `error` is that of a nested call; None if the caller may see it unchanged."""
     parent_id = error.parent_request_id
     is_nested = error.operation_id not in (None, plan.id) or (
@@ -200,7 +200,7 @@ def _cancellation(error: BaseException | None) -> asyncio.CancelledError | None:
 
 
 @contextmanager
-def recorded(plan: Plan, context: OperationContext) -> Generator[list[Any]]:
+def recorded(plan: CallPlan, context: OperationContext) -> Generator[list[Any]]:
     """Record how a handler ended, if there is a ledger. The block adds the result to the list that it receives."""
     ledger, results = None if plan.is_inner else plan.host.authority.ledger, list[Any]()
     if ledger is None:
@@ -216,7 +216,7 @@ def recorded(plan: Plan, context: OperationContext) -> Generator[list[Any]]:
     ledger.end(plan.id, context, code_of(end, context) or "ok")
 
 
-def _outcome(plan: Plan, context: OperationContext, error: BaseException) -> str:
+def _outcome(plan: CallPlan, context: OperationContext, error: BaseException) -> str:
     """Return the code that the caller receives for the exception of a handler."""
     if isinstance(error, GeneratorExit) and plan.spec.type is OperationType.SUBSCRIPTION:
         # The consumer left.

@@ -15,7 +15,7 @@ from operations._pipeline.path import (
     is_large,
     of_middleware,
 )
-from operations._pipeline.plan import Call, Envelope, NextStream, Plan, before
+from operations._pipeline.plan import Call, CallPlan, Envelope, NextStream, before
 from operations._pipeline.reports import fail, recorded, report_item, report_start
 from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode, timed_out
@@ -27,7 +27,7 @@ _PATIENCE = 1.0
 
 
 async def stream(
-    plan: Plan, value: Any, context: OperationContext
+    plan: CallPlan, value: Any, context: OperationContext
 ) -> AsyncGenerator[Envelope, None]:
     """Run a subscription with observers, the deadline and middleware: the same steps for every item."""
     host = plan.host
@@ -64,7 +64,7 @@ async def stream(
 
 
 async def _items(
-    plan: Plan, value: Any, context: OperationContext
+    plan: CallPlan, value: Any, context: OperationContext
 ) -> AsyncGenerator[Envelope, None]:
     iterator: AsyncIterator[Any] | None = None
     failure: BaseException | None = None
@@ -101,7 +101,7 @@ async def _items(
 
 
 async def _stream_through(
-    plan: Plan, value: Any, context: OperationContext
+    plan: CallPlan, value: Any, context: OperationContext
 ) -> AsyncGenerator[Envelope, None]:
     """Run the stream middleware, outermost first."""
     enter(plan, context)
@@ -128,7 +128,7 @@ async def _stream_through(
     _fail(plan, context, failure)
 
 
-def _fail(plan: Plan, context: OperationContext, failure: BaseException | None) -> None:
+def _fail(plan: CallPlan, context: OperationContext, failure: BaseException | None) -> None:
     try:
         if failure is not None:
             fail(plan, context, failure)
@@ -137,7 +137,10 @@ def _fail(plan: Plan, context: OperationContext, failure: BaseException | None) 
 
 
 async def _timed_items(
-    deadline: float, items: AsyncGenerator[Envelope, None], plan: Plan, context: OperationContext
+    deadline: float,
+    items: AsyncGenerator[Envelope, None],
+    plan: CallPlan,
+    context: OperationContext,
 ) -> AsyncGenerator[Envelope, None]:
     """Yield the items until the deadline.
 

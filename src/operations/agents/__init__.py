@@ -23,11 +23,11 @@ from operations._json import JSONValueError, to_json
 from operations._text import enforce_lists, suggestion, tool_name
 from operations.access import Identity, access_denied
 from operations.agents.providers import (
-    DIALECTS,
-    Definition,
+    PROVIDER_LIMITS,
     Loss,
     Outcome,
     Provider,
+    ToolDefinition,
     definition,
     input_of,
     provider_tools,
@@ -245,7 +245,7 @@ class Toolbox:
         self,
         extra: str,
         module: str,
-        build: "Callable[[Any, Definition, Run], Any]",
+        build: "Callable[[Any, ToolDefinition, Run], Any]",
         provider: Provider = "anthropic",
     ) -> list[Any]:
         try:
@@ -256,13 +256,13 @@ class Toolbox:
         return [build(framework, tool, partial(self._run, tool.name)) for tool in tools]
 
     def _provider_tools(self, provider: Provider) -> list[JSONObject]:
-        wrap = DIALECTS[provider].wrap
+        wrap = PROVIDER_LIMITS[provider].wrap
         tools = self._definitions(provider)
         return [wrap(each.name, each.description, each.schema) for each in tools]
 
-    def _definitions(self, provider: Provider) -> list[Definition]:
-        dialect = DIALECTS[provider]
-        return [definition(spec, dialect, _ignore) for spec in self._listed()]
+    def _definitions(self, provider: Provider) -> list[ToolDefinition]:
+        limits = PROVIDER_LIMITS[provider]
+        return [definition(spec, limits, _ignore) for spec in self._listed()]
 
     def _listed(self) -> list[OperationSpec]:
         """Return the operations that have their own tool."""
@@ -412,7 +412,7 @@ Run = Callable[[Any], Awaitable[Outcome]]
 """Runs a tool with arguments as an object or as JSON text."""
 
 
-def _langchain_tool(core: Any, tool: Definition, run: Run) -> Any:
+def _langchain_tool(core: Any, tool: ToolDefinition, run: Run) -> Any:
     async def invoke(**arguments: Any) -> str:
         outcome = await run(arguments)
         if outcome.error is not None:
@@ -428,7 +428,7 @@ def _langchain_tool(core: Any, tool: Definition, run: Run) -> Any:
     )
 
 
-def _pydantic_ai_tool(pydantic_ai: Any, tool: Definition, run: Run) -> Any:
+def _pydantic_ai_tool(pydantic_ai: Any, tool: ToolDefinition, run: Run) -> Any:
     async def invoke(**arguments: Any) -> str:
         return (await run(arguments)).text
 
@@ -437,7 +437,7 @@ def _pydantic_ai_tool(pydantic_ai: Any, tool: Definition, run: Run) -> Any:
     )
 
 
-def _openai_agents_tool(agents: Any, tool: Definition, run: Run) -> Any:
+def _openai_agents_tool(agents: Any, tool: ToolDefinition, run: Run) -> Any:
     async def invoke(_context: Any, arguments: str) -> str:
         return (await run(arguments)).text
 

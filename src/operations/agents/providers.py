@@ -55,7 +55,7 @@ class Loss:
 
 
 @dataclass(frozen=True, slots=True)
-class Definition:
+class ToolDefinition:
     """An operation as a tool: its name, its description, and the schema of its arguments."""
 
     spec: OperationSpec
@@ -65,7 +65,7 @@ class Definition:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dialect:
+class ProviderLimits:
     """The limits of one provider."""
 
     longest_description: int
@@ -82,8 +82,8 @@ def _wrapped(key: str, name: str, description: str, schema: JSONObject) -> JSONO
     return {"name": name, "description": description, key: schema}
 
 
-DIALECTS: dict[Provider, Dialect] = {
-    "openai": Dialect(
+PROVIDER_LIMITS: dict[Provider, ProviderLimits] = {
+    "openai": ProviderLimits(
         longest_description=1024,
         most_tools=128,
         wrap=lambda name, description, schema: {
@@ -91,12 +91,12 @@ DIALECTS: dict[Provider, Dialect] = {
             "function": _wrapped("parameters", name, description, schema),
         },
     ),
-    "anthropic": Dialect(
+    "anthropic": ProviderLimits(
         longest_description=100_000,
         most_tools=10_000,
         wrap=partial(_wrapped, "input_schema"),
     ),
-    "gemini": Dialect(
+    "gemini": ProviderLimits(
         longest_description=100_000,
         most_tools=512,
         wrap=partial(_wrapped, "parameters"),
@@ -128,10 +128,10 @@ _FORMATS = {
 _DEEPEST = 12
 
 
-def fit(outline: Outline, dialect: Dialect, report: Report) -> JSONObject:
+def fit(outline: Outline, limits: ProviderLimits, report: Report) -> JSONObject:
     """Return the schema of an input in a form that the provider accepts."""
     root = _object_root(outline, report)
-    return _Plain(report).convert(Outline(root), "", 0) if dialect.is_plain else root
+    return _Plain(report).convert(Outline(root), "", 0) if limits.is_plain else root
 
 
 def _object_root(outline: Outline, report: Report) -> JSONObject:
@@ -250,12 +250,12 @@ _READ = frozenset({
 """Keywords that have their own conversion."""
 
 
-def description_of(text: str, dialect: Dialect, report: Report) -> str:
+def description_of(text: str, limits: ProviderLimits, report: Report) -> str:
     """Return a description, truncated to the limit of the provider."""
-    if len(text) <= dialect.longest_description:
+    if len(text) <= limits.longest_description:
         return text
-    report("description", f"is truncated to {dialect.longest_description} characters")
-    return text[: dialect.longest_description - 1] + "…"
+    report("description", f"is truncated to {limits.longest_description} characters")
+    return text[: limits.longest_description - 1] + "…"
 
 
 def input_of(spec: OperationSpec, arguments: JSONObject) -> Any:
@@ -263,22 +263,22 @@ def input_of(spec: OperationSpec, arguments: JSONObject) -> Any:
     return arguments.get("input") if _is_wrapped(Outline.of(spec.input_schema)) else arguments
 
 
-def definition(spec: OperationSpec, dialect: Dialect, report: Report) -> Definition:
+def definition(spec: OperationSpec, limits: ProviderLimits, report: Report) -> ToolDefinition:
     """Return an operation as a tool."""
     name = tool_name(spec.id)
     if "__" not in name:
         report("name", f"is called {name}, from which the id cannot be derived")
-    description = description_of(spec.description or spec.title or spec.id, dialect, report)
-    schema = fit(Outline.of(spec.input_schema), dialect, report)
+    description = description_of(spec.description or spec.title or spec.id, limits, report)
+    schema = fit(Outline.of(spec.input_schema), limits, report)
     # Copied, so that users and frameworks cannot change the operation.
-    return Definition(spec, name, description, msgspec.to_builtins(schema))
+    return ToolDefinition(spec, name, description, msgspec.to_builtins(schema))
 
 
 def provider_tools(
     specs: Sequence[OperationSpec], provider: Provider
 ) -> tuple[list[JSONObject], list[Loss]]:
     """Return every query and mutation as a tool, and the losses: omitted operations first."""
-    dialect = DIALECTS[provider]
+    limits = PROVIDER_LIMITS[provider]
     losses: list[Loss] = []
     omitted: list[Loss] = []
     tools: list[JSONObject] = []
@@ -290,12 +290,12 @@ def provider_tools(
         if spec.type is OperationType.SUBSCRIPTION:
             what = "is a subscription, and a tool returns one result: omitted"
             omitted.append(Loss(spec.id, "type", what))
-        elif len(tools) == dialect.most_tools:
-            what = f"is omitted: {provider} accepts {dialect.most_tools} tools at a time"
+        elif len(tools) == limits.most_tools:
+            what = f"is omitted: {provider} accepts {limits.most_tools} tools at a time"
             omitted.append(Loss(spec.id, "/", what))
         else:
-            tool = definition(spec, dialect, report)
-            tools.append(dialect.wrap(tool.name, tool.description, tool.schema))
+            tool = definition(spec, limits, report)
+            tools.append(limits.wrap(tool.name, tool.description, tool.schema))
     return tools, omitted + losses
 
 

@@ -176,7 +176,7 @@ class Approvals:
         self._waiting += 1
         try:
             with lent_slot():
-                await context.answered(_within(seconds, changed))
+                await context.answered(_wait_at_most(seconds, changed))
         finally:
             self._waiting -= 1
         return True
@@ -259,10 +259,10 @@ class Approvals:
             seconds = max(0.0, (soonest - clock()) / 1000) + 0.001
             ends = monotonic() + min(seconds, self._store.poll_seconds)
             while self.is_up() and not changed.is_set() and monotonic() < ends:
-                await _within(min(ends - monotonic(), _LOOK_SECONDS), changed)
+                await _wait_at_most(min(ends - monotonic(), _LOOK_SECONDS), changed)
 
 
-async def _within(seconds: float, changed: asyncio.Event) -> None:
+async def _wait_at_most(seconds: float, changed: asyncio.Event) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await changed.wait()

@@ -22,7 +22,7 @@ from typing import Any, Final, TypeAlias, TypedDict, Unpack
 import msgspec
 from msgspec.structs import replace
 
-from operations.access import Block, Grant, Identity, Origin, Subject, clock, secret_key
+from operations.access import Block, Grant, GrantOrigin, Identity, Subject, clock, secret_key
 from operations.authority.store import Store, StoreError
 from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode, OperationsError
@@ -246,7 +246,7 @@ class Grants:
                 until = min(until, int(identity.expires_at))
             (acting, keys), grant = identity.presented, identity.grant
             approve, budgets = ((), ()) if grant is None else (grant.approve, grant.budgets)
-            origin = Origin(
+            origin = GrantOrigin(
                 operation=operation_id, acting=acting, keys=keys, approve=approve, budgets=budgets
             )
             block = Block(id=token_hex(8), holder=holder, operations=(operation_id,), until=until)
@@ -382,7 +382,7 @@ async def enforce_valid(identity: Identity, store: Store) -> None:
         raise CallError(ErrorCode.ACCESS_DENIED, "The credential is not valid any more")
 
 
-def _subject(identity: Identity, origin: Origin | None = None) -> Subject:
+def _subject(identity: Identity, origin: GrantOrigin | None = None) -> Subject:
     held = identity.resources
     return Subject(
         id=identity.id,

@@ -13,7 +13,7 @@ import msgspec
 
 from operations._derive import Builder, KeyPath, Secret, keys_of, secrets_of
 from operations._json import unescape
-from operations.config.checks import ConfigError, ConfigFault, Places, Wording, check, written
+from operations.config.checks import ConfigError, ConfigFault, KeyLines, Wording, check, written
 from operations.config.model import Config, Entry, config_schema, entries_of
 from operations.types import JSONObject
 
@@ -194,7 +194,7 @@ def parse_config(text: str, path: Path) -> Config:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError([_no_toml(file, text, str(error))]) from None
-    places = Places(text)
+    places = KeyLines(text)
 
     def fault(key_path: KeyPath, message: str) -> ConfigFault:
         return ConfigFault(file, places.line(key_path), written(key_path), message)

@@ -43,7 +43,7 @@ _TOKEN = re.compile(
 )
 
 
-class Places:
+class KeyLines:
     """The line numbers of the keys in a text."""
 
     def __init__(self, text: str) -> None:

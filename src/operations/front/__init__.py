@@ -41,7 +41,7 @@ from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode, OperationsError
 from operations.front.limits import REMEMBERED, ConcurrencyLimiter, Limits, RateLimiter, Slot
 from operations.front.public_errors import Challenge, RequestError, public_wire
-from operations.front.search import Batch, Described, Gateway, OperationCall, Search
+from operations.front.search import Batch, Gateway, OperationCall, SchemaRequest, Search
 from operations.registry import OperationRegistry
 from operations.specs import OperationSpec
 from operations.types import JSONObject
@@ -539,7 +539,7 @@ class Front:
         raise RequestError(403, denied.code, denied.message, headers=[challenge])
 
     async def answer(
-        self, request: Search | Described | Batch, context: OperationContext, caller: str
+        self, request: Search | SchemaRequest | Batch, context: OperationContext, caller: str
     ) -> JSONObject:
         """Answer a request to the gateway: search, describe an operation, or run several calls.
 
@@ -549,7 +549,7 @@ class Front:
         if isinstance(request, Search):
             found = await self.gateway.search(context=context, **structs.asdict(request))
             return {"operations": to_builtins(found)}
-        if isinstance(request, Described):
+        if isinstance(request, SchemaRequest):
             return self.gateway.schema(request.operation, context, output=request.output)
         return {"results": await self.batch(request.calls, context, caller)}
 

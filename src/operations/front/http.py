@@ -42,7 +42,7 @@ from operations.front.messages import (
     REQUEST_ID,
     Reply,
     check_json_body,
-    decode_json,
+    decode_body,
     error_reply,
     read_body,
     send_parts,
@@ -300,7 +300,7 @@ class RequestState:
             RequestError: If the body is not JSON or exceeds a limit.
         """
         body = await self.read()
-        return decode_json(body, self.front.limits) if body else None
+        return decode_body(body, self.front.limits) if body else None
 
     def start_work(self) -> None:
         """Cancel the work when the request's time limit expires, if it has one, or when its client disconnects.

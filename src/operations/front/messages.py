@@ -84,7 +84,7 @@ def check_json_body(headers: Mapping[bytes, bytes]) -> None:
         raise unsupported("Send the body as application/json")
 
 
-def enforce_size(body: bytes, limits: Limits) -> None:
+def enforce_body_bounds(body: bytes, limits: Limits) -> None:
     """Reject JSON with too many values or too deep nesting, without decoding it.
 
     Raises:
@@ -96,7 +96,7 @@ def enforce_size(body: bytes, limits: Limits) -> None:
         raise _request_error(error) from None
 
 
-def decode_json(body: bytes | str, limits: Limits) -> Any:
+def decode_body(body: bytes | str, limits: Limits) -> Any:
     """Return the value of a JSON text.
 
     Raises:

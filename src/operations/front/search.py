@@ -325,7 +325,7 @@ class Search(_Request, frozen=True, kw_only=True):
     type: OperationType | None = None
 
 
-class Described(_Request, frozen=True, kw_only=True):
+class SchemaRequest(_Request, frozen=True, kw_only=True):
     """The contract of one operation."""
 
     operation: _OperationId

@@ -102,7 +102,7 @@ def is_url(uri: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ServerAccess:
     """The interface of one server for its operations."""
 
     server: str
@@ -126,7 +126,7 @@ class Source:
 class ResourceOperations:
     """Builds the operations for one server's listing."""
 
-    def __init__(self, source: Source, pins: Pins) -> None:
+    def __init__(self, source: ServerAccess, pins: Pins) -> None:
         self._source = source
         self._config = source.config
         self._pins = pins
@@ -315,14 +315,14 @@ _SHOWN = 5
 """The number of skipped entries that the log names."""
 
 
-class Catalog:
+class ServerCatalog:
     """The operations of a server.
 
     Args:
         source: The server, with the settings of the import; its version is that of the last listing.
     """
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: ServerAccess) -> None:
         self.operations: dict[str, Operation] = {}
         """The operations by id."""
 

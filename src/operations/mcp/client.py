@@ -24,9 +24,9 @@ from operations.caller_tokens import CallerToken
 from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode, timed_out
 from operations.front.limits import CallTimeout
-from operations.mcp.catalog import Catalog, Source
+from operations.mcp.catalog import ServerAccess, ServerCatalog
 from operations.mcp.codec import with_caller_meta
-from operations.mcp.connection import CallerConnections, Connection, Retries
+from operations.mcp.connection import CallerConnections, LiveConnection, Retries
 from operations.mcp.failures import ServerError, read_failure
 from operations.mcp.http import sending_for
 from operations.mcp.interaction import (
@@ -85,16 +85,18 @@ class MCPClient:
         self._log_budget = LogBudget()
         self._breaker = CircuitBreaker(name)
         self._bulkhead = Bulkhead(name, self.config.concurrency)
-        self._connection = Connection(name, self.config, self._callbacks, self._opened)
+        self._connection = LiveConnection(name, self.config, self._callbacks, self._opened)
         self._connection.on_away = self._stale.set
         self._own = CallerConnections(
-            lambda: Connection(
+            lambda: LiveConnection(
                 name, own_config(self.config), self._callbacks, self._opened_for_caller
             )
         )
         self._watches = ResourceWatches(name, self._connection_for)
-        source = Source(name, "", self.config, self.request, self._list_all, self._watches.watch)
-        self._catalog = Catalog(source)
+        source = ServerAccess(
+            name, "", self.config, self.request, self._list_all, self._watches.watch
+        )
+        self._catalog = ServerCatalog(source)
 
     # ------------------------------------------------------------ the catalog
 
@@ -291,7 +293,7 @@ class MCPClient:
             connection.busy -= 1
             connection.used = asyncio.get_running_loop().time()
 
-    async def _connection_for(self, context: OperationContext) -> Connection:
+    async def _connection_for(self, context: OperationContext) -> LiveConnection:
         """Return the connection for a call: the shared connection, or that of its caller.
 
         Raises:
@@ -313,7 +315,7 @@ class MCPClient:
 
     async def _send(
         self,
-        connection: Connection,
+        connection: LiveConnection,
         call: CallInFlight,
         method: str,
         params: JSONObject,

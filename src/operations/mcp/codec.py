@@ -281,7 +281,7 @@ WRAPPED: Final = "x-fastmcp-wrap-result"
 """Marks the output schema of a tool with boxed results, so that FastMCP's client unwraps `result`."""
 
 
-def is_object(document: JSONSchema) -> bool:
+def accepts_only_objects(document: JSONSchema) -> bool:
     """Return whether a schema certainly accepts only objects."""
     return _surely(document, document, lambda schema: schema.get("type") == "object")
 
@@ -324,7 +324,7 @@ def _surely(schema: Any, root: Any, requires: Callable[[JSONObject], bool], dept
     )
 
 
-def as_object(document: JSONSchema) -> JSONObject:
+def object_schema(document: JSONSchema) -> JSONObject:
     """Return a schema that accepts only objects, with `type` at its root, where clients expect it."""
     if isinstance(document, dict) and document.get("type") == "object":
         return document

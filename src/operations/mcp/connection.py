@@ -30,7 +30,7 @@ from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode
 from operations.mcp import failures
 from operations.mcp.http import open_http
-from operations.mcp.interaction import CallerAuth, CallsInFlight, caller_of
+from operations.mcp.interaction import CallerAuth, CallsInFlight, caller_id
 from operations.mcp.oauth import SignInRequiredError
 from operations.mcp.sdk import Dispatcher, lowlevel_server
 from operations.mcp.session import RelaySession
@@ -52,7 +52,7 @@ MAX_CALLERS = 100
 _SLOW = "if it only needs more time (a first start may download packages), increase connect_timeout"
 
 
-class Connection:
+class LiveConnection:
     """Provides a live session.
 
     Args:
@@ -414,7 +414,7 @@ async def _open_memory(server: Any) -> AsyncGenerator[Any]:
 class Retries:
     """Decides whether a request is retried."""
 
-    def __init__(self, connection: Connection, replayable: bool) -> None:
+    def __init__(self, connection: LiveConnection, replayable: bool) -> None:
         self._connection = connection
         self._replayable = self._is_safe = replayable
         self._attempts = 0
@@ -459,19 +459,19 @@ class CallerConnections:
         build: Returns a new connection for one caller.
     """
 
-    def __init__(self, build: Callable[[], Connection]) -> None:
+    def __init__(self, build: Callable[[], LiveConnection]) -> None:
         self._build = build
-        self._open: OrderedDict[str, Connection] = OrderedDict()
+        self._open: OrderedDict[str, LiveConnection] = OrderedDict()
         self._closing: set[asyncio.Task[None]] = set()
         """The tasks that close connections to make room for others."""
 
-    def find(self, context: OperationContext) -> Connection:
+    def find(self, context: OperationContext) -> LiveConnection:
         """Return the connection of a call's caller; open one if there is none.
 
         Raises:
             CallError: `RESOURCE_EXHAUSTED` if too many callers have running calls.
         """
-        caller = caller_of(context)
+        caller = caller_id(context)
         connection = self._open.get(caller)
         if connection is None or connection.is_closed:
             if len(self._open) >= MAX_CALLERS:

@@ -36,7 +36,7 @@ from operations.types import JSONObject
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Client:
+class ClientFeatures:
     """Features of the client of one call that a `CallerChannel` does not cover."""
 
     close_stream: Callable[[], Awaitable[None]] | None = None
@@ -47,7 +47,7 @@ class Client:
     opens_urls: bool = False
 
 
-client: ContextVar[Client] = ContextVar("client", default=Client())  # noqa: B039 - it is frozen
+client: ContextVar[ClientFeatures] = ContextVar("client", default=ClientFeatures())  # noqa: B039 - it is frozen
 """The client of the current call."""
 
 
@@ -91,7 +91,7 @@ _tied: ContextVar["CallInFlight | None"] = ContextVar("operations_mcp_in_flight"
 """The call of a request; transports pass it to the tasks that handle messages on its stream."""
 
 
-def caller_of(context: OperationContext) -> str:
+def caller_id(context: OperationContext) -> str:
     """Return the key of a call's caller: its identity, else its session, else the call itself."""
     identity, channel = context.identity, context.channel
     if identity is not None:
@@ -144,9 +144,9 @@ class CallInFlight:
     def __init__(self, context: OperationContext, timeout: CallTimeout) -> None:
         self.context = context
         self.timeout = timeout
-        self.caller = caller_of(context)
+        self.caller = caller_id(context)
 
-        self.client: Client = client.get()
+        self.client: ClientFeatures = client.get()
         """Features of the MCP client of the call that a channel does not cover."""
 
         self.is_unanswered = False
@@ -339,7 +339,7 @@ class _Questions:
 
 
 def caller_answer(
-    method: str, params: JSONObject, context: OperationContext, client: Client
+    method: str, params: JSONObject, context: OperationContext, client: ClientFeatures
 ) -> Coroutine[Any, Any, JSONObject] | None:
     """Return the coroutine that asks the caller of a call; None if the caller cannot be asked this question."""
     channel = context.channel

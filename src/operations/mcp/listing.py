@@ -39,7 +39,7 @@ from operations._mcp_config import PinPolicy
 from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode
 from operations.mcp.codec import META_KEY
-from operations.mcp.connection import Connection
+from operations.mcp.connection import LiveConnection
 from operations.mcp.interaction import CallsInFlight
 from operations.mcp.session import RelaySession
 from operations.types import JSONObject
@@ -353,11 +353,11 @@ class ResourceWatches:
     """
 
     def __init__(
-        self, server: str, connection_for: Callable[[OperationContext], Awaitable[Connection]]
+        self, server: str, connection_for: Callable[[OperationContext], Awaitable[LiveConnection]]
     ) -> None:
         self._server = server
         self._connection_for = connection_for
-        self._watched: dict[tuple[Connection, str], _Watched] = {}
+        self._watched: dict[tuple[LiveConnection, str], _Watched] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def watch(self, uri: str, context: OperationContext) -> AsyncGenerator[str]:
@@ -428,7 +428,7 @@ class _Changes:
 class _Watched:
     """A subscription to one resource."""
 
-    def __init__(self, uri: str, server: str, connection: Connection) -> None:
+    def __init__(self, uri: str, server: str, connection: LiveConnection) -> None:
         self.uri = uri
         self.watchers: set[_Changes] = set()
         self.is_subscribed: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -39,15 +39,15 @@ from operations.openapi.responses import (
     decoded,
     http_error,
     oauth_error,
+    over_limit,
     read_data,
     read_whole,
-    too_large,
 )
 from operations.openapi.security import (
     DEFAULT_HEADERS,
     NOTHING,
+    RequestCredentials,
     Security,
-    Signature,
     TokenRefusedError,
     signed_request,
 )
@@ -91,7 +91,7 @@ class _Call(msgspec.Struct):
     headers: Mapping[str, str] | None = None
     """The configured headers; None until first needed."""
 
-    signature: Signature = NOTHING
+    signature: RequestCredentials = NOTHING
     """The signature of the last attempt."""
 
     retries: int = 0
@@ -107,7 +107,7 @@ class _Call(msgspec.Struct):
     """The open response of the last request."""
 
 
-class Client:
+class ServiceClient:
     """Sends the requests of one service: signs, sends, retries, follows redirects and reads responses.
 
     Args:
@@ -464,7 +464,7 @@ class Client:
             request = onward
         raise CallError(ErrorCode.EXECUTION_ERROR, "Too many redirects.")
 
-    async def _signature(self, call: _Call) -> Signature:
+    async def _signature(self, call: _Call) -> RequestCredentials:
         """Return the credentials of a request, if its host may receive them."""
         origin, is_trusted = self.enforce_reachable(call.draft.base)
         if not is_trusted:
@@ -481,7 +481,7 @@ class Client:
         else:
             size, limit = len(body), self._config.max_request_bytes
         if size > limit:
-            raise too_large("The request", limit)
+            raise over_limit("The request", limit)
 
     async def _save(self, response: HTTPResponse, target: Target, context: OperationContext) -> int:
         """Save a body; return its size."""
@@ -507,7 +507,11 @@ class Client:
             raise timed_out(where, self._config.timeout, "respond") from None
 
     async def _error(
-        self, request: HTTPRequest, response: HTTPResponse, signature: Signature, end: float
+        self,
+        request: HTTPRequest,
+        response: HTTPResponse,
+        signature: RequestCredentials,
+        end: float,
     ) -> CallError:
         """Return the error for an error response, with the part of its body within the limits of size and time.
 

@@ -16,7 +16,7 @@ from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, DocumentError, SchemaError
 from operations.openapi.endpoint import Endpoint
-from operations.openapi.reading.document import Description, Entry, Problem
+from operations.openapi.reading.document import Description, DocumentOperation, Problem
 from operations.openapi.reading.media import is_json, is_range, is_stream, is_text
 from operations.openapi.reading.model import Model
 from operations.openapi.responses import http_error
@@ -45,7 +45,7 @@ _BOUNDS = (
 class Example:
     """An example of a response."""
 
-    entry: Entry
+    entry: DocumentOperation
     status: int
     media_type: str
     value: Any
@@ -57,7 +57,9 @@ class Example:
         return f"{self.entry.method} {self.entry.path} {self.status}"
 
 
-def examples_of(description: Description, entries: Iterable[Entry]) -> Iterator[Example]:
+def examples_of(
+    description: Description, entries: Iterable[DocumentOperation]
+) -> Iterator[Example]:
     """Yield the examples of all responses that are JSON or text."""
     follow = description.references.object_at
     for entry in entries:
@@ -80,7 +82,7 @@ def examples_of(description: Description, entries: Iterable[Entry]) -> Iterator[
 
 
 def _media(
-    description: Description, entry: Entry, response: Any
+    description: Description, entry: DocumentOperation, response: Any
 ) -> Iterator[tuple[str, Any, dict[str, Any]]]:
     """Yield the media type, the schema, and the object with the examples."""
     if not description.is_swagger:

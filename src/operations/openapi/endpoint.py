@@ -15,13 +15,13 @@ from operations.context import OperationContext
 from operations.envelopes import DescribedEnvelope, ResponseEnvelope
 from operations.errors import CallError, DocumentError, ErrorCode
 from operations.openapi.bodies import HeldFiles, hold_files
-from operations.openapi.client import Client
+from operations.openapi.client import ServiceClient
 from operations.openapi.config import HTTPServiceConfig
-from operations.openapi.files import StreamedBody, Target, refused, target_of
+from operations.openapi.files import StreamedBody, Target, file_target, refused
 from operations.openapi.paging import Page, Paging
 from operations.openapi.parameters import template_names
-from operations.openapi.reading.document import Description, Entry
-from operations.openapi.reading.expected import Described, Expected
+from operations.openapi.reading.document import Description, DocumentOperation
+from operations.openapi.reading.expected import Expected, ResponseData
 from operations.openapi.request_plan import RequestPlan
 from operations.openapi.responses import (
     WholeResponse,
@@ -48,7 +48,7 @@ class Shared:
 
     config: HTTPServiceConfig
     description: Description
-    client: Client
+    client: ServiceClient
     security: Security
 
     owned: frozenset[tuple[str, str]]
@@ -78,7 +78,7 @@ class Endpoint:
     )  # fmt: skip
 
     def __init__(
-        self, shared: Shared, entry: Entry, *, is_stream: bool, is_split: bool = False
+        self, shared: Shared, entry: DocumentOperation, *, is_stream: bool, is_split: bool = False
     ) -> None:
         self._shared = shared
         self._entry = entry
@@ -143,7 +143,7 @@ class Endpoint:
     def _target(self, given: Any) -> Target:
         """Return the file to save to: a path or an open file, or a relative path below `files_root`."""
         if not isinstance(given, str):
-            return target_of(given, self.save_to)
+            return file_target(given, self.save_to)
         root = self._shared.description.schemas.files_root
         if root is None:
             raise refused(self.save_to, "no files_root is configured")
@@ -237,7 +237,7 @@ class Endpoint:
         )
 
     @property
-    def entry(self) -> Entry:
+    def entry(self) -> DocumentOperation:
         """The operation in the document."""
         return self._entry
 
@@ -283,7 +283,7 @@ class Endpoint:
         size = len(content)
         return DescribedEnvelope(data, meta_of(response), schema, size=size, is_clean=is_clean)
 
-    def _describe(self, status: int, content_type: str) -> Described:
+    def _describe(self, status: int, content_type: str) -> ResponseData:
         """Return the description of the data of a response."""
         self._ready()
         return self._expected.find(status, content_type)

@@ -236,7 +236,7 @@ class Target:
     """Whether a second attempt can start from the beginning."""
 
 
-def target_of(given: Any, name: str) -> Target:
+def file_target(given: Any, name: str) -> Target:
     """Return the target for a path, whose file is replaced, or for an open file of this process.
 
     Raises:

@@ -28,7 +28,7 @@ from operations.access import OPEN, AccessControl
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope, read_changes
 from operations.errors import CallError
-from operations.openapi.client import Client
+from operations.openapi.client import ServiceClient
 from operations.openapi.config import HTTPServiceConfig, OperationOutline
 from operations.openapi.endpoint import Endpoint, Shared
 from operations.openapi.exporting.components import (
@@ -45,12 +45,12 @@ from operations.openapi.reading.document import (
     DeclaredRequests,
     DeclaredResponses,
     Description,
-    Entry,
+    DocumentOperation,
     Problem,
 )
 from operations.openapi.reading.files import Bundle
 from operations.openapi.reading.media import EVENT_STREAM
-from operations.openapi.reading.model import operation_names, safe_name
+from operations.openapi.reading.model import operation_names, safe_identifier
 from operations.openapi.request_plan import BODY
 from operations.openapi.responses import WholeResponse
 from operations.openapi.security import Security, TokenSources
@@ -68,7 +68,7 @@ class ExportedEndpoint(Endpoint):
 
     __slots__ = ("_exported",)
 
-    def __init__(self, shared: Shared, entry: Entry, exported: Exported) -> None:
+    def __init__(self, shared: Shared, entry: DocumentOperation, exported: Exported) -> None:
         super().__init__(shared, entry, is_stream=exported.type is OperationType.SUBSCRIPTION)
         self._exported = exported
 
@@ -184,7 +184,7 @@ STREAM = ".stream"
 class _Draft(msgspec.Struct, gc=False):
     """An operation without its final name."""
 
-    entry: Entry
+    entry: DocumentOperation
     wanted: str
     title: str | None
     description: str
@@ -215,7 +215,7 @@ class Importer:
         if config.files_root is not None:
             description.schemas.files_root = FilesRoot(config.files_root)
         trusted = [url for url in (config.base_url, address) if url is not None]
-        self.client = client = Client(config, TrustedHosts(trusted, config.allowed_hosts))
+        self.client = client = ServiceClient(config, TrustedHosts(trusted, config.allowed_hosts))
         base = config.base_url or address or ""
         schemes = description.reader.security_schemes()
         for name in config.credentials:
@@ -274,7 +274,7 @@ class Importer:
             _LOGGER.warning("%s: %s: %s", self._source, problem.where, problem.reason)
         return operations
 
-    def _exported(self) -> Iterator[Entry]:
+    def _exported(self) -> Iterator[DocumentOperation]:
         """Yield the entries without a usable extension; add the operations that extensions restore."""
         for entry in self.description.entries():
             exported = read_extension(entry.operation)
@@ -343,7 +343,7 @@ class Importer:
                 yield from streams
             yield from self._pages(draft.entry, first, outline)
 
-    def _draft(self, entry: Entry) -> _Draft:
+    def _draft(self, entry: DocumentOperation) -> _Draft:
         operation = entry.operation
         summary, description = operation.get("summary"), operation.get("description")
         if is_object(description):
@@ -424,7 +424,7 @@ class Importer:
         if rename is None:
             return outline.name
         wanted = rename(outline) if callable(rename) else rename.get(outline.name, outline.name)
-        name = safe_name(wanted)
+        name = safe_identifier(wanted)
         if not name:
             raise ValueError(f"{outline.name} cannot be renamed to {wanted!r}")
         return name
@@ -436,7 +436,7 @@ class Importer:
         return access if isinstance(access, AccessControl) else access(outline)
 
     def _pages(
-        self, entry: Entry, listed: Operation, outline: OperationOutline
+        self, entry: DocumentOperation, listed: Operation, outline: OperationOutline
     ) -> Iterator[Operation]:
         """Yield the subscription to all pages, if the document declares paging arguments."""
         paging = self._paging(entry, outline)
@@ -455,7 +455,7 @@ class Importer:
         handler = partial(endpoint.pages, paging)
         yield Operation(pages, handler, self._config.output, blocking=False)
 
-    def _paging(self, entry: Entry, outline: OperationOutline) -> Paging | None:
+    def _paging(self, entry: DocumentOperation, outline: OperationOutline) -> Paging | None:
         rule = self._config.pagination
         if rule is None:
             return None

@@ -145,7 +145,7 @@ def header_value(parameter: Parameter, value: Any) -> str:
     if parameter.media_type is not None:
         return content_text(value, parameter.media_type)
     mark = _PLAIN_DELIMITERS.get(parameter.style, ",")
-    return _joined(value, parameter.explode, mark, _same)
+    return _joined(value, parameter.explode, mark, _unencoded)
 
 
 def query_pairs(parameter: Parameter, value: Any) -> list[str]:
@@ -175,8 +175,8 @@ def _fields(
     name: str, value: Any, style: str, explode: bool, encode: Encode | None
 ) -> list[tuple[str, str]]:
     """Return names and values by a query style; without `encode`, both are plain text."""
-    marks, rename = (_PLAIN_DELIMITERS, _same) if encode is None else (_DELIMITERS, percent)
-    encode, key = encode or _same, rename(name)
+    marks, rename = (_PLAIN_DELIMITERS, _unencoded) if encode is None else (_DELIMITERS, percent)
+    encode, key = encode or _unencoded, rename(name)
     if style == "deepObject":
         return [(k, encode(text_of_value(v))) for k, v in _deep(key, value, rename)]
     if explode:
@@ -245,7 +245,7 @@ def _deep(key: str, value: Any, rename: Encode) -> list[tuple[str, Any]]:
     return [(key, value or None if isinstance(value, (dict, list)) else value)]
 
 
-def _same(text: str) -> str:
+def _unencoded(text: str) -> str:
     return text
 
 

@@ -39,7 +39,7 @@ from operations.openapi.parameters import (
     unused_name,
 )
 from operations.openapi.reading import media
-from operations.openapi.reading.expected import is_sequence, whole_schema
+from operations.openapi.reading.expected import describes_items, whole_schema
 from operations.openapi.reading.keywords import as_object, closed_object, is_file, with_null
 from operations.openapi.reading.model import (
     Body,
@@ -267,7 +267,7 @@ class BodyPlan:
         """Yield the schemas of the bodies for one media type."""
         kind = offered.media_type
         converted = draft.convert(whole_schema(offered), _direction(offered))
-        if _takes_objects(kind) or is_sequence(offered):
+        if _takes_objects(kind) or describes_items(offered):
             yield as_object(converted)
             if media.is_json_patch(kind) and self._patches:
                 node = self._schemas.resolve(offered.schema)

@@ -30,7 +30,7 @@ from operations.envelopes import HTTPResponseMeta
 from operations.errors import CallError, ErrorCode
 from operations.front.public_errors import Redactor, parts_of
 from operations.openapi.reading import media
-from operations.openapi.reading.expected import Described
+from operations.openapi.reading.expected import ResponseData
 from operations.openapi.reading.files import MARKS
 from operations.openapi.transport import HTTPResponse
 from operations.types import JSONObject
@@ -39,7 +39,7 @@ _LINE_END = re.compile("\r\n|\n|\r")
 _DIGITS = re.compile("[0-9]+")
 
 
-def too_large(what: str, limit: int) -> CallError:
+def over_limit(what: str, limit: int) -> CallError:
     """Return the error for something that exceeds a limit in bytes."""
     return CallError(ErrorCode.RESOURCE_EXHAUSTED, f"{what} is larger than {limit} bytes.")
 
@@ -162,7 +162,7 @@ class EventStreamDecoder:
 
     def _enforce_size(self) -> None:
         if self._partial_size + self._data_size > self._max:
-            raise too_large("One event", self._max)
+            raise over_limit("One event", self._max)
 
 
 class JSONLinesDecoder:
@@ -186,7 +186,7 @@ class JSONLinesDecoder:
         *lines, rest = self._rest.split(b"\n")
         self._rest = bytearray(rest)
         if len(rest) > self._max or any(len(line) > self._max for line in lines):
-            raise too_large("One line", self._max)
+            raise over_limit("One line", self._max)
         return [bytes(line) for line in lines if line.strip()]
 
     def finish(self) -> list[bytes]:
@@ -238,7 +238,7 @@ async def decoded(response: HTTPResponse, *, max_bytes: int | None = None) -> As
             for piece in decoder.steps(chunk) if decoder else (chunk,):
                 total += len(piece)
                 if max_bytes is not None and total > max_bytes:
-                    raise too_large("The response", max_bytes)
+                    raise over_limit("The response", max_bytes)
                 yield piece
                 if decoder and total > turn:
                     # Compressed data may expand greatly: let other tasks run in between.
@@ -311,7 +311,7 @@ async def read_whole(response: HTTPResponse, limit: int) -> bytes:
         length = response.headers.get("content-length", "")
         size = int(length) if content is None and length.isdigit() else len(content or b"")
         if size > limit:
-            raise too_large("The response", limit)
+            raise over_limit("The response", limit)
         if content is not None:
             return content
     async with aclosing(decoded(response, max_bytes=limit)) as chunks:
@@ -352,7 +352,7 @@ def meta_of(response: HTTPResponse | WholeResponse) -> HTTPResponseMeta:
 def read_data(
     content: bytes,
     content_type: str,
-    described: Described,
+    described: ResponseData,
     *,
     status: int,
     max_values: int = MAX_RESPONSE_VALUES,

@@ -264,7 +264,7 @@ class TokenSources:
 
 
 @dataclass(slots=True)
-class Signature:
+class RequestCredentials:
     """The credentials of one request."""
 
     headers: dict[str, str] = field(default_factory=dict[str, str])
@@ -281,7 +281,7 @@ class Signature:
 _COOKIE_NAME = "!#$%&'*+-.^_`|~[]()/:<>?@{}"
 """The characters allowed in a cookie's name without encoding."""
 
-NOTHING = Signature()
+NOTHING = RequestCredentials()
 """The signature of a request without credentials."""
 
 
@@ -290,7 +290,12 @@ DEFAULT_HEADERS = {"User-Agent": "alkdev-operations", "Accept-Encoding": "gzip, 
 
 
 def signed_request(
-    draft: Draft, signature: Signature, seconds: float, *, is_stream: bool, public_only: bool
+    draft: Draft,
+    signature: RequestCredentials,
+    seconds: float,
+    *,
+    is_stream: bool,
+    public_only: bool,
 ) -> HTTPRequest:
     """Return the signed request for `draft`."""
     headers = merged_headers(DEFAULT_HEADERS, draft.headers)
@@ -383,7 +388,7 @@ class Security:
         requirement: Any,
         context: OperationContext,
         headers: Mapping[str, str] | None = None,
-    ) -> Signature:
+    ) -> RequestCredentials:
         """Return the credentials to add to a request.
 
         Args:
@@ -396,7 +401,7 @@ class Security:
         """
         if headers is None:
             headers = await self.headers_of(context)
-        signature = Signature()
+        signature = RequestCredentials()
         signature.headers.update(headers)
         for name, value in headers.items():
             if names_a_secret(name):
@@ -429,7 +434,7 @@ class Security:
 
     async def _apply(
         self,
-        signature: Signature,
+        signature: RequestCredentials,
         name: str,
         scheme: JSONObject,
         scopes: list[str],
@@ -466,7 +471,7 @@ def _of_call(value: CallValue, context: OperationContext) -> str | None:
     return context.request_id if value == "request_id" else context.parent_request_id
 
 
-def _apply_http(signature: Signature, word: str, credential: Any) -> None:
+def _apply_http(signature: RequestCredentials, word: str, credential: Any) -> None:
     """Add an Authorization header of the HTTP scheme `word`."""
     is_login = isinstance(credential, BasicCredential)
     if is_login and word.lower() not in {"", "basic", "bearer"}:
@@ -483,12 +488,12 @@ def _apply_http(signature: Signature, word: str, credential: Any) -> None:
         _authorize(signature, "Bearer" if word.lower() in {"", "bearer"} else word, str(credential))
 
 
-def _authorize(signature: Signature, word: str, token: str) -> None:
+def _authorize(signature: RequestCredentials, word: str, token: str) -> None:
     signature.headers["Authorization"] = f"{word} {token}"
     signature.secrets.append(token)
 
 
-def _apply_key(signature: Signature, scheme: JSONObject, key: str) -> None:
+def _apply_key(signature: RequestCredentials, scheme: JSONObject, key: str) -> None:
     name = text_of(scheme.get("name"))
     signature.secrets += {key, quote(key, safe="")}
     match scheme.get("in"):
@@ -500,7 +505,7 @@ def _apply_key(signature: Signature, scheme: JSONObject, key: str) -> None:
             signature.headers[name] = key
 
 
-def _apply_auth(signature: Signature, auth: HTTPAuth, token: str) -> None:
+def _apply_auth(signature: RequestCredentials, auth: HTTPAuth, token: str) -> None:
     if auth.type == "basic":
         token = _basic(token)
     if auth.type == "apiKey":

@@ -17,7 +17,7 @@ from operations._json import text_of
 from operations._text import counted, without_secrets
 from operations.context import NO_CALL
 from operations.errors import CallError, DocumentError
-from operations.openapi.client import Client
+from operations.openapi.client import ServiceClient
 from operations.openapi.config import HTTPServiceConfig
 from operations.openapi.endpoint import Endpoint
 from operations.openapi.importing import Importer
@@ -27,7 +27,7 @@ from operations.openapi.reading.files import (
     DocumentLimits,
     bundle_files,
     bundle_urls,
-    shown,
+    shown_location,
 )
 from operations.openapi.security import Security, TokenSources
 from operations.specs import Operation
@@ -53,7 +53,7 @@ class OpenAPIService:
         self,
         operations: list[Operation],
         description: Description,
-        client: Client,
+        client: ServiceClient,
     ) -> None:
         self.operations = operations
         self.description = description
@@ -163,7 +163,7 @@ async def from_openapi_url(
     """
     config = _config(config)
     try:
-        client = Client(config, TrustedHosts([url]))
+        client = ServiceClient(config, TrustedHosts([url]))
     except ValueError as error:
         raise DocumentError(
             f"{without_secrets(url)!r} is {error}: from_openapi_file reads files"
@@ -203,4 +203,4 @@ def _import(
         except DocumentError as error:
             if source is None:
                 raise
-            raise DocumentError(f"{shown(source)}: {error}") from None
+            raise DocumentError(f"{shown_location(source)}: {error}") from None

@@ -25,10 +25,10 @@ from operations.envelopes import (
     read_changes,
 )
 from operations.errors import CallError, ErrorCode, timed_out
-from operations.openapi.client import Client
+from operations.openapi.client import ServiceClient
 from operations.openapi.config import HTTPServiceConfig
 from operations.openapi.reading import media
-from operations.openapi.reading.expected import Described
+from operations.openapi.reading.expected import ResponseData
 from operations.openapi.responses import (
     DONE,
     EventStreamDecoder,
@@ -36,8 +36,8 @@ from operations.openapi.responses import (
     ServerSentEvent,
     event_data,
     meta_of,
+    over_limit,
     read_data,
-    too_large,
 )
 from operations.openapi.security import Security
 from operations.openapi.transport import REPEATABLE, Draft
@@ -54,13 +54,13 @@ _RANDOM = SystemRandom()
 class EventStream:
     """One subscription."""
 
-    client: Client
+    client: ServiceClient
     security: Security
     draft: Draft
     context: OperationContext
     config: HTTPServiceConfig
 
-    describe: Callable[[int, str], Described]
+    describe: Callable[[int, str], ResponseData]
     """Returns the description of the data of a response, given its status and content type."""
 
     is_ours: bool
@@ -130,7 +130,7 @@ class EventStream:
                     yield item
 
     async def _lines(
-        self, chunks: AsyncIterator[bytes], described: Described, meta: HTTPResponseMeta
+        self, chunks: AsyncIterator[bytes], described: ResponseData, meta: HTTPResponseMeta
     ) -> AsyncGenerator[ResponseEnvelope[Any]]:
         """Yield the items of a response with one JSON value per line."""
         lines = JSONLinesDecoder(max_event_bytes=self.config.max_event_bytes)
@@ -141,7 +141,7 @@ class EventStream:
             yield DescribedEnvelope(data, meta, described.schema, is_raw)
 
     async def _single(
-        self, chunks: AsyncIterator[bytes], described: Described, meta: HTTPResponseMeta
+        self, chunks: AsyncIterator[bytes], described: ResponseData, meta: HTTPResponseMeta
     ) -> AsyncGenerator[ResponseEnvelope[Any]]:
         """Yield the data of a response that is not a stream."""
         data = read_data(
@@ -156,7 +156,7 @@ class EventStream:
     async def _events(
         self,
         chunks: AsyncIterator[bytes],
-        described: Described,
+        described: ResponseData,
         meta: HTTPResponseMeta,
         *,
         was_lost: bool,
@@ -190,7 +190,7 @@ class EventStream:
             raise CallError(ErrorCode.UNAVAILABLE, "The server did not resume the stream.")
 
     def _envelope(
-        self, event: ServerSentEvent, described: Described, meta: HTTPResponseMeta
+        self, event: ServerSentEvent, described: ResponseData, meta: HTTPResponseMeta
     ) -> ResponseEnvelope[Any]:
         """Return the envelope of one event."""
         is_text = described.has_text_items and not self.is_ours
@@ -230,7 +230,7 @@ class EventStream:
                 async for chunk in chunks:
                     content += chunk
                     if len(content) > config.max_response_bytes:
-                        raise too_large("The response", config.max_response_bytes)
+                        raise over_limit("The response", config.max_response_bytes)
         except TimeoutError:
             raise timed_out("The response", config.timeout, "end") from None
         return bytes(content)

@@ -102,7 +102,7 @@ def is_linear(pattern: str) -> bool:
 
 
 @lru_cache(maxsize=512)
-def matcher(pattern: str) -> Callable[[Any], bool]:
+def text_test(pattern: str) -> Callable[[Any], bool]:
     """Return the test whether a text contains a match of `pattern`; always False if the pattern cannot be used."""
     if longest_text(pattern) is None:
         return lambda _text: False

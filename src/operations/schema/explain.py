@@ -12,7 +12,7 @@ import msgspec
 from operations._json import escape, is_list, is_object
 from operations._text import SUGGESTS, suggestion
 from operations.errors import CallError
-from operations.schema.compiling import matcher
+from operations.schema.compiling import text_test
 from operations.schema.members import nearest
 from operations.schema.plans import Plan, Planner
 from operations.schema.references import Site, item_keywords
@@ -68,7 +68,7 @@ def evaluated(planner: Planner, site: Site, value: Any) -> set[Any]:
         everything, rest, unevaluated = set(value), "additionalProperties", "unevaluatedProperties"
         found = set(schema.get("properties", ())) & everything
         for pattern in schema.get("patternProperties", ()):
-            found.update(filter(matcher(pattern), value))
+            found.update(filter(text_test(pattern), value))
     else:
         first, rest = item_keywords(schema)
         everything, unevaluated = set(range(len(value))), "unevaluatedItems"
@@ -232,7 +232,7 @@ class _Walk:
             place = f"{path}/{escape(name)}"
             if name in properties:
                 yield from self.faults(at(site, "properties", name), item, place)
-            matched = [pattern for pattern in patterns if matcher(pattern)(name)]
+            matched = [pattern for pattern in patterns if text_test(pattern)(name)]
             for pattern in matched:
                 yield from self._part(
                     at(site, "patternProperties", pattern), item, place, many=many

@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from operations._json import is_list, is_object, object_of
-from operations.schema.compiling import ANY_TEXT, matcher
+from operations.schema.compiling import ANY_TEXT, text_test
 from operations.schema.references import VARIANTS, Document, Site, is_annotation, item_keywords
 from operations.schema.values import has_type, identity, type_of
 from operations.types import JSONObject
@@ -149,7 +149,7 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
         return self.members[members[tag]] if isinstance(tag, str) and tag in members else None
 
 
-class Field(msgspec.Struct, frozen=True, gc=False):
+class FieldPlan(msgspec.Struct, frozen=True, gc=False):
     """The part of a plan for one property name."""
 
     sites: tuple[Site, ...]
@@ -344,7 +344,7 @@ class Plan:
         self.required = dict.fromkeys(names_in(facets, "required"))
         self.is_map = not any(facet.keywords.get("properties") for facet in facets)
         self._patterned = any("patternProperties" in facet.keywords for facet in facets)
-        self._fields: dict[str, Field] | None = None
+        self._fields: dict[str, FieldPlan] | None = None
         self._by_name: dict[str, list[Facet]] | None = None
         self._sweeping = tuple(f for f in facets if not _SWEEPING.isdisjoint(f.keywords))
 
@@ -420,7 +420,7 @@ class Plan:
         return [facet.keywords[name] for facet in self.facets if name in facet.keywords]
 
     @property
-    def fields(self) -> dict[str, Field]:
+    def fields(self) -> dict[str, FieldPlan]:
         """The properties known by name."""
         if self._fields is None:
             names = dict.fromkeys((*names_in(self.facets, "properties"), *self.required))
@@ -438,7 +438,7 @@ class Plan:
                     self._by_name.setdefault(each, []).append(facet)
         return self._by_name.get(name, [])
 
-    def field(self, name: str) -> Field:
+    def field(self, name: str) -> FieldPlan:
         """Return the schemas of the property `name`."""
         at = self._planner.document.at
         sites = [at(facet.site, "properties", name) for facet in self._declaring(name)]
@@ -449,7 +449,7 @@ class Plan:
             site, keywords = facet.site, facet.keywords
             mine = name in keywords.get("properties", ())
             for pattern in keywords.get("patternProperties", ()):
-                if matcher(pattern)(name):
+                if text_test(pattern)(name):
                     sites.append(at(site, "patternProperties", pattern))
                     mine = True
             known = known or mine
@@ -466,7 +466,7 @@ class Plan:
                     known = True
         # A closed schema that does not declare the name would always reject the property.
         kept = self._planner.keep or (known and (needed or not forbidden))
-        return Field(tuple(sites), kept, barred=forbidden)
+        return FieldPlan(tuple(sites), kept, barred=forbidden)
 
     @property
     def keeps_unnamed(self) -> bool:

@@ -16,7 +16,7 @@ from operator import ge, gt, le, lt
 from typing import Any
 
 from operations._json import canonical, is_list, is_object
-from operations.schema.compiling import matcher
+from operations.schema.compiling import text_test
 from operations.types import JSONObject
 
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]{1,4})?", re.ASCII)
@@ -210,7 +210,7 @@ def _size(
 
 
 def _pattern(pattern: str, value: Any, _schema: JSONObject) -> str | None:
-    if type(value) is not str or matcher(pattern)(value):
+    if type(value) is not str or text_test(pattern)(value):
         return None
     return f"must match the pattern {shown(pattern)}"
 

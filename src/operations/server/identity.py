@@ -151,7 +151,7 @@ class APIKeys:
             OSError: If the file cannot be read.
             ValueError: If its content has another form.
         """
-        return cls(_File(Path(path)).find)
+        return cls(_KeysFile(Path(path)).find)
 
     async def __call__(self, connection: HTTPConnection) -> Identity | None:
         """Return the identity for the key of a request; None if it has no key.
@@ -201,7 +201,7 @@ class _Table:
         return found
 
 
-class _File:
+class _KeysFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._seen: tuple[int, int] | None = None

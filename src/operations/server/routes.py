@@ -36,7 +36,7 @@ from operations.front.http import (
 from operations.front.limits import caller_key, client_address
 from operations.front.messages import (
     Reply,
-    decode_json,
+    decode_body,
     error_reply,
     reject_handshake,
     result_reply,
@@ -277,7 +277,7 @@ class _Path:
         body = await state.read()
         if not body:
             return None
-        value = decode_json(body, state.front.limits)
+        value = decode_body(body, state.front.limits)
         if value is None:
             # No body means no input; null is a value like any other.
             validate_or_raise(spec.input_schema, None, subject=f"input of {spec.id}")

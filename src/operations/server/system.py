@@ -28,9 +28,9 @@ from operations.access import Identity
 from operations.errors import CallError, ErrorCode
 from operations.front.config import Ready, ServerConfig
 from operations.front.http import RequestState
-from operations.front.messages import JSON, Reply, decode_json, json_reply
+from operations.front.messages import JSON, Reply, decode_body, json_reply
 from operations.front.public_errors import METADATA_PATH, malformed
-from operations.front.search import Batch, Described, OperationCall, Search, visible_specs
+from operations.front.search import Batch, OperationCall, SchemaRequest, Search, visible_specs
 from operations.observe import CallGraph, CallRecord
 from operations.openapi.exporting import to_openapi
 from operations.server.events import serve_events
@@ -55,7 +55,7 @@ async def _search(state: RequestState) -> Reply:
 
 
 async def _schema(state: RequestState) -> Reply:
-    wanted = await _read(state, Described)
+    wanted = await _read(state, SchemaRequest)
     return json_reply(await state.front.answer(wanted, state.context, state.caller))
 
 
@@ -130,7 +130,7 @@ def _query(state: RequestState, many: tuple[str, ...], as_json: tuple[str, ...])
         elif name in values:
             raise malformed(f"{name!r} is given more than once")
         else:
-            values[name] = decode_json(text, state.front.limits) if name in as_json else text
+            values[name] = decode_body(text, state.front.limits) if name in as_json else text
     return values
 
 
@@ -141,7 +141,9 @@ _MAX_DESCRIPTION = 200
 """The largest number of characters of a description in a listing."""
 
 
-class Listed(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+class ListedOperation(
+    msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True
+):
     """An operation in a listing."""
 
     id: str
@@ -213,8 +215,8 @@ def source_of(spec: OperationSpec) -> str:
     return "openapi" if "method" in spec.meta and "path" in spec.meta else "local"
 
 
-def _listed(spec: OperationSpec) -> Listed:
-    return Listed(
+def _listed(spec: OperationSpec) -> ListedOperation:
+    return ListedOperation(
         id=spec.id,
         type=spec.type,
         source=source_of(spec),

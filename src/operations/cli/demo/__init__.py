@@ -132,7 +132,7 @@ def _file(folder: Path, api: str, key: str) -> ConfigFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class DemoStep:
     """One step of the tour."""
 
     what: str
@@ -142,19 +142,23 @@ class Step:
     streams: bool = False
 
 
-def steps(manager: Identity) -> list[Step]:
+def steps(manager: Identity) -> list[DemoStep]:
     """Return the steps of the tour, in order."""
     return [
-        Step("an HTTP endpoint, called like a function", "shop.get_item", {"id": 2}),
-        Step("a tool of an MCP server, called the same way", "money.convert", {"amount": 3.8, "to": "USD"}),
-        Step("all three in one call: cafe.quote calls shop and money", "cafe.quote", {"item": 2, "currency": "JPY"}),
-        Step("a stream: one envelope per item", "cafe.brew", {"cups": 3}, streams=True),
-        Step("access: a caller without identity may not close the café", "cafe.close", {}),
-        Step("but the manager may", "cafe.close", {"reason": "holiday"}, manager),
-        Step("input that does not match its schema is rejected", "cafe.quote", {"item": "two", "sugar": 1}),
-        Step("an error that a function declares", "cafe.order", {"item": 3}),
-        Step("an error of the HTTP API", "shop.get_item", {"id": 99}),
-        Step("an error of the MCP tool: a result marked as an error", "money.convert", {"amount": 1, "to": "XXX"}),
+        DemoStep("an HTTP endpoint, called like a function", "shop.get_item", {"id": 2}),
+        DemoStep("a tool of an MCP server, called the same way", "money.convert", {"amount": 3.8, "to": "USD"}),
+        DemoStep(
+            "all three in one call: cafe.quote calls shop and money",
+            "cafe.quote",
+            {"item": 2, "currency": "JPY"},
+        ),
+        DemoStep("a stream: one envelope per item", "cafe.brew", {"cups": 3}, streams=True),
+        DemoStep("access: a caller without identity may not close the café", "cafe.close", {}),
+        DemoStep("but the manager may", "cafe.close", {"reason": "holiday"}, manager),
+        DemoStep("input that does not match its schema is rejected", "cafe.quote", {"item": "two", "sugar": 1}),
+        DemoStep("an error that a function declares", "cafe.order", {"item": 3}),
+        DemoStep("an error of the HTTP API", "shop.get_item", {"id": 99}),
+        DemoStep("an error of the MCP tool: a result marked as an error", "money.convert", {"amount": 1, "to": "XXX"}),
     ]  # fmt: skip
 
 
@@ -175,7 +179,7 @@ async def run_tour(
     return seen
 
 
-async def answers_of(step: Step, registry: OperationRegistry) -> AsyncIterator[JSONObject]:
+async def answers_of(step: DemoStep, registry: OperationRegistry) -> AsyncIterator[JSONObject]:
     """Yield the outcome of a step as JSON: envelopes, or one error."""
     context = OperationContext(identity=step.identity)
     try:
@@ -189,7 +193,7 @@ async def answers_of(step: Step, registry: OperationRegistry) -> AsyncIterator[J
         yield {"error": error.to_wire()}
 
 
-def command_of(step: Step, registry: OperationRegistry) -> str:
+def command_of(step: DemoStep, registry: OperationRegistry) -> str:
     """Return the equivalent command, which prints the whole envelope and uses the same caller."""
     spec = registry.get_spec(step.operation_id)
     outline = Outline({}) if spec is None else Outline.of(spec.input_schema)

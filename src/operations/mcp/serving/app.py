@@ -39,8 +39,8 @@ from operations.front.messages import (
     REQUEST_ID,
     HostGuard,
     Reply,
-    decode_json,
-    enforce_size,
+    decode_body,
+    enforce_body_bounds,
     read_body,
     route_path,
 )
@@ -287,7 +287,7 @@ async def _read(state: RequestState) -> bytes:
     state.timeout.start(limits.body_seconds)
     body = await read_body(state.receive, state.headers, limits)
     state.timeout.pause()
-    enforce_size(body, limits)
+    enforce_body_bounds(body, limits)
     if len(body) > _LARGE:
         # Let other tasks run between the check and the decoding.
         await asyncio.sleep(0)
@@ -345,7 +345,7 @@ _ID: Final = re.compile(rb'\s*\{[^\[{]{0,1000}?"id"\s*:\s*(?:(-?\d{1,18})|"([^"\
 async def bounded_stdio(limits: Limits) -> AsyncGenerator[tuple[Any, Any]]:
     """Yield the SDK's streams of standard input and output."""
     with _claimed_stdin() as file:
-        lines = _Lines(file, limits)
+        lines = _BoundedLines(file, limits)
         async with stdio_server(stdin=cast("Any", lines)) as (incoming, outgoing):
             lines.send = outgoing.send
             yield incoming, outgoing
@@ -365,7 +365,7 @@ def _claimed_stdin() -> Generator[BinaryIO]:
         os.dup2(file.fileno(), _STDIN)
 
 
-class _Lines:
+class _BoundedLines:
     """The lines of a file that are within the limits, for the SDK's reader."""
 
     def __init__(self, file: BinaryIO, limits: Limits) -> None:
@@ -393,7 +393,7 @@ class _Lines:
             return line, too_large(f"The message is larger than {most} bytes")
         try:
             if line:
-                decode_json(line, self._limits)
+                decode_body(line, self._limits)
         except CallError as error:
             return line, error
         return line, None

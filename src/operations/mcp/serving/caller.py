@@ -16,7 +16,7 @@ from operations.front import Front
 from operations.front.http import RequestState
 from operations.front.limits import call_seconds
 from operations.front.search import may_call
-from operations.mcp.serving.tools import Tool, text_block, text_of
+from operations.mcp.serving.tools import Tool, model_text, text_block
 from operations.specs import Operation, OperationSpec, OperationType
 from operations.types import JSONObject
 
@@ -178,4 +178,4 @@ class LimitedCall:
 def _known_block(block: JSONObject, version: str) -> JSONObject:
     """Return a block; as text with its JSON if its type is newer than the client's revision."""
     is_newer = version < _BLOCKS_SINCE.get(block.get("type", ""), "")
-    return text_block(text_of(block)) if is_newer else block
+    return text_block(model_text(block)) if is_newer else block

@@ -63,7 +63,7 @@ from operations.envelopes import (
 )
 from operations.mcp import codec
 from operations.mcp.catalog import LISTED, READ
-from operations.mcp.serving.tools import GATEWAY_TOOLS, Tool, sniffed, text_block, text_of
+from operations.mcp.serving.tools import GATEWAY_TOOLS, Tool, model_text, sniffed, text_block
 from operations.registry import OperationRegistry
 from operations.specs import OperationSpec
 from operations.types import JSONObject
@@ -234,7 +234,7 @@ def _is_free(
 # ------------------------------------------------------------ names
 
 
-def names_of(
+def specs_by_name(
     specs: Iterable[OperationSpec], style: NameStyle, *, reserved: Collection[str] = ()
 ) -> dict[str, OperationSpec]:
     """Return every operation by its name."""
@@ -314,7 +314,7 @@ def _message(value: Any) -> JSONObject:
         content = text_block(content)
     if is_object(content):
         return {"role": value.get("role", "user"), "content": content}
-    return {"role": "user", "content": text_block(text_of(value))}
+    return {"role": "user", "content": text_block(model_text(value))}
 
 
 # ------------------------------------------------------------ contents of resources
@@ -352,7 +352,7 @@ def resource_result(
         content["mimeType"] = mime_type or (
             "text/plain" if isinstance(data, str) else "application/json"
         )
-        content["text"] = text_of(data)
+        content["text"] = model_text(data)
     return {"contents": [content]}
 
 
@@ -415,7 +415,9 @@ class Catalog:
     def __init__(self, registry: OperationRegistry, style: NameStyle, budget: int) -> None:
         self.revision = registry.revision
         prompts = [spec for spec in registry.specs() if codec.mcp_meta(spec).get("prompt")]
-        self.prompts = {name: Prompt(name, spec) for name, spec in names_of(prompts, style).items()}
+        self.prompts = {
+            name: Prompt(name, spec) for name, spec in specs_by_name(prompts, style).items()
+        }
         offered: list[Resource] = []
         tools: list[OperationSpec] = []
         readers: dict[str, OperationSpec] = {}
@@ -434,7 +436,7 @@ class Catalog:
         self.addresses = Addresses(offered, readers)
         self.resources = self.addresses.resources
         self.templates = self.addresses.templates
-        names = names_of(tools, style, reserved=GATEWAY_TOOLS)
+        names = specs_by_name(tools, style, reserved=GATEWAY_TOOLS)
         self.tools = {
             name: Tool(
                 name,

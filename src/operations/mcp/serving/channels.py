@@ -31,7 +31,7 @@ from pydantic import BaseModel, ValidationError
 from operations._json import object_of
 from operations.context import NOTHING, CallerChannel
 from operations.errors import CallError, ErrorCode
-from operations.mcp.interaction import ELICIT, ROOTS, SAMPLE, Client, client
+from operations.mcp.interaction import ELICIT, ROOTS, SAMPLE, ClientFeatures, client
 from operations.mcp.sdk import connection_of
 from operations.mcp.serving.exchange import Exchange
 from operations.types import JSONObject
@@ -245,7 +245,9 @@ def asking_channel(
     opens_urls = object_of(capabilities.get("elicitation")).get("url") is not None
     has_roots = _has(capabilities, "roots")
     client.set(
-        Client(close_stream=close_stream, ask=ask, has_roots=has_roots, opens_urls=opens_urls)
+        ClientFeatures(
+            close_stream=close_stream, ask=ask, has_roots=has_roots, opens_urls=opens_urls
+        )
     )
     return CallerChannel(
         elicit=elicit if _has(capabilities, "elicitation") else None,
@@ -329,7 +331,7 @@ def lean_channel(
         )
         return channel_for(request, capabilities)
     if release is not None:
-        client.set(Client(close_stream=release))
+        client.set(ClientFeatures(close_stream=release))
     return CallerChannel(
         session=session_key(connection) if asks else "",
         log_level=connection.state.get(_LEVEL, "debug"),

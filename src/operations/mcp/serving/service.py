@@ -40,8 +40,8 @@ from operations.mcp.serving.tools import (
     Run,
     Tool,
     gateway_tools,
+    model_text,
     run_gateway_tool,
-    text_of,
 )
 from operations.observe import now
 from operations.registry import OperationRegistry
@@ -241,7 +241,7 @@ class Service:
             async with aclosing(self.registry.subscribe(spec.id, value, context)) as envelopes:
                 async for envelope in envelopes:
                     item = envelope.to_wire()["data"]
-                    text = text_of(item)
+                    text = model_text(item)
                     room -= len(text)
                     if room < 0:
                         break

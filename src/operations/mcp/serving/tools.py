@@ -81,12 +81,14 @@ class Tool:
     @cached_property
     def takes_box(self) -> bool:
         """Whether the input is not an object, and is therefore passed as the argument `input`."""
-        return bool(self._input) and not codec.is_object(self._input)
+        return bool(self._input) and not codec.accepts_only_objects(self._input)
 
     @cached_property
     def gives_object(self) -> bool:
         """Whether results are always objects."""
-        return self.spec.type is OperationType.SUBSCRIPTION or codec.is_object(self._output)
+        return self.spec.type is OperationType.SUBSCRIPTION or codec.accepts_only_objects(
+            self._output
+        )
 
     @cached_property
     def mime_type(self) -> str | None:
@@ -162,7 +164,7 @@ class Tool:
             structured = box
             noted = {"_meta": {codec.DATA_KEY: "boxed"}}
         if not isinstance(meta, MCPResponseMeta):
-            result = {"content": [text_block(text_of(data))], **noted}
+            result = {"content": [text_block(model_text(data))], **noted}
             if structured is None:
                 # The SDK treats structured null as absent, so `_meta` records it.
                 return {**result, "_meta": {codec.DATA_KEY: "null"}}
@@ -227,7 +229,9 @@ class Tool:
     def input_schema(self) -> JSONObject:
         """Return the schema of the arguments."""
         document = codec.pruned(self._input, self._budget)
-        return codec.boxed(document, codec.INPUT) if self.takes_box else codec.as_object(document)
+        return (
+            codec.boxed(document, codec.INPUT) if self.takes_box else codec.object_schema(document)
+        )
 
     def _output_schema(self, modern: bool) -> JSONSchema | None:
         if self.spec.type is OperationType.SUBSCRIPTION:
@@ -236,7 +240,7 @@ class Tool:
             return None
         document = codec.pruned(self._output, self._budget)
         if self.gives_object:
-            return codec.as_object(document)
+            return codec.object_schema(document)
         return codec.boxed_result(document) if self.is_boxed(modern=modern) else document
 
     def _export(self, modern: bool) -> JSONObject:
@@ -318,7 +322,7 @@ def text_block(text: str) -> JSONObject:
     return {"type": "text", "text": text}
 
 
-def text_of(data: Any) -> str:
+def model_text(data: Any) -> str:
     """Return data as text for a model: a string unchanged, any other value as JSON."""
     return data if isinstance(data, str) else msgspec.json.encode(data).decode()
 
@@ -359,7 +363,7 @@ Run = Callable[[str, Any, OperationContext], Awaitable[JSONObject]]
 
 _REQUESTS: Final = {
     "search": search.Search,
-    "schema": search.Described,
+    "schema": search.SchemaRequest,
     "call": search.OperationCall,
     "batch": search.Batch,
 }
@@ -452,4 +456,4 @@ async def run_gateway_tool(
         data = await front.answer(request, context, caller)
     except CallError as error:
         return tool.failure(error, context.request_id, expose=front.expose_errors)
-    return {"content": [text_block(text_of(data))], "structuredContent": data, **meta}
+    return {"content": [text_block(model_text(data))], "structuredContent": data, **meta}

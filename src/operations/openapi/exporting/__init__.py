@@ -23,9 +23,9 @@ from operations.openapi.exporting.components import (
     has_definitions,
 )
 from operations.openapi.exporting.query_arguments import (
+    ParameterForm,
     QueryArguments,
     QueryParameter,
-    Shape,
     may_be_empty,
 )
 from operations.openapi.reading.media import EVENT_STREAM
@@ -238,9 +238,9 @@ class _Builder:
         self, spec: OperationSpec, parameter: QueryParameter, held: JSONObject
     ) -> JSONObject:
         schema = parameter.schema
-        if isinstance(schema, dict) and parameter.shape is not Shape.JSON:
+        if isinstance(schema, dict) and parameter.shape is not ParameterForm.JSON:
             schema = _without_null(schema)
-        if parameter.shape is Shape.LIST and isinstance(schema, dict):
+        if parameter.shape is ParameterForm.LIST and isinstance(schema, dict):
             # A query cannot express an empty list, because it would have no parameter.
             schema = {**schema, "minItems": max(1, schema.get("minItems", 1))}
         placed = self.components.place(
@@ -255,7 +255,7 @@ class _Builder:
         }
         if isinstance(shown, dict) and isinstance(shown.get("description"), str):
             written["description"] = shown["description"]
-        if parameter.shape is Shape.JSON:
+        if parameter.shape is ParameterForm.JSON:
             written["content"] = {JSON: {"schema": shown}}
         else:
             written["schema"] = shown

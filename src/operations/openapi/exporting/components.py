@@ -54,7 +54,7 @@ _NOTHING: JSONObject = {"not": {}}
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
+class _SchemaPart:
     """A definition, or a schema without its definitions. Each is examined once, because operations share them."""
 
     schema: JSONObject
@@ -96,7 +96,7 @@ class Components:
         self.repaired: dict[str, None] = {}
         self.schemas: JSONObject = {}
         self._known: dict[tuple[str, bytes], list[_Component]] = {}
-        self._pieces: dict[int, _Piece] = {}
+        self._pieces: dict[int, _SchemaPart] = {}
 
     def place(self, schema: JSONSchema, title: str) -> tuple[JSONSchema, dict[str, str]] | None:
         """Return `schema` for the document, with its definitions moved to the components.
@@ -112,7 +112,7 @@ class Components:
         if isinstance(schema, bool):
             # Some tools support schemas only as objects.
             return ({} if schema else {"not": {}}), {}
-        source = _Source(schema, self._piece)
+        source = _SchemaDocument(schema, self._piece)
         if not source.is_holdable:
             return None
         names = self._names(source, title)
@@ -129,7 +129,7 @@ class Components:
             return {"$ref": PREFIX + names["#"]}, came_from
         return self._written(source.piece("#"), moved, title), came_from
 
-    def _written(self, piece: _Piece, move: Callable[[str], str], title: str) -> JSONObject:
+    def _written(self, piece: _SchemaPart, move: Callable[[str], str], title: str) -> JSONObject:
         written = with_references(piece.schema, move)
         if piece.contradicts:
             self.repaired[title] = None
@@ -138,7 +138,7 @@ class Components:
                     del part["default"]
         return written
 
-    def _names(self, source: "_Source", title: str) -> dict[str, str]:
+    def _names(self, source: "_SchemaDocument", title: str) -> dict[str, str]:
         """Return a component for every referenced part: an equal existing one, or a new one."""
         keys = {
             part: (part if part != "#" else title, source.piece(part).digest)
@@ -168,11 +168,11 @@ class Components:
                 self._known.setdefault(key, []).append(_Component(names[part], targets))
         return names
 
-    def _piece(self, schema: JSONObject) -> _Piece:
+    def _piece(self, schema: JSONObject) -> _SchemaPart:
         known = self._pieces.get(id(schema))
         if known is None:
             references = tuple(_references(schema))
-            known = self._pieces[id(schema)] = _Piece(
+            known = self._pieces[id(schema)] = _SchemaPart(
                 schema,
                 sha256(canonical(schema)).digest(),
                 references,
@@ -190,10 +190,10 @@ class Components:
         return name
 
 
-class _Source:
+class _SchemaDocument:
     """A schema document as parts that refer to each other: its definitions, and the rest (`#`)."""
 
-    def __init__(self, root: JSONObject, piece: Callable[[JSONObject], _Piece]) -> None:
+    def __init__(self, root: JSONObject, piece: Callable[[JSONObject], _SchemaPart]) -> None:
         self._root = root
         self._rest = {
             key: value for key, value in root.items() if key not in (*DEFINITIONS, "$schema")
@@ -207,7 +207,7 @@ class _Source:
             parts = reachable(self.piece("#").parts, lambda part: self.piece(part).parts)
             self.used = sorted(parts)
 
-    def piece(self, part: str) -> _Piece:
+    def piece(self, part: str) -> _SchemaPart:
         """Return the data about a part."""
         return self._look(self.held(part))
 

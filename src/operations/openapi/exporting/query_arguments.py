@@ -40,7 +40,7 @@ _HOPS = 16
 """The longest chain of references; a longer chain counts as an unknown schema."""
 
 
-class Shape(Enum):
+class ParameterForm(Enum):
     """The form of a parameter."""
 
     SCALAR = "scalar"
@@ -58,7 +58,7 @@ class QueryParameter:
     """One parameter."""
 
     name: str
-    shape: Shape
+    shape: ParameterForm
     required: bool
 
     schema: JSONSchema
@@ -95,7 +95,7 @@ class QueryArguments:
         ):
             parameter = self._by_name.get(name)
             value = text if parameter is None else parameter.convert(text)
-            if parameter is not None and parameter.shape is Shape.LIST:
+            if parameter is not None and parameter.shape is ParameterForm.LIST:
                 values.setdefault(name, []).append(value)
             elif name in values:
                 raise _refused(name, "is given more than once")
@@ -112,7 +112,7 @@ class QueryArguments:
         return (
             QueryParameter(
                 name=WHOLE,
-                shape=Shape.JSON,
+                shape=ParameterForm.JSON,
                 required=not may_be_empty(schema),
                 schema=self._root,
                 convert=_json,
@@ -129,15 +129,15 @@ class QueryArguments:
 
     def _parameter(self, name: str, schema: JSONSchema, required: bool) -> QueryParameter:
         types = _types(schema, self._root)
-        shape, convert = Shape.JSON, cast("Callable[[str], Any]", _json)
+        shape, convert = ParameterForm.JSON, cast("Callable[[str], Any]", _json)
         if types <= _SCALARS:
-            shape, convert = Shape.SCALAR, self._scalar(schema, types)
+            shape, convert = ParameterForm.SCALAR, self._scalar(schema, types)
         elif types <= {"array", "null"}:
             items = _items(schema, self._root)
             item_types = _types(items, self._root)
             if item_types <= _SCALARS:
-                shape, convert = Shape.LIST, self._scalar(items, item_types)
-        is_null = required and shape is not Shape.JSON and "null" in types
+                shape, convert = ParameterForm.LIST, self._scalar(items, item_types)
+        is_null = required and shape is not ParameterForm.JSON and "null" in types
         return QueryParameter(
             name=name,
             shape=shape,

@@ -47,7 +47,7 @@ class Problem:
     """Whether an operation was skipped because of the problem."""
 
 
-class Entry(msgspec.Struct, gc=False):
+class DocumentOperation(msgspec.Struct, gc=False):
     """One operation of the document, unconverted. A struct, because there may be tens of thousands."""
 
     path: str
@@ -123,7 +123,7 @@ class Description:
             )
         return self.problems
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[DocumentOperation]:
         """Yield every valid operation; `problems` has the others."""
         paths = self._paths()
         if not paths:
@@ -182,7 +182,7 @@ class Description:
 
     def _entry(
         self, path: str, method: str, item: JSONObject, operation: Any, problem: str | None
-    ) -> Entry | None:
+    ) -> DocumentOperation | None:
         if not is_object(operation):
             problem = "the operation is not an object"
         elif problem is None:
@@ -196,7 +196,7 @@ class Description:
             except DocumentError as error:
                 problem = f"it cannot be read: {error}"
         if problem is None:
-            return Entry(path, method, item, operation)
+            return DocumentOperation(path, method, item, operation)
         self.problems.append(Problem(f"{method} {path}", problem))
         return None
 
@@ -306,7 +306,7 @@ class DeclaredResponses:
         """Errors by status, then by a key that is equal for equal responses."""
         self._produces = description.document.get("produces")
 
-    def read(self, entry: Entry) -> Declared:
+    def read(self, entry: DocumentOperation) -> Declared:
         """Return the declared responses of this operation."""
         errors: list[ErrorDefinition] = []
         links: JSONObject | None = None
@@ -347,7 +347,7 @@ class DeclaredResponses:
             streams, others = True in kinds, False in kinds
         return Declared(tuple(errors), links, streams, others or not streams)
 
-    def _error(self, entry: Entry, status: str, node: JSONObject) -> ErrorDefinition:
+    def _error(self, entry: DocumentOperation, status: str, node: JSONObject) -> ErrorDefinition:
         """Return the error that a response declares; equal responses share one error."""
         key = node.get("$ref")
         if key is None:
@@ -363,7 +363,9 @@ class DeclaredResponses:
             known = same_status[key] = self._definition(entry, status, node)
         return known
 
-    def _definition(self, entry: Entry, status: str, node: JSONObject) -> ErrorDefinition:
+    def _definition(
+        self, entry: DocumentOperation, status: str, node: JSONObject
+    ) -> ErrorDefinition:
         found = self._description.references.object_at(node)
         return ErrorDefinition(
             "HTTP_ERROR" if status == "default" else f"HTTP_{status.upper()}",
@@ -376,7 +378,7 @@ class DeclaredResponses:
             int(status) if status.isdecimal() and status.isascii() else None,
         )
 
-    def _schema(self, entry: Entry, status: str) -> JSONSchema:
+    def _schema(self, entry: DocumentOperation, status: str) -> JSONSchema:
         """Return the schema of the details of an error, whose `body` has the schema in the document."""
         description = self._description
         body: Any = True
@@ -416,7 +418,7 @@ class DeclaredRequests:
         self._corrected: dict[str, str] = {}
         self._unsigned: list[str] = []
 
-    def read(self, entry: Entry) -> None:
+    def read(self, entry: DocumentOperation) -> None:
         """Record the problems in the request of an operation."""
         operation, authorized = entry.operation, self._description.authorized
         if authorized and not self._is_signed:
@@ -445,7 +447,7 @@ class DeclaredRequests:
             found.append(Problem(where, reason, False))
         return found
 
-    def _note(self, entry: Entry, kind: Any) -> None:
+    def _note(self, entry: DocumentOperation, kind: Any) -> None:
         text = text_of(kind)
         meant = intended(text)
         if meant != text:

@@ -27,7 +27,7 @@ _EMPTY = frozenset({204, 205, 304})
 """Responses that never have a body, even if a document declares one."""
 
 
-class Described:
+class ResponseData:
     """The description of the data of a response.
 
     Args:
@@ -65,8 +65,8 @@ class Described:
         return self.schema is None or self.has_text_items or self.schema.check(text)
 
 
-_UNKNOWN = Described(None, None)
-ANY_JSON = Described(Media(media_type="application/json"), None)
+_UNKNOWN = ResponseData(None, None)
+ANY_JSON = ResponseData(Media(media_type="application/json"), None)
 """Describes a response that is JSON without a schema."""
 
 
@@ -106,11 +106,11 @@ class Expected:
         self._method = method
         self._is_stream = is_stream
         self._responses = {r.status.upper(): r for r in model.responses}
-        self._described: dict[tuple[int, str], Described] = {}
+        self._described: dict[tuple[int, str], ResponseData] = {}
         self.accept = self._accept(is_split=is_split)
         self.has_redirects = any(status[:1] == "3" for status in self._responses)
 
-    def find(self, status: int, content_type: str) -> Described:
+    def find(self, status: int, content_type: str) -> ResponseData:
         """Return the description of the data of a response."""
         key = (status, content_type)
         found = self._described.get(key)
@@ -126,7 +126,7 @@ class Expected:
             self._described[key] = found
         return found
 
-    def _share(self, declared: Media) -> Described:
+    def _share(self, declared: Media) -> ResponseData:
         """Return one shared description for media types with the same content."""
         for known in self._described.values():
             if known.media == declared:
@@ -136,7 +136,9 @@ class Expected:
         is_stream = media.is_stream(declared.media_type)
         is_output = is_sole and (self._is_stream or not is_stream)
         schema = self._output if is_output else self._schema(_data, declared)
-        return Described(declared, schema, self._schema(_listed, declared) if is_stream else None)
+        return ResponseData(
+            declared, schema, self._schema(_listed, declared) if is_stream else None
+        )
 
     def _schema(self, describe: _Describe, declared: Media) -> Schema:
         """Return the schema of a response's data, converted when it is first used."""
@@ -209,7 +211,7 @@ class Expected:
         )
 
 
-def is_sequence(declared: Media) -> bool:
+def describes_items(declared: Media) -> bool:
     """Return whether a body is a sequence of JSON values for which the document describes single items."""
     return declared.item_schema is not None and media.is_sequence(declared.media_type)
 

@@ -150,7 +150,7 @@ async def bundle_urls(url: str, fetch: Fetch, *, limits: DocumentLimits) -> Bund
     return await _Bundler(url, fetch, locate, limits).bundle()
 
 
-def shown(name: str) -> str:
+def shown_location(name: str) -> str:
     """Return a file's path, or an address without its secrets."""
     return without_secrets(name) if "://" in name else name
 
@@ -186,7 +186,7 @@ class _Bundler:
     async def bundle(self) -> Bundle:
         root = self.root
         content = await self.fetch(root)
-        document = await self._decode(shown(root), content)
+        document = await self._decode(shown_location(root), content)
         raw = content.encode() if isinstance(content, str) else content
         if _REFERENCE.search(raw) is None:
             # Nearly every document is a single file without references to other files.
@@ -196,7 +196,7 @@ class _Bundler:
         while waiting:
             if len(self._files) + len(waiting) > self.limits.max_files:
                 raise DocumentError(
-                    f"{shown(root)}: it spans more than {self.limits.max_files} files:"
+                    f"{shown_location(root)}: it spans more than {self.limits.max_files} files:"
                     " set max_document_files"
                 )
             try:
@@ -233,7 +233,7 @@ class _Bundler:
         try:
             if self._size > max_bytes:
                 raise _TooLargeError(
-                    f"{shown(self.root)}: its files are larger than {max_bytes} bytes"
+                    f"{shown_location(self.root)}: its files are larger than {max_bytes} bytes"
                 )
             return await asyncio.to_thread(decode_document, content, max_bytes=max_bytes)
         except _TooLargeError:

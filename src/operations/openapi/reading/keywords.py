@@ -95,14 +95,14 @@ def with_null(schema: JSONObject) -> JSONObject:
     return result
 
 
-def type_of(value: Any) -> Any:
+def declared_types(value: Any) -> Any:
     """Return the known types of a `type` keyword; None if there are none."""
     if type(value) is str:
         if value in _TYPES:
             return value
         return _MISSPELLED.get(value.lower(), value.lower() if value.lower() in _TYPES else None)
     if is_list(value):
-        kinds = [type_of(item) for item in value if type(item) is str]
+        kinds = [declared_types(item) for item in value if type(item) is str]
         return list(dict.fromkeys(kinds)) if kinds and all(kinds) else None
     return None
 

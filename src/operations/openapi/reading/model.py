@@ -478,7 +478,7 @@ def operation_names(operations: Iterable[tuple[str, str, str]]) -> list[str]:
     wanted = [
         name
         if is_safe(name) is not None and len(name) <= MAX_NAME
-        else safe_name(name) or path_name(method, path)
+        else safe_identifier(name) or path_name(method, path)
         for name, method, path in entries
     ]
     if len(set(wanted)) == len(entries):
@@ -499,7 +499,7 @@ def operation_names(operations: Iterable[tuple[str, str, str]]) -> list[str]:
     return wanted
 
 
-def safe_name(text: str) -> str:
+def safe_identifier(text: str) -> str:
     """Return `text` with every run of unsafe characters replaced by one underscore; empty if nothing is left."""
     if _SAFE.fullmatch(text) and len(text) <= MAX_NAME:
         return text
@@ -509,7 +509,7 @@ def safe_name(text: str) -> str:
 
 def path_name(method: str, path: str) -> str:
     """Return `get_users_id_posts` for `GET /users/{id}/posts`."""
-    return safe_name(f"{method.lower()}_{path.strip('/')}".rstrip("_"))
+    return safe_identifier(f"{method.lower()}_{path.strip('/')}".rstrip("_"))
 
 
 def _with_digest(name: str, text: str) -> str:

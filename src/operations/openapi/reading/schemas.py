@@ -28,6 +28,7 @@ from operations.openapi.reading.keywords import (
     as_object,
     count_of,
     data_of,
+    declared_types,
     dependent_names,
     discriminated,
     is_file,
@@ -35,7 +36,6 @@ from operations.openapi.reading.keywords import (
     number_of,
     put,
     repair_enum,
-    type_of,
     with_null,
 )
 from operations.openapi.reading.references import References
@@ -73,7 +73,7 @@ _CORRECTED: dict[str, Callable[[Any], Any]] = {
         ),
         count_of,
     ),
-    "type": type_of,
+    "type": declared_types,
     "dependentRequired": dependent_names,
     "enum": lambda value: data_of(value) if is_list(value) and value else None,
     "examples": lambda value: data_of(value) if is_list(value) else None,

@@ -26,7 +26,7 @@ from operations._json import (
     without_objects,
 )
 from operations.schema.casting.changes import is_unchanged
-from operations.schema.casting.structs import Shape, Shaper
+from operations.schema.casting.structs import PlanType, Shaper
 from operations.schema.casting.thorough import Caster, applied
 from operations.schema.plans import (
     MISSING,
@@ -258,7 +258,7 @@ def _settled(value: Any, room: int) -> None:
         raise NeedsRepair from None
 
 
-def _shaped(shape: Shape, general: Strip) -> Strip:
+def _shaped(shape: PlanType, general: Strip) -> Strip:
     try:
         strip_typed = TypedStrip(shape).strip
     except (TypeError, ValueError):
@@ -293,7 +293,9 @@ class TypedStrip:
         TypeError, ValueError: If msgspec does not support the type.
     """
 
-    def __init__(self, shape: Shape, closed: Callable[[], Shape | None] | None = None) -> None:
+    def __init__(
+        self, shape: PlanType, closed: Callable[[], PlanType | None] | None = None
+    ) -> None:
         self.decode: Callable[[bytes], Any] = msgpack.Decoder(shape.type).decode
         self._shape = shape
         self._closed = closed or (lambda: None)

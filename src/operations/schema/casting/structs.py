@@ -39,7 +39,7 @@ _WORD = range(-(2**63), 2**63)
 """The integers that a msgspec literal can contain."""
 
 
-class Shape(msgspec.Struct, frozen=True, gc=False):
+class PlanType(msgspec.Struct, frozen=True, gc=False):
     """The type of one plan."""
 
     type: Any
@@ -77,12 +77,12 @@ class Shaper:
     ) -> None:
         self._default = default
         self._closed = closed
-        self._shapes: dict[Plan, Shape | None] = {}
+        self._shapes: dict[Plan, PlanType | None] = {}
         self._made = 0
         self._most = most
         self._level = 0
 
-    def shape(self, plan: Plan) -> Shape | None:
+    def shape(self, plan: Plan) -> PlanType | None:
         """Return the type of `plan`, or None if the plan is not simple enough."""
         if plan not in self._shapes:
             self._shapes[plan] = None  # while it is being built: a recursive plan is not simple
@@ -92,7 +92,7 @@ class Shaper:
             self._level -= 1
         return self._shapes[plan]
 
-    def _shape(self, plan: Plan) -> Shape | None:
+    def _shape(self, plan: Plan) -> PlanType | None:
         leaves = leaf_types(plan)
         if leaves is not None:
             return self._leaf(plan, leaves)
@@ -111,7 +111,7 @@ class Shaper:
                 shapes.append(made)
         return _union(shapes, exact=plan.assertions <= _EXPRESSED)
 
-    def _leaf(self, plan: Plan, leaves: frozenset[type]) -> Shape | None:
+    def _leaf(self, plan: Plan, leaves: frozenset[type]) -> PlanType | None:
         if plan.choices:
             members = [m for c in plan.choices for m in map(plan.member, c.members)]
             is_expressed = (
@@ -127,7 +127,7 @@ class Shaper:
             )
         return _union(map(_scalar, leaves), exact=plan.assertions <= _EXPRESSED)
 
-    def _object(self, plan: Plan) -> Shape | None:
+    def _object(self, plan: Plan) -> PlanType | None:
         if plan.keeps_unnamed:
             plain = not (plan.fields or plan.asked or plan.keyword("patternProperties"))
             return self._map(plan) if plain else None
@@ -160,26 +160,26 @@ class Shaper:
         kind = _closed(fields) if self._closed else _open(fields)
         complete = len(fields) if defaults else 0
         finish = _object_finish(defaults, nested, complete)
-        return Shape(kind, depth + 1, exact, finish, fills, None if nested else complete)
+        return PlanType(kind, depth + 1, exact, finish, fills, None if nested else complete)
 
-    def _map(self, plan: Plan) -> Shape | None:
+    def _map(self, plan: Plan) -> PlanType | None:
         shape = self.shape(plan.part(plan.field("").sites))
         if shape is None:
             return None
         kind = _generic(dict, str, shape.type)
         finish = _map_finish(shape.finish)
-        return Shape(kind, shape.depth + 1, shape.exact, finish, shape.fills)
+        return PlanType(kind, shape.depth + 1, shape.exact, finish, shape.fills)
 
-    def _array(self, plan: Plan) -> Shape | None:
+    def _array(self, plan: Plan) -> PlanType | None:
         shape = None if plan.places else self.shape(plan.part(plan.place(0)))
         if shape is None:
             return None
         finish = shape.finish and _array_finish(shape.finish)
         flat = None if shape.complete is None else shape.finish
         kind = _generic(list, shape.type)
-        return Shape(kind, shape.depth + 1, shape.exact, finish, shape.fills, finish_items=flat)
+        return PlanType(kind, shape.depth + 1, shape.exact, finish, shape.fills, finish_items=flat)
 
-    def _chosen(self, plan: Plan) -> Shape | None:
+    def _chosen(self, plan: Plan) -> PlanType | None:
         """Return a union of scalars and one kind of container, as in `anyOf: [Pet, null]`."""
         if len(plan.choices) != 1:
             return None
@@ -190,7 +190,7 @@ class Shaper:
             return None
         return _union(known, exact=plan.assertions <= _EXPRESSED)
 
-    def _member(self, plan: Plan) -> Shape | None:
+    def _member(self, plan: Plan) -> PlanType | None:
         leaves = leaf_types(plan)
         if leaves is None or plan.constants is None:
             return self.shape(plan)
@@ -201,7 +201,7 @@ class Shaper:
 def _open(fields: dict[str, tuple[Any, bool]]) -> Any:
     """Return a type that decodes the given properties to a dict, with their types and whether they are required."""
     kinds = {name: kind if needed else NotRequired[kind] for name, (kind, needed) in fields.items()}
-    shape: Any = TypedDict("Shape", kinds)  # type: ignore[misc]
+    shape: Any = TypedDict("PlanType", kinds)  # type: ignore[misc]
     return shape
 
 
@@ -213,7 +213,7 @@ def _closed(fields: dict[str, tuple[Any, bool]]) -> Any:
     ]
     names = {f"f{index}": name for index, name in enumerate(fields)}
     return msgspec.defstruct(
-        "Shape", kinds, rename=names, kw_only=True, gc=False, forbid_unknown_fields=True
+        "PlanType", kinds, rename=names, kw_only=True, gc=False, forbid_unknown_fields=True
     )
 
 
@@ -277,18 +277,18 @@ def _of_type(kind: type, before: list[Any], after: list[Any]) -> tuple[list[Any]
     return values, [after[index] for index in chosen]
 
 
-def _scalar(kind: type) -> Shape:
-    return Shape(_FINITE if kind is float else kind, 0, exact=True)
+def _scalar(kind: type) -> PlanType:
+    return PlanType(_FINITE if kind is float else kind, 0, exact=True)
 
 
-def _constants(constants: list[Any], leaves: frozenset[type], *, exact: bool) -> Shape | None:
+def _constants(constants: list[Any], leaves: frozenset[type], *, exact: bool) -> PlanType | None:
     """Return the literal type of the values, if msgspec supports them."""
     listed = tuple(value for value in constants if type(value) in leaves)
     if listed and all(
         value is None or type(value) is str or (type(value) is int and value in _WORD)
         for value in listed
     ):
-        return Shape(Literal[listed], 0, exact)
+        return PlanType(Literal[listed], 0, exact)
     return _union(map(_scalar, leaves), exact=False)
 
 
@@ -296,7 +296,7 @@ def _generic(kind: Any, *parts: Any) -> Any:
     return kind[parts]
 
 
-def _union(shapes: Iterable[Shape], *, exact: bool) -> Shape | None:
+def _union(shapes: Iterable[PlanType], *, exact: bool) -> PlanType | None:
     """Return the union of `shapes`; None if there are none, or two of them are objects."""
     found = tuple(shapes)
     finishes = [shape.finish for shape in found if shape.finish is not None]
@@ -305,7 +305,7 @@ def _union(shapes: Iterable[Shape], *, exact: bool) -> Shape | None:
     exact = exact and all(shape.exact for shape in found)
     if len(found) == 1:
         return msgspec.structs.replace(found[0], exact=exact)
-    return Shape(
+    return PlanType(
         Union[tuple(shape.type for shape in found)],  # noqa: UP007 - made at run time
         max(shape.depth for shape in found),
         exact,

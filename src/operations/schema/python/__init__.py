@@ -44,19 +44,19 @@ from operations.schema.python.records import (
     Array,
     FixedTuple,
     Table,
+    class_texts,
     record_reader,
     title_of,
-    words_of,
 )
 from operations.schema.python.shapes import (
     ANY,
     NOTHING,
-    Choice,
+    AnnotatedShape,
+    CollectedDefs,
     ConversionError,
     Converter,
-    Definitions,
-    Described,
     Either,
+    Enumeration,
     Kinds,
     Mode,
     Named,
@@ -99,7 +99,7 @@ class Foreign(msgspec.Struct, frozen=True, eq=False):
         is_object = getattr(self.annotation, "__pydantic_root_model__", None) is False
         return frozenset({dict}) if is_object else ANY
 
-    def schema(self, definitions: Definitions) -> JSONObject:
+    def schema(self, definitions: CollectedDefs) -> JSONObject:
         """Return the schema that pydantic writes.
 
         Raises:
@@ -257,7 +257,7 @@ class _Reader:
             return Foreign(Annotated[core, *metadata])
         notes = Notes(metadata)
         shape = self._shape(core, notes)
-        return Described(shape, notes.words) if notes.words else shape
+        return AnnotatedShape(shape, notes.words) if notes.words else shape
 
     def _shape(self, core: Any, notes: Notes) -> Shape:
         origin = origin_of(core)
@@ -386,8 +386,10 @@ class _Reader:
             isinstance(target, Scalar) and target.annotation is str and target.convert is None
         ):
             return None
-        if isinstance(target, Choice):
-            return Choice(tuple((_digits(value), meaning) for value, meaning in target.options))
+        if isinstance(target, Enumeration):
+            return Enumeration(
+                tuple((_digits(value), meaning) for value, meaning in target.options)
+            )
         if isinstance(target, Scalar) and int in target.exact:
             digits = Annotated[str, msgspec.Meta(pattern="^(0|-?[1-9][0-9]*)$")]
             number = partial(attempt, partial(msgspec.convert, type=target.annotation))
@@ -416,7 +418,7 @@ def _after(first: Converter, second: Converter) -> Converter:
     return lambda value: second(first(value))
 
 
-def _choice(options: Iterable[Any], words: JSONObject | None = None) -> Choice:
+def _choice(options: Iterable[Any], words: JSONObject | None = None) -> Enumeration:
     seen: dict[bytes, Any] = {}
     pairs: list[tuple[Any, Any]] = []
     for option in options:
@@ -429,7 +431,7 @@ def _choice(options: Iterable[Any], words: JSONObject | None = None) -> Choice:
         if seen.setdefault(canonical(value), option) is not option:
             raise SchemaError(f"{option!r} and {seen[canonical(value)]!r} are the same in JSON")
         pairs.append((value, option))
-    return Choice(tuple(pairs), words or {})
+    return Enumeration(tuple(pairs), words or {})
 
 
 def _digits(value: Any) -> str:
@@ -441,7 +443,7 @@ def _digits(value: Any) -> str:
 
 
 def _enumeration(cls: type[enum.Enum]) -> Shape:
-    words, _ = words_of(cls, cls.__name__)
+    words, _ = class_texts(cls, cls.__name__)
     if issubclass(cls, enum.Flag):
         convert = _after(to_int, partial(attempt, cls))
         return Scalar(int, _NUMBER, NOTHING, convert, words)

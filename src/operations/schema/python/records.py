@@ -38,9 +38,9 @@ from operations.schema.python.annotations import (
 from operations.schema.python.shapes import (
     MISSING,
     NOTHING,
+    CollectedDefs,
     ConversionError,
     Converter,
-    Definitions,
     Kinds,
     Shape,
     attempt,
@@ -66,7 +66,7 @@ class Array(msgspec.Struct, frozen=True, eq=False):
         """All kinds, if no conversion is needed."""
         return self.kinds if self.converter() is None else NOTHING
 
-    def schema(self, definitions: Definitions) -> JSONObject:
+    def schema(self, definitions: CollectedDefs) -> JSONObject:
         """Return the schema that msgspec writes for the collection, with our items."""
         schema = msgspec.json.schema(self.annotation)
         items = self.item.schema(definitions)
@@ -102,7 +102,7 @@ class FixedTuple(msgspec.Struct, frozen=True, eq=False):
     kinds: Kinds = frozenset({list})
     exact: Kinds = NOTHING
 
-    def schema(self, definitions: Definitions) -> JSONObject:
+    def schema(self, definitions: CollectedDefs) -> JSONObject:
         """Return the schema of exactly these items."""
         places: JSONObject = {"minItems": len(self.items), "maxItems": len(self.items)}
         if self.items:
@@ -136,7 +136,7 @@ class Table(msgspec.Struct, frozen=True, eq=False):
         """All kinds, if no conversion is needed."""
         return self.kinds if self.converter() is None else NOTHING
 
-    def schema(self, definitions: Definitions) -> JSONObject:
+    def schema(self, definitions: CollectedDefs) -> JSONObject:
         """Return the schema that msgspec writes for the mapping, with our keys and values."""
         schema = msgspec.json.schema(self.annotation)
         if self.key is not None:
@@ -191,7 +191,7 @@ class Field(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     shown: bool = True
     """Whether the field is part of the value; False for arguments that only the constructor uses."""
 
-    def schema(self, definitions: Definitions) -> JSONObject:
+    def schema(self, definitions: CollectedDefs) -> JSONObject:
         """Return the schema of the shape, with the description and default of the field."""
         schema = dict(self.shape.schema(definitions))
         if self.description:
@@ -228,7 +228,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         """All kinds, if no conversion is needed."""
         return self.kinds if self.converter() is None else NOTHING
 
-    def schema(self, definitions: Definitions) -> JSONObject:
+    def schema(self, definitions: CollectedDefs) -> JSONObject:
         """Return the schema of all fields, in order."""
         taking = definitions.mode == "validation"
         fields = [each for each in self.fields if (each.taken if taking else each.shown)]
@@ -351,7 +351,7 @@ def default_of(value: Any, shape: Shape) -> Any:
     return default if type(default) in shape.kinds else MISSING
 
 
-def words_of(cls: Any, title: str) -> tuple[JSONObject, Docstring]:
+def class_texts(cls: Any, title: str) -> tuple[JSONObject, Docstring]:
     """Return the title and description of a class, and its parsed docstring."""
     text: str | None = cls.__dict__.get("__doc__")
     if text is not None and text.startswith(f"{cls.__name__}("):
@@ -372,13 +372,13 @@ def title_of(annotation: Any) -> str:
     return f"{title_of(origin)}[{arguments}]"
 
 
-class _Source:
+class _ClassReader:
     """A class that is being read."""
 
     def __init__(self, annotation: Any, read: Read) -> None:
         self.cls = origin_of(annotation)
         self.hints = hints_of(annotation)
-        self.words, self._docstring = words_of(self.cls, title_of(annotation))
+        self.words, self._docstring = class_texts(self.cls, title_of(annotation))
         self._read = read
 
     def field(
@@ -412,7 +412,7 @@ class _Source:
 
 
 def _dataclass(annotation: Any, read: Read) -> Record:
-    source = _Source(annotation, read)
+    source = _ClassReader(annotation, read)
     none = dataclasses.MISSING
     fields = [
         source.field(
@@ -433,7 +433,7 @@ def _dataclass(annotation: Any, read: Read) -> Record:
 
 
 def _attrs(annotation: Any, read: Read) -> Record:
-    source = _Source(annotation, read)
+    source = _ClassReader(annotation, read)
     parameters = inspect.signature(source.cls).parameters
     fields: list[Field] = []
     for each in source.cls.__attrs_attrs__:
@@ -455,7 +455,7 @@ def _attrs(annotation: Any, read: Read) -> Record:
 
 
 def _typed_dict(annotation: Any, read: Read) -> Record:
-    source = _Source(annotation, read)
+    source = _ClassReader(annotation, read)
     fields = tuple(
         source.field(name, required=_is_required(source.cls, name, hint))
         for name, hint in source.hints.items()
@@ -475,7 +475,7 @@ def _is_required(cls: Any, name: str, hint: Any) -> bool:
 
 
 def _named_tuple(annotation: Any, read: Read) -> Record:
-    source = _Source(annotation, read)
+    source = _ClassReader(annotation, read)
     defaults: JSONObject = source.cls._field_defaults
     fields = tuple(
         source.field(name, required=name not in defaults, default=defaults.get(name, MISSING))
@@ -485,7 +485,7 @@ def _named_tuple(annotation: Any, read: Read) -> Record:
 
 
 def _struct(annotation: Any, read: Read) -> Record:
-    source = _Source(annotation, read)
+    source = _ClassReader(annotation, read)
     config = source.cls.__struct_config__
     fields = tuple(
         source.field(

@@ -104,7 +104,7 @@ class Shape(Protocol):
         """Those of `kinds` whose values already have the Python type."""
         ...
 
-    def schema(self, definitions: "Definitions") -> JSONObject:
+    def schema(self, definitions: "CollectedDefs") -> JSONObject:
         """Return the schema; named types become references to `definitions`."""
         ...
 
@@ -113,7 +113,7 @@ class Shape(Protocol):
         ...
 
 
-class Definitions:
+class CollectedDefs:
     """The `$defs` of one document, filled while its schemas are written."""
 
     def __init__(self, mode: Mode) -> None:
@@ -169,7 +169,7 @@ class Definitions:
 
 def document_of(shape: Shape, mode: Mode = "validation") -> JSONObject:
     """Return the schema of `shape` as a complete document."""
-    definitions = Definitions(mode)
+    definitions = CollectedDefs(mode)
     return definitions.close(shape.schema(definitions))
 
 
@@ -179,7 +179,7 @@ class Unknown(msgspec.Struct, frozen=True, eq=False):
     kinds: Kinds = ANY
     exact: Kinds = ANY
 
-    def schema(self, definitions: Definitions) -> JSONObject:
+    def schema(self, definitions: CollectedDefs) -> JSONObject:
         """Return an empty schema."""
         return {}
 
@@ -198,7 +198,7 @@ class Scalar(msgspec.Struct, frozen=True, eq=False):
     convert: Converter | None = None
     words: JSONObject = {}
 
-    def schema(self, definitions: Definitions) -> JSONObject:
+    def schema(self, definitions: CollectedDefs) -> JSONObject:
         """Return the schema that msgspec writes."""
         return {**msgspec.json.schema(self.annotation), **self.words}
 
@@ -229,7 +229,7 @@ def to_float(value: Any) -> float:
     return number
 
 
-class Described(msgspec.Struct, frozen=True, eq=False):
+class AnnotatedShape(msgspec.Struct, frozen=True, eq=False):
     """A shape with annotations: title, description, examples."""
 
     shape: Shape
@@ -245,7 +245,7 @@ class Described(msgspec.Struct, frozen=True, eq=False):
         """The exact kinds of the shape."""
         return self.shape.exact
 
-    def schema(self, definitions: Definitions) -> JSONObject:
+    def schema(self, definitions: CollectedDefs) -> JSONObject:
         """Return the schema of the shape, with the annotations."""
         return {**self.shape.schema(definitions), **self.words}
 
@@ -275,7 +275,7 @@ class Named(msgspec.Struct, eq=False):
         """All kinds or none: reading the kinds of the target would not terminate for a recursive type."""
         return self.kinds if self.converter() is None else NOTHING
 
-    def schema(self, definitions: Definitions) -> JSONObject:
+    def schema(self, definitions: CollectedDefs) -> JSONObject:
         """Return a reference to the definition."""
         return definitions.refer(self)
 
@@ -290,7 +290,7 @@ class Named(msgspec.Struct, eq=False):
         return value if self._converter is None else self._converter(value)
 
 
-class Choice(msgspec.Struct, frozen=True, eq=False):
+class Enumeration(msgspec.Struct, frozen=True, eq=False):
     """One of a few values: a `Literal` or an `Enum`."""
 
     options: tuple[tuple[Any, Any], ...]
@@ -313,7 +313,7 @@ class Choice(msgspec.Struct, frozen=True, eq=False):
     def _types(self) -> Kinds:
         return frozenset(map(type, (value for value, _ in self.options)))
 
-    def schema(self, definitions: Definitions) -> JSONObject:
+    def schema(self, definitions: CollectedDefs) -> JSONObject:
         """Return the options, with their common type."""
         names = {_TYPE_NAMES.get(kind) for kind in self._types()}
         typed = {"type": names.pop()} if len(names) == 1 and None not in names else {}
@@ -357,7 +357,7 @@ class Either(msgspec.Struct, frozen=True, eq=False):
         """The kinds that no member converts."""
         return self.kinds - self._routes().keys()
 
-    def schema(self, definitions: Definitions) -> JSONObject:
+    def schema(self, definitions: CollectedDefs) -> JSONObject:
         """Return the union of the members."""
         schemas = [member.schema(definitions) for member in self.members]
         return {} if {} in schemas else {"anyOf": schemas}

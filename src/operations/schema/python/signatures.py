@@ -25,9 +25,9 @@ from operations.schema.python.annotations import origin_of, parse_docstring, pee
 from operations.schema.python.records import Field, Record, default_of
 from operations.schema.python.shapes import (
     MISSING,
+    CollectedDefs,
     ConversionError,
     Converter,
-    Definitions,
     Named,
     Shape,
     Unknown,
@@ -56,7 +56,7 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     def document(self) -> JSONObject:
         """Return the schema of the input: an object, closed unless the function has `**kwargs`."""
-        definitions = Definitions("validation")
+        definitions = CollectedDefs("validation")
         schema = self.record.schema(definitions)
         if self.record.extra is not None and self.context is not None:
             # Parameters that the library fills in are not part of the input.

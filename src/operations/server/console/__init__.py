@@ -67,7 +67,7 @@ def console_app() -> ASGIApp:
 def console_routes() -> list[BaseRoute]:
     """Return the routes of the page at `/` and of its files."""
     return [
-        Route("/" if name == _PAGE else f"{ASSETS}/{name}", _File(name, content), methods=["GET"])
+        Route("/" if name == _PAGE else f"{ASSETS}/{name}", _Asset(name, content), methods=["GET"])
         for name, content in _read()
     ]
 
@@ -77,7 +77,7 @@ def _read() -> Iterator[tuple[str, bytes]]:
         yield file.name, file.read_bytes()
 
 
-class _File:
+class _Asset:
     """Serves one file from memory, with an ETag."""
 
     def __init__(self, name: str, content: bytes) -> None:
