@@ -150,6 +150,7 @@ CALLS: dict[str, Callable[..., Any]] = {
 """How to call everything that has a list of strings, with all other arguments in place."""
 
 NOT_CALLED = {
+    "operations.calls.CallRecord": "made by a call graph, not by users",
     "operations.front.search.Found": "made by a search, not by users",
     "operations.front.search.Search": "decoded from a request, not made by users",
     "operations.pubsub.EventTarget.listen": "a protocol without code",
