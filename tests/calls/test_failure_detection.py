@@ -117,11 +117,11 @@ async def test_a_mutation_that_no_worker_has_begun_is_sent_again(
         for _ in range(2):
             await enter(broker_world.serve(slow_registry(ledger)))
         target = Losing(await enter(broker_world.connect()))
-        calls = await enter(PendingRequestMap(target, heartbeat=0.1))
-        with anyio.fail_after(30):
+        calls = await enter(PendingRequestMap(target, heartbeat=0.4))
+        with anyio.fail_after(60):
             for number in range(5):
                 # The first call is long enough for the caller to find all workers.
-                value = {"number": number, "seconds": 0 if number else 0.5}
+                value = {"number": number, "seconds": 0 if number else 2}
                 assert (await calls.call("slow.pay", value, replayable=False)).data == number
         for _ in range(4):
             if target.names_consumer:
