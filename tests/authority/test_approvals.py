@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -535,3 +536,23 @@ async def test_a_strict_ledger_rejects_calls_that_it_cannot_record(tmp_path: Pat
 
         assert await office.call() == (ErrorCode.UNAVAILABLE if strict else "deleted")
         assert len(office.ran) == (not strict)
+
+
+async def test_a_ledger_records_how_many_lines_could_not_be_written(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "late" / "ledger.jsonl"
+    ledger = Ledger(path, KEY)
+    office = Office(ledger=ledger, when={"not": {}})
+    for _ in range(20):
+        await office.call()
+    path.parent.mkdir()
+    for _ in range(2):
+        await office.call()
+    ledger.close()
+
+    found = verify([path], KEY)
+    assert (found.problem, found.lines, found.lost) == (None, 4, 40)
+    assert [line.get("lost") for line in lines_of(path)] == [40, None, None, None]
+    (warning,) = [each for each in caplog.records if each.levelno >= logging.WARNING]
+    assert str(path) in warning.getMessage()

@@ -4,6 +4,7 @@ Rule 1: edits, deletions, reordering and repetition break the chain. Missing lin
         file, the head, stores the last number and HMAC.
 Rule 2: a line contains a keyed hash of the input, never the arguments.
 Rule 3: a file has one writer. After log rotation has moved the file, a new file continues the chain.
+Rule 4: the line after lines that could not be written contains their number.
 """
 
 import hmac
@@ -20,6 +21,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from operations._json import canonical
+from operations._resilience import LogThrottle
 from operations.access import clock, secret_key
 from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode, OperationsError
@@ -74,6 +76,8 @@ class Ledger:
         self._strict, self._sync = strict, sync
         self._file, self._inode = -1, 0
         self._end = _START
+        self._unwritten = 0
+        self._failures = LogThrottle()
         # A registry may be used by several threads.
         self._writing = Lock()
 
@@ -96,7 +100,7 @@ class Ledger:
                 )
             # Log rotation may have moved the file while no process was running.
             known = head or _START
-            before, self._end = _read(self._key, last) if last else (known, known)
+            before, self._end, _ = _read(self._key, last) if last else (known, known, 0)
             if self._head is not None and known not in (before, self._end):
                 raise ValueError(f"it ends at line {self._end[0]}, but its head is {known[0]}")
             self._write_head()
@@ -135,10 +139,12 @@ class Ledger:
         line |= {"request": context.request_id, "authority": context.authority_id}
         try:
             with self._writing:
+                self._unwritten += 1
                 self.open()
                 self._write({key: value for key, value in line.items() if value is not None})
         except (OSError, LedgerError) as error:
-            logger.error("a line of the ledger cannot be written: %s", error)  # noqa: TRY400
+            message = "a line of the ledger %s cannot be written: %s"
+            logger.log(self._failures.level(), message, self._path, error)
             if self._strict:
                 message = "This call cannot be recorded, so it is rejected"
                 raise CallError(ErrorCode.UNAVAILABLE, message) from error
@@ -150,7 +156,8 @@ class Ledger:
         if inode != self._inode:
             self._open()
         number, previous = self._end
-        whole = {"n": number + 1, "time": clock(), **line, "previous": previous}
+        lost = {"lost": self._unwritten - 1} if self._unwritten > 1 else {}
+        whole = {"n": number + 1, "time": clock(), **line, **lost, "previous": previous}
         text, mac = _signed(self._key, msgspec.json.encode(whole))
         start = os.fstat(self._file).st_size
         try:
@@ -163,7 +170,7 @@ class Ledger:
             with suppress(OSError):
                 os.ftruncate(self._file, start)
             raise
-        self._end = number + 1, mac
+        self._end, self._unwritten = (number + 1, mac), 0
         self._write_head()
 
     def _write_head(self) -> None:
@@ -211,8 +218,8 @@ def _signed(key: bytes, body: bytes) -> tuple[bytes, str]:
     return body[:-1] + _MAC + mac.encode() + b'"}\n', mac
 
 
-def _read(key: bytes, text: bytes) -> tuple[_End, _End]:
-    """Return the number and HMAC of the previous line and of this line.
+def _read(key: bytes, text: bytes) -> tuple[_End, _End, int]:
+    """Return the number and HMAC of the previous line and of this line, and the number of lost lines between them.
 
     Raises:
         ValueError: If the line was not signed with the key.
@@ -222,7 +229,7 @@ def _read(key: bytes, text: bytes) -> tuple[_End, _End]:
     if not hmac.compare_digest(expected, text):
         raise ValueError("not a line of this ledger, or changed")
     line: JSONObject = msgspec.json.decode(body)
-    return (line["n"] - 1, line["previous"]), (line["n"], mac)
+    return (line["n"] - 1, line["previous"]), (line["n"], mac), line.get("lost", 0)
 
 
 def _read_head(path: Path) -> _End | None:
@@ -247,6 +254,9 @@ class Verified:
     problem: str | None = None
     """The first error in the chain; None if it is intact."""
 
+    lost: int = 0
+    """The number of lines that could not be written, for example because the disk was full."""
+
 
 def verify(paths: Iterable[Path], key: str | bytes, head: Path | None = None) -> Verified:
     """Check the chain of a ledger, whose files are given from the oldest to the newest.
@@ -254,17 +264,17 @@ def verify(paths: Iterable[Path], key: str | bytes, head: Path | None = None) ->
     Raises:
         LedgerError: If a file or the head cannot be read.
     """
-    secret, first, count = secret_key(key, "a ledger"), 0, 0
+    secret, first, count, lost = secret_key(key, "a ledger"), 0, 0, 0
     known, is_missing = _START, False
     before, end, place, problem = known, known, "the head", None
     try:
         if head is not None:
             known, is_missing = _read_head(head) or _START, not head.exists()
         for place, text in _lines(paths):  # noqa: B007 - a problem names it
-            before, found = _read(secret, text)
+            before, found, missing = _read(secret, text)
             if count and before != end:
                 raise ValueError(f"number {found[0]} follows {end[0]}")
-            first, end, count = first or found[0], found, count + 1
+            first, end, count, lost = first or found[0], found, count + 1, lost + missing
     except ValueError as error:
         problem = f"{place}: {error}"
     except OSError as error:
@@ -275,7 +285,7 @@ def verify(paths: Iterable[Path], key: str | bytes, head: Path | None = None) ->
     is_end = known in (before, end) and not (is_missing and count)
     if problem is None and head is not None and not is_end:
         problem = f"the head is number {known[0]}: lines at the end are missing, or the head is"
-    return Verified(count, first, end[0], head is not None, problem)
+    return Verified(count, first, end[0], head is not None, problem, lost)
 
 
 def _lines(paths: Iterable[Path]) -> Iterator[tuple[str, bytes]]:

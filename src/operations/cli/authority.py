@@ -302,7 +302,8 @@ async def verify(*files: Path, common: Common = DEFAULTS) -> int:
             screen.value(asdict(found))
         else:
             lines = f"{counted(found.lines, 'line')}, {found.first} to {found.last}"
-            screen.write(f"{paths[-1].name}: {lines}{start}{tail}")
+            lost = f"; {counted(found.lost, 'line')} could not be written" if found.lost else ""
+            screen.write(f"{paths[-1].name}: {lines}{start}{lost}{tail}")
             if found.problem is not None:
                 screen.failed(found.problem)
         if found.problem is not None:
