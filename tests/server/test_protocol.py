@@ -515,3 +515,38 @@ async def test_a_large_body_is_read_as_the_application_asks_for_it() -> None:
     received = await exchange(echo, head, b"x" * size)
 
     assert bodies(received)[0] == b"/?:" + b"x" * size
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(b"", GET % b"b"), (GET % b"a", GET % b"b"), ((GET % b"b")[:9], (GET % b"b")[9:])],
+    ids=["new", "used", "incomplete"],
+)
+async def test_a_request_that_crosses_a_shutdown_gets_its_response(
+    before: bytes, after: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("operations.server.protocol.LINGER_SECONDS", 60)
+    stop, port = asyncio.Event(), asyncio.get_running_loop().create_future()
+
+    async def serve() -> None:
+        async with serving(echo) as found:
+            port.set_result(found)
+            await stop.wait()
+
+    with anyio.fail_after(40):
+        server = asyncio.create_task(serve())
+        reader, writer = await asyncio.open_connection("127.0.0.1", await port)
+        writer.write(before)
+        if before.endswith(b"\r\n\r\n"):
+            await reader.readuntil(b"/a?:")
+        stop.set()
+        with pytest.raises(ConnectionError):
+            while True:
+                (await asyncio.open_connection("127.0.0.1", port.result()))[1].close()
+        writer.write(after)
+        received = await reader.read()
+        writer.close()
+        await server
+
+    assert bodies(received) == [b"/b?:"]
+    assert b"connection: close" in received

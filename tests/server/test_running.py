@@ -212,3 +212,12 @@ def _peer_of(address: tuple[str, int]) -> socket.socket:
                 cleanup.pop_all()
                 return found
     raise AssertionError(f"no socket is connected to {address}")
+
+
+async def test_an_unused_connection_is_closed_after_the_time_in_the_config() -> None:
+    with anyio.fail_after(30):
+        async with running(create_app(OperationRegistry()), keep_alive=1) as url:
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+            writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert b"connection: close" not in await reader.read()
+            writer.close()

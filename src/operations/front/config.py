@@ -47,6 +47,9 @@ class ListenConfig:
     trusted_proxies: Collection[str] = ()
     """Addresses or networks of proxies whose `X-Forwarded-For` and `X-Forwarded-Proto` are used."""
 
+    keep_alive: Annotated[int, Meta(ge=1)] = 5
+    """Seconds that an unused connection stays open. Behind a proxy, set more than the proxy keeps its connections."""
+
     certificate: str | Path | None = None
     """A PEM file with the certificate chain, to serve HTTPS."""
 

@@ -6,6 +6,7 @@ Rule 2: a head that exceeds a size limit is rejected (431) while it arrives.
 Rule 3: trailers are limited in size like a head, and ignored: they never become headers.
 Rule 4: a request with malformed framing is rejected as a whole, and nothing after it is read.
 Rule 5: a request does not see context variables of other requests on the same connection.
+Rule 6: a request that the client sent before it could know of a shutdown gets its response.
 
 `server.exchange` serves each request and writes its response.
 """
@@ -29,6 +30,9 @@ HEAD_BYTES: Final = 64 * 1024
 
 BODY_SECONDS: Final = 60.0
 """Seconds for the body to arrive, also if the application, which has a shorter limit, does not read it."""
+
+LINGER_SECONDS: Final = 0.5
+"""Seconds that an unused connection stays open during a shutdown, for a request that the client has already sent."""
 
 _READ_BUFFER: Final = 64 * 1024
 """Reading pauses while more bytes of a body than this wait for the application."""
@@ -54,8 +58,8 @@ class HTTPProtocol(asyncio.Protocol):
 
     __slots__ = (
         "_app", "_app_state", "_client", "_config", "_context", "_due", "_exchange", "_expects_continue", "_flow",
-        "_headers", "_in_body", "_in_head", "_is_done", "_local", "_loop", "_overhead", "_parser", "_pending",
-        "_received_body", "_scheme", "_state", "_timer", "_timer_at", "_transport", "_url",
+        "_headers", "_in_body", "_in_head", "_is_done", "_is_leaving", "_local", "_loop", "_overhead", "_parser",
+        "_pending", "_received_body", "_scheme", "_state", "_timer", "_timer_at", "_transport", "_url",
     )  # fmt: skip
 
     def __init__(
@@ -86,6 +90,8 @@ class HTTPProtocol(asyncio.Protocol):
         self._timer_at = self._due = _NEVER
         self._is_done = False
         """Whether all further data is ignored."""
+        self._is_leaving = False
+        """Whether the server shuts down: the next response is the last one."""
         self._in_head = self._in_body = False
         self._overhead = 0
         """Bytes of the head, of chunk sizes or of trailers since the last byte of the body."""
@@ -128,11 +134,12 @@ class HTTPProtocol(asyncio.Protocol):
         return self._exchange
 
     def shutdown(self) -> None:
-        """Close the connection once the response that is being sent is complete."""
-        if self._exchange is None:
-            self._close()
+        """Close the connection after its last response; if it is unused, unless a request arrives at once."""
+        self._is_leaving = True
+        if self._exchange is not None:
+            (self._pending[-1] if self._pending else self._exchange).keep_alive = False
         else:
-            self._exchange.keep_alive = False
+            self._expect(LINGER_SECONDS)
 
     def _close(self) -> None:
         self._is_done = True
@@ -281,7 +288,7 @@ class HTTPProtocol(asyncio.Protocol):
             "state": self._app_state.copy(),
             OWN_SERVER: True,
         }
-        keep_alive = version != "1.0" and parser.should_keep_alive()
+        keep_alive = version != "1.0" and parser.should_keep_alive() and not self._is_leaving
         exchange = HTTPExchange(
             self._transport,
             self._flow,

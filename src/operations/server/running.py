@@ -46,7 +46,6 @@ GRACE = 10
 """Seconds that running calls have to finish when the server stops."""
 
 _POLL = 0.05
-_KEEP_ALIVE = 5
 _BACKLOG = 2048
 
 
@@ -203,7 +202,7 @@ def _config(app: Starlette, config: ListenConfig) -> uvicorn.Config:
         ssl_keyfile=config.certificate_key,
         proxy_headers=bool(proxies),
         forwarded_allow_ips=proxies or None,
-        timeout_keep_alive=_KEEP_ALIVE,
+        timeout_keep_alive=config.keep_alive,
         timeout_graceful_shutdown=GRACE,
         backlog=_BACKLOG,
     )
