@@ -4,6 +4,8 @@ import asyncio
 import logging
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
@@ -221,3 +223,45 @@ async def test_an_unused_connection_is_closed_after_the_time_in_the_config() -> 
             writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert b"connection: close" not in await reader.read()
             writer.close()
+
+
+_LIMITED = """
+import asyncio, logging, resource
+from operations import OperationRegistry
+from operations.server import create_app
+from operations.server.running import running
+
+async def main():
+    async with running(create_app(OperationRegistry())) as url:
+        print(url, flush=True)
+        await asyncio.Event().wait()
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
+logging.basicConfig()
+asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no limit of open files")
+async def test_a_server_at_its_limit_of_open_files_warns_once_and_recovers() -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", _LIMITED), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    with anyio.fail_after(50):
+        url = (await process.stdout.readline()).decode().strip()
+        port = int(url.rpartition(":")[2])
+        opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(60)]
+        warning = await process.stderr.readline()
+        for _, writer in opened:
+            writer.close()
+        async with aiohttp.ClientSession() as session, session.get(f"{url}/healthz") as response:
+            assert response.status == 200
+        process.terminate()
+        rest = await process.stderr.read()
+        await process.wait()
+
+    assert b"WARNING:asyncio:connections wait, because they cannot be accepted" in warning
+    assert b"Too many open files" in warning
+    assert b"accept" not in rest

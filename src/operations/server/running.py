@@ -18,6 +18,7 @@ from typing import Any, cast
 import uvicorn
 from starlette.applications import Starlette
 
+from operations._resilience import LogThrottle
 from operations.front import OpenStreams
 from operations.front.config import ListenConfig
 from operations.front.http import RequestPipeline
@@ -41,6 +42,8 @@ except ModuleNotFoundError:
 
 logger = logging.getLogger("operations.server")
 _uvicorn_logger = logging.getLogger("uvicorn.error")
+_asyncio_logger = logging.getLogger("asyncio")
+_accept_failures = LogThrottle()
 
 GRACE = 10
 """Seconds that running calls have to finish when the server stops."""
@@ -186,6 +189,7 @@ def _config(app: Starlette, config: ListenConfig) -> uvicorn.Config:
             )
         logger.warning("listening on %s without authentication", host)
     _uvicorn_logger.addFilter(_is_notable)
+    _asyncio_logger.addFilter(_summarize_accept_failure)
     return uvicorn.Config(
         app,
         host=host,
@@ -212,6 +216,20 @@ def _is_notable(record: logging.LogRecord) -> bool:
     """Filter out the error that uvicorn logs for every rejected handshake, except at debug level."""
     is_handshake = record.msg == "ASGI callable returned without completing handshake."
     return not is_handshake or _uvicorn_logger.isEnabledFor(logging.DEBUG)
+
+
+def _summarize_accept_failure(record: logging.LogRecord) -> bool:
+    """Replace the error that asyncio logs for every connection it cannot accept by a warning, once a minute."""
+    is_accept = record.levelno == logging.ERROR and str(record.msg).startswith("socket.accept()")
+    if is_accept and record.exc_info is not None:
+        record.msg = (
+            f"connections wait, because they cannot be accepted: {record.exc_info[1]}. "
+            "Raise the limit of open files (ulimit -n), or lower limits.streams"
+        )
+        record.levelno, record.levelname = logging.WARNING, "WARNING"
+        record.exc_info = record.exc_text = None
+        return _accept_failures.level() == logging.WARNING
+    return True
 
 
 @options_of(ListenConfig)
