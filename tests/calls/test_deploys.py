@@ -9,7 +9,8 @@ import anyio
 import pytest
 from tests.calls.operations_under_test import note
 from tests.calls.waiting import caller, lines, until
-from tests.calls.worlds import World
+from tests.calls.worlds import BrokerWorld, World
+from tests.servers import Broker
 
 from operations.calls import PendingRequestMap, from_calls, serve_calls
 from operations.errors import CallError, ErrorCode
@@ -51,6 +52,52 @@ async def test_requests_that_a_stopping_worker_did_not_begin_run_elsewhere(
 
     assert [result.data for result in results] == list(range(6))
     assert Counter(lines(ledger)) == Counter(f"shop.pay {number}" for number in range(6))
+
+
+@pytest.mark.requirement("F4", "F25", "R36")
+async def test_no_request_that_never_began_fails_if_a_worker_stops_during_an_outage(
+    mortal: tuple[Broker, BrokerWorld], tmp_path: Path
+) -> None:
+    """The broker loses the requests that wait, and the caller asks the worker that stops as well."""
+    broker, world = mortal
+    ledger, is_back = tmp_path / "ledger", asyncio.Event()
+    registry = OperationRegistry()
+
+    @registry.operation("shop.pay")
+    async def pay(number: int) -> int:
+        note(str(ledger), str(number))
+        await is_back.wait()
+        return number
+
+    stopping = asyncio.Event()
+
+    async def old_worker() -> None:
+        async with world.serve(registry, concurrency=1, grace=60):
+            await stopping.wait()
+
+    async with world.serve(registry, concurrency=1), caller(world) as calls:
+        leaving = asyncio.create_task(old_worker())
+        # The caller must have found all workers: requests that are sent earlier may have begun unnoticed.
+        with anyio.fail_after(30):
+            while await calls.target.count_present(calls.target.control("operations")) == 1:
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(2)
+        paying = [
+            asyncio.create_task(calls.call("shop.pay", {"number": number}, timeout=100))
+            for number in range(6)
+        ]
+        await until(lambda: len(lines(ledger)) == 2)
+        broker.kill()
+        await until(lambda: not calls.target.is_connected)
+        stopping.set()
+        broker.start()
+        is_back.set()
+        with anyio.fail_after(100):
+            results = await asyncio.gather(*paying)
+            await leaving
+
+    assert [result.data for result in results] == list(range(6))
+    assert Counter(lines(ledger)) == Counter(map(str, range(6)))
 
 
 async def test_calls_of_new_operations_find_the_workers_that_have_them(

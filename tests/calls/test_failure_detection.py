@@ -4,21 +4,35 @@ import asyncio
 import json
 import time
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
 import anyio
+import msgspec
 import pytest
 from tests.calls.operations_under_test import note
 from tests.calls.processes import worker_process
 from tests.calls.shim import Shim
 from tests.calls.waiting import caller, lines, started, until
-from tests.calls.worlds import World
+from tests.calls.worlds import World, redis_world
+from tests.servers import Broker
 
-from operations.calls import PendingRequestMap
+from operations.calls import PendingRequestMap, serve_calls
+from operations.calls.events import (
+    AlivePayload,
+    CallAlive,
+    CallOffered,
+    CallProbed,
+    FencePayload,
+    OfferPayload,
+    ProbePayload,
+    encode_event,
+)
 from operations.pubsub.base import Delivery
+from operations.pubsub.memory import MemoryTarget
 from operations.registry import OperationRegistry
 
 
@@ -132,6 +146,75 @@ async def test_a_mutation_that_no_worker_has_begun_is_sent_again(
         assert (await calls.call("slow.pay", {"number": 5, "seconds": 0})).data == 5
 
     assert Counter(lines(ledger)) == Counter("012345")
+
+
+@pytest.mark.requirement("R36")
+async def test_an_offer_that_arrives_before_the_reconnect_is_complete_is_rejected(
+    redis_server: Broker, tmp_path: Path
+) -> None:
+    """On Redis the mailbox has its own connection, which may be restored before the others."""
+    sent: list[bytes] = []
+
+    def record(body: bytes) -> list[bytes]:
+        sent.append(body)
+        return [body]
+
+    world = redis_world(redis_server.url)
+    async with (
+        world.serve(slow_registry(tmp_path / "ledger")),
+        world.connect() as target,
+        PendingRequestMap(Shim(target, on_send=record), heartbeat=60) as calls,
+    ):
+        paying = asyncio.create_task(calls.call("slow.pay", {"number": 1, "seconds": 1}))
+        await until(lambda: lines(tmp_path / "ledger"))
+        (request_id,) = calls.pending
+        calls.lost("one of the connections is lost")
+        offer = OfferPayload(request_id=request_id, worker=target.control("other"))
+        calls.receive(Delivery(encode_event(CallOffered(payload=offer))))
+        await until(lambda: any(b"call.aborted" in body for body in sent))
+        calls.restored()
+        await paying
+
+    assert not any(b"call.confirmed" in body for body in sent)
+
+
+async def test_a_worker_that_closes_still_knows_what_it_ran(tmp_path: Path) -> None:
+    """A caller asks while the worker cancels its subscriptions."""
+    answers: list[AlivePayload] = []
+    request_ids: list[str] = []
+
+    class Asking(Shim):
+        async def listen(self, addresses: Sequence[str], receiver: Any) -> Any:
+            subscription = await self._target.listen(addresses, receiver)
+
+            async def ask() -> None:
+                fence = FencePayload(request_id=request_ids[0])
+                probe = ProbePayload(request_ids=[], reply_to="asking", fences=[fence])
+                receiver.receive(Delivery(encode_event(CallProbed(payload=probe))))
+                await until(lambda: answers)
+                await subscription.aclose()
+
+            undo = AsyncExitStack()
+            undo.push_async_callback(ask)
+            return undo
+
+        async def send(self, address: str, body: bytes) -> None:
+            if address == "asking":
+                answers.append(msgspec.json.decode(body, type=CallAlive).payload)
+            else:
+                await super().send(address, body)
+
+    target = MemoryTarget()
+    async with (
+        PendingRequestMap(target) as calls,
+        serve_calls(slow_registry(tmp_path / "ledger"), Asking(target)),
+    ):
+        paying = asyncio.create_task(calls.call("slow.pay", {"number": 1, "seconds": 0.1}))
+        await until(lambda: calls.pending)
+        request_ids += calls.pending
+        await paying
+
+    assert [answer.fenced for answer in answers] == [[]]
 
 
 async def test_only_the_worker_that_has_a_call_is_probed(

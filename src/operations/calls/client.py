@@ -379,6 +379,7 @@ class PendingRequestMap(CallSender):
         call.sent_at = 0.0
         call.worker = None
         call.is_claimed = False
+        call.dropped_by = frozenset()
         limit = None
         if call.payload.deadline is not None:
             limit = max(0.0, call.payload.deadline - time() * 1000)

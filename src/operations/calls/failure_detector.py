@@ -23,8 +23,10 @@ Rule 4: probes are not used for workers of other implementations, which never re
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from itertools import islice
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
@@ -40,16 +42,12 @@ from operations.calls.events import (
     encode_event,
 )
 from operations.calls.jobs import is_there
-from operations.calls.states import NEVER, PendingCall
+from operations.calls.states import NEVER, SETTLING, Outages, PendingCall
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, NotSentError, TransportError
 from operations.pubsub.base import EventTarget
 
 logger = logging.getLogger("operations")
-
-SETTLING = 2.0
-"""Seconds after a reconnect in which other clients may still be reconnecting."""
-
 
 MAX_ATTEMPTS = 3
 """The largest number of times that a call is sent to workers that are lost."""
@@ -59,9 +57,6 @@ MAX_SENDS = 10
 
 _RETURN = 1.0
 """Seconds in which a lost worker may reconnect to another server of the broker; two heartbeats if longer."""
-
-_LONGEST_PAUSE = 5.0
-"""The longest pause between two connection attempts of a client, in seconds."""
 
 _ROLL_CALL_PAUSE = 60.0
 """The longest pause between two probes of all workers, in seconds, while a worker does not respond."""
@@ -77,6 +72,9 @@ _PER_PROBE = 1000
 
 _MAX_WORKERS = 10_000
 """The largest number of tracked workers of a group, because any client may claim to be a worker."""
+
+_MAX_DEPARTED = 1000
+"""The number of stored workers that were lost or have left."""
 
 _STUCK = 2.0
 """Seconds that a subscription may wait for a missing item after later items have arrived."""
@@ -148,19 +146,17 @@ class FailureDetector:
         self.is_complete = False
         self.departures = self.restorations = 0
         self._workers: dict[str, float] = {}
+        self._departed: deque[str] = deque(maxlen=_MAX_DEPARTED)
         self._specs: dict[str, str] = {}
         self._specs_changed = specs_changed
         self._answers = False
         self._were_there = False
         self._replayable: dict[str, bool] = {}
-        self.restored_at = 0.0
-        """The time of the last reconnect, by the loop's clock."""
+        self._outages = Outages()
         self._changed_at = 0.0
         """The last time that a worker or this client disconnected or reconnected."""
         self._hurry = asyncio.Event()
         self._absent_since: dict[str, float] = {}
-        self._lost_at = 0.0
-        self._settled_at = 0.0
         self._unserved_since = NEVER
         # Only known workers can be detected as lost.
         self._roll_call_at = 0.0
@@ -194,11 +190,13 @@ class FailureDetector:
         for fence in alive.fenced:
             call = self._pending.get(fence.request_id)
             if call is not None and call.payload.resends == fence.resends:
-                call.fenced_by += (alive.worker,)
+                call.fenced_by |= {alive.worker}
+                call.dropped_by |= {alive.worker}
 
     def _forget(self, worker: str) -> None:
         if self._workers.pop(worker, None) is not None:
             self.departures += 1
+            self._departed.append(worker)
         if self._specs.pop(worker, None) is not None:
             self._specs_changed()
 
@@ -225,8 +223,8 @@ class FailureDetector:
 
     @property
     def is_settling(self) -> bool:
-        """Whether a reconnect was so recent that a missing worker may still be reconnecting."""
-        return asyncio.get_running_loop().time() < self._settled_at
+        """Whether a missing worker may still be reconnecting."""
+        return not self._outages.is_settled
 
     def expects_workers(self) -> bool:
         """Return whether a group that has no workers at the broker now may soon have workers again.
@@ -247,14 +245,15 @@ class FailureDetector:
         loop = asyncio.get_running_loop()
         if self._target.durable:
             # A worker that started it before a reconnect responds to the following probe, and has the call.
-            await asyncio.sleep(max(0.0, self._settled_at - loop.time()))
+            await self._outages.settle()
         call = self._pending.get(offer.request_id)
         if (
             call is None
             or (call.attempt, call.payload.resends) != (offer.attempt, offer.resends)
             or call.worker not in {None, offer.worker}
-            # Any other restored broker may deliver a request a second time.
-            or (not self._target.durable and 0 < call.sent_at <= self.restored_at)
+            # Any other restored broker may deliver a request a second time; an offer may arrive before the reconnect
+            # is complete.
+            or (not self._target.durable and 0 < call.sent_at <= self._outages.changed_at)
         ):
             return False
         call.worker = offer.worker
@@ -265,19 +264,15 @@ class FailureDetector:
     def lost(self) -> None:
         """Handle a lost connection: until it is restored, workers may start and stop unnoticed."""
         self.is_complete = False
-        if self._lost_at <= self.restored_at:
-            self._lost_at = asyncio.get_running_loop().time()
+        self._outages.lost()
 
     def restored(self) -> None:
         """Handle a restored connection: probe at once for workers and for missed replies."""
-        now = asyncio.get_running_loop().time()
-        outage = now - self._lost_at if self._lost_at > self.restored_at else 0.0
-        # The pauses of other clients between attempts grow with the outage.
-        self._settled_at = now + SETTLING + min(outage / 2, _LONGEST_PAUSE)
+        self._outages.restored()
         self._roll_call_at = 0.0
         self._roll_call_pause = self._heartbeat
         self.restorations += 1
-        self.restored_at = self._changed_at = now
+        self._changed_at = self._outages.restored_at
         self._hurry.set()
 
     async def run(self) -> None:
@@ -317,11 +312,9 @@ class FailureDetector:
         if missing and self._target.is_connected:
             if self.is_settling:
                 # Missing workers do not count as lost yet, but reconnected workers may report that they have not
-                # started a call.
-                before = [call for call in missing if call.sent_at <= self.restored_at]
-                kept = await asyncio.gather(*map(self._is_waiting, before))
-                pairs = zip(before, kept, strict=True)
-                await self._resend_unbegun([call for call, is_kept in pairs if not is_kept])
+                # started a call. Workers that are stopping wait for this question.
+                before = [call for call in missing if call.sent_at <= self._outages.restored_at]
+                await self._resend_unbegun(before)
             else:
                 await self._judge(missing, asked_at)
         if not self.is_settling:
@@ -342,7 +335,7 @@ class FailureDetector:
         self._roll_call_at = NEVER
         count = await self._target.count_present(self._all_workers)
         heard = sum(seen_at >= asked_at for seen_at in self._workers.values())
-        if count is not None and self._lost_at < asked_at:
+        if count is not None and self._outages.changed_at < asked_at:
             self.is_complete = heard >= count
             if heard < count:
                 self._roll_call_at = asked_at + self._roll_call_pause
@@ -440,6 +433,7 @@ class FailureDetector:
         """Send calls that no worker has started again; return the other calls.
 
         Each worker that can have a call is asked to drop it. If all of them confirm, no copy of it can start any more.
+        It is then sent again as soon as the broker does not have it either.
         """
         asked: list[PendingCall] = []
         others: list[PendingCall] = []
@@ -449,7 +443,7 @@ class FailureDetector:
             if not self._can_be_fenced(call):
                 others.append(call)
                 continue
-            call.fenced_by = ()
+            call.fenced_by = frozenset()
             asked.append(call)
             fence = FencePayload(
                 request_id=call.payload.request_id,
@@ -464,24 +458,35 @@ class FailureDetector:
                 await self._probe(address, [], fences[start : start + _PER_PROBE])
         await asyncio.sleep(_ANSWER * self._heartbeat)
         count = await self._target.count_present(self._all_workers)
+        unbegun: list[PendingCall] = []
         for call in asked:
-            workers = self._workers if call.worker is None else (call.worker,)
-            is_unbegun = (
-                self._can_be_fenced(call)
-                and all(worker in call.fenced_by for worker in workers)
-                and (call.worker is not None or (count is not None and 0 < count <= len(workers)))
-            )
-            if not is_unbegun:
-                others.append(call)
-            elif self._is_open(call):
+            (unbegun if self._is_unbegun(call, count) else others).append(call)
+        waiting = await asyncio.gather(*map(self._is_waiting, unbegun))
+        for call, is_waiting in zip(unbegun, waiting, strict=True):
+            if not is_waiting and self._is_open(call):
                 logger.info("%s is sent again: no worker has started it", call.payload.request_id)
                 await self._resend(call, may_have_begun=False)
         return others
 
+    def _is_unbegun(self, call: PendingCall, count: int | None) -> bool:
+        """Return whether every worker that can have a call has dropped it; `count` workers are connected."""
+        if not self._can_be_fenced(call):
+            return False
+        if call.worker is not None:
+            return call.worker in call.dropped_by
+        departures = self.departures - call.departures
+        if count is None or departures > len(self._departed):
+            return False
+        # A worker that has left since then may have dropped the call before.
+        left = islice(reversed(self._departed), departures)
+        return call.dropped_by.issuperset((*self._workers, *left)) and (
+            0 < count <= len(call.fenced_by)
+        )
+
     def _can_be_fenced(self, call: PendingCall) -> bool:
         """Return whether the workers that can have a call are known, and none has claimed it."""
-        is_covered = call.worker is not None or call.departures == self.departures
-        return is_covered and not call.is_claimed and call.sends < MAX_SENDS
+        are_known = call.worker is not None or call.departures >= 0
+        return are_known and not call.is_claimed and call.sends < MAX_SENDS
 
     async def _replace(self, call: PendingCall) -> None:
         """Send a lost call again if that is safe, or end it."""

@@ -10,6 +10,7 @@ Rule 3: one timer serves all deadlines of a table, because most calls end long b
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 import msgspec
@@ -291,8 +292,11 @@ class PendingCall(msgspec.Struct, eq=False):
     departures: int = -1
     """The number of departed workers when the request was sent, if all workers were known then; otherwise -1."""
 
-    fenced_by: tuple[str, ...] = ()
+    dropped_by: frozenset[str] = frozenset()
     """The workers that did not start its last copy, and will not."""
+
+    fenced_by: frozenset[str] = frozenset()
+    """Those of them that responded to the last probe."""
 
     sender: "asyncio.Task[Any] | None" = None
     """The task that is sending the request."""
@@ -389,3 +393,52 @@ class Deadlines(Generic[ExpirableT]):
         nearest = min((entry.expires_at for entry in self._table.values()), default=NEVER)
         if nearest < self.next:
             self.schedule(max(nearest, now + RESOLUTION))
+
+
+SETTLING = 2.0
+"""Seconds after a reconnect in which other clients may still be reconnecting."""
+
+_LONGEST_PAUSE = 5.0
+"""The longest pause between two connection attempts of a client, in seconds."""
+
+
+class Outages:
+    """Records when the connection of a client was lost and restored, by the loop's clock.
+
+    Attributes:
+        changed_at: When it was last lost or restored; 0 if it never was.
+        restored_at: When it was last restored; 0 if it never was.
+    """
+
+    def __init__(self) -> None:
+        self.changed_at = self.restored_at = 0.0
+        self._settled_at = 0.0
+        self._restored = asyncio.Event()
+
+    def lost(self) -> None:
+        """Record that the connection was lost, unless it already is."""
+        if self._settled_at != NEVER:
+            self.changed_at = asyncio.get_running_loop().time()
+            self._settled_at = NEVER
+
+    def restored(self) -> None:
+        """Record that the connection was restored."""
+        now = asyncio.get_running_loop().time()
+        outage = now - self.changed_at if self._settled_at == NEVER else 0.0
+        # The pauses of other clients between attempts grow with the outage.
+        self._settled_at = now + SETTLING + min(outage / 2, _LONGEST_PAUSE)
+        self.changed_at = self.restored_at = now
+        self._restored.set()
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the connection is not lost, and other clients have had time to reconnect as well."""
+        return asyncio.get_running_loop().time() >= self._settled_at
+
+    async def settle(self) -> None:
+        """Wait until the connection is restored and other clients have had time to reconnect."""
+        while not self.is_settled:
+            self._restored.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(self._settled_at):
+                    await self._restored.wait()

@@ -39,7 +39,6 @@ from operations.calls.events import (
     read_event,
 )
 from operations.calls.execution import MAX_IDS, JobRunner, Recent
-from operations.calls.failure_detector import SETTLING
 from operations.calls.jobs import (
     Job,
     Pace,
@@ -55,7 +54,7 @@ from operations.calls.jobs import (
     watch_loop_lag,
 )
 from operations.calls.services import SERVICES, digest_of, serves_itself, service_operations
-from operations.calls.states import NEVER
+from operations.calls.states import NEVER, Outages
 from operations.errors import CallError, ErrorCode, TransportError
 from operations.front import CredentialResolver
 from operations.pubsub.base import (
@@ -104,7 +103,7 @@ class CallServer(JobRunner, Receiver):
         self._specs_digest = ""
         self._fenced: BoundedSet | None = None
         self._misdirections = LogThrottle()
-        self._restored_at = self._connected_at = 0.0
+        self._outages, self._connected_at = Outages(), 0.0
         self._watching: list[asyncio.Task[Any]] = []
         self._consuming: Subscription | None = None
         self._listening: Subscription | None = None
@@ -196,11 +195,14 @@ class CallServer(JobRunner, Receiver):
             self._admission.empty()
             for job in [job for job in self.jobs.values() if not job.begun]:
                 self._give_up(job, "the worker stops")
-        if self.jobs:
-            self._idle.clear()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._config.grace):
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._config.grace):
+                if self.jobs:
+                    self._idle.clear()
                     await self._idle.wait()
+                if was_serving and not self.target.direct:
+                    # Callers that reconnect ask which of their requests did not start here.
+                    await self._outages.settle()
         self._admission.empty()
         for job in tuple(self.jobs.values()):
             self._give_up(job, "the worker stops")
@@ -213,12 +215,12 @@ class CallServer(JobRunner, Receiver):
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
         self._deadlines.clear()
-        # Free the cached replies of a closed worker that is still referenced.
-        self._recent = Recent()
         listening, self._listening = self._listening, None
         if listening is not None:
             with suppress(TransportError):
                 await listening.aclose()
+        # Free the cached replies of a closed worker that is still referenced. Until here callers may ask for them.
+        self._recent = Recent()
         await self._services.aclose()
 
     def _give_up(self, job: Job, reason: str) -> None:
@@ -326,10 +328,9 @@ class CallServer(JobRunner, Receiver):
 
     def _is_stale(self, age: float) -> bool:
         """Return whether a request that waited for `age` seconds may be one that has run already."""
-        # Clients that can write to the broker could send the request to several workers.
-        is_signed = isinstance(self.target, SignedTarget)
         return (
-            is_signed
+            # Clients that can write to the broker could send the request to several workers.
+            isinstance(self.target, SignedTarget)
             or age > self._config.heartbeat
             or self._loop.time() - age < self._connected_at
         )
@@ -439,6 +440,7 @@ class CallServer(JobRunner, Receiver):
 
     def lost(self, reason: str) -> None:
         """Handle a lost connection. If the connection is the caller itself, stop its calls."""
+        self._outages.lost()
         # Until the connection is restored, no request counts as new.
         self._connected_at = NEVER
         if self.target.direct:
@@ -447,7 +449,8 @@ class CallServer(JobRunner, Receiver):
 
     def restored(self) -> None:
         """Handle a restored connection: announce this worker again."""
-        self._restored_at = self._connected_at = self._loop.time()
+        self._outages.restored()
+        self._connected_at = self._loop.time()
         if not self.target.direct:
             self._spawn(self._announce(arrived=True))
 
@@ -510,9 +513,8 @@ class CallServer(JobRunner, Receiver):
         async for job in abandoned_jobs(self.target, self.jobs):
             # A short outage must not interrupt a mutation.
             patience = self._config.patience if job.begun and job.is_mutation else 0.0
-            now = self._loop.time()
-            is_settling = now - self._restored_at < SETTLING
-            if now - job.absent_since >= patience and not is_settling:
+            waited = self._loop.time() - job.absent_since
+            if waited >= patience and self._outages.is_settled:
                 # A caller that reconnects receives the error.
                 self._give_up(job, "the caller was disconnected")
 
