@@ -244,6 +244,30 @@ def test_every_schema_round_trips(schema: Any) -> None:
     assert back.output_schema.document == schema
 
 
+def test_subschemas_are_objects_because_client_generators_require_it() -> None:
+    pair = {"type": "array", "prefixItems": [{"type": "integer"}, True], "items": False}
+    schema = {
+        "type": "object",
+        "properties": {"pair": pair, "any": True, "shared": {"$ref": "#/$defs/shared"}},
+        "additionalProperties": False,
+        "$defs": {"shared": {"type": "object", "properties": {"none": False}}},
+    }
+    exported = spec(type="mutation", input_schema=schema, output_schema=True)
+    document = document_of(exported)
+
+    (content,) = document["paths"]["/test/run"]["post"]["requestBody"]["content"].values()
+    found = content["schema"]
+    assert found["properties"]["any"] == {}
+    assert found["properties"]["pair"]["prefixItems"][1] == {}
+    assert found["properties"]["pair"]["items"] == {"not": {}}
+    assert found["additionalProperties"] is False
+    shared = document["components"]["schemas"]["shared"]
+    assert shared["properties"] == {"none": {"not": {}}}
+    back: Any = restored(document, "test.run").input_schema.document
+    assert back["properties"]["pair"]["items"] is False
+    assert back["$defs"] == schema["$defs"]
+
+
 def test_the_same_operations_produce_the_same_text_in_any_order() -> None:
     operations = list(build())
 

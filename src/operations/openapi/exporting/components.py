@@ -5,7 +5,9 @@ Rule 1: equal definitions, including everything they refer to, are written once;
 Rule 2: a `default` that does not match its `type` is omitted, because client generators reject such documents.
 Rule 3: a schema that OpenAPI 3.1 cannot express (another dialect, identifiers, dynamic or external references) is
         included unchanged in `x-operations`.
-Rule 4: `x-operations` contains only what OpenAPI cannot express: the title is in `summary`, the description in
+Rule 4: subschemas are objects, because client generators reject `true` and `false`, except in `additionalProperties`
+        and `unevaluatedProperties`.
+Rule 5: `x-operations` contains only what OpenAPI cannot express: the title is in `summary`, the description in
         `description`. The POST has the extension; the GET of the same path refers to it (`{"id": ..., "sameAs":
         "post"}`).
 """
@@ -30,6 +32,7 @@ from operations.schema.references import (
     named_dialect,
     rewritten,
     schemas_in,
+    subschemas,
 )
 from operations.schema.values import has_type
 from operations.specs import ErrorDefinition, OperationType
@@ -47,6 +50,8 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 _LOCAL = re.compile(r"#(/|$)")
 _HOPS = 32
 """The longest chain of references; longer chains count as a cycle."""
+
+_MAY_BE_BOOLEAN = frozenset({"additionalProperties", "unevaluatedProperties"})
 
 _PENDING: JSONObject = {}
 _ANYTHING: JSONObject = {}
@@ -130,7 +135,7 @@ class Components:
         return self._written(source.piece("#"), moved, title), came_from
 
     def _written(self, piece: _SchemaPart, move: Callable[[str], str], title: str) -> JSONObject:
-        written = with_references(piece.schema, move)
+        written = _rewritten(piece.schema, move, _as_object)
         if piece.contradicts:
             self.repaired[title] = None
             for part in schemas_in(written):
@@ -253,12 +258,23 @@ def _as_object(schema: JSONSchema) -> JSONObject:
     return _ANYTHING if schema is True else _NOTHING if schema is False else schema
 
 
-def with_references(schema: JSONObject, move: Callable[[str], str]) -> JSONObject:
-    """Return a copy of `schema` with every `$ref` changed by `move`."""
+def _as_boolean(schema: JSONSchema) -> JSONSchema:
+    """Return the schema for a result of `_as_object`, except that `true` stays an object."""
+    return False if schema == _NOTHING else schema
+
+
+def _rewritten(
+    schema: JSONObject, move: Callable[[str], str], convert: Callable[[JSONSchema], JSONSchema]
+) -> JSONObject:
+    """Return a copy of `schema` with every `$ref` changed by `move`, and every subschema by `convert`."""
 
     def change(copy: JSONObject) -> None:
         if isinstance(ref := copy.get("$ref"), str):
             copy["$ref"] = move(ref)
+        for keyword, token, inner in list(subschemas(copy)):
+            if keyword not in _MAY_BE_BOOLEAN:
+                holder: Any = copy if token is None else copy[keyword]
+                holder[keyword if token is None else token] = convert(inner)
 
     return cast("JSONObject", rewritten(schema, change))
 
@@ -417,18 +433,18 @@ def restore_schema(
         used.setdefault(name, came_from.get(name, f"#/$defs/{name}"))
         return used[name] + slash + rest
 
-    restored = with_references(schema, back)
+    restored = _rewritten(schema, back, _as_boolean)
     if restored.get("$ref") == "#" and "$ref" in schema and len(schema) == 1:
         # The schema refers to itself, and is therefore a component: use its reference.
         name = cast("str", schema["$ref"]).removeprefix(PREFIX)
-        restored = with_references(components[name], back)
+        restored = _rewritten(components[name], back, _as_boolean)
     done: set[str] = set()
     while missing := used.keys() - done:
         for name in sorted(missing):
             done.add(name)
             place = used[name].split("/")
             if len(place) == 3:
-                held: Any = with_references(components[name], back)
+                held: Any = _rewritten(components[name], back, _as_boolean)
                 token = unescape(place[2])
                 restored.setdefault(place[1], {})[token] = held
     return restored
