@@ -12,7 +12,7 @@ import dataclasses
 import inspect
 import itertools
 import re
-import textwrap
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from functools import cache
 from os.path import commonprefix
@@ -303,12 +303,9 @@ def _descriptions(cls: Any) -> dict[str, str]:
     found = parse_docstring(cls.__doc__).names
     for base in reversed(cls.__mro__[:-1]):
         found |= parse_docstring(base.__dict__.get("__doc__")).names
-        try:
-            tree = ast.parse(textwrap.dedent(inspect.getsource(base)))
-        except (OSError, TypeError):
-            continue
-        body = cast("ast.ClassDef", tree.body[0]).body
-        for field, text in itertools.pairwise(body):
+        for field, text in itertools.pairwise(
+            _class_bodies(base.__module__).get(base.__name__, ())
+        ):
             if (
                 isinstance(field, ast.AnnAssign)
                 and isinstance(field.target, ast.Name)
@@ -318,6 +315,16 @@ def _descriptions(cls: Any) -> dict[str, str]:
                 words = str(text.value.value).partition("\n\n")[0]
                 found[field.target.id] = " ".join(words.split())
     return found
+
+
+@cache
+def _class_bodies(module: str) -> dict[str, list[ast.stmt]]:
+    """Return the statements of each class of a module; nothing if its source is not available."""
+    try:
+        tree = ast.parse(inspect.getsource(sys.modules[module]))
+    except (KeyError, OSError, TypeError):
+        return {}
+    return {each.name: each.body for each in tree.body if isinstance(each, ast.ClassDef)}
 
 
 def secrets_of(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Secret]]:
