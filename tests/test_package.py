@@ -5,7 +5,9 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.conftest import PROJECT
@@ -31,6 +33,13 @@ def test_the_contracts_names_are_exported() -> None:
     assert set(CONTRACT) <= set(operations.__all__)
     for name in operations.__all__:
         assert hasattr(operations, name)
+
+
+def test_names_of_other_modules_exist_there() -> None:
+    package: Any = operations
+    for module, names in package._ELSEWHERE.items():
+        found = import_module(f"operations.{module}")
+        assert [name for name in names.split() if not hasattr(found, name)] == []
 
 
 def test_importing_the_package_loads_only_the_core_three() -> None:

@@ -18,6 +18,8 @@ import msgspec
 import pytest
 from mcp import Client
 from mcp.types import ElicitResult
+from tests.authority.test_reach import build as build_reach
+from tests.authority.test_reach import outcome as outcome_of
 from tests.conftest import PROJECT
 from tests.mcp_serving.support import ERAS, error_of
 from tests.servers import NatsServer, RedisServer
@@ -48,8 +50,9 @@ from operations.authority import grants as resolving
 from operations.authority.approvals import Approvals
 from operations.authority.ledger import Ledger
 from operations.authority.store import open_broker_store
-from operations.calls import PendingRequestMap, from_calls, serve_calls
+from operations.calls import CallGraph, PendingRequestMap, from_calls, serve_calls
 from operations.calls.hub import WebSocketHub
+from operations.cli.doctor import undeclared_calls
 from operations.config import ConfigError, load_config
 from operations.hub import open_hub
 from operations.hub.controls import readiness
@@ -826,3 +829,13 @@ async def test_a_key_of_workers_does_not_open_the_hub() -> None:
     with pytest.raises(ValueError, match="signature"):
         await Grants(root.for_name("others")).resolve(token)
     assert mint("far.who", None) is None
+
+
+async def test_undeclared_calls_are_found_in_a_journal() -> None:
+    registry, graph = build_reach(calls=["price.*"]), CallGraph()
+    registry.observe(graph)
+
+    await outcome_of(registry, "agent.run", tool="price.of")
+    await outcome_of(registry, "agent.run", tool="admin.drop")
+
+    assert undeclared_calls(graph) == {"agent.run": ["admin.drop"]}

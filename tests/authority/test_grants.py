@@ -36,7 +36,6 @@ from operations.authority import (
 )
 from operations.authority import grants as resolving
 from operations.authority.store import MemoryValues
-from operations.server.tokens import default_identity
 from operations.tools import ToolConfig, configure_tools
 
 KEY = b"k" * 32
@@ -300,13 +299,6 @@ async def test_callers_that_wait_for_a_store_fail_together() -> None:
     with pytest.raises(StoreError):
         await grants.resolve(token)
     assert len(attempts) == 2, "the next caller tries again"
-
-
-def test_the_act_claim_of_a_token_becomes_acting() -> None:
-    claims = {"sub": "alice", "act": {"sub": "sub-agent", "act": {"sub": "agent"}}}
-    assert default_identity(claims).acting == ("agent", "sub-agent")
-    with pytest.raises(KeyError):
-        default_identity({"sub": "alice", "act": {}})
 
 
 # ---------------------------------------------------------------------- calls

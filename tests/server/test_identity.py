@@ -17,7 +17,7 @@ from tests.server.asgi import Client
 
 from operations import Identity, OperationContext, OperationRegistry
 from operations.server import APIKeys, CredentialError, any_of, create_app, hash_key, new_key
-from operations.server.tokens import JWTs
+from operations.server.tokens import JWTs, default_identity
 
 ISSUER, AUDIENCE = "https://issuer.example", "https://api.example"
 
@@ -451,3 +451,10 @@ async def test_the_cookie_of_an_invented_session_is_rejected() -> None:
     response = await client.get("/who/am", headers={"cookie": "operations_session_80=guess"})
 
     assert response.status == 401
+
+
+def test_the_act_claim_of_a_token_becomes_acting() -> None:
+    claims = {"sub": "alice", "act": {"sub": "sub-agent", "act": {"sub": "agent"}}}
+    assert default_identity(claims).acting == ("agent", "sub-agent")
+    with pytest.raises(KeyError):
+        default_identity({"sub": "alice", "act": {}})
