@@ -254,6 +254,17 @@ class BrokenValues(MemoryValues):
         raise OSError("away")
 
 
+async def test_a_store_that_does_not_work_is_logged_once_a_minute(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store = Store(BrokenValues())
+    for _ in range(50):
+        with pytest.raises(StoreError):
+            await store.get("a")
+
+    assert [each.levelname for each in caplog.records].count("WARNING") == 1
+
+
 async def test_revoking_a_block_revokes_its_children_and_not_its_parent(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

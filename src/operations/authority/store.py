@@ -14,6 +14,7 @@ from math import inf
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from operations._resilience import LogThrottle
 from operations.errors import CallError, ErrorCode, TransportError
 from operations.pubsub.base import EventTarget
 
@@ -144,6 +145,7 @@ class Store:
         self.changed = asyncio.Event()
         self.is_connected: Callable[[], bool] = lambda: True
         self._locks = [asyncio.Lock() for _ in range(_LOCKS)]
+        self._failures = LogThrottle()
 
     def wake(self, *_: Any, **__: Any) -> None:
         """Wake the tasks of this process that wait for a change."""
@@ -161,19 +163,19 @@ class Store:
         if self._publish is not None:
             # The change is stored: other processes find it when they poll.
             with suppress(StoreError):
-                await _checked(self._publish())
+                await self._checked(self._publish())
 
     async def get(self, key: str) -> bytes | None:
         """Return a value; None if there is none."""
-        return await _checked(self._values.get(key))
+        return await self._checked(self._values.get(key))
 
     async def swap(self, key: str, old: bytes | None, new: bytes | None) -> bool:
         """Replace `old` by `new` if the current value is `old`; return whether it was. None means no value."""
-        return await _checked(self._values.swap(key, old, new))
+        return await self._checked(self._values.swap(key, old, new))
 
     async def items(self, table: str) -> dict[str, bytes]:
         """Return all values of a table, by key."""
-        return await _checked(self._values.items(table))
+        return await self._checked(self._values.items(table))
 
     async def change(self, key: str, update: Callable[[bytes | None], bytes]) -> bytes:
         """Replace a value by the result of `update` and return it.
@@ -194,6 +196,14 @@ class Store:
                 await asyncio.sleep(0.001 * min(attempt, 20))
         raise StoreError
 
+    async def _checked(self, work: Awaitable[T]) -> T:
+        try:
+            return await work
+        except Exception as error:
+            message = "the store of grants and approvals does not work: %r"
+            logger.log(self._failures.level(), message, error)
+            raise StoreError from error
+
 
 @asynccontextmanager
 async def open_broker_store(target: EventTarget) -> AsyncGenerator[Store]:
@@ -211,11 +221,3 @@ async def open_broker_store(target: EventTarget) -> AsyncGenerator[Store]:
         yield store
     finally:
         await listening.aclose()
-
-
-async def _checked(work: Awaitable[T]) -> T:
-    try:
-        return await work
-    except Exception as error:
-        logger.warning("the store of grants and approvals does not work: %r", error)
-        raise StoreError from error
