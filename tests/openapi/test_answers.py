@@ -80,7 +80,7 @@ async def test_json_that_is_not_unicode_is_an_error_not_other_text(content_type:
         serving(responding(b'{"a":"\xff"}', content_type)) as url,
         imported(SCHEMALESS, base_url=url) as registry,
     ):
-        with pytest.raises(CallError, match="is not valid JSON"):
+        with pytest.raises(CallError, match="is not JSON"):
             await registry.execute("api.call", {})
 
 
@@ -278,6 +278,27 @@ async def test_declared_json_is_read_without_a_content_type(
         assert (await registry.execute("api.call", {})).data == expected
 
 
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"[" * 200 + b"]" * 200, "is nested too deeply"),
+        (b'["\\ud800"]', "contains a lone surrogate"),
+        (b'{"a":1', "is not JSON: "),
+    ],
+)
+async def test_the_error_for_an_unusable_response_names_the_reason(
+    content: bytes, reason: str
+) -> None:
+    async with (
+        serving(responding(content, "application/json")) as url,
+        imported(document(), base_url=url) as registry,
+    ):
+        with pytest.raises(CallError) as caught:
+            await registry.execute("api.call", {})
+
+    assert caught.value.message.startswith(f"The response (application/json) {reason}")
+
+
 @pytest.mark.requirement("R16")
 async def test_an_unexpected_response_is_in_the_details() -> None:
     async def respond(request: web.Request) -> web.Response:
@@ -286,7 +307,7 @@ async def test_an_unexpected_response_is_in_the_details() -> None:
 
     auth = {"type": "apiKey", "token": "CANARY"}
     async with serving(respond) as url, imported(document(), base_url=url, auth=auth) as registry:
-        with pytest.raises(CallError, match="not valid JSON") as caught:
+        with pytest.raises(CallError, match=r"\(text/html\) is not JSON: .* \(byte 0\)") as caught:
             await registry.execute("api.call", {})
     assert caught.value.details["statusCode"] == 200
     assert caught.value.details["body"] == "<h1>Sign in</h1> ***"

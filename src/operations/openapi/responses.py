@@ -426,9 +426,9 @@ def _json(content: bytes, content_type: str, max_values: int) -> Any:
         if isinstance(error, JSONLimitError) and error.limit == "values":
             raise CallError(ErrorCode.RESOURCE_EXHAUSTED, f"The response {error.reason}.") from None
         kind = media.essence(content_type) or "without a content type"
-        raise CallError(
-            ErrorCode.EXECUTION_ERROR, f"The response ({kind}) is not valid JSON."
-        ) from None
+        reason = error.reason if isinstance(error, JSONValueError) else f"is not JSON: {error}"
+        message = f"The response ({kind}) {reason}."
+        raise CallError(ErrorCode.EXECUTION_ERROR, message) from None
 
 
 def _text(content: bytes, content_type: str, errors: str = "replace") -> str:
