@@ -141,9 +141,23 @@ _CARRIED = ("namespace", "name", "version", "type", "tags", "errorSchemas", "ide
 
 
 def export_spec(spec: OperationSpec) -> JSONObject:
-    """Return the value of `META_KEY`: the part of the contract that the fields of a tool do not contain."""
-    wire = spec.to_wire()
-    return {key: wire[key] for key in _CARRIED if key in wire}
+    """Return the value of `META_KEY`: the part of the contract that the fields of a tool do not contain.
+
+    Error schemas are not copied.
+    """
+    wire: JSONObject = {
+        "namespace": spec.namespace,
+        "name": spec.name,
+        "version": spec.version,
+        "type": spec.type.value,
+    }
+    if spec.tags:
+        wire["tags"] = list(spec.tags)
+    if spec.error_schemas:
+        wire["errorSchemas"] = [error.to_wire() for error in spec.error_schemas]
+    if spec.idempotent:
+        wire["idempotent"] = True
+    return wire
 
 
 def restore_spec(spec: OperationSpec, meta: Any) -> OperationSpec:
