@@ -322,6 +322,22 @@ async def test_pieces_fit_into_small_messages() -> None:
         assert service.operations[0].spec.output_schema.document == schema
 
 
+async def test_messages_too_small_for_any_spec_are_an_error() -> None:
+    registry = OperationRegistry()
+    registry.register_spec(query("a"))
+    for max_bytes in (2048, 4096, 5000):
+        target = MemoryTarget(max_bytes=max_bytes)
+        async with serve_calls(registry, target):
+            with pytest.raises(CallError) as caught:
+                async with from_calls(target):
+                    pass
+
+        assert caught.value.code == ErrorCode.RESOURCE_EXHAUSTED
+        assert not caught.value.retryable
+        assert f"{max_bytes:,} bytes" in str(caught.value)
+        assert "max_payload" in str(caught.value)
+
+
 async def test_a_caller_sees_the_operations_that_it_may_call() -> None:
     registry = OperationRegistry()
 

@@ -20,7 +20,7 @@ from tests.calls.waiting import caller, lines, started, until
 from tests.calls.worlds import World, redis_world
 from tests.servers import Broker
 
-from operations.calls import PendingRequestMap, serve_calls
+from operations.calls import PendingRequestMap, sending, serve_calls
 from operations.calls.events import (
     AlivePayload,
     CallAlive,
@@ -146,6 +146,27 @@ async def test_a_mutation_that_no_worker_has_begun_is_sent_again(
         assert (await calls.call("slow.pay", {"number": 5, "seconds": 0})).data == 5
 
     assert Counter(lines(ledger)) == Counter("012345")
+
+
+@pytest.mark.requirement("F13")
+async def test_a_call_that_is_sent_again_keeps_its_time_if_the_clock_changes(
+    broker_world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The request is made an hour before it is sent again.
+    monkeypatch.setattr(sending, "time", lambda: time.time() - 3600)
+    ledger = tmp_path / "ledger"
+    async with (
+        broker_world.serve(slow_registry(ledger)),
+        broker_world.connect() as connected,
+        PendingRequestMap(Losing(connected), heartbeat=0.4) as calls,
+    ):
+        with anyio.fail_after(60):
+            # The first call is long enough for the caller to find all workers.
+            for number, seconds in ((0, 2), (3, 0)):
+                value = {"number": number, "seconds": seconds}
+                assert (await calls.call("slow.pay", value, replayable=False)).data == number
+
+    assert Counter(lines(ledger)) == Counter("03")
 
 
 @pytest.mark.requirement("R36")

@@ -33,6 +33,7 @@ from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode, TransportError
 from operations.pubsub.base import Delivery, EventTarget
 from operations.pubsub.memory import MemoryTarget
+from operations.pubsub.redis import subscriptions
 from operations.registry import OperationRegistry
 
 pytestmark = pytest.mark.slow
@@ -333,6 +334,31 @@ async def test_a_request_that_redis_rejects_is_unavailable_at_once(
 
     assert caught.value.code == ErrorCode.UNAVAILABLE
     assert caught.value.retryable
+    assert "maxmemory" in str(caught.value)
+    assert "script" not in str(caught.value)
+
+
+@pytest.mark.requirement("R34", "F4")
+async def test_workers_join_their_group_at_a_redis_without_free_memory(
+    registry: OperationRegistry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Otherwise the requests that use the memory would never be consumed."""
+    monkeypatch.setattr(subscriptions, "_TIDY_AFTER", 0)
+    with running(RedisServer()) as broker:
+        world = redis_world(broker.url)
+        async with caller(world) as calls, Redis(port=broker.port) as admin:
+            async with world.serve(registry):
+                await calls.call("math.add", {"a": 1, "b": 1})
+            queue = f"{world.prefix}:queue:operations:any"
+            # The consumer of a killed worker, which cannot be removed now.
+            await admin.xgroup_createconsumer(queue, "workers", "killed")
+            await admin.config_set("maxmemory", 1)
+            async with world.serve(registry):
+                await admin.config_set("maxmemory", 0)
+                with anyio.fail_after(30):
+                    assert (await calls.call("math.add", {"a": 2, "b": 3})).data == 5
+
+    assert "was lost" not in caplog.text
 
 
 @pytest.mark.requirement("R34", "F4")

@@ -96,12 +96,13 @@ async def test_messages_dropped_because_of_different_secrets_are_logged(
     async with (
         broker_world.serve(build_registry(), target={"secret": worker}),
         broker_world.connect(secret=asker) as target,
-        PendingRequestMap(target) as calls,
+        PendingRequestMap(target, heartbeat=0.1) as calls,
     ):
         for _ in range(2):
             with pytest.raises(CallError) as caught:
                 await calls.call("math.add", {"a": 1, "b": 2}, timeout=0.3)
             assert caught.value.code == ErrorCode.TIMEOUT
+            assert "secret=" in str(caught.value)
         await until(lambda: warnings_of(caplog))
 
     (told,) = warnings_of(caplog)

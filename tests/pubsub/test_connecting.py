@@ -153,6 +153,22 @@ async def test_a_client_leaves_a_redis_that_became_read_only() -> None:
 
 
 @pytest.mark.requirement("R34")
+async def test_a_client_leaves_a_redis_that_all_workers_have_left_for_the_new_master() -> None:
+    with running(RedisServer()) as old, running(RedisServer()) as new:
+        async with (
+            proxy(old.port) as through,
+            connect_redis(f"redis://127.0.0.1:{through.port}") as near,
+            connect_redis(new.url) as far,
+            Redis(port=old.port) as admin,
+        ):
+            await far.consume("work", SilentReceiver())
+            through.target = new.port
+            await admin.replicaof("127.0.0.1", new.port)
+            with anyio.fail_after(20):
+                assert await near.enqueue("work", b"{}", key="1", reply_to="", wait=5)
+
+
+@pytest.mark.requirement("R34")
 @pytest.mark.parametrize(
     ("server", "connect"), [(RedisServer, connect_redis), (NatsServer, connect_nats)]
 )

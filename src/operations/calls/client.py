@@ -10,7 +10,6 @@ Rule 4: no message can stop the client: a malformed one is counted, and an event
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from time import time
 from typing import Any, Self
 
 import msgspec
@@ -381,8 +380,8 @@ class PendingRequestMap(CallSender):
         call.is_claimed = False
         call.dropped_by = frozenset()
         limit = None
-        if call.payload.deadline is not None:
-            limit = max(0.0, call.payload.deadline - time() * 1000)
+        if call.expires_at != NEVER:
+            limit = max(0.0, call.expires_at - asyncio.get_running_loop().time()) * 1000
         call.payload = msgspec.structs.replace(call.payload, attempt=call.attempt, timeout_ms=limit)
         await self._send_again(call)
 
@@ -538,6 +537,11 @@ class PendingRequestMap(CallSender):
     def _expire(self, call: PendingCall) -> None:
         payload = call.payload
         error = timed_out(payload.operation_id, call.limit, "answer", deadline=payload.deadline)
+        if not self.target.direct and self._detector.is_unanswered(call):
+            error.message += (
+                "; no worker responds to this client. Check that the workers are not blocked, and that workers and "
+                "callers have the same secret=, or none"
+            )
         self._abort(call, error)
 
     def _abort(self, call: PendingCall, error: CallError) -> None:

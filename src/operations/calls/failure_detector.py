@@ -240,6 +240,12 @@ class FailureDetector:
             self._forget(worker)
         return False
 
+    def is_unanswered(self, call: PendingCall) -> bool:
+        """Return whether no worker has responded to the probes of a call."""
+        waited = asyncio.get_running_loop().time() - call.made_at
+        answered_at = max(self._workers.values(), default=0.0)
+        return waited > 2 * self._heartbeat and answered_at < call.made_at
+
     async def accepts(self, offer: OfferPayload) -> bool:
         """Return whether a worker may start a request that waited; if so, record that it has the call."""
         loop = asyncio.get_running_loop()

@@ -60,6 +60,9 @@ MAX_SPECS = 64 * 1024 * 1024
 WRAPPING = 4096
 """The overhead of a message around a piece, in bytes."""
 
+_MIN_MESSAGE = WRAPPING + 2048
+"""The least size of messages in which specs are sent, in bytes."""
+
 _NAMED = 16
 """The overhead of a name in a piece, in bytes."""
 
@@ -417,6 +420,13 @@ def service_operations(registry: OperationRegistry, target: EventTarget) -> list
     async def describe_operations(
         input: Any, context: OperationContext
     ) -> AsyncGenerator[JSONObject]:
+        if target.max_bytes < _MIN_MESSAGE:
+            raise CallError(
+                ErrorCode.RESOURCE_EXHAUSTED,
+                f"specs need messages of {_MIN_MESSAGE:,} bytes or more, and the limit is {target.max_bytes:,} bytes: "
+                "raise it (max_payload of nats-server, or max_bytes=), and restart the workers",
+                retryable=False,
+            )
         encoder = SpecEncoder(target.max_bytes)
         async for spec in visible(input, context):
             for piece in encoder.add(spec, _long_timeout(registry, spec)):

@@ -222,8 +222,12 @@ class NatsConfig(BrokerConfig):
 
 
 def refusal(error: Exception) -> str:
-    """Return the reason why Redis rejected a command; for a moved shard the error has only the slot and the address."""
-    return f"the shard has moved, slot {error}" if hasattr(error, "slot_id") else str(error)
+    """Return the reason why Redis rejected a command."""
+    if hasattr(error, "slot_id"):
+        # The text is only the slot and the address.
+        return f"the shard has moved, slot {error}"
+    # The error of a script also contains its digest and a line number.
+    return "it has no free memory (maxmemory)" if "'maxmemory'" in str(error) else str(error)
 
 
 def connect_failure(error: BaseException | None) -> str:

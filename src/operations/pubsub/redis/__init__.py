@@ -50,7 +50,7 @@ from operations.pubsub.base import (
     StoredLetter,
     enforce_size,
 )
-from operations.pubsub.config import ANY_CLIENT, RedisConfig, enforce_client
+from operations.pubsub.config import ANY_CLIENT, RedisConfig, enforce_client, refusal
 from operations.pubsub.redis.connection import PipelinedConnection, RedisClient, WrongServerError
 from operations.pubsub.redis.subscriptions import (
     PUT,
@@ -288,7 +288,7 @@ class RedisTarget(RedisClient):
         try:
             answer = await self._put(command)
         except ResponseError as error:
-            failure = NotSentError(f"Redis refused the request: {error}")
+            failure = NotSentError(f"Redis refused the request: {refusal(error)}")
         except TransportError as error:
             failure = error
         for number, future in enumerate(batch.waiting):

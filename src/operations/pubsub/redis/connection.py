@@ -223,7 +223,8 @@ def _is_final(error: BaseException | None) -> bool:
     """Return whether an attempt to connect failed for a reason that a retry cannot fix."""
     final = (_UnsupportedServerError, AuthenticationError, NoPermissionError, SSLError)
     while error is not None:
-        if isinstance(error, (*final, ResponseError)) and not is_wrong_server(error):
+        is_temporary = is_wrong_server(error) or "maxmemory" in str(error)
+        if isinstance(error, (*final, ResponseError)) and not is_temporary:
             return True
         error = error.__cause__ or error.__context__
     return False
@@ -265,8 +266,8 @@ async def ask(connection: Any, *command: Any, is_sent: bool = False) -> Any:
 
 
 def shown(command: tuple[Any, ...]) -> str:
-    """Return the first two words of a command for messages, which never include its payload."""
-    return " ".join(str(word) for word in command[:2])
+    """Return the first two words of a command for messages, which never include its payload or script."""
+    return command[0] if command[0] == "EVAL" else " ".join(str(word) for word in command[:2])
 
 
 _PIECE = 256 * 1024

@@ -16,6 +16,7 @@ from redis.exceptions import NoScriptError, ResponseError
 
 from operations.errors import TransportError
 from operations.pubsub.base import IDLE, BatchSize, Consumer, Delivery, Receiver, deliver
+from operations.pubsub.config import refusal
 from operations.pubsub.redis.connection import (
     CONNECTION_ERRORS,
     SILENCE,
@@ -218,7 +219,10 @@ class MailboxReader(ReconnectingConnection):
 PUT = """
 local limit, seconds, each_key, marks = tonumber(ARGV[1]), ARGV[2], ARGV[3], ARGV[4]
 local workers = redis.call('PUBSUB', 'NUMSUB', KEYS[1])[2]
-if workers == 0 then return -1 end
+if workers == 0 then
+  redis.call('SET', marks, '', 'EX', 1)
+  return -1
+end
 local ids = {}
 local each = redis.call('GET', each_key)
 if each then limit = math.min(limit, workers * each) end
@@ -232,7 +236,10 @@ for i = 5, #ARGV, 2 do
 end
 return ids
 """
-"""Adds requests to a queue, if a worker reads it and not too many wait in it; drops keys that it has seen before."""
+"""Adds requests to a queue, if a worker reads it and not too many wait in it; drops keys that it has seen before.
+
+Without workers, a write fails if the server has become a replica, which the workers noticed earlier.
+"""
 
 PUT_SHA = sha1(PUT.encode(), usedforsecurity=False).hexdigest()
 
@@ -274,12 +281,12 @@ _TIDY = """
 for i = 1, #KEYS do
   for _, consumer in ipairs(redis.call('XINFO', 'CONSUMERS', KEYS[i], 'workers')) do
     if consumer[4] == 0 and consumer[6] > tonumber(ARGV[1]) then
-      redis.call('XGROUP', 'DELCONSUMER', KEYS[i], 'workers', consumer[2])
+      redis.pcall('XGROUP', 'DELCONSUMER', KEYS[i], 'workers', consumer[2])
     end
   end
 end
 """
-"""Removes the consumers of killed workers after other workers have claimed their entries."""
+"""Removes the consumers of killed workers after other workers have claimed their entries, if Redis has free memory."""
 
 
 _LEAVE = """
@@ -367,8 +374,9 @@ class QueueReader(ReconnectingConnection):
             try:
                 await ask(connection, "XGROUP", "CREATE", name, "workers", "0", "MKSTREAM")
             except ResponseError as error:
-                if "BUSYGROUP" not in str(error):
-                    raise TransportError(f"Redis: {error}") from error
+                # Without free memory, Redis rejects the command even if the group exists.
+                if "BUSYGROUP" not in str(error) and not await _has_group(connection, name):
+                    raise TransportError(f"Redis: {refusal(error)}") from error
 
     async def _load_scripts(self, connection: Any) -> None:
         # Clients may run the script that adds requests, but not load it.
@@ -474,6 +482,15 @@ class QueueReader(ReconnectingConnection):
         await self._compare_clocks(connection)
         await self._load_scripts(connection)
         await ask(connection, "EVAL", _TIDY, *self._keys(), _TIDY_AFTER)
+
+
+async def _has_group(connection: Any, queue: str) -> bool:
+    """Return whether the workers of a queue have their group already."""
+    try:
+        await ask(connection, "XPENDING", queue, "workers")
+    except ResponseError:
+        return False
+    return True
 
 
 _Entry: TypeAlias = tuple[bytes, bytes, Any]
