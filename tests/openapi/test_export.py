@@ -244,6 +244,35 @@ def test_every_schema_round_trips(schema: Any) -> None:
     assert back.output_schema.document == schema
 
 
+def test_a_named_result_is_one_component_for_all_operations() -> None:
+    task = {
+        "title": "Task",
+        "type": "object",
+        "properties": {"id": {"type": "integer"}, "parent": {"$ref": "#/$defs/Task"}},
+    }
+    whole = {**task, "$defs": {"Task": task}}
+    plain = {"title": "Plain", "type": "object", "properties": {"id": {"type": "integer"}}}
+    other = {**plain, "properties": {"id": {"type": "string"}}}
+    outputs = {"a": whole, "b": whole, "c": plain, "d": plain, "e": other}
+    using = {"type": "object", "properties": {"x": {"$ref": "#/$defs/Plain"}}}
+    specs = [
+        spec(name=name, input_schema={**using, "$defs": {"Plain": plain}}, output_schema=output)
+        for name, output in outputs.items()
+    ]
+    document = document_of(*specs)
+
+    assert sorted(document["components"]["schemas"]) == ["Error", "Plain", "Plain_2", "Task"]
+    found = [
+        document["paths"][f"/test/{name}"]["post"]["responses"]["200"]["content"][
+            "application/json"
+        ]["schema"]["$ref"].rpartition("/")[2]
+        for name in outputs
+    ]
+    assert found == ["Task", "Task", "Plain", "Plain", "Plain_2"]
+    for exported in specs:
+        assert restored(document, exported.id) == exported
+
+
 def test_subschemas_are_objects_because_client_generators_require_it() -> None:
     pair = {"type": "array", "prefixItems": [{"type": "integer"}, True], "items": False}
     schema = {

@@ -2,6 +2,7 @@
 
 Rule 1: equal definitions, including everything they refer to, are written once; different definitions of the same name
         get a number. Unreferenced definitions are omitted.
+        A whole schema with a title, such as a result, is also such a definition.
 Rule 2: a `default` that does not match its `type` is omitted, because client generators reject such documents.
 Rule 3: a schema that OpenAPI 3.1 cannot express (another dialect, identifiers, dynamic or external references) is
         included unchanged in `x-operations`.
@@ -47,6 +48,7 @@ _BOUND = frozenset({
 """Keywords whose meaning depends on the document that contains them."""
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*\Z")
 _LOCAL = re.compile(r"#(/|$)")
 _HOPS = 32
 """The longest chain of references; longer chains count as a cycle."""
@@ -132,6 +134,9 @@ class Components:
         came_from = {name: part for part, name in names.items() if part != f"#/$defs/{name}"}
         if "#" in names:
             return {"$ref": PREFIX + names["#"]}, came_from
+        if source.whole is not None:
+            # The title shows `restore_schema` that the original is not a reference.
+            return {"$ref": PREFIX + names[source.whole], "title": schema["title"]}, came_from
         return self._written(source.piece("#"), moved, title), came_from
 
     def _written(self, piece: _SchemaPart, move: Callable[[str], str], title: str) -> JSONObject:
@@ -206,11 +211,14 @@ class _SchemaDocument:
         self._look = piece
         self.is_holdable = self._is_holdable()
         """Whether an OpenAPI 3.1 document can contain it unchanged."""
+        self.whole: str | None = None
+        """The definition that the rest could be; None if it has no suitable title."""
         self.used: list[str] = []
         """The referenced parts."""
         if self.is_holdable:
-            parts = reachable(self.piece("#").parts, lambda part: self.piece(part).parts)
-            self.used = sorted(parts)
+            self.whole = self._named()
+            first = self.piece("#").parts if self.whole is None else (self.whole,)
+            self.used = sorted(reachable(first, lambda part: self.piece(part).parts))
 
     def piece(self, part: str) -> _SchemaPart:
         """Return the data about a part."""
@@ -218,10 +226,19 @@ class _SchemaDocument:
 
     def held(self, part: str) -> JSONObject:
         """Return the schema of a part."""
-        if part == "#":
+        if part in ("#", self.whole):
             return self._rest
         _, holder, name = part.split("/")
         return _as_object(self._root[holder][unescape(name)])
+
+    def _named(self) -> str | None:
+        title: Any = self._rest.get("title")
+        if "properties" not in self._rest or not isinstance(title, str) or not _NAME.match(title):
+            return None
+        if "#" in self.piece("#").parts or "definitions" in self._root:
+            return None
+        known: Any = self._root.get("$defs", {}).get(title, self._rest)
+        return f"#/$defs/{title}" if known == self._rest else None
 
     def _is_holdable(self) -> bool:
         root = self._root
@@ -434,7 +451,11 @@ def restore_schema(
         return used[name] + slash + rest
 
     restored = _rewritten(schema, back, _as_boolean)
-    if restored.get("$ref") == "#" and "$ref" in schema and len(schema) == 1:
+    if schema.keys() == {"$ref", "title"} and schema["$ref"].removeprefix(PREFIX) in components:
+        used.clear()
+        name = schema["$ref"].removeprefix(PREFIX)
+        restored = _rewritten(components[name], back, _as_boolean)
+    elif restored.get("$ref") == "#" and "$ref" in schema and len(schema) == 1:
         # The schema refers to itself, and is therefore a component: use its reference.
         name = cast("str", schema["$ref"]).removeprefix(PREFIX)
         restored = _rewritten(components[name], back, _as_boolean)
