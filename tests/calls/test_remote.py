@@ -592,6 +592,18 @@ async def test_r08_an_unchecked_credential_is_rejected_and_logged_at_the_worker(
     assert said in caplog.text
 
 
+async def test_a_caller_cannot_fill_the_log_of_a_worker_with_credentials(
+    registry: OperationRegistry, caplog: pytest.LogCaptureFixture
+) -> None:
+    target = MemoryTarget()
+    async with serve_calls(registry, target), PendingRequestMap(target) as calls:
+        for _ in range(20):
+            with pytest.raises(CallError):
+                await calls.call("math.add", {"a": 1, "b": 2}, credential="token")
+
+    assert [each.levelname for each in caplog.records].count("WARNING") == 1
+
+
 async def test_a_peer_with_a_malformed_listing_can_only_call() -> None:
     spoke = OperationRegistry()
 

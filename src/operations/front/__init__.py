@@ -35,7 +35,7 @@ from typing import Any, Final, TypeAlias
 
 from msgspec import structs, to_builtins
 
-from operations._resilience import MAX_SECONDS
+from operations._resilience import MAX_SECONDS, LogThrottle
 from operations.access import Identity, access_denied, check_access
 from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode, OperationsError
@@ -103,6 +103,8 @@ class AuthThrottle:
         self._failures = RateLimiter()
         self.configure(limits)
         self._delayed = 0
+        self.unchecked = LogThrottle()
+        """For the warning that there is nothing to check credentials with."""
         # Keyed hashes with a key of this process: no credential is stored.
         self._valid: OrderedDict[int, None] = OrderedDict()
         self._wrong: OrderedDict[int, None] = OrderedDict()
@@ -195,7 +197,8 @@ async def identify_credential(
             is exceeded.
     """
     if resolve is None:
-        logger.warning("rejected a credential: pass serve_calls(resolve=...) to check it")
+        message = "rejected a credential: pass serve_calls(resolve=...) to check it"
+        logger.log(throttle.unchecked.level(), message)
     else:
         try:
             identity = await throttle.authenticate(
