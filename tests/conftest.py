@@ -4,6 +4,7 @@ import asyncio
 import gc
 import inspect
 import logging
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +22,16 @@ settings.register_profile(
     "default", deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("default")
+
+
+def pytest_configure() -> None:
+    """Trust one certificate authority, whose key does not exist any more: the tests connect to this machine only.
+
+    Every HTTP client, and every process that imports one, would read all authorities of the system, which takes longer
+    than many a test. Installers need the real authorities: `servers.installer_environment`.
+    """
+    os.environ.setdefault("REAL_SSL_CERT_FILE", os.environ.get("SSL_CERT_FILE", ""))
+    os.environ["SSL_CERT_FILE"] = str(PROJECT / "tests" / "no_authority.crt")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

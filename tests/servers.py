@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import itertools
+import os
 import random
 import shutil
 import socket
@@ -319,3 +320,12 @@ async def proxy(port: int) -> AsyncGenerator[Proxy]:
         yield through
     finally:
         await through.aclose()
+
+
+def installer_environment() -> dict[str, str]:
+    """Return the environment for npm and pip, which download files: with the certificate authorities of the system."""
+    environment = dict(os.environ)
+    real = environment.pop("REAL_SSL_CERT_FILE", None)
+    if real is not None:
+        del environment["SSL_CERT_FILE"]
+    return {**environment, "SSL_CERT_FILE": real} if real else environment

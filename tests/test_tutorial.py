@@ -26,7 +26,7 @@ import pexpect
 import pytest
 from pyte import Screen, Stream
 from tests.conftest import PROJECT
-from tests.servers import free_port
+from tests.servers import free_port, installer_environment
 
 PAGE = PROJECT / "docs" / "tutorial.md"
 PORTS = ("8000", "8001", "4222")
@@ -83,7 +83,7 @@ class Terminal:
     def __init__(self, folder: str, path: str, home: Path) -> None:
         kept = {
             key: value
-            for key, value in os.environ.items()
+            for key, value in installer_environment().items()
             if not key.startswith(("MAKE", "COV", "PYTHON"))
         }
         self._child = pexpect.spawn(

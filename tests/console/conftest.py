@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 from tests.console.hub import build_registry, served
+from tests.servers import installer_environment
 
 PROJECT = Path(__file__).resolve().parent.parent.parent
 AXE = PROJECT / "build" / "axe"
@@ -155,7 +156,9 @@ def axe() -> str:
         AXE.parent.mkdir(exist_ok=True)
         made = Path(mkdtemp(dir=AXE.parent))
         command = [npm, "install", "--prefix", str(made), "--no-save", f"axe-core@{AXE_VERSION}"]
-        got = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+        got = subprocess.run(
+            command, env=installer_environment(), capture_output=True, text=True, timeout=100, check=False
+        )  # fmt: skip
         if got.returncode != 0:
             pytest.skip(f"axe-core cannot be installed: {got.stderr.strip()[-300:]}")
         # Another worker may have been quicker; then its folder stays.

@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 import pytest
 from tests.calls.operations_under_test import build_registry
-from tests.servers import RedisServer, running
+from tests.servers import RedisServer, installer_environment, running
 
 from operations.calls import PendingRequestMap, serve_calls
 from operations.errors import CallError, ErrorCode
@@ -36,6 +36,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> str:
     installed = subprocess.run(
         [npm, "install", "--silent", "--no-audit", "--no-fund"],
         cwd=folder,
+        env=installer_environment(),
         capture_output=True,
         timeout=100,
         check=False,

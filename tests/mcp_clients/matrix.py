@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.servers import installer_environment
+
 HERE = Path(__file__).parent
 PROJECT = HERE.parents[1]
 FOLDER = PROJECT / ".matrix"
@@ -226,7 +228,7 @@ def _json(command: Sequence[str]) -> dict[str, Any]:
 
 def _run(command: Sequence[str], seconds: float, cwd: Path | None = None) -> str:
     own = str(Path(command[0]).parent)
-    environment = {**os.environ, "PATH": f"{own}{os.pathsep}{os.environ['PATH']}"}
+    environment = {**installer_environment(), "PATH": f"{own}{os.pathsep}{os.environ['PATH']}"}
     try:
         done = subprocess.run(
             command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=seconds, check=False

@@ -15,7 +15,7 @@ import anyio
 import pytest
 import uvicorn
 from mcp.server.mcpserver import Context, MCPServer
-from tests.servers import free_port
+from tests.servers import free_port, installer_environment
 
 from operations.mcp import MCPClientConfig
 
@@ -167,6 +167,7 @@ def install_node_servers() -> None:
             done = subprocess.run(
                 ["npm", "install", *options],
                 cwd=HERE,
+                env=installer_environment(),
                 capture_output=True,
                 text=True,
                 timeout=100,
