@@ -249,18 +249,22 @@ async def test_a_server_at_its_limit_of_open_files_warns_once_and_recovers() -> 
     )
     assert process.stdout is not None
     assert process.stderr is not None
-    with anyio.fail_after(50):
-        url = (await process.stdout.readline()).decode().strip()
-        port = int(url.rpartition(":")[2])
-        opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(60)]
-        warning = await process.stderr.readline()
-        for _, writer in opened:
-            writer.close()
-        async with aiohttp.ClientSession() as session, session.get(f"{url}/healthz") as response:
-            assert response.status == 200
-        process.terminate()
-        rest = await process.stderr.read()
-        await process.wait()
+    try:
+        with anyio.fail_after(50):
+            url = (await process.stdout.readline()).decode().strip()
+            port = int(url.rpartition(":")[2])
+            opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(60)]
+            warning = await process.stderr.readline()
+            for _, writer in opened:
+                writer.close()
+            async with (
+                aiohttp.ClientSession() as session,
+                session.get(f"{url}/healthz") as response,
+            ):
+                assert response.status == 200
+    finally:
+        process.kill()
+        _, rest = await process.communicate()
 
     assert b"WARNING:asyncio:connections wait, because they cannot be accepted" in warning
     assert b"Too many open files" in warning
