@@ -11,6 +11,7 @@ from typing import Any
 import anyio
 import nats
 import pytest
+from nats.js.api import DiscardPolicy
 from tests.calls.operations_under_test import build_registry
 from tests.calls.processes import worker_processes
 from tests.calls.shim import Shim
@@ -123,6 +124,30 @@ async def test_the_stream_of_an_operator_is_used_unchanged(jetstream: Broker, na
         async with calling(jetstream.url, replicas=3) as calls:
             assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3
         assert (await admin.jetstream().stream_info(name)).config == made.config
+
+
+@pytest.mark.requirement("F21")
+async def test_a_full_stream_is_an_error_that_may_be_retried(jetstream: Broker) -> None:
+    async with (
+        connected(jetstream) as admin,
+        connect_nats(jetstream.url, durable=True) as target,
+        PendingRequestMap(target) as calls,
+    ):
+        streams = admin.jetstream()
+        found = (await streams.stream_info("operations_durable")).config
+        await streams.update_stream(found.evolve(max_msgs=1, discard=DiscardPolicy.NEW))
+        waiting = asyncio.create_task(calls.call("math.add", {"a": 1, "b": 2}))
+        with anyio.fail_after(30):
+            while not (await streams.stream_info("operations_durable")).state.messages:
+                await asyncio.sleep(0.01)
+        with pytest.raises(CallError) as caught:
+            await calls.call("math.add", {"a": 1, "b": 2})
+        waiting.cancel()
+        await asyncio.wait({waiting})
+
+    assert caught.value.code == ErrorCode.RESOURCE_EXHAUSTED
+    assert caught.value.retryable
+    assert caught.value.begun is False
 
 
 async def test_a_stream_that_cannot_have_so_many_replicas_is_an_error(jetstream: Broker) -> None:

@@ -30,7 +30,7 @@ from nats.js.errors import (
 )
 
 from operations._resilience import LogThrottle
-from operations.errors import NotSentError, TransportError
+from operations.errors import NotSentError, QueueFullError, TransportError
 from operations.pubsub.base import (
     IDLE,
     BatchSize,
@@ -83,7 +83,9 @@ _RETRY = 0.2
 
 _NO_CONSUMER, _NAME_IN_USE = 10014, 10058
 _TEMPORARY = {10008, 10009}
-"""Error codes of JetStream; the temporary ones are those of a cluster without a leader."""
+_FULL = {10023, 10028, 10047, 10077}
+"""Error codes of JetStream; the temporary ones are those of a cluster without a leader. A stream is full by its own
+limits, or by the memory or storage of the account or server."""
 
 _MAX_LETTERS = 1000
 """The number of stored dead letters of each queue."""
@@ -256,6 +258,7 @@ class JetStream:
         once.
 
         Raises:
+            QueueFullError: If the stream has reached a limit.
             NotSentError: If it was not stored.
             TransportError: If it is unknown whether the request was stored.
         """
@@ -277,7 +280,11 @@ class JetStream:
                     await self._open_again(failed)
             except Error as error:
                 failure = error
-                if getattr(error, "err_code", None) not in _TEMPORARY:
+                code = getattr(error, "err_code", None)
+                if code in _FULL and failed is NotSentError:
+                    reason = getattr(error, "description", None) or error
+                    raise QueueFullError(f"the stream is full: {reason}") from error
+                if code not in _TEMPORARY:
                     raise failed(f"JetStream: {error}") from error
             if loop.time() >= end:
                 reason = str(failure) or "no response"
