@@ -39,6 +39,7 @@ from operations.calls.events import (
     read_output,
 )
 from operations.calls.failure_detector import MAX_SENDS, FailureDetector
+from operations.calls.jobs import DEFAULT_TIMEOUT
 from operations.calls.sending import (
     RETRY,
     CallSender,
@@ -67,7 +68,6 @@ from operations.pubsub.memory import MemoryTarget
 from operations.types import JSONObject
 
 DEFAULT_GROUP = "operations"
-DEFAULT_TIMEOUT = 30.0
 DEFAULT_WINDOW = 256
 """The number of unread items of a subscription that a worker may send."""
 

@@ -221,11 +221,6 @@ class FailureDetector:
             self._forget(worker)
         return False
 
-    @property
-    def is_settling(self) -> bool:
-        """Whether a missing worker may still be reconnecting."""
-        return not self._outages.is_settled
-
     def expects_workers(self) -> bool:
         """Return whether a group that has no workers at the broker now may soon have workers again.
 
@@ -234,7 +229,9 @@ class FailureDetector:
         now = asyncio.get_running_loop().time()
         if self._unserved_since == NEVER:
             self._unserved_since = now
-        if self.is_settling or (self._workers and now - self._unserved_since < SETTLING):
+        if not self._outages.is_settled or (
+            self._workers and now - self._unserved_since < SETTLING
+        ):
             return True
         for worker in tuple(self._workers):
             self._forget(worker)
@@ -301,7 +298,7 @@ class FailureDetector:
     async def _look(self) -> None:
         loop = asyncio.get_running_loop()
         asked_at = loop.time()
-        patience = 0.0 if self.is_settling else self._heartbeat
+        patience = self._heartbeat if self._outages.is_settled else 0.0
         quiet = [
             call
             for call in self._pending.values()
@@ -316,14 +313,14 @@ class FailureDetector:
             await self._take_census(asked_at)
         missing = [call for call in quiet if call.seen_at < asked_at and self._is_open(call)]
         if missing and self._target.is_connected:
-            if self.is_settling:
+            if not self._outages.is_settled:
                 # Missing workers do not count as lost yet, but reconnected workers may report that they have not
                 # started a call. Workers that are stopping wait for this question.
                 before = [call for call in missing if call.sent_at <= self._outages.restored_at]
                 await self._resend_unbegun(before)
             else:
                 await self._judge(missing, asked_at)
-        if not self.is_settling:
+        if self._outages.is_settled:
             await self._tend_streams(quiet)
 
     async def _probe_all(self, quiet: list[PendingCall], is_roll_call: bool) -> None:
@@ -370,7 +367,7 @@ class FailureDetector:
     async def _judge(self, missing: list[PendingCall], asked_at: float) -> None:
         """Send lost calls again, or end them."""
         are_there = await self._are_there(asked_at)
-        if not (self._answers or are_there is False) or self.is_settling:
+        if not (self._answers or are_there is False) or not self._outages.is_settled:
             return
         view = await self._view(missing, asked_at, are_there)
         lost = [call for call in missing if await self._is_lost(call, view)]

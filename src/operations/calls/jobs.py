@@ -139,7 +139,7 @@ class Pace:
 
 
 DEFAULT_TIMEOUT = 30.0
-"""The time limit in seconds of a request that sets none; for a subscription, of each item."""
+"""The time limit in seconds of a call that sets none; for a subscription, of each item."""
 
 
 class Job(msgspec.Struct, eq=False):

@@ -39,7 +39,7 @@ from operations._json import (
 from operations._references import DefinitionReferences, Placed, Scopes
 from operations._resilience import MAX_SECONDS
 from operations.access import check_access
-from operations.calls.client import DEFAULT_TIMEOUT
+from operations.calls.jobs import DEFAULT_TIMEOUT
 from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode, operation_not_found
 from operations.front.limits import call_seconds
