@@ -4,17 +4,19 @@ import asyncio
 from collections import Counter
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
 from tests.calls.operations_under_test import note
 from tests.calls.waiting import caller, lines, until
-from tests.calls.worlds import BrokerWorld, World
-from tests.servers import Broker
+from tests.calls.worlds import BrokerWorld, World, nats_world
+from tests.servers import Broker, NatsServer, running
 
 from operations.calls import PendingRequestMap, from_calls, serve_calls
 from operations.errors import CallError, ErrorCode
 from operations.pubsub.memory import MemoryTarget
+from operations.pubsub.nats import jetstream
 from operations.registry import OperationRegistry
 
 
@@ -98,6 +100,47 @@ async def test_no_request_that_never_began_fails_if_a_worker_stops_during_an_out
 
     assert [result.data for result in results] == list(range(6))
     assert Counter(lines(ledger)) == Counter(map(str, range(6)))
+
+
+@pytest.mark.requirement("F25", "F26")
+async def test_a_request_that_a_stopping_worker_has_just_acquired_runs_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker has removed the request, but the worker does not know it yet."""
+    acquiring, stopped = asyncio.Event(), asyncio.Event()
+    acquire = jetstream._MessageClaim.acquire
+
+    async def slow_acquire(self: Any, *, alone: bool) -> bool:
+        is_ours = await acquire(self, alone=alone)
+        if not stopped.is_set():
+            acquiring.set()
+            await stopped.wait()
+        return is_ours
+
+    monkeypatch.setattr(jetstream._MessageClaim, "acquire", slow_acquire)
+    ledger = tmp_path / "ledger"
+    broker = NatsServer()
+    broker.options += ("-js", "-sd", broker.folder)
+    with running(broker):
+        world = nats_world(broker.url)
+
+        async def old_worker() -> None:
+            options = {"target": {"durable": True}}
+            async with world.serve(release(ledger, "shop.pay"), **options) as (worker,):
+                await acquiring.wait()
+            assert not worker.is_serving
+
+        async with world.connect(durable=True) as target, PendingRequestMap(target) as calls:
+            stopping = asyncio.create_task(old_worker())
+            paying = asyncio.create_task(calls.call("shop.pay", {"number": 1}, replayable=False))
+            await acquiring.wait()
+            async with world.serve(release(ledger, "shop.pay"), target={"durable": True}):
+                asyncio.get_running_loop().call_later(1, stopped.set)
+                with anyio.fail_after(30):
+                    assert (await paying).data == 1
+                    await stopping
+
+    assert lines(ledger) == ["shop.pay 1"]
 
 
 async def test_calls_of_new_operations_find_the_workers_that_have_them(

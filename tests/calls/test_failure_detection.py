@@ -29,8 +29,10 @@ from operations.calls.events import (
     FencePayload,
     OfferPayload,
     ProbePayload,
+    encode_error,
     encode_event,
 )
+from operations.errors import CallError, ErrorCode
 from operations.pubsub.base import Delivery
 from operations.pubsub.memory import MemoryTarget
 from operations.registry import OperationRegistry
@@ -197,6 +199,36 @@ async def test_an_offer_that_arrives_before_the_reconnect_is_complete_is_rejecte
         await paying
 
     assert not any(b"call.confirmed" in body for body in sent)
+
+
+@pytest.mark.requirement("R36")
+async def test_a_rejection_that_arrives_twice_sends_one_more_copy(
+    broker_world: World, tmp_path: Path
+) -> None:
+    """A stopping worker repeats its reply if the caller asks for it; the second copy may have begun by then."""
+    sent: list[bytes] = []
+
+    def record(body: bytes) -> list[bytes]:
+        sent.append(body)
+        return [body]
+
+    async with (
+        broker_world.serve(slow_registry(tmp_path / "ledger")),
+        broker_world.connect() as target,
+        PendingRequestMap(Shim(target, on_enqueue=record), heartbeat=60) as calls,
+    ):
+        paying = asyncio.create_task(calls.call("slow.pay", {"number": 1, "seconds": 1}))
+        await until(lambda: lines(tmp_path / "ledger"))
+        (request_id,) = calls.pending
+        error = CallError(ErrorCode.UNAVAILABLE, "the worker stops")
+        rejection = encode_error(request_id, error, begun=False, worker=target.control("other"))
+        calls.receive(Delivery(rejection))
+        calls.receive(Delivery(rejection))
+        await until(lambda: len(sent) == 2)
+        calls.receive(Delivery(rejection))
+        await paying
+
+    assert len(sent) == 2
 
 
 async def test_a_worker_that_closes_still_knows_what_it_ran(tmp_path: Path) -> None:

@@ -443,6 +443,12 @@ class PendingRequestMap(CallSender):
         """Send a request that its worker did not start to another worker; return False if there is none."""
         if failure.begun is not False or not failure.retryable or self.target.direct:
             return False
+        if failure.resends <= call.rejected or failure.resends < call.payload.resends:
+            # A repeated reply, or one about an earlier copy: the next copy may run.
+            return True
+        if not self.target.names_consumer and self._detector.may_be_restored(call):
+            # Another worker may have started it before the outage, so all workers are asked.
+            return True
         if call.sends >= MAX_SENDS or call.payload.request_id not in self.pending:
             return False
         if failure.code == ErrorCode.OPERATION_NOT_FOUND:
@@ -456,6 +462,7 @@ class PendingRequestMap(CallSender):
             return False
         else:
             call.to = ""
+        call.rejected = failure.resends
         self._spawn(self._resend(call, may_have_begun=False))
         return True
 

@@ -164,6 +164,9 @@ class ErrorPayload(_Payload, frozen=True, kw_only=True):
     worker: Name | None = None
     """The mailbox of the worker, if `begun` is false."""
 
+    resends: int = 0
+    """The number of the copy of the request, if `begun` is false."""
+
     def to_error(self) -> CallError:
         """Return the exception for this error."""
         return CallError(
@@ -535,10 +538,16 @@ def encode_error(
     *,
     begun: bool | None = None,
     worker: str | None = None,
+    resends: int = 0,
 ) -> bytes:
     """Return the `call.error` that ends a call, without details that are not JSON."""
     payload = ErrorPayload(
-        request_id=request_id, sequence=sequence, begun=begun, worker=worker, **error.to_wire()
+        request_id=request_id,
+        sequence=sequence,
+        begun=begun,
+        worker=worker,
+        resends=resends,
+        **error.to_wire(),
     )
     return encode_event(CallFailed(payload=payload))
 

@@ -314,6 +314,10 @@ class JobRunner(ABC):
             job.claim = None
             if not is_ours and not job.answered:
                 self._drop(job)
+            elif self._is_leaving:
+                # The caller sends it to another worker.
+                error = CallError(ErrorCode.UNAVAILABLE, "the worker stops", retryable=True)
+                self._refuse(job, error)
             waited = self._loop.time() - job.arrived_at
             job.is_stale |= not job.replayable and self._is_stale(waited)
         if job.is_stale and not job.answered:
@@ -490,7 +494,8 @@ class JobRunner(ABC):
         job.code = error.code
         if job.begun:
             return encode_error(request_id, error, sequence)
-        return encode_error(request_id, error, sequence, begun=False, worker=self.mailbox)
+        copy, worker = job.request.resends, self.mailbox
+        return encode_error(request_id, error, sequence, begun=False, worker=worker, resends=copy)
 
     # Not a coroutine: the caller awaits the returned awaitable, which saves one step per call.
     def _conclude(self, job: Job, body: bytes) -> Awaitable[None]:
@@ -558,10 +563,9 @@ class JobRunner(ABC):
         """Reject a request without running it, and remove its id, so that it may be sent again."""
         if job.answered:
             return
-        job.code = error.code
+        body = self._encode_error(job, error)
         self.counters.refuse(job)
         self._drop(job)
-        body = encode_error(job.request.request_id, error, begun=False, worker=self.mailbox)
         set_after(self._send_later(self._send_claimed(job, body)), job.replied)
 
     async def _send_claimed(self, job: Job, body: bytes) -> None:

@@ -237,6 +237,11 @@ class FailureDetector:
             self._forget(worker)
         return False
 
+    def may_be_restored(self, call: PendingCall) -> bool:
+        """Return whether a restored broker may have delivered a request a second time."""
+        # The mailbox may receive messages before the reconnect is complete.
+        return not self._target.durable and 0 < call.sent_at <= self._outages.changed_at
+
     def is_unanswered(self, call: PendingCall) -> bool:
         """Return whether no worker has responded to the probes of a call."""
         waited = asyncio.get_running_loop().time() - call.made_at
@@ -254,9 +259,7 @@ class FailureDetector:
             call is None
             or (call.attempt, call.payload.resends) != (offer.attempt, offer.resends)
             or call.worker not in {None, offer.worker}
-            # Any other restored broker may deliver a request a second time; an offer may arrive before the reconnect
-            # is complete.
-            or (not self._target.durable and 0 < call.sent_at <= self._outages.changed_at)
+            or self.may_be_restored(call)
         ):
             return False
         call.worker = offer.worker

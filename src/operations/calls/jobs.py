@@ -235,6 +235,11 @@ class Job(msgspec.Struct, eq=False):
         return f"at:{self.reply_to}" if self.identity is None else principal_of(self.identity)
 
     @property
+    def is_acquiring(self) -> bool:
+        """Whether the request is being removed from its queue."""
+        return self.is_started and self.claim is not None
+
+    @property
     def is_offered(self) -> bool:
         """Whether the request waits for the confirmation of its caller."""
         return self.confirmed is not None and not self.confirmed.done()

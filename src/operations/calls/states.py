@@ -277,6 +277,9 @@ class PendingCall(msgspec.Struct, eq=False):
     to: str = ""
     """The mailbox of the worker that the request is sent to; empty for any worker."""
 
+    rejected: int = -1
+    """The last copy that a worker did not start, and that is sent to another worker."""
+
     refused: tuple[str, ...] = ()
     """The digests of the specs of workers that do not have the operation."""
 

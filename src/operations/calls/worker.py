@@ -179,21 +179,19 @@ class CallServer(JobRunner, Receiver):
     async def aclose(self) -> None:
         """Stop accepting requests, wait `grace` seconds for running calls, and end the rest with `UNAVAILABLE`.
 
-        The error is retryable except for mutations that have started. With a broker, requests that wait for a slot are
-        rejected at once, because their callers send them to other workers.
+        The error is retryable except for mutations that have started. Waiting requests are rejected at once.
         """
         was_serving, self.is_serving = self.is_serving, False
         offers = (self._consuming, self._advertised)
         self._consuming = self._advertised = None
-        for subscription in offers:
-            if subscription is not None:
-                with suppress(TransportError):
-                    await subscription.aclose()
+        for subscription in filter(None, offers):
+            with suppress(TransportError):
+                await subscription.aclose()
         self._is_leaving = True
         if was_serving and not self.target.direct:
             await self._announce()
             self._admission.empty()
-            for job in [job for job in self.jobs.values() if not job.begun]:
+            for job in [job for job in self.jobs.values() if not (job.begun or job.is_acquiring)]:
                 self._give_up(job, "the worker stops")
         with suppress(TimeoutError):
             async with asyncio.timeout(self._config.grace):
@@ -230,6 +228,8 @@ class CallServer(JobRunner, Receiver):
             self._drop(job)
         error = CallError(ErrorCode.UNAVAILABLE, reason, retryable=job.is_safe_to_retry)
         self._stop(job, self.reason_to_stop or error)
+        if not job.begun:  # the caller may ask this worker to drop the request
+            self._recent.forget(job.key)
 
     # ---------------------------------------------------------------------------------------- receiving
 
@@ -242,9 +242,9 @@ class CallServer(JobRunner, Receiver):
             if self._is_allowed(address, delivery.sender):
                 self._admit(request, address, delivery)
                 return
-        sender, claim = delivery.sender, delivery.claim
-        if claim is not None:
-            claim.remove()
+        sender = delivery.sender
+        if delivery.claim is not None:
+            delivery.claim.remove()
         if type(event) is CallConfirmed:
             job = self._find(event.payload.request_id, sender)
             if job is not None and job.is_offered:
@@ -309,7 +309,7 @@ class CallServer(JobRunner, Receiver):
         job.replied = replied
         if self._is_leaving:
             # The queue is already closed; this request arrived in another way.
-            self._refuse(job, CallError(ErrorCode.UNAVAILABLE, "the worker stops", retryable=True))
+            self._refuse(job, CallError(ErrorCode.UNAVAILABLE, "the worker stops"))
             return
         self.jobs[key] = job
         if job.expires_at < self._deadlines.next:
