@@ -6,6 +6,7 @@ import inspect
 import logging
 import os
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,7 @@ def pytest_configure() -> None:
     """Trust one certificate authority, whose key does not exist any more: the tests connect to this machine only.
 
     Every HTTP client, and every process that imports one, would read all authorities of the system, which takes longer
-    than many a test. Installers need the real authorities: `servers.installer_environment`.
+    than many tests. Installers need the real authorities: `servers.installer_environment`.
     """
     os.environ.setdefault("REAL_SSL_CERT_FILE", os.environ.get("SSL_CERT_FILE", ""))
     os.environ["SSL_CERT_FILE"] = str(PROJECT / "tests" / "no_authority.crt")
@@ -42,7 +43,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Exclude the modules and the collected tests from garbage collection: each would take a third of a second."""
+    freeze("")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_logfinish(nodeid: str) -> None:
+    freeze(nodeid.partition("::")[0])
+
+
+@cache
+def freeze(_file: str) -> None:
+    """Exclude all objects from garbage collection, once per file of tests: modules, collected tests, cached documents.
+
+    Many tests collect garbage, and each collection would take up to a third of a second.
+    """
     gc.collect()
     gc.freeze()
 
