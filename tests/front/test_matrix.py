@@ -268,6 +268,14 @@ async def test_access(call: Call, operation: str, key: str | None, outcome: str)
         assert await call(served, operation, {}, key) == outcome
 
 
+@pytest.mark.requirement("R54")
+@EVERY
+async def test_null_stands_for_no_input(call: Call) -> None:
+    async with hub(Limits()) as served:
+        assert await call(served, "test.open", None, "ann") == "fine"
+        assert served.ran == [None]
+
+
 @pytest.mark.requirement("R54", "R60")
 @EVERY
 async def test_wrong_credentials_are_rejected_and_slowed_down_but_valid_ones_pass(

@@ -219,13 +219,15 @@ async def test_json_edge_cases(body: bytes, status: int) -> None:
     assert (await client.post("/test/run", json={"good": 1})).status == 200
 
 
-async def test_a_missing_body_is_no_input_and_null_is_a_value() -> None:
+async def test_null_is_a_value_if_it_is_valid_and_otherwise_no_input() -> None:
     closed = {"type": "object", "properties": {"a": {}}, "additionalProperties": False}
     client = serving(echo, input_schema=closed)
 
     assert (await client.post("/test/run")).json == {"input": {}}
-    assert (await client.post("/test/run", json=None)).status == 422
+    assert (await client.post("/test/run", json=None)).json == {"input": {}}
     assert (await serving(echo).post("/test/run", json=None)).json == {"input": None}
+    closed["required"] = ["a"]
+    assert (await serving(echo, input_schema=closed).post("/test/run", json=None)).status == 422
 
 
 @pytest.mark.parametrize(

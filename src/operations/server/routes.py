@@ -36,7 +36,6 @@ from operations.front.http import (
 from operations.front.limits import caller_key, client_address
 from operations.front.messages import (
     Reply,
-    decode_body,
     error_reply,
     reject_handshake,
     result_reply,
@@ -49,7 +48,6 @@ from operations.front.public_errors import (
 )
 from operations.openapi.exporting import has_path
 from operations.openapi.exporting.query_arguments import QueryArguments
-from operations.schema import validate_or_raise
 from operations.server.events import serve_events
 from operations.specs import Operation, OperationType
 
@@ -271,17 +269,10 @@ class _Path:
         method = state.scope["method"]
         if method not in self._methods:
             raise wrong_method(self._methods)
-        state.spec = spec = self._spec
+        state.spec = self._spec
         if method != "POST":
             return self._query(state.scope["query_string"])
-        body = await state.read()
-        if not body:
-            return None
-        value = decode_body(body, state.front.limits)
-        if value is None:
-            # No body means no input; null is a value like any other.
-            validate_or_raise(spec.input_schema, None, subject=f"input of {spec.id}")
-        return value
+        return await state.read_json()
 
     def _query(self, query: bytes) -> Any:
         """Return the input in a query string."""
