@@ -137,6 +137,29 @@ async def test_null_and_no_result_are_distinguished(era: str, name: str) -> None
 
 
 @BOTH
+async def test_null_of_an_operation_without_a_result_type_is_structured_content(
+    era: str, registry: OperationRegistry
+) -> None:
+    @registry.operation("test.get")
+    async def get():  # type: ignore[no-untyped-def]
+        return None
+
+    result = await call(registry, era, "test__get")
+    config = MCPClientConfig(
+        server=to_mcp(registry),
+        trust_annotations=True,
+        version="2025-11-25" if era == "legacy" else "auto",
+    )
+    async with connect_mcp("far", config) as imported:
+        hub = OperationRegistry(imported)
+        restored = await hub.execute("test.get", {})
+        forwarded = await call(hub, era, "test__get")
+
+    assert result["structuredContent"] == forwarded["structuredContent"] == {"result": None}
+    assert restored.data is None
+
+
+@BOTH
 async def test_a_declared_error_is_a_result_with_its_code_and_details(era: str) -> None:
     result = await call(example(), era, "task__fail")
 

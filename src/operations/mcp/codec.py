@@ -183,8 +183,8 @@ def mcp_meta(spec: OperationSpec) -> Mapping[str, Any]:
 # ------------------------------------------------------------ boxes
 
 DATA_KEY: Final = "alkdev.operations/data"
-"""The key in a result's `_meta` for its data: `bytes`, `null`, or, if it differs from other results of the tool,
-`boxed` (under `result`) or `plain` (not under `result`)."""
+"""The key in a result's `_meta` for its data: `bytes`, or, if it differs from other results of the tool, `boxed` (under
+`result`) or `plain` (not under `result`)."""
 
 INPUT: Final = "input"
 """The argument that contains an input that is not an object."""
@@ -235,8 +235,6 @@ def restore_envelope(envelope: ResponseEnvelope[Any], meta: Any) -> ResponseEnve
     note = object_of(result.meta).get(DATA_KEY)
     if note == "plain":
         return envelope
-    if note == "null":
-        return replace(envelope, data=None)
     if note == "bytes" and result.content:
         return replace(envelope, data=_bytes_of(result.content[0]))
     boxed = object_of(result.structured_content)

@@ -159,17 +159,13 @@ class Tool:
         structured: Any = box if is_boxed else data
         noted: JSONObject = {}
         is_refused = data is None or (self.gives_object and not isinstance(data, dict))
-        if is_refused and declares and not is_boxed:
-            # Clients reject a result without structured content, or with another type than the output schema.
+        if is_refused and not is_boxed:
+            # Clients reject a result with another type than the output schema. The SDK omits structured null.
             structured = box
             noted = {"_meta": {codec.DATA_KEY: "boxed"}}
         if not isinstance(meta, MCPResponseMeta):
-            result = {"content": [text_block(model_text(data))], **noted}
-            if structured is None:
-                # The SDK treats structured null as absent, so `_meta` records it.
-                return {**result, "_meta": {codec.DATA_KEY: "null"}}
-            result["structuredContent"] = structured
-            return result
+            text = text_block(model_text(data))
+            return {"content": [text], "structuredContent": structured, **noted}
         result = {"content": to_builtins(meta.content)}
         if meta.is_error:
             result["isError"] = True
