@@ -1,6 +1,7 @@
 """Streamable HTTP, served by uvicorn: all protocol revisions, the lean path and the SDK, and authentication."""
 
 import asyncio
+import gzip
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -190,6 +191,22 @@ async def test_malformed_bodies_get_an_error_and_affect_nothing_else(
     assert bad.status_code in (200, 202, 400, 413)
     assert b"Traceback" not in bad.content
     assert "result" in good.text
+
+
+@pytest.mark.requirement("R13")
+@pytest.mark.parametrize("version", [MODERN, "2025-06-18"])
+async def test_a_compressed_body_is_rejected_with_the_reason(version: str) -> None:
+    request = post("tools/call", {"name": "math__add", "arguments": {"a": 1}}, version)
+    headers = {"content-type": "application/json", "content-encoding": "gzip"}
+    async with http(to_mcp(example()).asgi_app(stateless=True)) as client:
+        response = await client.post(
+            "/mcp",
+            content=gzip.compress(msgspec.json.encode(request["json"])),
+            headers={**request["headers"], **headers},
+        )
+
+    assert response.status_code == 415
+    assert "Content-Encoding" in response.text
 
 
 @pytest.mark.requirement("R21")

@@ -46,7 +46,7 @@ async def read_body(receive: Receive, headers: Mapping[bytes, bytes], limits: Li
     """Return the body of a request. The caller sets a timeout.
 
     Raises:
-        RequestError: 413 as soon as the body exceeds the limit, 400 for a malformed length.
+        RequestError: 413 as soon as the body exceeds the limit, 400 for a malformed length, 415 for a compressed body.
         ClientDisconnectedError: If the client disconnected before the end of the body.
     """
     length = headers.get(b"content-length")
@@ -65,19 +65,20 @@ async def read_body(receive: Receive, headers: Mapping[bytes, bytes], limits: Li
         size += len(chunk)
         if size > limits.body_bytes:
             raise too_large(f"The body is larger than {limits.body_bytes} bytes", headers=[CLOSE])
-        if not message.get("more_body", False):
-            return b"".join((*chunks, chunk)) if chunks else chunk
         chunks.append(chunk)
+        if not message.get("more_body", False):
+            break
+    if size and headers.get(b"content-encoding", b"identity") != b"identity":
+        raise unsupported("Send the body without Content-Encoding")
+    return b"".join(chunks) if len(chunks) > 1 else chunk
 
 
 def check_json_body(headers: Mapping[bytes, bytes]) -> None:
-    """Reject a body that is not declared as plain JSON.
+    """Reject a body that is not declared as JSON.
 
     Raises:
         RequestError: 415.
     """
-    if headers.get(b"content-encoding", b"identity") != b"identity":
-        raise unsupported("Send the body without Content-Encoding")
     kind = headers.get(b"content-type", b"")
     if kind != b"application/json" and not _is_json(kind):
         # A page of another site can send form content types freely, but needs a preflight request for this one.

@@ -14,7 +14,7 @@ Rule 6: a request that the client sent before it could know of a shutdown gets i
 import asyncio
 from collections import deque
 from contextvars import copy_context
-from typing import Any, Final, cast
+from typing import Any, Final, NoReturn, cast
 from urllib.parse import unquote
 
 import httptools
@@ -58,8 +58,8 @@ class HTTPProtocol(asyncio.Protocol):
 
     __slots__ = (
         "_app", "_app_state", "_client", "_config", "_context", "_due", "_exchange", "_expects_continue", "_flow",
-        "_headers", "_in_body", "_in_head", "_is_done", "_is_leaving", "_local", "_loop", "_overhead", "_parser",
-        "_pending", "_received_body", "_scheme", "_state", "_timer", "_timer_at", "_transport", "_url",
+        "_headers", "_in_body", "_in_head", "_is_done", "_is_encoded", "_is_leaving", "_local", "_loop", "_overhead",
+        "_parser", "_pending", "_received_body", "_scheme", "_state", "_timer", "_timer_at", "_transport", "_url",
     )  # fmt: skip
 
     def __init__(
@@ -98,7 +98,7 @@ class HTTPProtocol(asyncio.Protocol):
         self._received_body = False
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
-        self._expects_continue = False
+        self._expects_continue = self._is_encoded = False
 
     # ------------------------------------------------------------ the connection
 
@@ -229,6 +229,12 @@ class HTTPProtocol(asyncio.Protocol):
         else:
             (self._pending[-1] if self._pending else exchange).keep_alive = False
 
+    def _reject_head(self, status: int) -> NoReturn:
+        """Respond with an error, unless an earlier request is being served, and stop the parser."""
+        if self._exchange is None:
+            self._write_error(status)
+        raise ValueError
+
     def _write_error(self, status: int) -> None:
         self._transport.write(STATUS_LINES[status] + NO_BODY)
         self._close()
@@ -239,7 +245,7 @@ class HTTPProtocol(asyncio.Protocol):
         self._due = _NEVER
         self._url = b""
         self._headers = []
-        self._expects_continue = False
+        self._expects_continue = self._is_encoded = False
 
     def on_url(self, url: bytes) -> None:
         """Add a part of the URL."""
@@ -252,6 +258,9 @@ class HTTPProtocol(asyncio.Protocol):
             self._headers.append((name, value))
             if name == b"expect" and value.lower() == b"100-continue":
                 self._expects_continue = True
+            elif name == b"transfer-encoding" and value.strip().lower() != b"chunked":
+                # The parser accepts every coding before `chunked`, but does not decode it.
+                self._is_encoded = True
 
     def on_headers_complete(self) -> None:
         """Serve the request, after the earlier ones."""
@@ -260,9 +269,9 @@ class HTTPProtocol(asyncio.Protocol):
             # Other parts may have arrived with the head.
             sizes = (len(name) + len(value) + 4 for name, value in self._headers)
             if len(self._url) + sum(sizes) > HEAD_BYTES:
-                if self._exchange is None:
-                    self._write_error(431)
-                raise ValueError
+                self._reject_head(431)
+        if self._is_encoded:
+            self._reject_head(501)
         if parser.should_upgrade():
             # `_upgrade` handles it.
             return
