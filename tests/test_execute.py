@@ -1164,6 +1164,30 @@ async def test_observers_see_caller_operation_and_outcome_but_no_arguments() -> 
     assert codes == [None, ErrorCode.ACCESS_DENIED, ErrorCode.OPERATION_NOT_FOUND]
 
 
+async def test_the_failures_of_each_observer_are_logged_once_a_minute(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    registry = single(add)
+
+    @registry.observe
+    def first(_event: CallEvent) -> None:
+        raise RuntimeError("first")
+
+    @registry.observe
+    def second(_event: CallEvent) -> None:
+        raise RuntimeError("second")
+
+    for _ in range(10):
+        await registry.execute("test.run", {"a": 1, "b": 40})
+
+    reasons = [
+        str(record.exc_info[1])
+        for record in caplog.records
+        if record.levelno >= logging.WARNING and record.exc_info
+    ]
+    assert reasons == ["first", "second"]
+
+
 async def test_a_cancelled_call_is_observed_as_aborted() -> None:
     started = asyncio.Event()
     events: list[CallEvent] = []

@@ -246,9 +246,11 @@ def test_the_decorator_requires_a_name() -> None:
     with pytest.raises(TypeError, match="name the operation"):
         operation(plain)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="name the operation"):
-        operation()
-    with pytest.raises(TypeError, match="name the operation"):
-        OperationRegistry().operation()
+        operation("")
+    with pytest.raises(TypeError, match="operation_id"):
+        operation()  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="operation_id"):
+        OperationRegistry().operation()  # type: ignore[call-arg]
 
 
 def test_an_unknown_option_is_rejected_with_a_suggestion() -> None:

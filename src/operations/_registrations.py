@@ -162,7 +162,7 @@ class Registrations(PipelineHost):
         return removed
 
     def operation(
-        self, operation_id: str = "", **options: Unpack[OperationOptions]
+        self, operation_id: str, **options: Unpack[OperationOptions]
     ) -> Callable[[Function], Function]:
         """Register a typed function: `@registry.operation("task.create", scopes=["task:write"])`.
 
@@ -295,7 +295,7 @@ class Registrations(PipelineHost):
                 self._tell(RegistryChanged(operation_id=each, change=change))
 
     def _tell(self, change: RegistryChanged) -> None:
-        notify((*self._observers, *self._watchers), change)
+        notify((*self._observers, *self._watchers), change, self._observer_failures)
 
     def _forget(self, operation_ids: Collection[str]) -> None:
         self.revision += len(operation_ids)

@@ -73,7 +73,7 @@ class OperationOptions(TypedDict, total=False):
 
 
 def operation(
-    operation_id: str = "", **options: Unpack[OperationOptions]
+    operation_id: str, **options: Unpack[OperationOptions]
 ) -> Callable[[Function], Function]:
     """Mark a typed function as an operation, for `scan_operations` or `registry.register`.
 

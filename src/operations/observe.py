@@ -136,13 +136,22 @@ def add_counts(total: dict[str, int], more: dict[str, int]) -> None:
         total[key] = total.get(key, 0) + count
 
 
-def notify(observers: Iterable[Observer], event: CallEvent) -> None:
-    """Send an event to all observers; if one raises, log the error and continue."""
+def notify(
+    observers: Iterable[Observer], event: CallEvent, failures: dict[int, LogThrottle]
+) -> None:
+    """Send an event to all observers; if one raises, log the error and continue.
+
+    Args:
+        observers: The observers.
+        event: The event.
+        failures: Limits how often errors are logged, by the id of the observer.
+    """
     for observer in observers:
         try:
             observer(event)
         except Exception:
-            logger.exception("an observer failed at %s", type(event).__name__)
+            level = failures.setdefault(id(observer), LogThrottle()).level()
+            logger.log(level, "an observer failed at %s", type(event).__name__, exc_info=True)
 
 
 _PENDING = "pending"

@@ -20,6 +20,7 @@ from time import time
 from typing import Any, Final, Protocol, TypeAlias, cast
 from weakref import WeakKeyDictionary
 
+from operations._resilience import LogThrottle
 from operations._text import counted, enforce_lists
 from operations.access import pattern_test, permission, resource_permission
 from operations.authority import Authority
@@ -351,6 +352,7 @@ class PipelineHost:
         self.stream_middleware: list[StreamMiddleware] = []
         self.counters: CallCounters | None = None
         self._observers: list[Observer] = []
+        self._observer_failures: dict[int, LogThrottle] = {}
         self._left_behind: set[asyncio.Task[Any]] = set()
 
     @property
@@ -360,7 +362,7 @@ class PipelineHost:
 
     def notify(self, event: CallEvent) -> None:
         """Send an event to the observers."""
-        notify(tuple(self._observers), event)
+        notify(tuple(self._observers), event, self._observer_failures)
 
     def keep(self, task: "asyncio.Task[Any]") -> None:
         """Keep a reference to a cancelled task until it ends, and retrieve its exception."""
