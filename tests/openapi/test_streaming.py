@@ -457,3 +457,82 @@ async def test_the_connection_ends_when_the_consumer_stops(how: str) -> None:
         gc.collect()
         with anyio.fail_after(20):
             await gone.wait()
+
+
+def lines(schema: Any = None, method: str = "get") -> dict[str, Any]:
+    media = {} if schema is None else {"itemSchema": schema}
+    content = {"application/jsonl": media}
+    return document("/events", method, responses={"200": {"description": "", "content": content}})
+
+
+async def begin_lines(request: web.Request) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Type": "application/jsonl"})
+    await response.prepare(request)
+    return response
+
+
+@pytest.mark.parametrize("schema", [None, {"type": "object"}, {"type": "string"}], ids=str)
+@pytest.mark.parametrize("rest", [b'{"n": 2', b'"two', b"[1,"])
+async def test_a_line_that_is_cut_off_ends_the_stream_with_an_error(
+    rest: bytes, schema: Any
+) -> None:
+    async def respond(request: web.Request) -> web.StreamResponse:
+        response = await begin_lines(request)
+        await response.write(b'{"n": 1}\n' + rest)
+        return response
+
+    received: list[Any] = []
+    async with serving(respond) as url, imported(lines(schema), base_url=url) as registry:
+        with pytest.raises(CallError) as caught:
+            async for envelope in registry.subscribe("api.call", {}):
+                received += [envelope.data]
+
+    assert received == [{"n": 1}]
+    assert caught.value.code == ErrorCode.EXECUTION_ERROR
+    assert caught.value.details == {"item": rest.decode()}
+
+
+@pytest.mark.parametrize("end", [b"", b"\n", b"\n3\n"])
+async def test_a_stream_of_lines_may_end_with_a_mark(end: bytes) -> None:
+    async def respond(request: web.Request) -> web.StreamResponse:
+        response = await begin_lines(request)
+        await response.write(b'{"n": 1}\n[DONE]' + end)
+        return response
+
+    async with serving(respond) as url:
+        items = await collected(lines(), url)
+
+    assert [item.data for item in items] == [{"n": 1}]
+
+
+async def test_the_last_line_needs_no_line_end() -> None:
+    async def respond(request: web.Request) -> web.StreamResponse:
+        response = await begin_lines(request)
+        await response.write(b'"one"\ntwo')
+        return response
+
+    async with serving(respond) as url:
+        items = await collected(lines({"type": "string"}), url)
+
+    assert [item.data for item in items] == ["one", "two"]
+
+
+@pytest.mark.parametrize("retries", [0, 2])
+async def test_lines_of_a_lost_connection_do_not_look_like_an_empty_stream(retries: int) -> None:
+    count = 0
+
+    async def respond(request: web.Request) -> web.StreamResponse:
+        nonlocal count
+        count += 1
+        response = await begin_lines(request)
+        await response.write(b'{"n"')
+        assert request.transport is not None
+        request.transport.abort()
+        return response
+
+    async with serving(respond) as url:
+        with pytest.raises(CallError) as caught:
+            await collected(lines(), url, retries=retries)
+
+    assert caught.value.code == ErrorCode.UNAVAILABLE
+    assert count == 1 + retries

@@ -47,6 +47,9 @@ MAX_PAUSE = 30.0
 
 _PAUSE = 0.25
 _REMEMBERED = 1000
+_SHOWN = 1000
+"""The largest number of characters of an incomplete item in an error."""
+
 _RANDOM = SystemRandom()
 
 
@@ -119,25 +122,38 @@ class EventStream:
                 self._is_over = True
                 return
             described, meta = self.describe(response.status, kind), meta_of(response)
-            if media.essence(kind) == media.EVENT_STREAM:
+            is_resumable = media.essence(kind) == media.EVENT_STREAM
+            if is_resumable:
                 items = self._events(chunks, described, meta, was_lost=was_lost)
             else:
-                self._is_over = True
                 read = self._lines if media.is_sequence(kind) else self._single
                 items = read(chunks, described, meta)
             async with aclosing(items):
                 async for item in items:
                     yield item
+            if not is_resumable:
+                self._is_over = True
 
     async def _lines(
         self, chunks: AsyncIterator[bytes], described: ResponseData, meta: HTTPResponseMeta
     ) -> AsyncGenerator[ResponseEnvelope[Any]]:
-        """Yield the items of a response with one JSON value per line."""
+        """Yield the items of a response with one JSON value per line.
+
+        Raises:
+            CallError: `EXECUTION_ERROR` if the last item is cut off.
+        """
         lines = JSONLinesDecoder(max_event_bytes=self.config.max_event_bytes)
         async for chunk in chunks:
             for data, is_raw in map(_line, lines.feed(chunk)):
+                if is_raw and data == DONE:
+                    return
                 yield DescribedEnvelope(data, meta, described.schema, is_raw)
         for data, is_raw in map(_line, lines.finish()):
+            if is_raw and data == DONE:
+                return
+            if is_raw and (data.startswith(("{", "[", '"')) or not described.has_text_items):
+                message = "The stream ended within an item, which is therefore not JSON."
+                raise CallError(ErrorCode.EXECUTION_ERROR, message, {"item": data[:_SHOWN]})
             yield DescribedEnvelope(data, meta, described.schema, is_raw)
 
     async def _single(
