@@ -7,21 +7,25 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import ExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import anyio
 import pytest
 from mcp import Client as MCPClient
-from mcp.client.subscriptions import SubscriptionLost, listen
+from mcp.client.subscriptions import SubscriptionLost
+from mcp.client.subscriptions import listen as listen_for
 from tests.mcp_opening import INITIALIZE, MCP_HEADERS
 
-from operations import OperationRegistry
+from operations import CallError, ErrorCode, OperationRegistry, ResponseEnvelope
+from operations.calls import PendingRequestMap
 from operations.mcp import to_mcp
+from operations.pubsub.websocket import connect_websocket
 from operations.server import APIKeys, create_app
 from operations.server import running as running_module
-from operations.server.running import InsecureBindError, build_server, is_loopback, running
+from operations.server.running import InsecureBindError, build_server, is_loopback, listen, running
 
 
 @pytest.mark.requirement("R22")
@@ -85,7 +89,7 @@ async def test_streams_without_a_call_do_not_delay_a_shutdown(
     async def follow(url: str, is_open: asyncio.Event) -> None:
         async with MCPClient(f"{url}/mcp") as client:
             with suppress(SubscriptionLost):
-                async with listen(client.session, tools_list_changed=True) as changes:
+                async with listen_for(client.session, tools_list_changed=True) as changes:
                     is_open.set()
                     async for _ in changes:
                         pass
@@ -112,6 +116,33 @@ async def test_a_subscription_that_outlives_the_grace_ends_with_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(running_module, "GRACE", 0.2)
+    with anyio.fail_after(20):
+        async with aiohttp.ClientSession() as client:
+            async with running(create_app(_watched())) as url:
+                response = await client.post(f"{url}/test/watch")
+                assert await response.content.readline() == b"data: 1\n"
+            assert b'event: error\ndata: {"code":"UNAVAILABLE"' in await response.content.read()
+
+
+async def test_a_server_with_its_own_loop_shuts_down_as_gracefully(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(running_module, "GRACE", 0.2)
+    app, listener = create_app(_watched()), listen("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    server = build_server(app)
+
+    with anyio.fail_after(20):
+        async with aiohttp.ClientSession() as client:
+            serving = asyncio.create_task(server.serve([listener]))
+            response = await client.post(f"{url}/test/watch")
+            assert await response.content.readline() == b"data: 1\n"
+            server.should_exit = True
+            assert b'event: error\ndata: {"code":"UNAVAILABLE"' in await response.content.read()
+            await serving
+
+
+def _watched() -> OperationRegistry:
     registry = OperationRegistry()
 
     @registry.operation("test.watch")
@@ -119,12 +150,67 @@ async def test_a_subscription_that_outlives_the_grace_ends_with_an_error(
         yield 1
         await asyncio.Event().wait()
 
-    with anyio.fail_after(20):
-        async with aiohttp.ClientSession() as client:
-            async with running(create_app(registry)) as url:
-                response = await client.post(f"{url}/test/watch")
-                assert await response.content.readline() == b"data: 1\n"
-            assert b'event: error\ndata: {"code":"UNAVAILABLE"' in await response.content.read()
+    return registry
+
+
+@asynccontextmanager
+async def _call_over_websocket(
+    began: asyncio.Event, release: asyncio.Event
+) -> AsyncGenerator[tuple[PendingRequestMap, "asyncio.Task[ResponseEnvelope[Any]]"]]:
+    """Call over a WebSocket; at the end of the block, shut the server down while the call runs."""
+    registry = OperationRegistry()
+
+    @registry.operation("test.run")
+    async def run() -> str:
+        began.set()
+        await release.wait()
+        return "finished"
+
+    async with AsyncExitStack() as stack, running(create_app(registry, websocket=True)) as url:
+        link = connect_websocket(f"{url.replace('http', 'ws')}/ws")
+        # An idle connection must not delay the shutdown.
+        await stack.enter_async_context(connect_websocket(f"{url.replace('http', 'ws')}/ws"))
+        calls = PendingRequestMap(await stack.enter_async_context(link))
+        await stack.enter_async_context(calls)
+        call = asyncio.create_task(calls.call("test.run"))
+        await began.wait()
+        yield calls, call
+
+
+@pytest.mark.requirement("R38")
+async def test_a_call_over_a_websocket_may_finish(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running_module, "GRACE", 60)
+    began, release = asyncio.Event(), asyncio.Event()
+
+    async def call_again(calls: PendingRequestMap) -> CallError:
+        try:
+            while True:
+                await calls.call("services.list")
+        except CallError as error:
+            return error
+        finally:
+            release.set()
+
+    with anyio.fail_after(40):
+        async with _call_over_websocket(began, release) as (calls, call):
+            refused = asyncio.create_task(call_again(calls))
+        assert (await call).data == "finished"
+        error = await refused
+
+    assert (error.code, error.retryable, error.begun) == (ErrorCode.UNAVAILABLE, True, False)
+
+
+@pytest.mark.requirement("R38")
+async def test_a_call_over_a_websocket_that_outlives_the_grace_ends_with_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(running_module, "GRACE", 0.2)
+    with anyio.fail_after(20), pytest.raises(CallError, match="the worker stops") as caught:
+        async with _call_over_websocket(asyncio.Event(), asyncio.Event()) as (_, call):
+            pass
+        await call
+
+    assert caught.value.code == ErrorCode.UNAVAILABLE
 
 
 @pytest.mark.requirement("R62")

@@ -86,6 +86,7 @@ class CallServer(JobRunner, Receiver):
         ignored: Events of unknown types.
         duplicates: Requests that had already been received.
         is_serving: Whether it accepts requests.
+        grace: Seconds that running calls have to finish when the worker stops.
         reason_to_stop: The error for calls that end with the worker, instead of `UNAVAILABLE`.
     """
 
@@ -95,7 +96,7 @@ class CallServer(JobRunner, Receiver):
         super().__init__(registry, target, config)
         self.backlog: int | None = config.concurrency + config.queue
         self.malformed = self.ignored = self.duplicates = 0
-        self.is_serving = False
+        self.is_serving, self.grace = False, config.grace
         self.reason_to_stop: CallError | None = None
         self._services = OperationRegistry(service_operations(registry, target))
         self._served: dict[str, Served] = {}
@@ -182,11 +183,10 @@ class CallServer(JobRunner, Receiver):
         The error is retryable except for mutations that have started. Waiting requests are rejected at once.
         """
         was_serving, self.is_serving = self.is_serving, False
-        offers = (self._consuming, self._advertised)
-        self._consuming = self._advertised = None
-        for subscription in filter(None, offers):
+        for subscription in filter(None, (self._consuming, self._advertised)):
             with suppress(TransportError):
                 await subscription.aclose()
+        self._consuming = self._advertised = None
         self._is_leaving = True
         if was_serving and not self.target.direct:
             await self._announce()
@@ -194,7 +194,7 @@ class CallServer(JobRunner, Receiver):
             for job in [job for job in self.jobs.values() if not (job.begun or job.is_acquiring)]:
                 self._give_up(job, "the worker stops")
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._config.grace):
+            async with asyncio.timeout(self.grace):
                 if self.jobs:
                     self._idle.clear()
                     await self._idle.wait()

@@ -323,7 +323,8 @@ class OpenStreams:
 
     def __init__(self) -> None:
         self._ends: dict[object, tuple[Callable[[], None], bool]] = {}
-        self._is_closing = False
+        self.grace: float | None = None
+        """Seconds that running calls have to finish; None unless the server shuts down."""
 
     @contextmanager
     def watching(self, end: Callable[[], None], *, is_idle: bool = False) -> Generator[None]:
@@ -331,11 +332,11 @@ class OpenStreams:
 
         Args:
             end: Ends the stream.
-            is_idle: The stream belongs to no call, so it ends as soon as the shutdown begins.
+            is_idle: End the stream as soon as the shutdown begins: it belongs to no call, or finishes its calls itself.
         """
         token = object()
         self._ends[token] = end, is_idle
-        if is_idle and self._is_closing:
+        if is_idle and self.grace is not None:
             end()
         try:
             yield
@@ -348,14 +349,19 @@ class OpenStreams:
 
     def open(self) -> None:
         """Let new streams stay open, because the server has started."""
-        self._is_closing = False
+        self.grace = None
 
-    def close(self, *, idle_only: bool = False) -> None:
-        """End all streams, or only streams without a call; new streams without a call end at once."""
-        self._is_closing = True
+    def close(self, grace: float = 0) -> None:
+        """End all streams. If calls have a grace period, end only idle streams; new idle streams end at once."""
+        self.grace = grace
         for end, is_idle in tuple(self._ends.values()):
-            if is_idle or not idle_only:
+            if is_idle or not grace:
                 end()
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether a stream that `close` has ended is still open."""
+        return any(is_idle or not self.grace for _, is_idle in self._ends.values())
 
 
 class CredentialMonitor:

@@ -273,10 +273,11 @@ class WebSocketEntry:
         announced = (self._announces, b"%d" % front.limits.body_bytes)
         await socket.accept(headers=[announced])
         identity: Identity | None = scope.get(IDENTITY)
+        adapter = _Socket(socket, front.limits.body_bytes)
 
         async with (
             self._accept(
-                _Socket(socket, front.limits.body_bytes),
+                adapter,
                 identity=identity,
                 max_values=front.limits.values,
             ) as target,
@@ -290,17 +291,26 @@ class WebSocketEntry:
                 grace=0,
             ) as server,
         ):
-            # Close the connection when its credential expires or is revoked.
-            revoked = asyncio.Event()
-            with front.credentials.watching(scope.get(CREDENTIAL), revoked.set):
-                ends = [
-                    asyncio.ensure_future(end) for end in (target.wait_closed(), revoked.wait())
-                ]
+            # Close the connection when its credential expires or is revoked, or the server shuts down.
+            revoked, stopping = asyncio.Event(), asyncio.Event()
+            with (
+                front.credentials.watching(scope.get(CREDENTIAL), revoked.set),
+                front.open_streams.watching(stopping.set, is_idle=True),
+            ):
+                waits = (target.wait_closed(), revoked.wait(), stopping.wait())
+                ends = [asyncio.ensure_future(end) for end in waits]
                 await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
                 for end in ends:
                     end.cancel()
                 if revoked.is_set():
                     server.reason_to_stop = credential_ended()
+                elif stopping.is_set():
+                    adapter.closing_code = _SERVICE_RESTART
+                    server.grace = front.open_streams.grace or 0
+                    await server.aclose()
+
+
+_SERVICE_RESTART = 1012
 
 
 class _Socket:
@@ -312,6 +322,7 @@ class _Socket:
     """
 
     def __init__(self, socket: WebSocket, max_bytes: int) -> None:
+        self.closing_code = 1000
         self._socket = socket
         self._max_bytes = max_bytes
         self._sending = asyncio.Lock()
@@ -341,4 +352,7 @@ class _Socket:
 
     async def close(self) -> None:
         if self._socket.client_state is WebSocketState.CONNECTED:
-            await self._socket.close()
+            try:
+                await self._socket.close(self.closing_code)
+            except (WebSocketDisconnect, RuntimeError) as error:
+                raise EOFError(str(error)) from error

@@ -11,8 +11,8 @@ import asyncio
 import ipaddress
 import logging
 import socket
-from collections.abc import AsyncGenerator, Generator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from typing import Any, cast
 
 import uvicorn
@@ -47,6 +47,9 @@ _accept_failures = LogThrottle()
 
 GRACE = 10
 """Seconds that running calls have to finish when the server stops."""
+
+_LAST_EVENTS = 1
+"""Seconds that the remaining streams have to send their last event after the grace period."""
 
 _POLL = 0.05
 _BACKLOG = 2048
@@ -121,41 +124,45 @@ class InsecureBindError(ValueError):
     """Raised for a server that would listen on a network without authentication."""
 
 
-class _Server(uvicorn.Server):
-    """A uvicorn server that runs on an existing event loop and leaves signals to the application.
+class _GracefulServer(uvicorn.Server):
+    """A uvicorn server that finishes running calls when it shuts down.
 
-    During shutdown, running calls finish, `/readyz` returns 503, and the server still accepts requests, because a load
-    balancer may not have noticed yet.
+    Meanwhile `/readyz` returns 503, and the server still accepts HTTP requests, because a load balancer may not have
+    noticed yet.
     """
 
     def __init__(self, config: uvicorn.Config, app: Starlette) -> None:
         super().__init__(config)
-        self.is_ready = asyncio.Event()
         # Other ASGI applications have neither.
         self._readiness: Readiness | None = getattr(app.state, "readiness", None)
         pipeline: RequestPipeline | None = getattr(app.state, "pipeline", None)
         self._streams = OpenStreams() if pipeline is None else pipeline.front.open_streams
 
-    @contextmanager
-    def capture_signals(self) -> Generator[None]:
-        yield
-
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._streams.open()
         await super().startup(sockets)
-        self.is_ready.set()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self._readiness is not None:
             self._readiness.is_up = False
-        self._streams.close(idle_only=True)
+        self._streams.close(GRACE)
         loop = asyncio.get_running_loop()
         ends, running = loop.time() + GRACE, self._exchanges()
-        while loop.time() < ends and not running.isdisjoint(self._exchanges()):  # noqa: ASYNC110
-            await asyncio.sleep(_POLL)
+        await self._wait_while(
+            lambda: self._streams.is_ending or not running.isdisjoint(self._exchanges()), GRACE
+        )
         self._streams.close()
+        # Let the streams send their last events: uvicorn closes WebSockets at once.
+        await self._wait_while(lambda: self._streams.is_ending, _LAST_EVENTS)
         self.config.timeout_graceful_shutdown = max(1, round(ends - loop.time()))
         await super().shutdown(sockets)
+
+    async def _wait_while(self, is_busy: Callable[[], bool], seconds: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                # A second signal ends the server at once.
+                while is_busy() and not self.force_exit:  # noqa: ASYNC110
+                    await asyncio.sleep(_POLL)
 
     def _exchanges(self) -> set[HTTPExchange]:
         """Return the requests that are being served."""
@@ -164,16 +171,32 @@ class _Server(uvicorn.Server):
         return {each for each in exchanges if each is not None}
 
 
+class _EmbeddedServer(_GracefulServer):
+    """A server that runs on an existing event loop and leaves signals to the application."""
+
+    def __init__(self, config: uvicorn.Config, app: Starlette) -> None:
+        super().__init__(config, app)
+        self.is_ready = asyncio.Event()
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.is_ready.set()
+
+
 @options_of(ListenConfig)
 def build_server(config: ListenConfig, app: Starlette) -> uvicorn.Server:
-    """Return a uvicorn server for an application. Its `run` also handles SIGINT and SIGTERM.
+    """Return a uvicorn server for an application. Its `run` also handles SIGINT and SIGTERM: running calls finish.
 
     The options are the fields of `ListenConfig`.
 
     Raises:
         InsecureBindError: If other machines can reach the address, there is no authentication, and `public` is not set.
     """
-    return uvicorn.Server(_config(app, config))
+    return _GracefulServer(_config(app, config), app)
 
 
 def _config(app: Starlette, config: ListenConfig) -> uvicorn.Config:
@@ -251,7 +274,7 @@ async def running_on(
 ) -> AsyncGenerator[str]:
     """As `running`, also on an existing listening socket, which several processes may share."""
     # Build the server first, so that errors are raised before the port is bound.
-    server = _Server(_config(app, config), app)
+    server = _EmbeddedServer(_config(app, config), app)
     host = config.host
     with listener or listen(host, config.port) as listening:
         task = asyncio.create_task(server.serve([listening]))
