@@ -3,7 +3,8 @@
 import asyncio
 import time
 from collections import Counter
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from tests.calls.waiting import caller, started, until
 from tests.calls.worlds import BrokerWorld, nats_world, redis_world
 from tests.servers import Broker, NatsServer, running
 
-from operations.calls import PendingRequestMap
+from operations.calls import CallServer, PendingRequestMap
 from operations.errors import CallError, ErrorCode
 from operations.registry import OperationRegistry
 
@@ -86,6 +87,54 @@ async def test_a_worker_takes_one_request_at_a_time_while_its_handlers_block(
                 await asyncio.gather(*(calls.call(name) for _ in range(12)))
 
     assert taken == [1] * 24
+
+
+@pytest.mark.requirement("R39", "F33")
+async def test_a_nats_caller_sends_each_request_to_a_worker_with_the_fewest_of_its_requests(
+    nats_server: Broker, registry: OperationRegistry
+) -> None:
+    world = nats_world(nats_server.url)
+    async with AsyncExitStack() as stack:
+        servers: list[CallServer] = []
+        for _ in range(4):
+            servers += await stack.enter_async_context(world.serve(registry))
+        calls = await stack.enter_async_context(caller(world))
+
+        async def occupy(number: int) -> None:
+            sleep = partial(calls.call, "slow.sleep", {"seconds": 60})
+            tasks.extend(asyncio.create_task(sleep()) for _ in range(number))
+            await until(lambda: sum(server.active for server in servers) == number)
+
+        async def until_idle() -> None:
+            await asyncio.gather(*tasks, return_exceptions=True)
+            tasks.clear()
+            await until(lambda: not any(server.active for server in servers))
+
+        tasks: list[asyncio.Task[Any]] = []
+        # By then the caller knows all workers.
+        while any(server.stats().finished == 0 for server in servers):
+            await calls.call("math.add", {"a": 1, "b": 1})
+
+        await occupy(8)
+        assert [server.active for server in servers] == [2, 2, 2, 2]
+        for task in tasks:
+            task.cancel()
+        await until_idle()
+
+        await occupy(8)
+        assert [server.active for server in servers] == [2, 2, 2, 2]
+        for request_id in tuple(calls.pending):
+            calls.abort(request_id)
+        await until_idle()
+
+        await occupy(1)
+        busy = next(server for server in servers if server.active)
+        before = busy.stats().finished
+        for _ in range(30):
+            await calls.call("math.add", {"a": 1, "b": 1})
+        assert busy.stats().finished == before
+        tasks[0].cancel()
+        await until_idle()
 
 
 async def test_calls_wait_at_the_broker_while_a_worker_is_full(

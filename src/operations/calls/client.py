@@ -363,7 +363,7 @@ class PendingRequestMap(CallSender):
 
     def _forget(self, call: PendingCall, error: BaseException) -> None:
         """Remove a call that failed; if its caller was cancelled, ask the worker to stop."""
-        self.pending.pop(call.payload.request_id, None)
+        self._remove(call.payload.request_id)
         future = call.future
         # If the deadline passed while the request was being sent, the exception of the future was not retrieved.
         if future is not None and not future.cancel() and not future.cancelled():
@@ -435,7 +435,7 @@ class PendingRequestMap(CallSender):
         if isinstance(event, CallResponded) and event.payload.reply_to is not None:
             call.worker = event.payload.reply_to
         if call.stream.push(event, size, call.worker):
-            self.pending.pop(request_id, None)
+            self._remove(request_id)
             if call.stream.must_stop:
                 self._ask_to_stop(call)
 
@@ -483,7 +483,7 @@ class PendingRequestMap(CallSender):
             reason = f"the reply is not an envelope: {error}"
             self._end(payload.request_id, CallError(ErrorCode.UNKNOWN_ERROR, reason))
             return
-        del self.pending[payload.request_id]
+        self._remove(payload.request_id)
         if not future.done():
             future.set_result(envelope)
         if call.sender is not None:
@@ -558,13 +558,13 @@ class PendingRequestMap(CallSender):
 
     def _end(self, request_id: str, error: CallError) -> None:
         """End a pending call with `error`; does nothing if it has ended."""
-        call = self.pending.pop(request_id, None)
+        call = self._remove(request_id)
         if call is not None:
             call.fail(error)
 
     def _drop(self, request_id: str) -> None:
         """Remove a subscription whose reader has stopped, and ask its worker to stop."""
-        call = self.pending.pop(request_id, None)
+        call = self._remove(request_id)
         if call is not None and not self._closed:
             self._ask_to_stop(call)
 

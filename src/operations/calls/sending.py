@@ -218,6 +218,10 @@ class CallSender(ABC):
             if target.names_consumer:
                 # Only this worker can have the request.
                 call.worker = receipt or call.to or None
+                self._release(call)
+                call.consumer = receipt or ""
+                if request.request_id not in self.pending:
+                    self._release(call)
             else:
                 call.receipt = receipt or ""
         except asyncio.CancelledError:
@@ -269,6 +273,19 @@ class CallSender(ABC):
             raise CallError(ErrorCode.UNAVAILABLE, str(error), begun=False) from error
         logger.debug("%s may not have been sent: %s", key, error)
         return None
+
+    def _remove(self, request_id: str) -> PendingCall | None:
+        """Remove a call that has ended; return None if it was already removed."""
+        call = self.pending.pop(request_id, None)
+        if call is not None and call.consumer:
+            self._release(call)
+        return call
+
+    def _release(self, call: PendingCall) -> None:
+        """Tell the target that its consumer has one request less."""
+        if call.consumer:
+            self.target.release(self.group, call.consumer)
+            call.consumer = ""
 
     def _ask_to_stop(self, call: PendingCall) -> None:
         """Ask the worker that has the call, or all workers, to stop it. Runs in the background."""

@@ -310,6 +310,9 @@ class PendingCall(msgspec.Struct, eq=False):
     receipt: str = ""
     """Identifies the request at a broker that stores it until a worker starts it."""
 
+    consumer: str = ""
+    """The address to which the target sent the request, if it names consumers and the call still needs it."""
+
     sent_at: float = 0.0
 
     seen_at: float = 0.0

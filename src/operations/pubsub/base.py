@@ -303,6 +303,10 @@ class EventTarget(Protocol):
         """
         ...
 
+    def release(self, queue: str, consumer: str) -> None:
+        """Note that a message that `enqueue` sent to `consumer` needs it no longer, if the target `names_consumer`."""
+        return
+
     async def is_present(self, address: str) -> bool:
         """Return whether a process listens at `address`, even if it is busy.
 

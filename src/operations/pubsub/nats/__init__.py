@@ -95,10 +95,11 @@ _random = SystemRandom()
 
 
 class _Consumers:
-    """The known consumers of a plain queue, among which a caller distributes its requests evenly.
+    """The known consumers of a plain queue; each request goes to one with the fewest open requests of this caller.
 
     The server would select a random consumer for every request: with 64 requests for 8 workers, some worker gets about
-    14. The caller would also not know which consumer to ask about a request that may be lost.
+    14, and a worker that hangs gets as many as the others. The caller would also not know which consumer to ask about a
+    request that may be lost.
 
     Attributes:
         subject: The subject for which the server selects a consumer.
@@ -109,7 +110,7 @@ class _Consumers:
         self.subject = subject
         self.inbox = ""
         self._seen_at: dict[str, float] = {}
-        self._round: list[str] = []
+        self._open: dict[str, int] = {}
         self._asked_at = float("-inf")
         self._loop = asyncio.get_running_loop()
 
@@ -121,7 +122,7 @@ class _Consumers:
         # Consumers that did not respond to the last query are blocked or disconnected.
         for name, seen_at in tuple(self._seen_at.items()):
             if seen_at < self._asked_at:
-                del self._seen_at[name]
+                self.remove(name)
         self._asked_at = now
         return True
 
@@ -129,29 +130,32 @@ class _Consumers:
         """Add a consumer that responded."""
         if len(self._seen_at) < _MAX_CONSUMERS:
             self._seen_at[name] = self._loop.time()
+            self._open.setdefault(name, 0)
 
     def forget(self) -> None:
         """Query again before the next request, because the connection is new."""
         self._seen_at.clear()
+        self._open.clear()
         self._asked_at = float("-inf")
 
     def remove(self, name: str) -> None:
         """Remove a disconnected consumer."""
         self._seen_at.pop(name, None)
+        self._open.pop(name, None)
 
     def next(self) -> str:
         """Return the consumer for the next request; empty if the server should select one."""
-        while self._round:
-            name = self._round.pop()
-            if name in self._seen_at:
-                return name
-        if not self._seen_at:
+        if not self._open:
             return ""
-        self._round = list(self._seen_at)
-        if len(self._round) > 1:
-            # Shuffled each time, so that regular patterns of requests do not always reach the same consumer.
-            _random.shuffle(self._round)
-        return self._round.pop()
+        fewest = min(self._open.values())
+        name = _random.choice([name for name, count in self._open.items() if count == fewest])
+        self._open[name] += 1
+        return name
+
+    def release(self, name: str) -> None:
+        """Subtract a request that has ended."""
+        if self._open.get(name):
+            self._open[name] -= 1
 
 
 class NatsTarget(EventTarget):
@@ -460,8 +464,16 @@ class NatsTarget(EventTarget):
         subject, consumer = consumers.subject, consumers.next()
         if consumer:
             subject, key = f"{self._prefix}.to.{consumer}.{self._client}", f"{key}={consumer}"
-        await self._nats.publish_now(subject, body, f"{reply_to}.{key}" if reply_to else "")
+        try:
+            await self._nats.publish_now(subject, body, f"{reply_to}.{key}" if reply_to else "")
+        except BaseException:
+            consumers.release(consumer)
+            raise
         return f"{self._control_space}{consumer}" if consumer else ""
+
+    def release(self, queue: str, consumer: str) -> None:
+        """Subtract a request that has ended from the open requests of its consumer."""
+        self._consumers[queue].release(consumer[len(self._control_space) :])
 
     async def _query_consumers(self, queue: str, consumers: _Consumers) -> None:
         """Query the consumers of a queue; their names arrive later."""
