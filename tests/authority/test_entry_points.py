@@ -5,8 +5,9 @@ Each entry point runs the whole table against one hub of its own.
 
 import json
 import re
-from collections.abc import AsyncGenerator, Callable, Coroutine
-from contextlib import AsyncExitStack, asynccontextmanager
+import resource
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -666,12 +667,60 @@ async def test_a_store_at_a_broker_is_opened_from_its_config(
                 await changed.wait()
             assert await other.store.get("a.x") == b"1"
         async with open_hub(file) as hub:
-            assert readiness(hub) is True
+            assert await readiness(hub) is True
             broker.kill()
             with anyio.fail_after(20):
-                while readiness(hub) is True:
+                while await readiness(hub) is True:
                     await anyio.sleep(0.02)
-            assert object_of(readiness(hub))["disconnected"] == ["authority"]
+            assert object_of(await readiness(hub))["disconnected"] == ["authority"]
+
+
+@contextmanager
+def full_disk() -> Generator[None]:
+    """Let every write to a file fail."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.requirement("R62")
+async def test_a_full_disk_is_reported_while_it_lasts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "operations.toml").write_text(FILE.format(hash=hash_key("alice")))
+    (tmp_path / "work.py").write_text(MODULE)
+    monkeypatch.setenv("GRANTS_KEY", "k" * 32)
+    ok = (200, {"status": "ok"})
+    with anyio.fail_after(60):
+        async with (
+            open_hub(tmp_path / "operations.toml") as hub,
+            running(hub.app) as url,
+            aiohttp.ClientSession(url, headers={"x-api-key": "alice"}) as http,
+        ):
+
+            async def ready() -> tuple[int, Any]:
+                async with http.get("/readyz") as response:
+                    return response.status, await response.json()
+
+            async def add() -> int:
+                async with http.post("/task/add", json={"n": 1}) as response:
+                    return response.status
+
+            assert await ready() == ok
+            with full_disk():
+                while await ready() == ok:
+                    await anyio.sleep(0.1)
+                degraded = {"status": "degraded", "disconnected": ["authority"]}
+                assert await ready() == (200, degraded)
+                assert await add() == 503
+                degraded["disconnected"] = ["authority", "ledger"]
+                assert await ready() == (200, degraded)
+            assert await add() == 200
+            while await ready() != ok:
+                await anyio.sleep(0.1)
 
 
 @pytest.mark.parametrize(

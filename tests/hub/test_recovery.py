@@ -221,9 +221,9 @@ async def test_a_slow_source_delays_only_its_own_calls(tmp_path: Path) -> None:
     with anyio.fail_after(150):
         async with tools(port, delay=1), open_hub(path, wait=0) as hub:
             await until(lambda: "hello.greet" in hub.registry)
-            assert readiness(hub) == {"status": "degraded", "disconnected": ["tools"]}
+            assert await readiness(hub) == {"status": "degraded", "disconnected": ["tools"]}
             await until(lambda: states(hub)["tools"] == "connected")
-            assert readiness(hub) is True
+            assert await readiness(hub) is True
             slow = asyncio.create_task(double(hub, 21))
             for _ in range(10):
                 assert (await hub.registry.execute("hello.greet", {}, OPERATOR)).data == "hi"

@@ -108,6 +108,12 @@ class Ledger:
             self.close()
             raise LedgerError(f"cannot use the ledger {self._path}: {error}") from error
 
+    @property
+    def is_writable(self) -> bool:
+        """Whether the last line was written."""
+        with self._writing:
+            return self._unwritten == 0
+
     def begin(
         self, operation_id: str, value: Any, context: OperationContext, approval: str | None
     ) -> None:

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager, closing, suppress
 from functools import partial
 from math import inf
 from pathlib import Path
+from time import monotonic, time
 from typing import Any, Protocol, TypeVar
 
 from operations._resilience import LogThrottle
@@ -21,6 +22,14 @@ from operations.pubsub.base import EventTarget
 logger = logging.getLogger("operations")
 
 T = TypeVar("T")
+
+_CHECK_KEY = "store.checked"
+
+_CHECK_SECONDS = 1.0
+"""Seconds between two writes of `Store.check`."""
+
+_CHECK_TIMEOUT = 5.0
+"""Seconds after which a store that does not respond counts as not writable."""
 
 _LOCKS = 16
 """The number of values that callers in this process can change concurrently."""
@@ -146,6 +155,9 @@ class Store:
         self.is_connected: Callable[[], bool] = lambda: True
         self._locks = [asyncio.Lock() for _ in range(_LOCKS)]
         self._failures = LogThrottle()
+        self._checking = asyncio.Lock()
+        self._checked_at = -inf
+        self._is_writable = True
 
     def wake(self, *_: Any, **__: Any) -> None:
         """Wake the tasks of this process that wait for a change."""
@@ -164,6 +176,26 @@ class Store:
             # The change is stored: other processes find it when they poll.
             with suppress(StoreError):
                 await self._checked(self._publish())
+
+    async def check(self) -> bool:
+        """Return whether values can be written. Finds out with a write, at most once a second."""
+        if not self.is_connected():
+            return False
+        async with self._checking:
+            if monotonic() >= self._checked_at + _CHECK_SECONDS:
+                self._is_writable = await self._write_check()
+                self._checked_at = monotonic()
+            return self._is_writable
+
+    async def _write_check(self) -> bool:
+        try:
+            async with asyncio.timeout(_CHECK_TIMEOUT):
+                # If another process changes the value in between, the store works as well.
+                held = await self.get(_CHECK_KEY)
+                await self.swap(_CHECK_KEY, held, str(time()).encode())
+        except (StoreError, TimeoutError):
+            return False
+        return True
 
     async def get(self, key: str) -> bytes | None:
         """Return a value; None if there is none."""

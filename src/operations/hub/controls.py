@@ -146,14 +146,16 @@ def control_operations(hub: Hub, *, is_up: Callable[[], bool]) -> list[Any]:
     return [sources, watch, retry, enable, disable, read_again]
 
 
-def readiness(hub: Hub) -> bool | JSONObject:
+async def readiness(hub: Hub) -> bool | JSONObject:
     """Return whether a hub has operations to serve, and the names of the sources that are not connected.
 
-    `authority` stands for the store of grants and approvals at a broker.
+    `authority` stands for the store of grants and approvals, and `ledger` for the ledger, if they cannot be written.
     """
-    absent = [source.name for source in hub.absent()]
-    if not hub.registry.authority.store.is_connected():
+    absent, authority = [source.name for source in hub.absent()], hub.registry.authority
+    if not await authority.store.check():
         absent.append("authority")
+    if authority.ledger is not None and not authority.ledger.is_writable:
+        absent.append("ledger")
     if not absent:
         return True
     # These operations are always registered.

@@ -143,8 +143,8 @@ def build_worker_app(hub: Hub, worker: CallServer, monitor: GroupMonitor, host: 
         ConfigError: If a key cannot be read.
     """
 
-    def ready() -> bool | JSONObject:
-        return worker.is_serving and worker.target.is_connected and readiness(hub)
+    async def ready() -> bool | JSONObject:
+        return worker.is_serving and worker.target.is_connected and await readiness(hub)
 
     async def group() -> bytes:
         try:
