@@ -605,6 +605,42 @@ def test_a_call_that_is_closed_raises_no_error() -> None:
     call.close()
 
 
+@pytest.mark.parametrize("way", ["plain", "middleware", "observer", "nested"])
+async def test_a_call_that_is_closed_within_a_task_raises_no_error(way: str) -> None:
+    events, closed = list[CallEvent](), list[str]()
+
+    async def handler(_input: Any, context: OperationContext) -> None:
+        try:
+            await asyncio.sleep(0)
+        finally:
+            closed.append(context.request_id)
+
+    async def outer(_input: Any, context: OperationContext) -> None:
+        await context.env.test.run({})
+
+    registry = single(handler)
+    if way == "middleware":
+
+        @registry.use
+        async def passing(call: Call, call_next: Next) -> ResponseEnvelope[Any]:
+            return await call_next(call)
+
+    elif way == "observer":
+        registry.observe(events.append)
+    elif way == "nested":
+        spec = OperationSpec(name="outer", namespace="test", type=OperationType.QUERY)
+        registry.register(Operation(spec, outer))
+    call = registry.execute("test.outer" if way == "nested" else "test.run", {})
+    call.send(None)
+
+    call.close()
+
+    assert len(closed) == 1
+    assert [event.code for event in events[1:] if isinstance(event, CallFinished)] == (
+        [ErrorCode.ABORTED] if way == "observer" else []
+    )
+
+
 async def test_a_call_error_is_raised_unchanged() -> None:
     original = CallError("TASK_CLOSED", "closed", {"id": 1})
 

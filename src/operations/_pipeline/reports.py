@@ -144,7 +144,7 @@ def fail(plan: CallPlan, context: OperationContext, error: BaseException) -> NoR
     """
     if isinstance(error, (KeyboardInterrupt, SystemExit)):
         raise error
-    if isinstance(error, GeneratorExit) and _is_closed():
+    if isinstance(error, GeneratorExit) and _is_closed(error):
         raise error
     cancellation = _cancellation(error)
     if cancellation is not None:
@@ -171,12 +171,9 @@ def fail(plan: CallPlan, context: OperationContext, error: BaseException) -> NoR
     raise map_error(error, plan.spec.error_schemas) from error
 
 
-def _is_closed() -> bool:
-    """Return whether this code runs outside a task: a coroutine is closed that can no longer be awaited."""
-    try:
-        return asyncio.current_task() is None
-    except RuntimeError:
-        return True
+def _is_closed(error: GeneratorExit) -> bool:
+    """Return whether the call was closed: this raises the exception where the call waits, not in the handler."""
+    return error.__traceback__ is None or error.__traceback__.tb_next is None
 
 
 def _outer_error(plan: CallPlan, context: OperationContext, error: CallError) -> CallError | None:
