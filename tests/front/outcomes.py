@@ -16,6 +16,7 @@ ACCESS: list[tuple[str, str | None, str]] = [
     ("test.nothing", "ann", "OPERATION_NOT_FOUND"),
     ("test.broken", "ann", "EXECUTION_ERROR"),
     ("test.cancelled", "ann", "ABORTED"),
+    ("test.cancelled_later", "ann", "ABORTED"),
     ("test.exit", "ann", "EXECUTION_ERROR"),
 ]
 """Operation, caller, outcome. `run` is an advertised scope, which `ann` has; `bob` has another one."""

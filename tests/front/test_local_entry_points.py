@@ -69,6 +69,14 @@ async def cancelled() -> None:
     assert task is not None
     task.cancel()
     await asyncio.sleep(0)
+
+
+@operation("test.cancelled_later")
+async def cancelled_later() -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().call_soon(task.cancel)
+    await asyncio.Event().wait()
 """
 
 CONFIG = """

@@ -89,6 +89,7 @@ async def hub(limits: Limits, **options: Any) -> AsyncGenerator[Hub]:
         raise RuntimeError("CANARY")
 
     registry.operation("test.cancelled")(cancelled)
+    registry.operation("test.cancelled_later")(cancelled_later)
     registry.operation("test.exit")(leave)
 
     lean, sdk = to_mcp(registry).asgi_app(), to_mcp(registry).asgi_app(lean=False)
@@ -121,6 +122,14 @@ async def cancelled() -> None:
     assert task is not None
     task.cancel()
     await asyncio.sleep(0)
+
+
+async def cancelled_later() -> None:
+    """Let a callback of the event loop cancel the task that runs the handler."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().call_soon(task.cancel)
+    await asyncio.Event().wait()
 
 
 async def leave() -> None:
@@ -502,6 +511,7 @@ async def worker(target: MemoryTarget | None = None, **options: Any) -> AsyncGen
         raise RuntimeError("CANARY")
 
     registry.operation("test.cancelled")(cancelled)
+    registry.operation("test.cancelled_later")(cancelled_later)
     registry.operation("test.exit")(leave)
 
     target = target or MemoryTarget(trusted=False)

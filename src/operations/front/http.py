@@ -10,10 +10,12 @@ Rule 3: a slot is released when the response has been sent. Unread response byte
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
+from contextvars import ContextVar
 from functools import partial
 from time import time
 from typing import Any, Final, TypeAlias
 
+from operations._resilience import TimeLimit
 from operations._text import in_seconds
 from operations.access import Identity
 from operations.context import ENTRY, NOTHING, CallerChannel, OperationContext
@@ -74,14 +76,19 @@ OPEN: Final = "operations.open"
 _AUTH_ERROR: Final = "operations.auth_error"
 
 
+_working: ContextVar[int] = ContextVar("operations_working", default=0)
+"""The id of the task of a request, in its work and in the tasks and callbacks that the work started."""
+
+
 class RequestTask(asyncio.Task[None]):
-    """The task in which the server of this package runs a request. It records whether its own code cancelled it."""
+    """The task in which the server of this package runs a request. It records whether its own work cancelled it."""
 
     cancelled_itself = False
 
     def cancel(self, msg: Any = None) -> bool:
         """Cancel the task."""
-        self.cancelled_itself = asyncio.current_task(self.get_loop()) is self
+        is_current = asyncio.current_task(self.get_loop()) is self
+        self.cancelled_itself = is_current or _working.get() == id(self)
         return super().cancel(msg)
 
 
@@ -314,7 +321,12 @@ class RequestState:
             had = in_seconds(self.seconds or 0)
             message = f"{self._called} was not started: its {had} had run out"
             raise timeout_error(message, deadline)
-        self.timeout.start(seconds, self.receive)
+        self.watch_work(seconds)
+
+    def watch_work(self, seconds: float | None, limit: TimeLimit | None = None) -> None:
+        """Cancel the work after a time, which `limit` may extend, or when the client disconnects."""
+        _working.set(id(asyncio.current_task()))
+        self.timeout.start(seconds, self.receive, limit)
 
     async def send_part(self, part: bytes) -> None:
         """Send a part of a stream. A large part counts against the caller until the client has read it.
@@ -357,8 +369,8 @@ class RequestState:
     def cancelled_elsewhere(self, operation_id: str) -> CallError | None:
         """Return the error of a call that neither its time limit nor its client cancelled; None if one of them did.
 
-        That is, the handler cancelled its own task. Other servers, and middleware around this application, may cancel
-        the task of a request themselves, and must see that it ended.
+        That is, the handler cancelled its own task, at once or later. Other servers, and middleware around this
+        application, may cancel the task of a request themselves, and must see that it ended.
         """
         is_ended = self.timeout.timed_out or self.timeout.disconnected or self.is_withdrawn
         task = asyncio.current_task()

@@ -146,7 +146,7 @@ class LimitedCall:
 
     def start(self) -> None:
         """Start the time limit; the call also ends when its client disconnects."""
-        self.state.timeout.start(self._seconds, self.state.receive, self.limit)
+        self.state.watch_work(self._seconds, self.limit)
 
     async def run(self, work: Awaitable[JSONObject]) -> JSONObject:
         """Return the result of the work; an error result if the time limit or other code cancelled it."""
