@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
 
+import aiohttp
 import anyio
 import msgspec
 import pytest
@@ -22,6 +23,8 @@ from operations.pubsub.memory import MemoryTarget
 from operations.pubsub.websocket import connect_websocket, serve_websocket
 from operations.registry import OperationRegistry
 from operations.schema import from_schema
+from operations.server import create_app
+from operations.server.running import running
 from operations.specs import Operation, OperationSpec, OperationType
 
 
@@ -44,6 +47,37 @@ async def test_imported_operations_are_called_like_local_ones(
     assert domain.value.code == "NO_FUNDS"
     assert here.get_spec("math.add") == registry.get_spec("math.add")
     assert "secret.read" not in here
+
+
+@pytest.mark.requirement("R17")
+async def test_a_hub_hides_the_text_of_an_exception_that_a_trusted_worker_shows_it() -> None:
+    there, here, target = OperationRegistry(), OperationRegistry(), MemoryTarget()
+
+    @there.operation("test.break")
+    async def fail() -> None:
+        raise ValueError("hunter2")
+
+    @there.operation("test.watch")
+    async def watch() -> AsyncIterator[int]:
+        yield 1
+        raise ValueError("hunter2")
+
+    async with serve_calls(there, target), from_calls(target) as service:
+        here.register_all(service)
+        with pytest.raises(CallError, match="hunter2"):
+            await here.execute("test.break")
+        async with (
+            running(create_app(here)) as url,
+            aiohttp.ClientSession() as client,
+            client.post(f"{url}/test/break") as response,
+            client.post(f"{url}/test/watch") as stream,
+        ):
+            body, events = await response.json(), await stream.text()
+
+    assert body["code"] == ErrorCode.EXECUTION_ERROR
+    assert body["message"] == f"The operation failed (request {body['requestId']})"
+    assert "event: error" in events
+    assert "hunter2" not in events
 
 
 @pytest.mark.requirement("R52")

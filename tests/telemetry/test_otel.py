@@ -1,19 +1,23 @@
 import asyncio
 from collections.abc import AsyncIterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Event, Thread
 from typing import Any
 
 import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.metrics.export import HistogramDataPoint, InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from tests.server.asgi import Client
 
 from operations import CallError, Identity, OperationContext, OperationRegistry
+from operations._pipeline.plan import BUCKETS
 from operations.server import create_app
 from operations.telemetry.otel import instrument
+from operations.telemetry.otlp import exporting
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = f"00-{TRACE}-b7ad6b7169203331-01"
@@ -122,9 +126,43 @@ async def test_durations_are_measured_and_watching_can_stop(registry: OperationR
 
     data = telemetry.reader.get_metrics_data()
     assert data is not None
-    names = {m.name for r in data.resource_metrics for s in r.scope_metrics for m in s.metrics}
-    assert names == {"operations.call.duration", "operations.call.running"}
+    found = {m.name: m for r in data.resource_metrics for s in r.scope_metrics for m in s.metrics}
+    assert set(found) == {"operations.call.duration", "operations.call.running"}
+    (point,) = found["operations.call.duration"].data.data_points
+    assert isinstance(point, HistogramDataPoint)
+    # The default buckets of OpenTelemetry are those of milliseconds: every call is in the first one.
+    assert list(point.explicit_bounds) == list(BUCKETS)
 
     telemetry.stop()
     await registry.execute("test.inner")
     assert len(telemetry.exporter.get_finished_spans()) == 1
+
+
+async def test_a_collector_that_does_not_respond_delays_the_exit_only_once(
+    registry: OperationRegistry,
+) -> None:
+    build(registry)
+    has_metrics, was_at_once = Event(), list[bool]()
+
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            if self.path == "/v1/metrics":
+                has_metrics.set()
+            else:
+                # In turn, the metrics would come only after this response.
+                was_at_once.append(has_metrics.wait(20))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Collector) as server:
+        Thread(target=server.serve_forever).start()
+        try:
+            with exporting(registry, endpoint=f"http://127.0.0.1:{server.server_port}", timeout=60):
+                await registry.execute("test.inner")
+        finally:
+            server.shutdown()
+
+    assert was_at_once == [True]

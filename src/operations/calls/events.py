@@ -154,6 +154,7 @@ class ErrorPayload(_Payload, frozen=True, kw_only=True):
     message: str = msgspec.field(default_factory=str)
     details: Any = None
     retryable: bool = False
+    unexpected: bool = False
 
     sequence: int | None = None
     """The number of items of a subscription before the error."""
@@ -169,13 +170,15 @@ class ErrorPayload(_Payload, frozen=True, kw_only=True):
 
     def to_error(self) -> CallError:
         """Return the exception for this error."""
-        return CallError(
+        error = CallError(
             self.code,
             self.message,
             self.details,
             retryable=self.retryable,
             begun=False if self.begun is False else None,
         )
+        error.unexpected = self.unexpected
+        return error
 
 
 class CreditPayload(_Payload, frozen=True, kw_only=True):
@@ -424,11 +427,8 @@ def _over_limit(body: bytes, max_values: int) -> CallEvent | UnknownEvent | Malf
         return None
     event = _salvage(body, f"it {reason}")
     if isinstance(event, MalformedEvent) and event.type == "call.responded" and event.request_id:
-        payload = ErrorPayload(
-            request_id=event.request_id,
-            code=ErrorCode.RESOURCE_EXHAUSTED,
-            message=f"the result {reason}",
-        )
+        code, message = ErrorCode.RESOURCE_EXHAUSTED, f"the result {reason}"
+        payload = ErrorPayload(request_id=event.request_id, code=code, message=message)
         return CallFailed(payload=payload)
     if isinstance(event, MalformedEvent) and limit != "depth":
         return msgspec.structs.replace(event, code=ErrorCode.RESOURCE_EXHAUSTED)
@@ -543,6 +543,7 @@ def encode_error(
     """Return the `call.error` that ends a call, without details that are not JSON."""
     payload = ErrorPayload(
         request_id=request_id,
+        unexpected=error.unexpected,
         sequence=sequence,
         begun=begun,
         worker=worker,

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, aclosing, contextmanager
 from dataclasses import replace
 from typing import Any, cast
 
-from operations._pipeline.plan import Call, Next, NextStream
+from operations._pipeline.plan import BUCKETS, Call, Next, NextStream
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, MissingExtraError
 from operations.observe import CallEvent, CallFinished, CallStarted, CallYielded
@@ -67,16 +67,18 @@ class Spans:
         self._registry = registry
         self._tracer = tracer
         self._open: dict[str, Span] = {}
+        # The default buckets are for milliseconds.
+        seconds: Any = {"unit": "s", "explicit_bucket_boundaries_advisory": BUCKETS}
         self._duration = meter.create_histogram(
-            "operations.call.duration", unit="s", description="How long calls took."
+            "operations.call.duration", description="How long calls took.", **seconds
         )
         self._running = meter.create_up_down_counter(
             "operations.call.running", description="Running calls."
         )
         self._queued = meter.create_histogram(
             "operations.queue.duration",
-            unit="s",
             description="How long calls waited for a worker before they began.",
+            **seconds,
         )
 
     def __call__(self, event: CallEvent, /) -> None:

@@ -8,6 +8,7 @@ This needs the `otlp` extra; `operations.telemetry.otel` needs only the API of O
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from threading import Thread
 
 from operations.errors import MissingExtraError
 from operations.registry import OperationRegistry
@@ -53,5 +54,8 @@ def exporting(config: TelemetryConfig, registry: OperationRegistry) -> Generator
         yield
     finally:
         stop()
-        tracers.shutdown()
+        # Both at once, so that a collector that does not respond delays the exit only once.
+        flushing = Thread(target=tracers.shutdown)
+        flushing.start()
         meters.shutdown(timeout_millis=config.timeout * 1000)
+        flushing.join()
