@@ -221,8 +221,9 @@ def handle(message: dict[str, Any]) -> None:
         version = params["protocolVersion"]
         if sys.argv[1] == "version":
             version = sys.argv[2]
+        resources: dict[str, Any] = {"resources": {}} if sys.argv[1] == "resources" else {}
         send({"id": request_id, "result": {
-            "protocolVersion": version, "capabilities": {"tools": {"listChanged": True}, "logging": {}},
+            "protocolVersion": version, "capabilities": {"tools": {"listChanged": True}, "logging": {}, **resources},
             "serverInfo": {"name": "raw", "version": "7.1"},
         }})  # fmt: skip
     elif method == "tools/list":
@@ -230,6 +231,8 @@ def handle(message: dict[str, Any]) -> None:
         if sys.argv[1] == "storm":
             for _ in range(100):
                 send({"method": "notifications/tools/list_changed"})
+    elif method == "resources/list" and sys.argv[1] == "resources":
+        send({"id": request_id, "result": {"resources": json.loads(sys.argv[2])}})
     elif method == "tools/call":
         call(request_id, params["name"], params.get("arguments") or {}, params.get("_meta") or {})
     elif method == "notifications/cancelled":

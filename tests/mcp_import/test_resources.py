@@ -1,5 +1,6 @@
 """Resources, templates and prompts of a server."""
 
+import json
 from collections.abc import AsyncGenerator
 
 import pytest
@@ -71,6 +72,16 @@ async def test_a_resource_that_is_not_there_is_an_error_with_the_servers_code(
 
     assert caught.value.code == ErrorCode.EXECUTION_ERROR
     assert isinstance(caught.value.details["code"], int)
+
+
+@pytest.mark.parametrize("pin", ["strict", "off"])
+async def test_malformed_resources_are_left_out_of_a_list(pin: str) -> None:
+    good = {"uri": "memo://today", "name": "today"}
+    entries = json.dumps(["x", None, 3, {"name": "no address"}, {"uri": 5, "name": "n"}, good])
+    async with connect_mcp("raw", raw("resources", entries, pin=pin)) as client:
+        listed = await OperationRegistry(client).execute("raw.resources.list", {})
+
+    assert listed.data == [good]
 
 
 async def test_a_server_without_them_has_tools_only() -> None:

@@ -34,7 +34,7 @@ from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, RegistrationError
 from operations.mcp import tools
 from operations.mcp.interaction import is_question, question_envelope, settle
-from operations.mcp.listing import INSTRUCTIONS, LISTS, Listing, Pins, hides_something, pin_key
+from operations.mcp.listing import INSTRUCTIONS, Listing, Pins, hides_something, pin_key
 from operations.registry import OperationRegistry
 from operations.schema import from_schema
 from operations.specs import Operation, OperationSpec, OperationType
@@ -44,8 +44,8 @@ logger = logging.getLogger("operations.mcp")
 
 # ------------------------------------------------------------ resources and prompts
 
-ListAll = Callable[[str, str, OperationContext], Awaitable[list[JSONObject]]]
-"""`(method, key, context)` -> every entry of a paged list."""
+ListAll = Callable[[str, OperationContext], Awaitable[list[JSONObject]]]
+"""`(kind, context)` -> every valid entry of one of the `LISTS`."""
 
 WatchResource = Callable[[str, OperationContext], AsyncGenerator[str]]
 """`(uri, context)` -> the URI of the changed resource, for each change."""
@@ -210,16 +210,13 @@ class ResourceOperations:
         return config.guarded(spec)
 
     def _lister(self, kind: str, name: str, description: str) -> Operation:
-        method, key, named = LISTS[kind]
-
         async def list_now(input: Any, context: OperationContext) -> ResponseEnvelope[Any]:
-            entries = await self._source.list_all(method, key, context)
+            entries = await self._source.list_all(kind, context)
             if self._config.pin == "strict":
                 entries = [
                     entry
                     for entry in entries
-                    if isinstance(entry.get(named), str)
-                    and not self._pins.is_different(pin_key(kind, entry), entry)
+                    if not self._pins.is_different(pin_key(kind, entry), entry)
                 ]
             return tools.data_envelope(entries)
 

@@ -36,7 +36,7 @@ from operations.mcp.interaction import (
     is_known,
     own_config,
 )
-from operations.mcp.listing import ResourceWatches, ServerInfo, list_everything, pages
+from operations.mcp.listing import ResourceWatches, ServerInfo, list_entries, list_everything
 from operations.mcp.session import OnProgress, RelaySession
 from operations.registry import OperationRegistry
 from operations.specs import Operation
@@ -366,13 +366,13 @@ class MCPClient:
             return True
         return False
 
-    async def _list_all(self, method: str, key: str, context: OperationContext) -> list[JSONObject]:
+    async def _list_all(self, kind: str, context: OperationContext) -> list[JSONObject]:
         """Return every entry of one of the server's lists, for a call."""
 
         async def fetch(method: str, params: JSONObject) -> JSONObject:
             return await self.request(method, params, context, replayable=True)
 
-        return await pages(fetch, method, key, self.config.max_tools, {}, lambda _: None)
+        return await list_entries(fetch, kind, self.config.max_tools)
 
     # ------------------------------------------------------------ changes
 

@@ -127,15 +127,15 @@ async def list_everything(session: RelaySession, limit: int) -> Listing:
     offers = session.server_capabilities
     if offers is None or offers.tools is not None:
         fault = partial(_tool_fault, modern=session.is_modern)
-        listing.tools = await pages(
+        listing.tools = await _pages(
             session.relay, "tools/list", "tools", limit, listing.skipped, fault
         )
         listing.tools = _unique(listing.tools, listing.skipped)
         session.learn(listing.tools)
     if offers is not None:
-        for kind, (method, key, named) in LISTS.items():
+        for kind in LISTS:
             if (offers.prompts if kind == "prompts" else offers.resources) is not None:
-                setattr(listing, kind, await _optional(session, method, key, limit, named))
+                setattr(listing, kind, await _optional(session, kind, limit))
         listing.can_watch = offers.resources is not None and bool(offers.resources.subscribe)
         listing.can_complete = offers.completions is not None
     return listing
@@ -168,7 +168,7 @@ def cleaned(key: str, entry: JSONObject) -> JSONObject:
     return entry
 
 
-async def pages(
+async def _pages(
     fetch: Fetch,
     method: str,
     key: str,
@@ -202,13 +202,15 @@ async def pages(
     return entries
 
 
-async def _optional(
-    session: RelaySession, method: str, key: str, limit: int, named: str
-) -> list[JSONObject]:
+async def list_entries(fetch: Fetch, kind: str, limit: int) -> list[JSONObject]:
+    """Return all valid entries of one of the `LISTS`. Raises the errors of `fetch`."""
+    method, key, named = LISTS[kind]
+    return await _pages(fetch, method, key, limit, {}, partial(_fault, named=named))
+
+
+async def _optional(session: RelaySession, kind: str, limit: int) -> list[JSONObject]:
     try:
-        return await pages(
-            session.relay, method, key, limit, {}, lambda entry: _fault(entry, named)
-        )
+        return await list_entries(session.relay, kind, limit)
     except MCPError as error:
         if error.code == METHOD_NOT_FOUND or session.is_open:
             return []
