@@ -115,7 +115,7 @@ async def test_unread_messages_are_limited_and_hold_their_slots(kind: str, opera
 async def test_a_client_that_does_not_read_is_disconnected(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("operations.server.running.SEND_SECONDS", 0.3)
+    monkeypatch.setattr("operations.server.exchange.SEND_SECONDS", 0.3)
     keepalive = {"ping_interval": 0.1, "ping_timeout": 0.2}
     async with serving(kind, Limits(), **keepalive) as (port, front), connected(port) as client:
         client.send("1", "test.text", size=12_000_000)
@@ -130,7 +130,7 @@ async def test_a_client_that_does_not_read_is_disconnected(
 async def test_a_client_that_reads_slowly_stays_connected(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("operations.server.running.SEND_SECONDS", 2.0)
+    monkeypatch.setattr("operations.server.exchange.SEND_SECONDS", 2.0)
     async with serving(kind, Limits()) as (port, front), connected(port) as client:
         client.send("1", "test.text", size=12_000_000)
         reader = client.reader

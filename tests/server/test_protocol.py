@@ -509,6 +509,28 @@ async def test_a_closed_connection_does_not_wait_for_a_client_that_does_not_read
         writer.close()
 
 
+@pytest.mark.requirement("R58")
+async def test_a_client_that_reads_slowly_stays_connected(monkeypatch: pytest.MonkeyPatch) -> None:
+    size = 20_000_000
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send(plain((b"content-length", b"%d" % size)))
+        await send(part(b"x" * size))
+
+    monkeypatch.setattr("operations.server.exchange.SEND_SECONDS", 2.0)
+    async with serving(app) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=100_000)
+        writer.write(CLOSE % b"")
+        await reader.readuntil(b"\r\n\r\n")
+        left = size
+        while left > 0:
+            part_read = await reader.read(100_000)
+            assert part_read, "the connection was cut"
+            left -= len(part_read)
+            await asyncio.sleep(0.02)
+        writer.close()
+
+
 @pytest.mark.parametrize("pipelined", [0, 1, 7])
 async def test_an_application_learns_that_its_client_has_disconnected(pipelined: int) -> None:
     began, ended = asyncio.Event(), asyncio.Event()

@@ -40,6 +40,43 @@ _field_starts: dict[bytes, bytes] = {}
 """The encoded beginning of a header line, by header name."""
 
 
+class UnreadTimer:
+    """Aborts a connection whose client reads none of its output for `SEND_SECONDS`.
+
+    Args:
+        transport: The transport of the connection.
+    """
+
+    __slots__ = ("_timer", "_transport")
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Start the timer, unless it runs."""
+        if self._timer is None:
+            self._wait(self._transport.get_write_buffer_size())
+
+    def stop(self) -> None:
+        """Stop the timer: the client has read enough."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _wait(self, unread: int) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(SEND_SECONDS, self._check, unread)
+
+    def _check(self, before: int) -> None:
+        unread = self._transport.get_write_buffer_size()
+        if unread < before:
+            self._wait(unread)
+        else:
+            # Abort, because closing would wait for the client to read.
+            self._transport.abort()
+
+
 class FlowControl:
     """Bounds the data that waits in memory, in both directions of one connection.
 
@@ -49,14 +86,14 @@ class FlowControl:
         transport: The transport of the connection.
     """
 
-    __slots__ = ("_is_closing", "_is_reading", "_timer", "_transport", "drained")
+    __slots__ = ("_is_closing", "_is_reading", "_transport", "_unread", "drained")
 
     def __init__(self, transport: Any) -> None:
         self._transport = transport
         transport.set_write_buffer_limits(high=WRITE_BUFFER)
         self._is_reading = True
         self._is_closing = False
-        self._timer: asyncio.TimerHandle | None = None
+        self._unread = UnreadTimer(transport)
         self.drained: asyncio.Event | None = None
         """Set when the client has read more data; None if no sender has to wait."""
 
@@ -75,15 +112,13 @@ class FlowControl:
     def pause_writing(self) -> None:
         """Let senders wait, and start the timeout for the client to read."""
         self.drained = asyncio.Event()
-        self._start_timer()
+        self._unread.start()
 
     def resume_writing(self) -> None:
         """Let senders continue: the client has read."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._unread.stop()
         if self._is_closing and self._transport.get_write_buffer_size():
-            self._start_timer()
+            self._unread.start()
         if self.drained is not None:
             self.drained.set()
             self.drained = None
@@ -93,13 +128,7 @@ class FlowControl:
         self._is_closing = True
         self._transport.close()
         if self._transport.get_write_buffer_size():
-            self._start_timer()
-
-    def _start_timer(self) -> None:
-        if self._timer is None:
-            # Abort, because closing would wait for the client to read.
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(SEND_SECONDS, self._transport.abort)
+            self._unread.start()
 
 
 class HTTPExchange:

@@ -25,10 +25,10 @@ from operations.front.http import RequestPipeline
 from operations.front.limits import Limits
 from operations.server.exchange import (
     NO_BODY,
-    SEND_SECONDS,
     STATUS_LINES,
     WRITE_BUFFER,
     HTTPExchange,
+    UnreadTimer,
 )
 from operations.server.protocol import HTTPProtocol
 from operations.server.system import Readiness
@@ -62,11 +62,12 @@ else:
     class BoundedWebSocketProtocol(WebSocketsSansIOProtocol):
         """One WebSocket connection with bounded output."""
 
-        _unread_alarm: asyncio.TimerHandle | None = None
+        _unread: UnreadTimer
 
-        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             """Limit the unsent output."""
-            cast("asyncio.Transport", transport).set_write_buffer_limits(high=WRITE_BUFFER)
+            transport.set_write_buffer_limits(high=WRITE_BUFFER)
+            self._unread = UnreadTimer(transport)
             super().connection_made(transport)
 
         def data_received(self, data: bytes) -> None:
@@ -95,27 +96,12 @@ else:
         def pause_writing(self) -> None:
             """Start the timeout for the client to read."""
             super().pause_writing()
-            if self._unread_alarm is None:
-                self._set_alarm(self.transport.get_write_buffer_size())
+            self._unread.start()
 
         def resume_writing(self) -> None:
             """Stop the timeout: the client has read."""
-            if self._unread_alarm is not None:
-                self._unread_alarm.cancel()
-                self._unread_alarm = None
+            self._unread.stop()
             super().resume_writing()
-
-        def _set_alarm(self, unread: int) -> None:
-            loop = asyncio.get_running_loop()
-            self._unread_alarm = loop.call_later(SEND_SECONDS, self._cut_unless_read, unread)
-
-        def _cut_unless_read(self, before: int) -> None:
-            unread = self.transport.get_write_buffer_size()
-            if unread < before:
-                self._set_alarm(unread)
-            else:
-                # Abort, because closing would wait for the client to read.
-                self.transport.abort()
 
     websocket_protocol = BoundedWebSocketProtocol
 
