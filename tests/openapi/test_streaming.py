@@ -310,6 +310,27 @@ async def test_an_error_while_resuming_a_lost_stream_is_raised() -> None:
     assert caught.value.details["statusCode"] == 401
 
 
+async def test_the_pauses_before_reconnecting_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("operations.openapi.streaming.MAX_PAUSE", 0.02)
+    count = 0
+
+    async def respond(request: web.Request) -> web.StreamResponse:
+        nonlocal count
+        count += 1
+        response = await begin(request)
+        if count == 1:
+            await response.write(b"retry: 60000\nid: 1\ndata: 1\n\ndata: lo")
+        assert request.transport is not None
+        request.transport.close()
+        return response
+
+    async with serving(respond) as url, imported(streaming(), base_url=url, retries=14) as registry:
+        with anyio.fail_after(30), pytest.raises(CallError) as caught:
+            _ = [envelope async for envelope in registry.subscribe("api.call", {})]
+    assert caught.value.code == ErrorCode.UNAVAILABLE
+    assert count > 14
+
+
 async def test_a_stream_closed_after_its_end_has_ended() -> None:
     count = 0
 

@@ -103,7 +103,8 @@ class EventStream:
                     raise lost
             elif not self._last_id or not retries or count == 0:
                 return
-            await asyncio.sleep(self._pause * 2**failures * _RANDOM.uniform(0.5, 1))
+            pause = min(self._pause * 2**failures, MAX_PAUSE)
+            await asyncio.sleep(pause * _RANDOM.uniform(0.5, 1))
 
     def _may_reconnect(self, error: CallError, count: int, closings: int) -> bool:
         """Return whether a new request continues the stream, instead of restarting it or reopening a closed one."""
