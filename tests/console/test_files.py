@@ -82,9 +82,10 @@ def test_every_file_is_served_with_its_type(file: Path) -> None:
     assert response.headers["content-type"].startswith(kinds[file.suffix])
 
 
-def test_an_unchanged_file_is_not_sent_again() -> None:
-    first = client().get("/")
-    again = client().get("/", headers={"if-none-match": first.headers["etag"]})
+@pytest.mark.parametrize("condition", ["{}", "W/{}", '"other", W/{}', "*"])
+def test_an_unchanged_file_is_not_sent_again(condition: str) -> None:
+    tag = client().get("/").headers["etag"]
+    again = client().get("/", headers={"if-none-match": condition.format(tag)})
 
     assert again.status_code == 304
     assert again.content == b""

@@ -73,6 +73,12 @@ async def read_body(receive: Receive, headers: Mapping[bytes, bytes], limits: Li
     return b"".join(chunks) if len(chunks) > 1 else chunk
 
 
+def holds(condition: bytes, tag: bytes) -> bool:
+    """Return whether an `If-None-Match` header contains `tag`, in strong or weak form, or `*`."""
+    tags = [one.strip().removeprefix(b"W/") for one in condition.split(b",")]
+    return tag in tags or tags == [b"*"]
+
+
 def check_json_body(headers: Mapping[bytes, bytes]) -> None:
     """Reject a body that is not declared as JSON.
 

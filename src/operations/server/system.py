@@ -28,7 +28,7 @@ from operations.access import Identity
 from operations.errors import CallError, ErrorCode
 from operations.front.config import Ready, ServerConfig
 from operations.front.http import RequestState
-from operations.front.messages import JSON, Reply, decode_body, json_reply
+from operations.front.messages import JSON, Reply, decode_body, holds, json_reply
 from operations.front.public_errors import METADATA_PATH, malformed
 from operations.front.search import Batch, OperationCall, SchemaRequest, Search, visible_specs
 from operations.observe import CallGraph, CallRecord
@@ -201,12 +201,6 @@ class Readiness:
         return found if isinstance(found, dict) else {"status": "ok" if found else "unavailable"}
 
 
-def _is_held(held: bytes, tag: bytes) -> bool:
-    """Return whether `If-None-Match` contains the tag, in strong or weak form, or `*`."""
-    tags = [one.strip().removeprefix(b"W/") for one in held.split(b",")]
-    return tag in tags or tags == [b"*"]
-
-
 def source_of(spec: OperationSpec) -> str:
     """Return the kind of source of an operation: `local`, `openapi`, `mcp` or `remote`."""
     noted = spec.meta.get("source")
@@ -279,7 +273,7 @@ class Pages:
     async def _operations(self, state: RequestState) -> Reply:
         disconnected = (await self._readiness.look()).get("disconnected", [])
         tag = self._tag(state, disconnected)
-        if _is_held(state.headers.get(b"if-none-match", b""), tag):
+        if holds(state.headers.get(b"if-none-match", b""), tag):
             return Reply(304, b"", [(b"etag", tag)])
         specs = sorted(visible_specs(state.front.registry, state.context), key=lambda spec: spec.id)
         listed = [_listed(spec) for spec in specs]
