@@ -145,7 +145,7 @@ async def test_an_unchecked_credential_does_not_count_as_wrong() -> None:
 
     client = attacked(down)
 
-    assert {await shown(client, f"key {number}") for number in range(10)} == {401}
+    assert {await shown(client, f"key {number}") for number in range(10)} == {503}
 
 
 async def test_the_limit_can_be_removed() -> None:
@@ -231,7 +231,7 @@ async def test_over_mcp_an_unchecked_credential_does_not_count_as_wrong() -> Non
         is_down = False
         after = [await shown(client, f"guess {number}", "/mcp") for number in range(25)]
 
-    assert during == [401] * 25
+    assert during == [503] * 25
     assert after == [401] * 20 + [429] * 5
 
 

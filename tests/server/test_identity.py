@@ -349,6 +349,41 @@ async def test_published_keys_are_fetched_once_for_unknown_ids() -> None:
     assert fetched == ["/jwks"]
 
 
+@pytest.mark.requirement("R60")
+@pytest.mark.parametrize("sent", [b"<h1>Down for maintenance</h1>", b'{"keys": []}', b'["x"]'])
+async def test_tokens_are_not_wrong_while_the_keys_of_their_issuer_cannot_be_read(
+    sent: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = [sent]
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(answers[0])
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            client = serving(
+                tokens(jwks=None, jwks_url=f"http://127.0.0.1:{server.server_port}/jwks")
+            )
+            during = [await client.get("/who/secret", headers=bearer(token())) for _ in range(30)]
+            answers[0] = json.dumps(jwks()).encode()
+            monkeypatch.setattr("operations.server.tokens._PAUSE", 0.0)
+            after = await client.get("/who/secret", headers=bearer(token()))
+        finally:
+            server.shutdown()
+            thread.join()
+
+    assert [response.status for response in during] == [503] * 30
+    assert after.status == 200
+
+
 async def test_a_slow_issuer_delays_only_tokens_with_an_unknown_key(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

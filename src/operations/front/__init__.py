@@ -78,7 +78,7 @@ class CredentialError(OperationsError):
 
 
 class InvalidCredentialError(Exception):
-    """A credential is wrong, or could not be checked.
+    """A credential is wrong.
 
     Attributes:
         reason: The exception of the resolver, for logs.
@@ -104,7 +104,7 @@ class AuthThrottle:
         self.configure(limits)
         self._delayed = 0
         self.unchecked = LogThrottle()
-        """For the warning that there is nothing to check credentials with."""
+        """For warnings that credentials cannot be checked."""
         # Keyed hashes with a key of this process: no credential is stored.
         self._valid: OrderedDict[int, None] = OrderedDict()
         self._wrong: OrderedDict[int, None] = OrderedDict()
@@ -131,9 +131,9 @@ class AuthThrottle:
             none_is_wrong: Whether a result of None means a wrong credential, and not an unknown kind of credential.
 
         Raises:
-            InvalidCredentialError: If the credential is wrong or could not be checked.
-            CallError: `RESOURCE_EXHAUSTED` if the credential is wrong and the address has sent too many wrong ones, or
-                if too many are being checked.
+            InvalidCredentialError: If the credential is wrong.
+            CallError: `UNAVAILABLE` if the credential could not be checked; `RESOURCE_EXHAUSTED` if it is wrong and
+                the address has sent too many wrong ones, or if too many are being checked.
         """
         mark = hash((address, credential)) if credential else None
         # A credential that was valid before is not slowed down by an attacker at the same address.
@@ -143,7 +143,11 @@ class AuthThrottle:
                 identity = await resolved(resolve())
             except Exception as error:
                 if _is_outage(error):
-                    raise InvalidCredentialError(error) from error
+                    logger.log(self.unchecked.level(), "a credential was not checked: %s", error)
+                    if isinstance(error, CallError):
+                        raise
+                    message = "The credential could not be checked. Try again later."
+                    raise CallError(ErrorCode.UNAVAILABLE, message) from error
                 problem: Exception | None = error
                 identity = None
             else:
@@ -193,8 +197,8 @@ async def identify_credential(
     """Return the identity for a credential inside a message.
 
     Raises:
-        CallError: `ACCESS_DENIED` if the credential is wrong or could not be checked; `RESOURCE_EXHAUSTED` if a limit
-            is exceeded.
+        CallError: `ACCESS_DENIED` if the credential is wrong; `UNAVAILABLE` if it could not be checked;
+            `RESOURCE_EXHAUSTED` if a limit is exceeded.
     """
     if resolve is None:
         message = "rejected a credential: pass serve_calls(resolve=...) to check it"
@@ -213,7 +217,7 @@ async def identify_credential(
             if isinstance(reason, OperationsError):
                 logger.info("rejected a credential: %s", reason)
             else:
-                logger.exception("a credential could not be checked", exc_info=reason)
+                logger.exception("the check of a credential failed", exc_info=reason)
     raise CallError(ErrorCode.ACCESS_DENIED, "The credential is not valid")
 
 

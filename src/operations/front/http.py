@@ -174,7 +174,7 @@ class RequestState:
 
         Raises:
             CallError: If the check takes too long or a limit is exceeded.
-            RequestError: 401 if a credential is wrong or could not be checked.
+            RequestError: 401 if a credential is wrong.
         """
         scope = self.scope
         if self.is_anonymous():
@@ -453,9 +453,9 @@ class RequestPipeline:
         """Return the identity of a request, and store its credential in the scope.
 
         Raises:
-            RequestError: 401 if the credential is wrong or could not be checked, or if the server requires one and the
-                request has none.
-            CallError: `RESOURCE_EXHAUSTED` if a limit is exceeded.
+            RequestError: 401 if the credential is wrong, or if the server requires one and the request has none.
+            CallError: `UNAVAILABLE` if the credential could not be checked, `RESOURCE_EXHAUSTED` if a limit is
+                exceeded.
         """
         resolve = self.resolve
         if resolve is None:

@@ -231,7 +231,7 @@ class Challenge:
         return RequestError(401, ErrorCode.ACCESS_DENIED, message, headers=[self.header()])
 
     def invalid(self, headers: Collection[Header] = (), advice: str = "") -> RequestError:
-        """Return the error for a credential that is wrong or could not be checked."""
+        """Return the error for a credential that is wrong."""
         return RequestError(
             401,
             ErrorCode.ACCESS_DENIED,

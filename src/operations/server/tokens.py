@@ -154,6 +154,7 @@ class _Published:
         self._keys: dict[str | None, Any] = {}
         self._fetched = self._tried = float("-inf")
         self._fetching: asyncio.Task[None] | None = None
+        self._is_unreachable = False
         if not isinstance(source, str):
             self._take(dict(source))
 
@@ -162,7 +163,7 @@ class _Published:
 
         Raises:
             CredentialError: If the issuer does not publish it.
-            OSError: If the key is unknown and the keys cannot be fetched.
+            OSError: If the key is unknown, and the keys could not be fetched.
         """
         found = self._find(key_id)
         if self._address is not None:
@@ -173,6 +174,8 @@ class _Published:
                     # Shielded: a cancelled request must not cancel the fetch that other requests wait for.
                     await asyncio.shield(fetching)
                     found = self._find(key_id)
+        if found is None and self._is_unreachable:
+            raise ConnectionError("the keys of the issuer could not be fetched")
         if found is None:
             raise CredentialError("a token signed with a key that its issuer does not publish")
         return found
@@ -192,13 +195,18 @@ class _Published:
         return self._fetching
 
     async def _fetch(self, address: str) -> None:
-        self._take(await asyncio.to_thread(_fetched, address))
-        self._fetched = monotonic()
+        try:
+            self._take(await asyncio.to_thread(_fetched, address))
+        except (OSError, ValueError, jwt.PyJWTError) as error:
+            # Not an error of the token, also if the issuer sent something else than keys.
+            logger.warning("cannot fetch the keys of an issuer: %s", error)
+            self._is_unreachable = True
+        else:
+            self._is_unreachable = False
+            self._fetched = monotonic()
 
     def _fetch_ended(self, task: "asyncio.Task[None]") -> None:
         self._fetching = None
-        if not task.cancelled() and task.exception() is not None:
-            logger.warning("cannot fetch the keys of an issuer: %s", task.exception())
 
     def _take(self, jwks: JSONObject) -> None:
         self._keys = {
