@@ -14,7 +14,7 @@ from tests.calls.worlds import BrokerWorld, World, calling
 from tests.servers import Broker
 
 from operations.access import Identity
-from operations.calls import PendingRequestMap, serve_calls
+from operations.calls import PendingRequestMap, from_calls, serve_calls
 from operations.calls.events import CallRequested, RequestPayload, encode_event
 from operations.errors import CallError, ErrorCode
 from operations.pubsub.base import Delivery
@@ -94,6 +94,31 @@ async def test_closing_in_the_wrong_order_still_ends(
 @pytest.fixture
 def nobody_waiting() -> None:
     """Close clients and workers in the middle of a call."""
+
+
+async def test_a_cancelled_scope_leaves_nothing_behind(
+    world: World, registry: OperationRegistry, tmp_path: Path
+) -> None:
+    path = tmp_path / "log"
+    ready = asyncio.Event()
+
+    async def work() -> None:
+        async with (
+            world.serve(registry),
+            world.connect() as target,
+            PendingRequestMap(target) as calls,
+            from_calls(target),
+            anyio.create_task_group() as group,
+        ):
+            group.start_soon(calls.call, "slow.sleep", {"seconds": 60, "path": str(path)})
+            await until(lambda: started(path))
+            ready.set()
+
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as group:
+            group.start_soon(work)
+            await ready.wait()
+            group.cancel_scope.cancel()
 
 
 @pytest.mark.slow

@@ -63,7 +63,7 @@ from operations.errors import (
     timed_out,
     timeout_error,
 )
-from operations.pubsub.base import Delivery, EventTarget, Subscription, usable
+from operations.pubsub.base import Delivery, EventTarget, Subscription, shielded, usable
 from operations.pubsub.memory import MemoryTarget
 from operations.types import JSONObject
 
@@ -178,6 +178,7 @@ class PendingRequestMap(CallSender):
         if self._closed:
             raise closed_error()
 
+    @shielded
     async def aclose(self) -> None:
         """End every pending call with `ABORTED` and stop listening. Closing twice is harmless."""
         self._closed = True

@@ -31,6 +31,7 @@ from operations.pubsub.base import (
     Receiver,
     Subscription,
     WorkerStats,
+    shielded,
     usable,
 )
 from operations.types import JSONObject
@@ -113,6 +114,7 @@ class GroupMonitor(Receiver):
         self._looking: asyncio.Task[GroupReport] | None = None
         self._listening: Subscription | None = None
 
+    @shielded
     async def aclose(self) -> None:
         """Stop listening."""
         if self._looking is not None:

@@ -25,7 +25,7 @@ from operations.calls.services import DESCRIBE, LIST, SERVICES, SpecDecoder
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, TransportError, timeout_error
-from operations.pubsub.base import EventTarget
+from operations.pubsub.base import EventTarget, shielded
 from operations.registry import OperationRegistry
 from operations.specs import (
     Operation,
@@ -258,6 +258,7 @@ class RemoteService:
                 _left_out(str(error))
         return specs
 
+    @shielded
     async def aclose(self) -> None:
         """End the pending calls; the target stays open. Closing twice is harmless."""
         following, self._following = self._following, None

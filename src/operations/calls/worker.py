@@ -65,6 +65,7 @@ from operations.pubsub.base import (
     Receiver,
     Subscription,
     WorkerStats,
+    shielded,
     usable,
 )
 from operations.pubsub.signing import SignedTarget
@@ -177,6 +178,7 @@ class CallServer(JobRunner, Receiver):
                     task.cancel()
             await self.aclose()
 
+    @shielded
     async def aclose(self) -> None:
         """Stop accepting requests, wait `grace` seconds for running calls, and end the rest with `UNAVAILABLE`.
 

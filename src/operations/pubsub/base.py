@@ -16,9 +16,11 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, nullcontext
+from functools import wraps
 from time import monotonic
-from typing import Annotated, Any, Protocol, TypeAlias
+from typing import Annotated, Any, Protocol, TypeAlias, TypeVar
 
+import anyio
 import msgspec
 
 from operations._resilience import LogThrottle
@@ -29,18 +31,6 @@ logger = logging.getLogger("operations")
 
 PUT_TYPE = "call.requested"
 """The type of the events in queues. All other events are sent to mailboxes and topics."""
-
-
-NOT_PRIVATE = (
-    "the broker allows this client to access the mailboxes of others: set permissions as in docs/recipes,"
-    " or connect without private=True"
-)
-
-
-NOT_PERMITTED = (
-    "the broker's permissions do not allow it. They name the client that a user may be: connect with that name as "
-    "client=, see Permissions in docs/calls.md"
-)
 
 
 class Claim(Protocol):
@@ -380,6 +370,22 @@ def start_task(
     return task
 
 
+OwnerT = TypeVar("OwnerT")
+
+
+def shielded(
+    close: Callable[[OwnerT], Coroutine[Any, Any, None]],
+) -> Callable[[OwnerT], Coroutine[Any, Any, None]]:
+    """Let a method that closes an object finish in a cancelled scope of anyio, in which every `await` is cancelled."""
+
+    @wraps(close)
+    async def finish(owner: OwnerT) -> None:
+        with anyio.CancelScope(shield=True):
+            await close(owner)
+
+    return finish
+
+
 def enforce_size(body: bytes, max_bytes: int) -> None:
     """Raise an error if a message is too large.
 
@@ -410,11 +416,7 @@ class LoopAffinity:
 
 
 async def wait_until(connected: asyncio.Event, seconds: float | None, failure: str) -> None:
-    """Wait for a connection that is being restored.
-
-    Raises:
-        NotSentError: With the text `failure`, if that takes longer than `seconds`.
-    """
+    """Wait for a connection that is being restored; raise `NotSentError(failure)` if that takes too long."""
     try:
         async with asyncio.timeout(seconds):
             await connected.wait()

@@ -19,6 +19,16 @@ from operations._text import enforce_lists
 from operations.errors import TransportError
 from operations.types import Count, Seconds
 
+NOT_PRIVATE = (
+    "the broker allows this client to access the mailboxes of others: set permissions as in docs/recipes,"
+    " or connect without private=True"
+)
+
+NOT_PERMITTED = (
+    "the broker's permissions do not allow it. They name the client that a user may be: connect with that name as "
+    "client=, see Permissions in docs/calls.md"
+)
+
 ANY_CLIENT = "any"
 """The default name of clients."""
 

@@ -32,7 +32,6 @@ if find_spec("nats") is None:
 from nats.errors import NoRespondersError
 
 from operations.pubsub.base import (
-    NOT_PRIVATE,
     Consumer,
     Delivery,
     EventTarget,
@@ -42,10 +41,12 @@ from operations.pubsub.base import (
     StoredLetter,
     Subscription,
     WorkerStats,
+    shielded,
     wait_until,
 )
 from operations.pubsub.config import (
     ANY_CLIENT,
+    NOT_PRIVATE,
     NatsConfig,
     connect_failure,
     enforce_address,
@@ -219,6 +220,7 @@ class NatsTarget(EventTarget):
         if self._jetstream is not None:
             await self._jetstream.open()
 
+    @shielded
     async def aclose(self) -> None:
         """Flush and disconnect."""
         self._affinity.is_closed = True

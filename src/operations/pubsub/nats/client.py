@@ -31,7 +31,8 @@ from nkeys import NkeysError  # type: ignore[import-untyped] # pyright: ignore[r
 
 from operations._resilience import Backoff, LogThrottle
 from operations.errors import TooLargeError, TransportError
-from operations.pubsub.base import NOT_PERMITTED, Subscription, WorkerStats, start_task
+from operations.pubsub.base import Subscription, WorkerStats, start_task
+from operations.pubsub.config import NOT_PERMITTED
 
 logger = logging.getLogger("operations")
 

@@ -41,7 +41,6 @@ import msgspec
 from redis.exceptions import NoPermissionError, NoScriptError, ResponseError
 
 from operations.pubsub.base import (
-    NOT_PRIVATE,
     PUT_TYPE,
     Consumer,
     EventTarget,
@@ -50,7 +49,13 @@ from operations.pubsub.base import (
     StoredLetter,
     enforce_size,
 )
-from operations.pubsub.config import ANY_CLIENT, RedisConfig, enforce_client, refusal
+from operations.pubsub.config import (
+    ANY_CLIENT,
+    NOT_PRIVATE,
+    RedisConfig,
+    enforce_client,
+    refusal,
+)
 from operations.pubsub.redis.connection import PipelinedConnection, RedisClient, WrongServerError
 from operations.pubsub.redis.subscriptions import (
     PUT,

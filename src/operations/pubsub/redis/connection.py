@@ -32,8 +32,14 @@ from redis.exceptions import (
 
 from operations._resilience import Backoff, LogThrottle
 from operations.errors import NotSentError, TransportError
-from operations.pubsub.base import NOT_PERMITTED, EventTarget, LoopAffinity, Receiver, wait_until
-from operations.pubsub.config import RedisConfig, connect_failure, read_redis_address, refusal
+from operations.pubsub.base import EventTarget, LoopAffinity, Receiver, shielded, wait_until
+from operations.pubsub.config import (
+    NOT_PERMITTED,
+    RedisConfig,
+    connect_failure,
+    read_redis_address,
+    refusal,
+)
 
 logger = logging.getLogger("operations")
 
@@ -286,7 +292,6 @@ class RedisClient(EventTarget):
     Attributes:
         connections: The connection for commands, which is `link`, one for channels, and one for each reader.
         receivers: Notified when a connection is lost, and when all are restored.
-        changed: Set when a connection was restored or removed.
     """
 
     def __init__(self, config: RedisConfig) -> None:
@@ -295,7 +300,7 @@ class RedisClient(EventTarget):
         self.max_bytes, self.max_values = config.max_bytes, config.max_values
         self.connector = Connector(config)
         self.receivers: list[Receiver] = []
-        self.changed = asyncio.Event()
+        self._all_up = asyncio.Event()
         self._losses = LogThrottle()
         self._is_lost = False
         self.connections: list[ReconnectingConnection] = []
@@ -306,6 +311,7 @@ class RedisClient(EventTarget):
         for connection in tuple(self.connections):
             await connection.open()
 
+    @shielded
     async def aclose(self) -> None:
         """Close every subscription and disconnect."""
         self.affinity.is_closed = True
@@ -316,21 +322,11 @@ class RedisClient(EventTarget):
     @property
     def is_connected(self) -> bool:
         """Whether Redis can be reached now, over every connection that this client has."""
-        return self.link.is_up and all(connection.is_up for connection in self.connections)
+        return self._all_up.is_set()
 
     async def ready(self, wait: float) -> None:
-        """Wait until all connections are restored.
-
-        Raises:
-            NotSentError: If that takes longer than `wait` seconds.
-        """
-        try:
-            async with asyncio.timeout(wait):
-                while not self.is_connected:
-                    self.changed.clear()
-                    await self.changed.wait()
-        except TimeoutError:
-            raise NotSentError("Redis cannot be reached") from None
+        """Wait until all connections are restored; raise `NotSentError` if that takes too long."""
+        await wait_until(self._all_up, wait, "Redis cannot be reached")
 
     def lost(self, reason: str) -> None:
         """Record that a connection is lost, usually together with the others."""
@@ -339,13 +335,15 @@ class RedisClient(EventTarget):
         for receiver in tuple(self.receivers):
             receiver.lost(reason)
 
-    def restored(self) -> None:
-        """Handle a restored connection; the client is restored when all connections are."""
-        if self.is_connected:
-            self.changed.set()
-            was_lost, self._is_lost = self._is_lost, False
-            for receiver in tuple(self.receivers) if was_lost else ():
-                receiver.restored()
+    def check(self) -> None:
+        """Record whether all connections are open, when one of them was added, opened, lost or removed."""
+        if not (self.link.is_up and all(connection.is_up for connection in self.connections)):
+            self._all_up.clear()
+            return
+        self._all_up.set()
+        was_lost, self._is_lost = self._is_lost, False
+        for receiver in tuple(self.receivers) if was_lost else ():
+            receiver.restored()
 
 
 class ReconnectingConnection(ABC):
@@ -376,6 +374,7 @@ class ReconnectingConnection(ABC):
         Raises:
             TransportError: If connecting fails; no background task is left running.
         """
+        self._client.check()
         self._task = self._loop.create_task(self._run())
         seconds = self._client.connector.timeout
         try:
@@ -392,8 +391,7 @@ class ReconnectingConnection(ABC):
         """Disconnect."""
         if self in self._client.connections:
             self._client.connections.remove(self)
-            # It may be the connection that other tasks waited for.
-            self._client.changed.set()
+            self._client.check()
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -429,13 +427,18 @@ class ReconnectingConnection(ABC):
             self._backoff.reset()
             if not self._opened.done():
                 self._opened.set_result(None)
-            self._client.restored()
+            self._client.check()
             await self._work(connection)
         finally:
-            self._up.clear()
             # Called before the first await, because closing may cancel this task.
-            self._broken()
+            self._end()
             await connection.disconnect(nowait=True)
+
+    def _end(self) -> None:
+        """Record that the connection is not used any more."""
+        self._up.clear()
+        self._client.check()
+        self._broken()
 
     @abstractmethod
     async def _prepare(self, connection: Any) -> None:
@@ -466,8 +469,7 @@ class ReconnectingConnection(ABC):
             for task in tasks:
                 task.cancel()
             # Called before the first await, because a command would reopen a connection that the library has closed.
-            self._up.clear()
-            self._broken()
+            self._end()
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
@@ -498,11 +500,7 @@ class PipelinedConnection(ReconnectingConnection):
             await super().aclose()
 
     async def ready(self, wait: float | None = _SEND_WAIT) -> None:
-        """Wait until commands can be sent.
-
-        Raises:
-            NotSentError: If that takes longer than `wait` seconds.
-        """
+        """Wait until commands can be sent; raise `NotSentError` if that takes too long."""
         if not self._up.is_set():
             await wait_until(self._up, wait, "Redis cannot be reached")
 

@@ -32,6 +32,7 @@ from operations._json import MAX_REQUEST_VALUES
 from operations._resilience import Backoff
 from operations._text import enforce_lists, without_secrets
 from operations.access import Identity
+from operations.pubsub.base import shielded
 from operations.pubsub.config import connect_failure, enforce_address
 from operations.pubsub.websocket.target import (
     ANNOUNCED,
@@ -173,6 +174,7 @@ class _ClientTarget(WebSocketTarget):
         self.connected(self._link)
         return self._link
 
+    @shielded
     async def aclose(self) -> None:
         if self._task is not None:
             self._task.cancel()
@@ -262,6 +264,7 @@ class AcceptedTarget(WebSocketTarget):
         if self._task is not None:
             await asyncio.wait({self._task})
 
+    @shielded
     async def aclose(self) -> None:
         """Close the socket; closing twice is harmless."""
         with suppress(EOFError, OSError):
