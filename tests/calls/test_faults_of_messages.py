@@ -20,7 +20,7 @@ from tests.receivers import SilentReceiver
 
 from operations._json import MAX_REQUEST_VALUES
 from operations.calls import CallServer, PendingRequestMap, serve_calls
-from operations.calls.events import CallFailed, encode_error, encode_response, read_event
+from operations.calls.events import MalformedEvent, encode_error, encode_response, read_event
 from operations.envelopes import local_envelope
 from operations.errors import CallError, ErrorCode
 from operations.pubsub.base import Delivery
@@ -188,7 +188,34 @@ async def test_f14_too_many_values_are_rejected_in_both_directions(
 
 
 @pytest.mark.requirement("R55", "F14")
-def test_f14_a_response_with_too_many_values_ends_its_call_without_being_decoded() -> None:
+async def test_f14_an_item_that_only_its_caller_rejects_stops_the_worker(
+    remote_world: World, registry: OperationRegistry
+) -> None:
+    ended = asyncio.Event()
+
+    @registry.operation("list.endless")
+    async def endless() -> AsyncIterator[list[int]]:
+        try:
+            while True:
+                yield [0] * 500
+        finally:
+            ended.set()
+
+    async with (
+        remote_world.serve(registry),
+        remote_world.connect(max_values=300) as target,
+        PendingRequestMap(target) as calls,
+    ):
+        with anyio.fail_after(30):
+            with pytest.raises(CallError) as caught:
+                await anext(calls.subscribe("list.endless", {}))
+            await ended.wait()
+
+    assert caught.value.code == ErrorCode.RESOURCE_EXHAUSTED
+
+
+@pytest.mark.requirement("R55", "F14")
+def test_f14_a_response_with_too_many_values_is_not_decoded() -> None:
     body = (
         b'{"type":"call.responded","id":"","payload":{"requestId":"r1","output":{"data":['
         + b"0," * MAX_REQUEST_VALUES
@@ -197,9 +224,9 @@ def test_f14_a_response_with_too_many_values_ends_its_call_without_being_decoded
 
     event = read_event(body)
 
-    assert isinstance(event, CallFailed)
-    assert event.payload.request_id == "r1"
-    assert event.payload.code == ErrorCode.RESOURCE_EXHAUSTED
+    assert isinstance(event, MalformedEvent)
+    assert event.request_id == "r1"
+    assert event.code == ErrorCode.RESOURCE_EXHAUSTED
 
 
 MALFORMED = {

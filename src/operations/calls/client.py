@@ -413,6 +413,9 @@ class PendingRequestMap(CallSender):
             self._spawn(self._answer_offer(event.payload))
         elif isinstance(event, MalformedEvent):
             self.malformed += 1
+            call = self.pending.get(event.request_id)
+            if call is not None and event.code == ErrorCode.RESOURCE_EXHAUSTED:
+                self._abort(call, CallError(event.code, f"the result is too large: {event.reason}"))
         elif isinstance(event, CallRequested):
             self._reject(event.payload, delivery.reply_to)
         else:

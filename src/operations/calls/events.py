@@ -40,7 +40,7 @@ from operations.envelopes import (
     content_block,
 )
 from operations.errors import CallError, ErrorCode
-from operations.pubsub.base import EventTarget, WorkerStats
+from operations.pubsub.base import PUT_TYPE, EventTarget, WorkerStats
 from operations.types import JSONObject
 
 PROTOCOL_VERSION = 1
@@ -414,25 +414,17 @@ def _is_shallow(event: CallEvent) -> bool:
     return False
 
 
-def _over_limit(body: bytes, max_values: int) -> CallEvent | UnknownEvent | MalformedEvent | None:
-    """Return the event to process instead of one that is too large; None if it is not.
-
-    A response that is too large ends its call.
-    """
+def _over_limit(body: bytes, max_values: int) -> UnknownEvent | MalformedEvent | None:
+    """Return the parts of an event that is too large; None if it is not."""
     try:
         enforce_bounds(body, max_values=max_values)
     except JSONLimitError as error:
-        reason, limit = error.reason, error.limit
-    else:
-        return None
-    event = _salvage(body, f"it {reason}")
-    if isinstance(event, MalformedEvent) and event.type == "call.responded" and event.request_id:
-        code, message = ErrorCode.RESOURCE_EXHAUSTED, f"the result {reason}"
-        payload = ErrorPayload(request_id=event.request_id, code=code, message=message)
-        return CallFailed(payload=payload)
-    if isinstance(event, MalformedEvent) and limit != "depth":
+        event = _salvage(body, f"it {error.reason}")
+        is_invalid = error.limit == "depth" and event.type == PUT_TYPE
+        if is_invalid or isinstance(event, UnknownEvent):
+            return event
         return msgspec.structs.replace(event, code=ErrorCode.RESOURCE_EXHAUSTED)
-    return event
+    return None
 
 
 _NOTHING = msgspec.Raw()
