@@ -716,6 +716,32 @@ async def test_a_list_too_large_to_send_is_rejected_early(monkeypatch: pytest.Mo
         await calls.aclose()
 
 
+async def test_a_change_that_cannot_be_imported_does_not_hide_later_ones(world: World) -> None:
+    registry, refused = OperationRegistry(), asyncio.Event()
+
+    async def one() -> int:
+        return 1
+
+    def access(spec: OperationSpec) -> AccessControl:
+        if spec.namespace == "refused":
+            refused.set()
+            raise RuntimeError("the program has no rule")
+        return AccessControl()
+
+    registry.operation("first.one", type="query")(one)
+    async with (
+        world.serve(registry, heartbeat=0.1),
+        world.connect() as target,
+        from_calls(target, access=access) as service,
+    ):
+        registry.operation("refused.one", type="query")(one)
+        with anyio.fail_after(30):
+            await refused.wait()
+            registry.unregister("refused.one")
+            registry.operation("later.one", type="query")(one)
+            await until(lambda: {each.spec.id for each in service} == {"first.one", "later.one"})
+
+
 async def test_a_service_closed_during_a_failing_refresh_stops_following(
     registry: OperationRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -206,6 +206,9 @@ class RemoteService:
                 logger.debug("the workers cannot be asked for their operations: %s", error)
                 await asyncio.sleep(_LOOK)
                 self._changed.set()
+            except Exception:
+                # The access rule, for example, is code of the program. The next change is imported again.
+                logger.exception("changed operations could not be imported")
 
     async def _refresh(self) -> None:
         """Import the operations again, from one worker of each version; those of the newest worker take precedence."""
@@ -216,8 +219,8 @@ class RemoteService:
         for worker in versions.values():
             to = "" if self.calls.target.direct else worker
             specs |= {spec.id: spec for spec in await self._specs(to)}
-        self._imported = set(versions)
         before, self.operations = self.operations, self._import_all(specs.values())
+        self._imported = set(versions)
         for registry in self._registries:
             _update(registry, before, self.operations)
         self.on_change(before, self.operations)
