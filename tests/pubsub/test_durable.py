@@ -18,11 +18,13 @@ from tests.calls.shim import Shim
 from tests.calls.waiting import started, until
 from tests.calls.worlds import nats_world
 from tests.pubsub.ledger import Ledger
+from tests.receivers import SilentReceiver
 from tests.servers import Broker, NatsServer, proxy, running
 
 from operations.calls import PendingRequestMap, serve_calls
 from operations.calls.monitoring import monitor_group
 from operations.errors import CallError, ErrorCode, TransportError
+from operations.pubsub.base import Delivery
 from operations.pubsub.nats import connect_nats
 from operations.registry import OperationRegistry
 
@@ -484,6 +486,26 @@ async def test_a_durable_request_that_kills_every_worker_becomes_a_dead_letter(
 
     assert caught.value.details == {"deliveries": 3}
     assert len(started(path)) == 3
+
+
+@pytest.mark.usefixtures("nothing_left")
+async def test_a_request_that_cannot_be_acknowledged_leaves_nothing_behind(
+    jetstream: Broker,
+) -> None:
+    removed = asyncio.Event()
+
+    class Removing(SilentReceiver):
+        def receive(self, delivery: Delivery) -> None:
+            jetstream.kill()
+            assert delivery.claim is not None
+            delivery.claim.remove()
+            removed.set()
+
+    async with connect_nats(jetstream.url, durable=True) as target:
+        await target.consume("operations", Removing())
+        await target.enqueue("operations", b"{}", key="1", reply_to="", wait=5)
+        with anyio.fail_after(30):
+            await removed.wait()
 
 
 async def test_a_worker_with_a_slow_connection_stops_without_keeping_requests(

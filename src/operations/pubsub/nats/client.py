@@ -126,7 +126,7 @@ class ReconnectingClient(Client):
         self._closing: set[asyncio.Task[Any]] = set()
         self.backoff = Backoff()
 
-    def start(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+    def start(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
         """Run a coroutine in the background until the client is closed."""
         return start_task(self._background, work)
 

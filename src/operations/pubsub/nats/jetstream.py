@@ -12,7 +12,7 @@ Rule 4: an existing stream is used unchanged; a deleted stream or consumer is cr
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from time import time
@@ -116,7 +116,7 @@ class JetStream:
     """The durable queues and the dead letters of one prefix, each in one stream."""
 
     def __init__(self, client: ReconnectingClient, config: NatsConfig) -> None:
-        self._nats = client
+        self.client = client
         self._config = config
         self.prefix = config.prefix
         self._js: Any = client.jetstream(timeout=_ANSWER)  # pyright: ignore[reportUnknownMemberType]
@@ -244,7 +244,7 @@ class JetStream:
     async def describe(self, queue: str) -> "_ConsumerInfo":
         """Return the description of a consumer with the server time, which the library drops."""
         address = f"$JS.API.CONSUMER.INFO.{self._stream}.{_consumer_name(queue)}"
-        answer = await self._nats.request(address, b"", timeout=_WAIT)
+        answer = await self.client.request(address, b"", timeout=_WAIT)
         return msgspec.json.decode(answer.data, type=_ConsumerInfo)
 
     def _subjects_of(self, queue: str) -> str:
@@ -325,7 +325,7 @@ class JetStream:
         try:
             with _transport_errors():
                 await self.prepare(queue)
-                arrivals: Any = await self._nats.subscribe(self._nats.new_inbox())  # pyright: ignore[reportUnknownMemberType]
+                arrivals: Any = await self.client.subscribe(self.client.new_inbox())  # pyright: ignore[reportUnknownMemberType]
         except NotFoundError as error:
             raise TransportError(f"JetStream: {error}") from error
         return DurableReader(self, queue, arrivals, consumer)
@@ -334,7 +334,7 @@ class JetStream:
         """Let the server send up to `count` requests to `inbox` within `wait` seconds, then a status message."""
         address = f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{_consumer_name(queue)}"
         body = msgspec.json.encode({"batch": count, "expires": int(wait * 1e9)})
-        await self._nats.publish(address, body, inbox)
+        await self.client.publish(address, body, inbox)
 
     async def prepare(self, queue: str) -> None:
         """Create the consumer of a queue, and the stream, if they do not exist."""
@@ -442,7 +442,7 @@ class DurableReader:
         self._compared_at = float("-inf")
         self._failures = LogThrottle()
         self._closing = False
-        self._task = self._loop.create_task(self._run())
+        self._task = jetstream.client.start(self._run())
 
     async def aclose(self) -> None:
         """Stop between two fetches; requests that were fetched are delivered."""
@@ -474,7 +474,7 @@ class DurableReader:
             began = self._loop.time()
             for message in messages:
                 age = began + self._ahead - message.metadata.timestamp.timestamp()
-                claim = _MessageClaim(message, self._batch, began)
+                claim = _MessageClaim(message, self._batch, began, self._jetstream.client.start)
                 sender = sender_of(self._jetstream.prefix, message.subject)
                 deliver(self._consumer, Delivery(message.data, "", max(age, 0.0), claim, sender))
             await self._batch.begun(len(messages), began)
@@ -537,15 +537,17 @@ class _MessageClaim:
 
     is_fresh = False
 
-    def __init__(self, message: Any, batch: BatchSize, fetched_at: float) -> None:
+    def __init__(
+        self, message: Any, batch: BatchSize, fetched_at: float, start: Callable[..., object]
+    ) -> None:
         self._message = message
         self._batch = batch
         self._fetched_at = fetched_at
-        self._removing: asyncio.Task[bool] | None = None
+        self._start = start
 
     def remove(self) -> None:
-        """Acknowledge the request without waiting."""
-        self._removing = asyncio.get_running_loop().create_task(self.acquire(alone=False))
+        """Acknowledge the request in the background."""
+        self._start(self.acquire(alone=False))
 
     async def acquire(self, *, alone: bool) -> bool:
         """Acknowledge the request; return False if it will be delivered to another worker.
