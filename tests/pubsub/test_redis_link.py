@@ -5,7 +5,9 @@ import signal
 
 import anyio
 import pytest
+from redis.asyncio import Redis
 from tests.calls.waiting import until
+from tests.receivers import SilentReceiver
 from tests.servers import Broker, RedisServer, running
 
 from operations.errors import TransportError
@@ -47,3 +49,32 @@ async def test_f6_a_server_that_stops_reading_is_detected_while_many_messages_wa
                 await until(lambda: not target.link.is_up)
             server.process.send_signal(signal.SIGCONT)
             await asyncio.gather(*sending, return_exceptions=True)
+
+
+async def test_a_client_is_restored_when_the_last_broken_reader_is_closed() -> None:
+    class Noting(SilentReceiver):
+        def __init__(self) -> None:
+            self.lost_again, self.restored_again = asyncio.Event(), asyncio.Event()
+
+        def lost(self, reason: str) -> None:
+            self.lost_again.set()
+
+        def restored(self) -> None:
+            self.restored_again.set()
+
+    with running(RedisServer()) as server:
+        async with connect_redis(server.url) as target, Redis.from_url(server.url) as admin:
+            kept, denied, receiver = target.mailbox(), target.mailbox(), Noting()
+            await target.listen([kept], receiver)
+            broken = await target.listen([denied], SilentReceiver())
+            # Its reader cannot reconnect, the others can.
+            await admin.acl_setuser("default", enabled=True, reset_keys=True, keys=[kept])
+            await admin.client_kill_filter(_type="normal", skipme=True)
+            with anyio.fail_after(30):
+                await receiver.lost_again.wait()
+                assert isinstance(target, RedisTarget)
+                connections = target.connections
+                await until(lambda: [each.is_up for each in connections].count(False) == 1)
+                await broken.aclose()
+                await receiver.restored_again.wait()
+            assert target.is_connected
