@@ -10,6 +10,7 @@ from typing import Any
 
 import anyio
 import pytest
+from tests.calls.conftest import make_world
 from tests.calls.processes import worker_process
 from tests.calls.waiting import caller, lines, started, until
 from tests.calls.worlds import World, calling, nats_world
@@ -462,6 +463,32 @@ async def test_f31_a_storm_of_cancelled_calls_leaves_nothing_behind(
         idle = time.process_time() - before
 
     assert idle < 0.2
+
+
+@pytest.mark.requirement("F31")
+@pytest.mark.parametrize("name", ["memory", "nats", "websocket"])
+async def test_f31_a_call_that_was_cancelled_while_it_waited_makes_room(
+    name: str, request: pytest.FixtureRequest, registry: OperationRegistry, tmp_path: Path
+) -> None:
+    world, path = make_world(name, request), tmp_path / "log"
+    async with (
+        world.serve(registry, concurrency=1, queue=1) as workers,
+        world.connect() as target,
+        PendingRequestMap(target) as calls,
+    ):
+        running = asyncio.create_task(
+            calls.call("slow.sleep", {"seconds": 60, "path": str(path)}, timeout=60)
+        )
+        await until(lambda: started(path))
+        for _ in range(3):
+            waiting = asyncio.create_task(calls.call("math.add", {"a": 1, "b": 1}))
+            await until(lambda: workers[0].waiting == 1)
+            waiting.cancel()
+            await until(lambda: workers[0].waiting == 0)
+        last = asyncio.create_task(calls.call("math.add", {"a": 1, "b": 2}))
+        await until(lambda: workers[0].waiting == 1)
+        running.cancel()
+        assert (await last).data == 3
 
 
 @pytest.mark.requirement("F31")

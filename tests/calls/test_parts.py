@@ -59,6 +59,18 @@ def test_the_line_is_bounded_in_bytes_too() -> None:
     assert floor.admission.offer(Work(size=30)) == refusal
 
 
+def test_a_call_that_ended_while_it_waited_makes_room() -> None:
+    floor = Floor(calls=1, queue=1, queue_bytes=100)
+    first, ended, fresh = Work(), Work(size=80), Work(size=80)
+    for work in (first, ended):
+        floor.admission.offer(work)
+    floor.admission.withdraw(ended)
+
+    assert floor.admission.offer(fresh) is None
+    floor.admission.done(first)
+    assert floor.started == [first, fresh]
+
+
 def test_an_expired_request_occupies_no_slot() -> None:
     floor = Floor(calls=1, queue=10)
     first, stale, fresh = Work(), Work(), Work()

@@ -12,7 +12,7 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections import Counter, deque
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import copy_context
 from functools import partial
@@ -36,7 +36,6 @@ from operations.calls.events import (
 )
 from operations.calls.jobs import (
     Job,
-    JobRejectedError,
     WorkerConfig,
     WorkerCounters,
     access_log,
@@ -129,7 +128,7 @@ class AdmissionQueue:
         # If the limit per caller has no effect, callers are not counted.
         self._per_caller = limits.calls_per_caller if limits.calls_per_caller < most else None
         self._start = start
-        self._line: deque[Job] = deque()
+        self._line: OrderedDict[Job, None] = OrderedDict()
         self._line_bytes = 0
         self._principals: Counter[str] = Counter()
         self.running = 0
@@ -160,7 +159,7 @@ class AdmissionQueue:
         if len(self._line) >= limits.queue or self._line_bytes + job.size > limits.queue_bytes:
             self._forget(job)
             return f"{counted(self.running, 'call')} running and {len(self._line)} waiting on this worker"
-        self._line.append(job)
+        self._line[job] = None
         self._line_bytes += job.size
         return None
 
@@ -181,19 +180,19 @@ class AdmissionQueue:
             self._forget(job)
         self.running -= 1
         while self._line and self.running < self._limits.calls:
-            following = self._line.popleft()
+            following, _ = self._line.popitem(last=False)
             self._line_bytes -= following.size
             if self._start(following):
                 self.running += 1
             else:
                 self._forget(following)
 
-    def empty(self) -> None:
-        """Empty the queue."""
-        for job in self._line:
+    def withdraw(self, job: Job) -> None:
+        """Remove a call that has ended while it waited."""
+        if job in self._line:
+            del self._line[job]
+            self._line_bytes -= job.size
             self._forget(job)
-        self._line.clear()
-        self._line_bytes = 0
 
     def _forget(self, job: Job) -> None:
         names, job.counted_as = job.counted_as, ()
@@ -342,29 +341,26 @@ class JobRunner(ABC):
 
     async def _attend(self, job: Job) -> None:
         """Identify the caller of a job, and run it if the front admits it."""
-        try:
-            identity = job.identity
-            if job.request.credential is not None:
-                identity = await self._identify(job, job.request.credential)
-            if self._shared is None:
-                await self._execute(job, identity)
-            else:
-                await self._execute_through(self._shared, job, identity)
-        except JobRejectedError as rejected:
-            self._refuse(job, rejected.error)
-        except CallError as error:
-            await quietly(self._fail(job, error))
-
-    async def _identify(self, job: Job, credential: str) -> Identity | None:
-        identity = await identify_credential(
-            credential, self._config.resolve, self._front.auth, self._config.address
-        )
-        reason = self._admission.identified(job, principal_of(identity))
-        if reason is not None:
-            raise JobRejectedError(exhausted(reason))
-        if job.expires_at <= self._loop.time():
-            raise job.timeout_error()
-        return identity
+        identity, credential, config = job.identity, job.request.credential, self._config
+        if credential is not None:
+            try:
+                identity = await identify_credential(
+                    credential, config.resolve, self._front.auth, config.address
+                )
+            except CallError as error:
+                await quietly(self._fail(job, error))
+                return
+            reason = self._admission.identified(job, principal_of(identity))
+            if reason is not None:
+                self._refuse(job, exhausted(reason))
+                return
+            if job.expires_at <= self._loop.time():
+                await quietly(self._fail(job, job.timeout_error()))
+                return
+        if self._shared is None:
+            await self._execute(job, identity)
+        else:
+            await self._execute_through(self._shared, job, identity)
 
     async def _execute_through(self, front: Front, job: Job, identity: Identity | None) -> None:
         """Run a job if the rules that all entry points of a server share admit it."""
@@ -379,7 +375,8 @@ class JobRunner(ABC):
                 front.find(job.request.operation_id, identity)
             slot = front.admit(caller, is_stream=job.is_stream)
         except CallError as error:
-            raise JobRejectedError(error) from error
+            self._refuse(job, error)
+            return
         with slot:
             await self._execute(job, identity)
 
@@ -539,6 +536,8 @@ class JobRunner(ABC):
         """Mark a call as ended."""
         job.answered = True
         self.jobs.pop(job.key, None)
+        if not job.began_at:
+            self._admission.withdraw(job)
         if not self.jobs and self._is_leaving:
             self._idle.set()
 

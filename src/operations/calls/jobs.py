@@ -308,14 +308,6 @@ def principal_of(identity: Identity) -> str:
     return f"id:{identity.limit_key}"
 
 
-class JobRejectedError(Exception):
-    """A call that was rejected without starting; its id may be sent again."""
-
-    def __init__(self, error: CallError) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-
 def may_have_run(job: Job) -> CallError:
     """Return the error for a repeated request that must not run twice; its caller may have an outdated spec."""
     reason = f"{job.request.operation_id} may have run, and is not replayable"

@@ -192,7 +192,6 @@ class CallServer(JobRunner, Receiver):
         self._is_leaving = True
         if was_serving and not self.target.direct:
             await self._announce()
-            self._admission.empty()
             for job in [job for job in self.jobs.values() if not (job.begun or job.is_acquiring)]:
                 self._give_up(job, "the worker stops")
         with suppress(TimeoutError):
@@ -203,7 +202,6 @@ class CallServer(JobRunner, Receiver):
                 if was_serving and not self.target.direct:
                     # Callers that reconnect ask which of their requests did not start here.
                     await self._outages.settle()
-        self._admission.empty()
         for job in tuple(self.jobs.values()):
             self._give_up(job, "the worker stops")
         for task in self._watching:
