@@ -10,7 +10,7 @@ Rule 4: signing protects against forged messages. To protect against readers, us
 
 import hmac
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from heapq import nlargest
 from itertools import count
@@ -166,13 +166,14 @@ class SignedTarget:
         async with AsyncExitStack() as undo:
             for number, address in enumerate(addresses):
                 verifying = _Verifying(self, receiver, address, is_first=number == 0)
-                subscription = await self._target.listen((address,), verifying)
+                subscription = await self._target.listen((address,), cast("Receiver", verifying))
                 undo.push_async_callback(subscription.aclose)
             return undo.pop_all()
 
     async def consume(self, queue: str, consumer: Consumer) -> Subscription:
         """Receive requests that are signed for this queue."""
-        return await self._target.consume(queue, _VerifyingConsumer(self, consumer, _queue(queue)))
+        verifying = _Verifying(self, consumer, _queue(queue), is_first=True)
+        return await self._target.consume(queue, cast("Consumer", verifying))
 
     async def send(self, address: str, body: bytes) -> None:
         """Sign and send a message."""
@@ -197,7 +198,7 @@ class SignedTarget:
 
 
 class _Verifying:
-    """Passes signed messages to a receiver.
+    """Passes signed messages to a receiver or consumer, and has its other members.
 
     Args:
         target: Verifies messages, and counts the rejected ones.
@@ -207,15 +208,18 @@ class _Verifying:
     """
 
     def __init__(
-        self, target: SignedTarget, receiver: Receiver, address: str, *, is_first: bool = True
+        self, target: SignedTarget, receiver: Receiver, address: str, *, is_first: bool
     ) -> None:
         self._target = target
         self._receiver = receiver
         self._address = address
         self._senders = Senders()
-        self.undelivered = receiver.undelivered
-        self.lost = receiver.lost if is_first else _ignore
-        self.restored = receiver.restored if is_first else _ignore
+        if not is_first:
+            self.lost: Callable[..., None] = lambda *_: None
+            self.restored = self.lost
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._receiver, name)
 
     def receive(self, delivery: Delivery) -> None:
         """Pass a signed message to the receiver; remove any other message from its queue."""
@@ -226,20 +230,6 @@ class _Verifying:
         self._target.refuse()
         if delivery.claim is not None:
             delivery.claim.remove()
-
-
-def _ignore(reason: str = "") -> None:
-    """Do nothing: another object reports changes of the connection."""
-
-
-class _VerifyingConsumer(_Verifying):
-    """Verifies requests and passes them to a consumer."""
-
-    def __init__(self, target: SignedTarget, consumer: Consumer, address: str) -> None:
-        super().__init__(target, consumer, address)
-        self.name = consumer.name
-        self.backlog = consumer.backlog
-        self.capacity = consumer.capacity
 
 
 def _queue(name: str) -> str:
