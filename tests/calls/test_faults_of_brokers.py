@@ -18,6 +18,7 @@ from tests.calls.waiting import caller, lines, started, until
 from tests.calls.worlds import (
     BrokerWorld,
     WebSocketWorld,
+    calling,
     calling_through,
     cuttable,
     nats_world,
@@ -126,6 +127,30 @@ class Eager(SilentReceiver):
     def restored(self) -> None:
         sending = self._target.send(self.address, b'{"type":"call.responded"}')
         self.sent.append(asyncio.get_running_loop().create_task(sending))
+
+
+@pytest.mark.requirement("R33", "F4")
+async def test_f4_a_read_that_is_cancelled_during_an_outage_loses_no_item(
+    mortal: tuple[Broker, BrokerWorld], registry: OperationRegistry
+) -> None:
+    broker, world = mortal
+    items: list[int] = []
+    async with calling(world, registry, grace=0) as calls:
+        stream = calls.subscribe("count.forever", {}, window=4)
+        items.append((await anext(stream)).data)
+        (entry,) = (call.stream for call in calls.pending.values())
+        assert entry is not None
+        await until(lambda: len(entry._items) == 3)
+        broker.kill()
+        await until(lambda: not calls.target.is_connected)
+        # Reading the second item grants credit, which cannot be sent now.
+        while len(items) < 4:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(1):
+                    items.append((await anext(stream)).data)
+        await stream.aclose()
+
+    assert items == [0, 1, 2, 3]
 
 
 @pytest.mark.requirement("R34", "F4")

@@ -98,7 +98,7 @@ class PendingRequestMap(CallSender):
         pending: The calls and subscriptions that have not ended, by request id.
         ignored: Events for calls that are not open, and events of unknown types.
         malformed: Messages that are not events.
-        on_specs_changed: Called when the workers serve other operations than before.
+        specs_changed: Set when the workers serve other operations than before.
     """
 
     def __init__(
@@ -118,7 +118,6 @@ class PendingRequestMap(CallSender):
         super().__init__(target, group, credential, delegate, send_identity)
         self.timeout = timeout
         self.idle_timeout = idle_timeout
-        self.on_specs_changed: Callable[[], None] = lambda: None
         self.ignored = 0
         self.malformed = 0
         self._deadlines: Deadlines[PendingCall] = Deadlines(self.pending, self._expire)
@@ -130,10 +129,10 @@ class PendingRequestMap(CallSender):
             end=self._end,
             resend=self._resend,
             call=self.call,
-            specs_changed=lambda: self.on_specs_changed(),  # noqa: PLW0108 - it is assigned later
             heartbeat=heartbeat,
             silence=silence,
         )
+        self.specs_changed = self._detector.specs_changed
         self._closers: list[Callable[[], Awaitable[None]]] = []
         self._subscription: Subscription | None = None
         self._opening: asyncio.Lock | None = None
@@ -332,7 +331,7 @@ class PendingRequestMap(CallSender):
                 raise
             return stream
 
-        return CallStream(self.target.send, self._drop, operation_id, start, idle)
+        return CallStream(self._drop, self._grant, operation_id, start, idle)
 
     def abort(self, request_id: str) -> None:
         """End a pending call with `ABORTED` and ask its worker to stop; does nothing if it is not pending."""
@@ -386,7 +385,8 @@ class PendingRequestMap(CallSender):
         call.payload = msgspec.structs.replace(call.payload, attempt=call.attempt, timeout_ms=limit)
         await self._send_again(call)
 
-    async def _send_again(self, call: PendingCall) -> None:
+    async def _send_again(self, call: PendingCall, pause: float = 0.0) -> None:
+        await asyncio.sleep(pause)
         if call.payload.request_id in self.pending:
             try:
                 await self._send(call)
@@ -438,7 +438,7 @@ class PendingRequestMap(CallSender):
         call.is_claimed = True
         if isinstance(event, CallResponded) and event.payload.reply_to is not None:
             call.worker = event.payload.reply_to
-        if call.stream.push(event, size, call.worker):
+        if call.stream.push(event, size):
             self._remove(request_id)
             if call.stream.must_stop:
                 self._ask_to_stop(call)
@@ -499,31 +499,21 @@ class PendingRequestMap(CallSender):
         event: CallEvent = CallAborted(payload=refusal)
         if await self._detector.accepts(offer):
             event = CallConfirmed(payload=ConfirmPayload(request_id=offer.request_id))
-        with suppress(TransportError):
-            await self.target.send(offer.worker, encode_event(event))
+        await self._post(offer.worker, encode_event(event))
 
     def _reject(self, request: RequestPayload, reply_to: str) -> None:
         """Reject a request, because this end of the connection serves no operations."""
         error = CallError(ErrorCode.UNAVAILABLE, "this end serves no operations")
         body = encode_error(request.request_id, error)
-
-        async def reply() -> None:
-            with suppress(TransportError):
-                await self.target.send(reply_to or request.reply_to or "", body)
-
-        self._spawn(reply())
+        self._spawn(self._post(reply_to or request.reply_to or "", body))
 
     def undelivered(self, key: str, misdirected: bool = False) -> None:
         """Handle a request for which the broker has no worker."""
         call = self.pending.get(key.partition("-")[0])
         if call is None:
             return
-        if misdirected:
-            self._spawn(self._send_again(call))
-            return
-        if self._detector.expects_workers():
-            loop = asyncio.get_running_loop()
-            loop.call_later(RETRY, lambda: self._spawn(self._send_again(call)))
+        if misdirected or self._detector.expects_workers():
+            self._spawn(self._send_again(call, 0.0 if misdirected else RETRY))
         else:
             reason = f"no worker serves the group {self.group!r}"
             error = CallError(ErrorCode.UNAVAILABLE, reason, begun=False)
@@ -569,7 +559,7 @@ class PendingRequestMap(CallSender):
     def _drop(self, request_id: str) -> None:
         """Remove a subscription whose reader has stopped, and ask its worker to stop."""
         call = self._remove(request_id)
-        if call is not None and not self._closed:
+        if call is not None:
             self._ask_to_stop(call)
 
 

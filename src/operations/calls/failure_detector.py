@@ -109,7 +109,6 @@ class FailureDetector:
         end: Ends a call with an error.
         resend: Sends a call again.
         call: Calls an operation of the group.
-        specs_changed: Called when the workers serve other operations than before.
         heartbeat: Seconds between probes.
         silence: Seconds after which a connected worker that does not respond counts as lost.
 
@@ -117,6 +116,7 @@ class FailureDetector:
         is_complete: Whether every worker that can start its requests without confirmation is known.
         departures: The number of workers that were lost or have left.
         restorations: How often the connection was restored.
+        specs_changed: Set when the workers serve other operations than before.
     """
 
     def __init__(
@@ -129,7 +129,6 @@ class FailureDetector:
         end: Callable[[str, CallError], None],
         resend: Callable[..., Awaitable[None]],
         call: Callable[..., Awaitable[ResponseEnvelope[Any]]],
-        specs_changed: Callable[[], None],
         heartbeat: float,
         silence: float,
     ) -> None:
@@ -148,7 +147,7 @@ class FailureDetector:
         self._workers: dict[str, float] = {}
         self._departed: deque[str] = deque(maxlen=_MAX_DEPARTED)
         self._specs: dict[str, str] = {}
-        self._specs_changed = specs_changed
+        self.specs_changed = asyncio.Event()
         self._answers = False
         self._were_there = False
         self._replayable: dict[str, bool] = {}
@@ -179,7 +178,7 @@ class FailureDetector:
             if alive.specs and self._specs.get(alive.worker) != alive.specs:
                 self._specs.pop(alive.worker, None)
                 self._specs[alive.worker] = alive.specs
-                self._specs_changed()
+                self.specs_changed.set()
         for request_id in alive.request_ids:
             call = self._pending.get(request_id)
             if call is not None:
@@ -198,7 +197,7 @@ class FailureDetector:
             self.departures += 1
             self._departed.append(worker)
         if self._specs.pop(worker, None) is not None:
-            self._specs_changed()
+            self.specs_changed.set()
 
     @property
     def workers_by_specs(self) -> dict[str, str]:

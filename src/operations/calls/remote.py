@@ -9,7 +9,7 @@ Rule 4: when workers add, change or remove operations, the registries with the i
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Container, Iterable, Iterator
-from contextlib import nullcontext, suppress
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeAlias, cast
 
@@ -115,12 +115,12 @@ class RemoteService:
         self._registries: list[OperationRegistry] = []
         self._imported: set[str] = set()
         self._timeouts: dict[str, float] = {}
-        self._changed = asyncio.Event()
+        self._changed = calls.specs_changed
         self._following: asyncio.Task[None] | None = None
         self._config = config
-        self._bulkhead = None
-        if config.concurrent_calls is not None:
-            self._bulkhead = Bulkhead(f"group {config.group}", config.concurrent_calls)
+        limit = config.concurrent_calls
+        bulkhead = nullcontext() if limit is None else Bulkhead(f"group {config.group}", limit)
+        self._bulkhead: AbstractAsyncContextManager[object] = bulkhead
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -147,7 +147,6 @@ class RemoteService:
             CallError: `UNAVAILABLE` if no worker is connected, `UNKNOWN_ERROR` if the response cannot be decoded.
         """
         try:
-            self.calls.on_specs_changed = self._changed.set
             await self.calls.open()
             self.operations = self._import_all(await self._specs())
         except BaseException:
@@ -281,7 +280,7 @@ class RemoteService:
         if self._config.access is not None:
             access = self._config.access
             here = replace(here, access_control=access(spec) if callable(access) else access)
-        calls, replayable, bulkhead = self.calls, spec.replayable, self._bulkhead or nullcontext()
+        calls, replayable, bulkhead = self.calls, spec.replayable, self._bulkhead
         seconds = self._config.timeout or self._timeouts.get(there)
 
         async def call(input: Any, context: OperationContext) -> ResponseEnvelope[Any]:

@@ -12,7 +12,7 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from math import isnan
 from time import time
 from typing import Any, Self, cast
@@ -102,8 +102,8 @@ class CallSender(ABC):
         self._aborts: deque[PendingCall] = deque(maxlen=MAX_ABORTS)
         self._is_aborting = False
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._addresses: dict[str, str] = {}
-        self._served_streams: set[str] = set()
+        self._served: dict[str, tuple[str, bool]] = {}
+        """The reply addresses of served requests, and whether they are subscriptions."""
 
     def __len__(self) -> int:
         return len(self.pending)
@@ -300,21 +300,32 @@ class CallSender(ABC):
             while self._aborts:
                 call = self._aborts.popleft()
                 event = CallAborted(payload=AbortPayload(request_id=call.payload.request_id))
-                worker = call.worker or self._workers_address
-                try:
-                    await self.target.send(worker, encode_event(event))
-                except TransportError as error:
-                    logger.debug("%s could not be aborted: %s", call.payload.request_id, error)
+                await self._post(call.worker or self._workers_address, encode_event(event))
         finally:
             self._is_aborting = False
+
+    def _grant(self, request_id: str) -> None:
+        """Send credit after an item was read, if the worker needs it. Runs in the background."""
+        call = self.pending.get(request_id)
+        # A worker without an address does not support credit.
+        if call is None or call.stream is None or call.worker is None:
+            return
+        credit = call.stream.grant()
+        if credit is not None:
+            self._spawn(self._post(call.worker, credit))
+
+    async def _post(self, address: str, body: bytes) -> None:
+        """Send a message and ignore failures: aborted calls have deadlines, and credit is sent again."""
+        try:
+            await self.target.send(address, body)
+        except TransportError as error:
+            logger.debug("a message could not be sent: %s", error)
 
     # ---------------------------------------------------------------------------------------- replies
 
     def serve(self, request: RequestPayload, reply_to: str) -> None:
         """Store the address for replies to a request. Needed on targets with queues (Redis, NATS)."""
-        self._addresses[request.request_id] = reply_to
-        if request.credit is not None:
-            self._served_streams.add(request.request_id)
+        self._served[request.request_id] = reply_to, request.credit is not None
 
     def address_of(self, request_id: str) -> str:
         """Return the address for replies to a request.
@@ -324,7 +335,7 @@ class CallSender(ABC):
         """
         if request_id in self.pending:
             return self.mailbox
-        address = self._addresses.get(request_id)
+        address, _ = self._served.get(request_id, ("", False))
         if address:
             return address
         if self.target.broadcasts_replies:
@@ -346,8 +357,8 @@ class CallSender(ABC):
         if lifted is None:
             raise TypeError("only a response envelope can be a reply: use local_envelope(...)")
         if sequence is None:
-            last = request_id not in self._served_streams
-            await self._reply(request_id, encode_response(request_id, lifted), last=last)
+            _, is_stream = self._served.get(request_id, ("", False))
+            await self._reply(request_id, encode_response(request_id, lifted), last=not is_stream)
         else:
             body = encode_item(request_id, lifted, sequence, self.mailbox)
             await self._reply(request_id, body, last=False)
@@ -384,8 +395,7 @@ class CallSender(ABC):
         address = self.address_of(request_id)
         is_own = request_id in self.pending
         if last:
-            self._addresses.pop(request_id, None)
-            self._served_streams.discard(request_id)
+            self._served.pop(request_id, None)
         if self.target.direct and is_own:
             # The target reaches only the peer, but the caller is in this process.
             self.receive(Delivery(body))
@@ -397,14 +407,14 @@ class CallStream:
 
     def __init__(
         self,
-        send: Callable[[str, bytes], Awaitable[None]],
         drop: Callable[[str], None],
+        grant: Callable[[str], None],
         operation_id: str,
         start: Callable[[], Coroutine[Any, Any, StreamEntry]],
         idle_timeout: float | None,
     ) -> None:
-        self._send_to = send
         self._drop = drop
+        self._grant = grant
         self._operation_id = operation_id
         self._start = start
         self._idle_timeout = idle_timeout
@@ -436,9 +446,7 @@ class CallStream:
         except BaseException:
             await self.aclose()
             raise
-        credit = entry.grant()
-        if credit is not None:
-            await self._send(entry, credit)
+        self._grant(entry.request_id)
         return envelope
 
     async def _open(self) -> StreamEntry:
@@ -454,16 +462,6 @@ class CallStream:
             raise StopAsyncIteration
         self._entry = entry
         return entry
-
-    async def _send(self, entry: StreamEntry, body: bytes) -> None:
-        if entry.worker is None:
-            # A worker without an address does not support credit.
-            return
-        try:
-            await self._send_to(entry.worker, body)
-        except TransportError as error:
-            # The credit is sent again with the next probe.
-            logger.debug("%s: credit could not be granted: %s", entry.request_id, error)
 
     async def aclose(self) -> None:
         """Stop reading and ask the worker to stop. Closing twice, or from another task, is harmless."""

@@ -113,7 +113,6 @@ class StreamEntry:
     def __init__(self, request_id: str, window: int) -> None:
         self.request_id = request_id
         self.must_stop = False
-        self.worker: str | None = None
         self._window = window
         self._granted = window
         self._read = 0
@@ -126,9 +125,8 @@ class StreamEntry:
         self._error: CallError | None = None
         self._stuck_since: float | None = None
 
-    def push(self, event: CallEvent, size: int, worker: str | None) -> bool:
+    def push(self, event: CallEvent, size: int) -> bool:
         """Add an event of `size` bytes; return whether the subscription is over."""
-        self.worker = worker
         try:
             for ready in self._sequencer.push(event, size):
                 self._accept(*ready)
