@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from tests.calls.waiting import until
 from tests.calls.worlds import BrokerWorld, World
+from tests.servers import free_port
 
 from operations.access import AccessControl, Identity
 from operations.calls import PendingRequestMap, from_calls, serve_calls
@@ -589,6 +590,43 @@ async def test_f34_a_closed_connection_or_one_of_another_loop_raises_at_once(
                 pass
 
     assert caught.value.code == ErrorCode.UNAVAILABLE
+
+
+@pytest.mark.requirement("F34")
+async def test_f34_calls_over_a_closed_connection_fail_at_once(
+    remote_world: World, registry: OperationRegistry
+) -> None:
+    async with remote_world.serve(registry):
+        async with remote_world.connect() as target:
+            calls = PendingRequestMap(target)
+            await calls.call("math.add", {"a": 1, "b": 2})
+        with pytest.raises(CallError) as caught:
+            await calls.call("math.add", {"a": 1, "b": 2}, timeout=5)
+        await calls.aclose()
+
+    # Not TIMEOUT: the connection will not return.
+    assert caught.value.code == ErrorCode.UNAVAILABLE
+
+
+async def test_an_import_over_a_websocket_follows_a_restarted_server() -> None:
+    async def one() -> int:
+        return 1
+
+    def serving(name: str) -> Any:
+        registry = OperationRegistry()
+        registry.operation(name, type="query")(one)
+        return WebSocketHub(registry, max_operations=0).serve(port=port)
+
+    port = free_port()
+    async with AsyncExitStack() as stack:
+        async with serving("old.one"):
+            target = await stack.enter_async_context(connect_websocket(f"ws://127.0.0.1:{port}"))
+            service = await stack.enter_async_context(from_calls(target))
+            assert [each.spec.id for each in service] == ["old.one"]
+        await until(lambda: service.problem is not None)
+        async with serving("new.one"):
+            await until(lambda: [each.spec.id for each in service] == ["new.one"])
+            await until(lambda: service.problem is None)
 
 
 @pytest.mark.parametrize("timeout", ["5", float("nan"), [1]])

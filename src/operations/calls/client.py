@@ -227,7 +227,9 @@ class PendingRequestMap(CallSender):
         Raises:
             TransportError: If that cannot be known now.
         """
-        return self.target.direct or await self._detector.find_workers()
+        return (
+            self.target.is_connected if self.target.direct else await self._detector.find_workers()
+        )
 
     # ---------------------------------------------------------------------------------------- calling
 

@@ -279,6 +279,9 @@ class FailureDetector:
         self.restorations += 1
         self._changed_at = self._outages.restored_at
         self._hurry.set()
+        if self._target.direct:
+            # The peer may have been replaced by another version.
+            self.specs_changed.set()
 
     async def run(self) -> None:
         """Probe and check calls until cancelled."""

@@ -211,13 +211,12 @@ class RemoteService:
 
     async def _refresh(self) -> None:
         """Import the operations again, from one worker of each version; those of the newest worker take precedence."""
-        versions = self.calls.workers_by_specs
-        if not versions or set(versions) == self._imported:
+        versions, is_direct = self.calls.workers_by_specs, self.calls.target.direct
+        if not is_direct and (not versions or set(versions) == self._imported):
             return
         specs: dict[str, OperationSpec] = {}
-        for worker in versions.values():
-            to = "" if self.calls.target.direct else worker
-            specs |= {spec.id: spec for spec in await self._specs(to)}
+        for worker in [""] if is_direct else versions.values():
+            specs |= {spec.id: spec for spec in await self._specs(worker)}
         before, self.operations = self.operations, self._import_all(specs.values())
         self._imported = set(versions)
         for registry in self._registries:

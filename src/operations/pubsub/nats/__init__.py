@@ -265,6 +265,7 @@ class NatsTarget(EventTarget):
 
     async def _ready(self, wait: float) -> None:
         if not self._connected.is_set():
+            self._affinity.enforce()
             await wait_until(self._connected, wait, "NATS cannot be reached")
 
     async def check_privacy(self) -> None:

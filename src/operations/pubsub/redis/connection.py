@@ -326,6 +326,7 @@ class RedisClient(EventTarget):
 
     async def ready(self, wait: float) -> None:
         """Wait until all connections are restored; raise `NotSentError` if that takes too long."""
+        self.affinity.enforce()
         await wait_until(self._all_up, wait, "Redis cannot be reached")
 
     def lost(self, reason: str) -> None:

@@ -138,6 +138,7 @@ class _ClientTarget(WebSocketTarget):
     def __init__(self, open_socket: Callable[[], Awaitable[Any]], **options: Any) -> None:
         super().__init__(**options)
         self._open_socket = open_socket
+        self._reconnects = True
         self._own_limit: int = options["max_bytes"]
         self._link: LibrarySocket | None = None
         self._task: asyncio.Task[None] | None = None
@@ -176,6 +177,7 @@ class _ClientTarget(WebSocketTarget):
 
     @shielded
     async def aclose(self) -> None:
+        self._reconnects = False
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
@@ -183,7 +185,7 @@ class _ClientTarget(WebSocketTarget):
             await self._link.close()
 
     def _is_wanted(self, body: bytes) -> bool:
-        # The server filters by Host and Origin.
+        # Only the server filters by topic.
         return True
 
 

@@ -243,6 +243,8 @@ class WebSocketTarget(EventTarget):
         malformed: Frames that were not events.
     """
 
+    _reconnects = False
+
     def __init__(
         self,
         *,
@@ -318,7 +320,7 @@ class WebSocketTarget(EventTarget):
         self, queue: str, body: bytes, *, key: str, reply_to: str, wait: float
     ) -> str:
         """Send a request to the peer."""
-        if self._socket is None:
+        if self._socket is None and self._reconnects:
             await wait_until(self._connected, wait, "the WebSocket is not connected")
         await self.send(_PEER, body)
         return ""
