@@ -53,6 +53,10 @@ TOO_LONG = 10**MAX_DIGITS
 TOO_LOW = -TOO_LONG
 """The first integer that Python does not write as digits, because that takes quadratic time."""
 
+SCALARS: frozenset[type] = frozenset({str, int, float, bool, type(None)})
+JSON_TYPES = SCALARS | {dict, list}
+"""The exact types of JSON values."""
+
 _PLAIN = frozenset({bool, type(None)})
 _PLAIN_ITEMS = _PLAIN | {str, int}
 
@@ -274,7 +278,7 @@ def lift(value: Any) -> Any:
     Raises:
         JSONValueError: If it cannot be converted.
     """
-    if type(value) in _JSON_TYPES:
+    if type(value) in JSON_TYPES:
         return value
     try:
         lifted = value.value if isinstance(value, Enum) else _spell(value)
@@ -286,9 +290,6 @@ def lift(value: Any) -> Any:
         raise JSONValueError(reason) from error
     # The value of an enum may need conversion too.
     return lift(lifted)
-
-
-_JSON_TYPES = frozenset({dict, list, str, int, float, bool, type(None)})
 
 
 @singledispatch
@@ -398,9 +399,6 @@ def canonical(value: Any) -> bytes:
     return msgspec.json.encode(value, order="sorted")
 
 
-_LEAVES = frozenset({str, int, float, bool, type(None)})
-
-
 def count_values(value: Any, most: int) -> int:
     """Return the number of JSON values in `value`, itself included; stop counting beyond `most`."""
     count = 1
@@ -416,7 +414,7 @@ def count_values(value: Any, most: int) -> int:
         if count > most:
             break
         # The list grows during the loop, so that nested values are visited as well.
-        waiting += [each for each in inner if type(each) not in _LEAVES]
+        waiting += [each for each in inner if type(each) not in SCALARS]
     return count
 
 
@@ -447,10 +445,10 @@ def holds_objects(value: Any) -> bool:
     """Return whether `value` is an object, or a list of objects, that can be converted in C."""
     kind: type = type(value)  # pyright: ignore[reportUnknownVariableType]
     if kind is list:
-        if not value or type(value[0]) in _JSON_TYPES:
+        if not value or type(value[0]) in JSON_TYPES:
             return False
         return all(map(_is_exact, set(map(type, value))))
-    return kind not in _JSON_TYPES and _is_exact(kind)
+    return kind not in JSON_TYPES and _is_exact(kind)
 
 
 def without_objects(value: Any) -> Any:

@@ -13,17 +13,18 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from copy import copy
-from typing import Any, Final, NamedTuple, TypeAlias, cast
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 
 from operations._decoding import decode_json
-from operations._json import MAX_REQUEST_VALUES, JSONValueError, list_of, unescape
+from operations._json import MAX_REQUEST_VALUES, JSONValueError, is_object, kind_of, unescape
 from operations._pipeline.plan import CallPlan, Envelope
+from operations._references import steps
 from operations.envelopes import ResponseEnvelope, add_changes
 from operations.schema import Change, CompiledSchema
 from operations.schema.casting.changes import MAX_PATH
-from operations.types import JSONObject
+from operations.schema.values import ARTICLES
 
 _ROUNDS: Final = 4
 """How many levels of JSON inside strings are decoded."""
@@ -67,7 +68,7 @@ def convert_input(compiled: CompiledSchema, value: Any) -> Converted | None:
         compiled: The schema of the input.
         value: The input, plain JSON; it is not modified.
     """
-    holder: list[Any] = [_copied(value)]
+    holder: list[Any] = [msgspec.to_builtins(value)]  # a copy
     notes: dict[_Note, Change] = {}
     counts = Counter[_Note]()
     budget = MAX_REQUEST_VALUES
@@ -109,16 +110,7 @@ def _convert(place: _Location) -> str | None:
     if found is None:
         return None
     place.container[place.key] = found
-    return f"was a string and is read as {_KINDS[type(found)]}"
-
-
-_KINDS: Final[dict[type, str]] = {
-    bool: "a boolean",
-    dict: "an object",
-    float: "a number",
-    int: "an integer",
-    list: "an array",
-}
+    return f"was a string and is read as {ARTICLES[kind_of(found)]}"
 
 
 def _read(text: str) -> Any:
@@ -135,28 +127,12 @@ def _read(text: str) -> Any:
 
 
 def _place(holder: list[Any], path: str) -> _Location | None:
-    place = _Location(holder, 0)
-    for token in path.split("/")[1:]:
-        inner = place.value
-        if isinstance(inner, dict):
-            key: Any = unescape(token)
-            is_there = key in cast("JSONObject", inner)
-        else:
-            is_there = isinstance(inner, list) and token.isdecimal()
-            key = int(token) if is_there else 0
-            is_there = is_there and key < len(cast("list[Any]", inner))
-        if not is_there:
-            return None
-        place = _Location(inner, key)
-    return place
-
-
-def _copied(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _copied(item) for key, item in cast("JSONObject", value).items()}
-    if isinstance(value, list):
-        return [_copied(item) for item in list_of(value)]
-    return value
+    found = steps(holder, f"/0{path}")
+    if not found:
+        return None
+    container = found[-2][1] if len(found) > 1 else holder
+    token = found[-1][0].rpartition("/")[2]
+    return _Location(container, unescape(token) if is_object(container) else int(token))
 
 
 def noting(plan: CallPlan, changes: Sequence[Change]) -> CallPlan:

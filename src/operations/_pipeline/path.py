@@ -19,6 +19,7 @@ import msgspec
 from msgspec.structs import replace
 
 from operations._json import (
+    JSON_TYPES,
     MAX_DEPTH,
     TOO_LONG,
     JSONValueError,
@@ -369,8 +370,6 @@ def _limited(
 
 
 _BITS = TOO_LONG.bit_length()
-_PLAIN = frozenset({bool, dict, float, int, list, str, type(None)})
-"""Types of results that are neither envelopes nor bytes."""
 
 _ANY_BUT_TEXT = Schema({"type": ["object", "array", "number", "boolean", "null"]})
 """The schema of a JSON response that was declared without a schema: text is then a mismatch."""
@@ -395,7 +394,7 @@ def finisher(spec: OperationSpec, policy: OutputPolicy) -> Finisher:
         else:
             if kind is int:
                 to_json(result)  # rejected if it has too many digits
-            elif kind not in _PLAIN:
+            elif kind not in JSON_TYPES:
                 if kind is DescribedEnvelope:
                     return finish_described(result)
                 if isinstance(result, ResponseEnvelope):

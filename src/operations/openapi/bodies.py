@@ -19,7 +19,7 @@ from urllib.parse import quote_plus
 
 import msgspec
 
-from operations._json import is_list, is_object, list_of, object_of, pointer, text_of
+from operations._json import SCALARS, is_list, is_object, list_of, object_of, pointer, text_of
 from operations.errors import CallError, ErrorCode, invalid_argument
 from operations.openapi.files import (
     FileContent,
@@ -160,7 +160,7 @@ def _without_files(value: Any, files: dict[str, Any], depth: int) -> Any:
         return {name: _without_files(item, files, depth + 1) for name, item in value.items()}
     if is_list(value):
         return [_without_files(item, files, depth + 1) for item in value]
-    if type(value) in _PLAIN or not is_file_value(value):
+    if type(value) in SCALARS or not is_file_value(value):
         return value
     # A placeholder that is valid base64 and different from all other arguments.
     stand_in = token_hex(16)
@@ -169,7 +169,6 @@ def _without_files(value: Any, files: dict[str, Any], depth: int) -> Any:
 
 
 _MAX_DEPTH = 8
-_PLAIN = frozenset({str, int, float, bool, type(None)})
 
 
 def from_base64(text: str, name: str) -> bytes:

@@ -74,7 +74,7 @@ _BOOLEANS_AS_TEXT = {value: text for text, value in _BOOLEANS.items()}
 _SHOWN = 80
 """The largest number of characters of a value in a message."""
 
-_ARTICLES = {
+ARTICLES = {
     "string": "a string",
     "number": "a number",
     "integer": "an integer",
@@ -145,8 +145,8 @@ def _type(expected: Any, value: Any, _schema: JSONObject) -> str | None:
     names = expected if is_list(expected) else [expected]
     if any(has_type(value, name) for name in names):
         return None
-    wanted = " or ".join(_ARTICLES[name] for name in names)
-    return f"must be {wanted}, not {_ARTICLES[type_of(value)]}"
+    wanted = " or ".join(ARTICLES[name] for name in names)
+    return f"must be {wanted}, not {ARTICLES[type_of(value)]}"
 
 
 def _enum(members: list[Any], value: Any, _schema: JSONObject) -> str | None:

@@ -10,7 +10,16 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
-from operations._json import is_list, is_object, kind_of, lift, pointer, to_json, unescape
+from operations._json import (
+    JSON_TYPES,
+    is_list,
+    is_object,
+    kind_of,
+    lift,
+    pointer,
+    to_json,
+    unescape,
+)
 from operations._text import counted
 from operations.schema.explain import ValidationIssue
 from operations.schema.members import Place
@@ -68,7 +77,6 @@ _MAX_NAMES = 100
 _MAX_REPORTS = 100
 """The number of cached reports of one place, for lists with the same length and names."""
 
-_JSON = frozenset({dict, list, str, int, float, bool, type(None)})
 _CONTAINERS = frozenset({dict, list})
 _OBJECTS = frozenset({dict})
 _TYPES = ("string", "integer", "number", "boolean")
@@ -133,7 +141,7 @@ class Changes:
         """Compare the property names of objects in which properties may have been stripped or filled."""
         if place is None or place.is_open:
             return
-        if type(before) not in _JSON:
+        if type(before) not in JSON_TYPES:
             before = lift(before)
         if is_list(after):
             items = place.items
@@ -360,7 +368,7 @@ def _is_conversion(before: Any, after: Any) -> bool:
 
 def _plain(value: Any) -> Any:
     """Return `value` as a JSON type with plain keys."""
-    if type(value) not in _JSON:
+    if type(value) not in JSON_TYPES:
         value = lift(value)
     if is_object(value) and not all(type(name) is str for name in value):
         names: Iterable[str] = to_json(dict.fromkeys(value))

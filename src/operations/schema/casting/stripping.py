@@ -16,6 +16,8 @@ from typing import Any, NamedTuple, TypeAlias
 from msgspec import ValidationError, json, msgpack
 
 from operations._json import (
+    JSON_TYPES,
+    SCALARS,
     JSONValueError,
     as_json,
     dumped_models,
@@ -41,9 +43,6 @@ from operations.schema.references import Site
 
 Strip: TypeAlias = Callable[[Any, int], Any]
 """Takes a value and its allowed depth; returns the stripped copy."""
-
-_SCALARS = frozenset({str, int, float, bool, type(None)})
-_JSON = _SCALARS | {dict, list}
 
 pack = msgpack.Encoder().encode
 REFUSALS = (LookupError, NotImplementedError, OverflowError, TypeError, ValueError)
@@ -114,7 +113,7 @@ class Stripper:
                 return on_array(value, room)
             if kind in scalars:
                 return value
-            if kind in _SCALARS:
+            if kind in SCALARS:
                 if typed:
                     raise NeedsRepair
                 return to_json(value)
@@ -193,7 +192,7 @@ class Stripper:
         objects = [self._candidates(plan, choice, "object") for choice in plan.choices]
         arrays = [self._candidates(plan, choice, "array") for choice in plan.choices]
         planner, undecided = self._planner, int(plan.is_unstable)
-        settle = _settled if planner.scope.recursive else _unchecked
+        settle = _enforce_depth if planner.scope.recursive else _unchecked
         scalars = known_scalars(plan)
         plain = scalars or frozenset()
         picked: dict[tuple[str, ...], _Stage] = {}
@@ -203,7 +202,7 @@ class Stripper:
             if kind in plain:
                 return value
             if kind is not dict and kind is not list:
-                if kind not in _SCALARS:
+                if kind not in SCALARS:
                     return strip(lift(value), room)
                 if scalars is None:
                     return to_json(value)
@@ -250,8 +249,8 @@ def _unchecked(_value: Any, _room: int) -> None:
     pass
 
 
-def _settled(value: Any, room: int) -> None:
-    """Return whether a value is JSON and not nested too deeply, before a recursive validator processes it."""
+def _enforce_depth(value: Any, room: int) -> None:
+    """Require that a value is JSON and not nested too deeply, before a recursive validator processes it."""
     try:
         as_json(value, room)
     except JSONValueError:
@@ -265,7 +264,7 @@ def _shaped(shape: PlanType, general: Strip) -> Strip:
         return general
 
     def strip(value: Any, room: int) -> Any:
-        if room >= shape.depth and type(value) not in _SCALARS:
+        if room >= shape.depth and type(value) not in SCALARS:
             try:
                 return strip_typed(value)[0]
             except NeedsRepair:
@@ -363,7 +362,7 @@ def _leaf_strip(allowed: frozenset[type]) -> Strip:
 
 def _lifted(value: Any, allowed: frozenset[type]) -> Any:
     """Convert a scalar to an allowed JSON type."""
-    if type(value) not in _JSON:
+    if type(value) not in JSON_TYPES:
         value = to_json(value)
         if type(value) in allowed:
             return value
@@ -414,7 +413,7 @@ def _object_strip(
                 result[key] = stage.strip(item, room)
         for name, default in filled:
             if name not in value:
-                if type(default) in _SCALARS:
+                if type(default) in SCALARS:
                     result[name] = default
                 else:
                     result[name] = to_json(default)

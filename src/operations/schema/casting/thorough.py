@@ -7,7 +7,7 @@ It follows a plan and a value in parallel. The rules, in order of precedence:
     other               stays unchanged; the check afterwards reports it
 
 Rule 1: the input is never modified. The result is fresh JSON.
-Rule 2: only `CreatingPass`, for the policy `create`, creates values: it overrides the four hooks at the end of `Pass`.
+Rule 2: only `CreatingPass`, for the policy `create`, creates values: it overrides the six hooks at the end of `Pass`.
         It uses a declared default if there is one, else a constant, else the smallest value of the first type that the
         schema accepts. A value that must contain itself cannot be created.
 """
@@ -18,11 +18,13 @@ from math import ceil, floor
 from typing import Any
 
 from operations._json import (
+    JSON_TYPES,
     MAX_DEPTH,
     JSONValueError,
     canonical,
     is_list,
     is_object,
+    kind_of,
     lift,
     pointer,
     to_json,
@@ -37,18 +39,6 @@ _MAX_TRIALS = 1_000
 
 _MAX_DEFAULT = 100_000
 """The largest default in bytes, with its own defaults filled."""
-
-_NAMES: dict[type, str] = {
-    dict: "object",
-    list: "array",
-    str: "string",
-    int: "integer",
-    float: "number",
-    bool: "boolean",
-    type(None): "null",
-}
-"""The JSON types, by their exact Python types."""
-
 
 _CONTAINERS = frozenset({dict, list})
 
@@ -148,12 +138,12 @@ class Pass:
             self._trials_left -= 1
             if self._trials_left < 0:
                 raise CannotCastError
-        while type(value) not in _NAMES:
+        while type(value) not in JSON_TYPES:
             value = placed(lift, value, path)
         if plan.is_unknown:
             return placed(to_json, value, path, room)
         kind = type(value)  # pyright: ignore[reportUnknownVariableType]
-        if plan.choices and plan.allows(_NAMES[kind]):
+        if plan.choices and plan.allows(kind_of(value)):
             return self._choose(plan, value, path, room)
         if kind is dict and plan.allows("object") and plan.constants is None:
             return self._object(plan, value, path, room)

@@ -36,7 +36,7 @@ from typing import (
 
 import msgspec
 
-from operations._json import JSONValueError, canonical, to_json
+from operations._json import JSON_TYPES, JSONValueError, canonical, to_json
 from operations.errors import SchemaError
 from operations.schema.document import Schema
 from operations.schema.python.annotations import Notes, alias_value, is_alias, origin_of, peel
@@ -49,7 +49,6 @@ from operations.schema.python.records import (
     title_of,
 )
 from operations.schema.python.shapes import (
-    ANY,
     NOTHING,
     AnnotatedShape,
     CollectedDefs,
@@ -97,7 +96,7 @@ class Foreign(msgspec.Struct, frozen=True, eq=False):
     def kinds(self) -> Kinds:
         """Models are objects, except root models."""
         is_object = getattr(self.annotation, "__pydantic_root_model__", None) is False
-        return frozenset({dict}) if is_object else ANY
+        return frozenset({dict}) if is_object else JSON_TYPES
 
     def schema(self, definitions: CollectedDefs) -> JSONObject:
         """Return the schema that pydantic writes.

@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 import msgspec
 
-from operations._json import canonical, pointer
+from operations._json import JSON_TYPES, canonical, pointer
 from operations._text import numbered_name
 from operations.schema.document import Schema
 from operations.schema.explain import ValidationIssue
@@ -26,7 +26,6 @@ Mode: TypeAlias = Literal["validation", "serialization"]
 Kinds: TypeAlias = frozenset[type]
 """Exact types of JSON values."""
 
-ANY: Kinds = frozenset({dict, list, str, int, float, bool, type(None)})
 NOTHING: Kinds = frozenset()
 MISSING: Any = object()
 """Marks the absence of a default; `None` is a default."""
@@ -176,8 +175,8 @@ def document_of(shape: Shape, mode: Mode = "validation") -> JSONObject:
 class Unknown(msgspec.Struct, frozen=True, eq=False):
     """Any JSON, unchanged."""
 
-    kinds: Kinds = ANY
-    exact: Kinds = ANY
+    kinds: Kinds = JSON_TYPES
+    exact: Kinds = JSON_TYPES
 
     def schema(self, definitions: CollectedDefs) -> JSONObject:
         """Return an empty schema."""
