@@ -41,9 +41,6 @@ class CompiledSchema(Checker):
 
     __slots__ = ()
 
-    is_refused = False
-    """Whether this replaces a schema that cannot be compiled."""
-
     @property
     def certain(self) -> frozenset[type]:
         """The types all of whose values are valid, so that they need neither a check nor a cast."""
@@ -111,14 +108,6 @@ class CompiledSchema(Checker):
         return explain(self._caches.planner, self.document.root, value)
 
 
-class _RefusedSchema(CompiledSchema):
-    """Accepts any value, in place of a schema that cannot be compiled."""
-
-    __slots__ = ()
-
-    is_refused = True
-
-
 class Schema:
     """A JSON Schema 2020-12 document with compiled check, errors and cast.
 
@@ -180,7 +169,8 @@ class Schema:
         """
         if isinstance(self.document, bool) or self.is_empty:
             return self.is_empty
-        return self.compile().is_refused
+        # `True` replaces a document that cannot be compiled.
+        return self.compile().document.root.schema is True
 
     @property
     def casts_slowly(self) -> bool:
@@ -226,7 +216,7 @@ class Schema:
             compiled = self._sharing() or CompiledSchema(self.document, drop_patterns=True)
         except SchemaError as error:
             _logger.warning("A schema cannot be used and accepts any value instead: %s", error)
-            compiled = _RefusedSchema(True)
+            compiled = CompiledSchema(True)
         if compiled.dropped:
             _logger.warning(
                 "Patterns that cannot be run safely are not checked: %s",

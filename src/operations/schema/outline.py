@@ -100,7 +100,7 @@ class Outline:
 
     @property
     def choices(self) -> list[Any]:
-        """The allowed values of an enum, a constant or a boolean."""
+        """The allowed values of an enum or a constant."""
         if "const" in self.schema:
             return [self.schema["const"]]
         if "enum" in self.schema:

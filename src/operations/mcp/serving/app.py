@@ -308,7 +308,7 @@ def _is_stripped(state: RequestState) -> bool:
     """Return whether no header value has surrounding white space, which not every server removes."""
     if len(state.headers) != len(state.scope["headers"]):
         return False
-    return all(value.strip() is value for value in state.headers.values())
+    return all(value.strip() == value for value in state.headers.values())
 
 
 def _is_answer(body: bytes) -> bool:

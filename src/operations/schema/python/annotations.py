@@ -116,7 +116,7 @@ def peel(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def is_class(annotation: Any) -> bool:
-    """Return whether `value` is a class. In a function, so that type checkers do not narrow it to `type[Unknown]`."""
+    """Return whether `annotation` is a class, without narrowing it to `type[Unknown]`."""
     return isinstance(annotation, type)
 
 
