@@ -508,6 +508,29 @@ async def test_a_request_that_cannot_be_acknowledged_leaves_nothing_behind(
             await removed.wait()
 
 
+@pytest.mark.requirement("R13", "F15")
+@pytest.mark.parametrize("reply", ["", "somewhere", "$JS.ACK.x"])
+async def test_f15_no_message_stops_the_reader_of_a_durable_queue(
+    jetstream: Broker, reply: str
+) -> None:
+    inboxes: list[str] = []
+
+    async def note(message: Any) -> None:
+        inboxes.append(message.reply)
+
+    async with connected(jetstream) as admin:
+        await admin.subscribe("$JS.API.CONSUMER.MSG.NEXT.>", cb=note)
+        await admin.flush()
+        async with calling(jetstream.url) as calls:
+            with anyio.fail_after(30):
+                await until(lambda: inboxes)
+                await admin.publish(inboxes[0], b"{}", reply=reply, headers={"Odd": "1"})
+                await admin.flush()
+                for number in range(3):
+                    result = await calls.call("math.add", {"a": 1, "b": number}, timeout=20)
+                    assert result.data == 1 + number
+
+
 async def test_a_worker_with_a_slow_connection_stops_without_keeping_requests(
     jetstream: Broker,
 ) -> None:

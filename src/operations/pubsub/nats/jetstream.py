@@ -463,21 +463,22 @@ class DurableReader:
         while not self._closing:
             count = await self._batch.room()
             try:
-                messages = await self._fetch(count)
-            except Error as error:
+                await self._deliver(await self._fetch(count))
+            except Exception as error:  # noqa: BLE001 - no message may stop the reader
                 await self._recover(error)
-                continue
-            if not messages:
-                self._batch.reset()
-                continue
-            await self._compare_clocks()
-            began = self._loop.time()
-            for message in messages:
-                age = began + self._ahead - message.metadata.timestamp.timestamp()
-                claim = _MessageClaim(message, self._batch, began, self._jetstream.client.start)
-                sender = sender_of(self._jetstream.prefix, message.subject)
-                deliver(self._consumer, Delivery(message.data, "", max(age, 0.0), claim, sender))
-            await self._batch.begun(len(messages), began)
+
+    async def _deliver(self, messages: list[Any]) -> None:
+        if not messages:
+            self._batch.reset()
+            return
+        await self._compare_clocks()
+        began = self._loop.time()
+        for message in messages:
+            age = began + self._ahead - message.metadata.timestamp.timestamp()
+            claim = _MessageClaim(message, self._batch, began, self._jetstream.client.start)
+            sender = sender_of(self._jetstream.prefix, message.subject)
+            deliver(self._consumer, Delivery(message.data, "", max(age, 0.0), claim, sender))
+        await self._batch.begun(len(messages), began)
 
     async def _fetch(self, count: int) -> list[Any]:
         """Return up to `count` requests.
@@ -507,9 +508,9 @@ class DurableReader:
                 APIError.from_msg(message)
         return messages
 
-    async def _recover(self, error: Error) -> None:
+    async def _recover(self, error: Exception) -> None:
         """Create the consumer and the stream again if they were deleted; the connection may also be lost."""
-        logger.debug("JetStream: %s", error)
+        logger.debug("JetStream: %r", error)
         try:
             await self._jetstream.prepare(self._queue)
         except (Error, TimeoutError, TransportError) as failure:
