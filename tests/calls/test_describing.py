@@ -12,6 +12,7 @@ from tests.calls.worlds import World
 from operations._json import canonical
 from operations.calls import PendingRequestMap, from_calls, serve_calls
 from operations.calls.services import PIECE, SpecDecoder, SpecEncoder
+from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode
 from operations.openapi import HTTPServiceConfig, from_openapi_file
 from operations.pubsub.memory import MemoryTarget
@@ -276,6 +277,17 @@ def test_a_spec_that_is_not_json_hides_nothing(schema: Any) -> None:
 
     assert listener.specs == specs[1:]
     assert listener.left_out[0].startswith("shop.odd: its spec is not JSON")
+
+
+async def test_a_worker_with_a_spec_that_is_not_json_serves_the_others() -> None:
+    async def run(input: Any, context: OperationContext) -> int:
+        return 1
+
+    registry, target = OperationRegistry(), MemoryTarget()
+    odd = query("odd", output_schema=Schema({"default": object()}))
+    registry.register_all([Operation(odd, run), Operation(query("fine"), run)])
+    async with serve_calls(registry, target), from_calls(target) as service:
+        assert [each.spec.id for each in service] == ["shop.fine"]
 
 
 async def test_a_deep_schema_is_sent_as_well() -> None:

@@ -21,6 +21,7 @@ Rule 4: a caller sees only the operations that it may call.
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from hashlib import sha256
 from time import monotonic
@@ -361,9 +362,11 @@ _SCHEMA_SPEC = OperationSpec(
 def digest_of(registry: OperationRegistry) -> str:
     """Return a digest of the operations of a registry, with which callers detect changes."""
     specs = registry.specs()
+    texts = [f"{spec.id} {spec.version}".encode() for spec in specs]
     # Encoding the schemas of a large API takes seconds; ids and versions detect most changes.
-    small = len(specs) <= _MAX_DIGESTED
-    texts = [spec.encode() if small else f"{spec.id} {spec.version}".encode() for spec in specs]
+    for spec in specs if len(specs) <= _MAX_DIGESTED else ():
+        with suppress(TypeError, ValueError, RecursionError):
+            texts.append(spec.encode())
     texts += [
         f"{spec.id} {seconds}".encode()
         for spec in specs
