@@ -467,3 +467,32 @@ def test_defaults_that_are_not_of_their_type_are_omitted_and_reported(
     caplog.clear()
     document_of(spec(input_schema=from_schema({"type": "integer", "default": 3})))
     assert caplog.text == ""
+
+
+def test_a_discriminator_refers_to_the_components() -> None:
+    """Generators such as openapi-typescript resolve its mapping, and fail if a target is missing."""
+    pet: Any = {
+        "oneOf": [{"$ref": "#/$defs/Cat"}, {"$ref": "#/$defs/Dog"}],
+        "discriminator": {
+            "propertyName": "kind",
+            "mapping": {"cat": "#/$defs/Cat", "dog": "#/$defs/Dog"},
+        },
+    }
+    cat, dog = ({"type": "object", "properties": {"kind": {"const": n}}} for n in ("cat", "dog"))
+    schema: Any = {
+        "type": "object",
+        "properties": {"pet": pet},
+        "$defs": {"Cat": cat, "Dog": dog},
+    }
+
+    def shown(document: Any) -> Any:
+        (media,) = document["paths"]["/test/run"]["post"]["responses"]["200"]["content"].values()
+        return media["schema"]["properties"]["pet"]["discriminator"]
+
+    document = document_of(spec(output_schema=from_schema(schema)))
+
+    moved = {"cat": "#/components/schemas/Cat", "dog": "#/components/schemas/Dog"}
+    assert shown(document) == {"propertyName": "kind", "mapping": moved}
+    assert restored(document, "test.run").output_schema == from_schema(schema)
+    pet["discriminator"]["mapping"]["fox"] = "#/$defs/Fox"
+    assert shown(document_of(spec(output_schema=from_schema(schema))))["mapping"] == moved

@@ -284,10 +284,16 @@ def _rewritten(
     schema: JSONObject, move: Callable[[str], str], convert: Callable[[JSONSchema], JSONSchema]
 ) -> JSONObject:
     """Return a copy of `schema` with every `$ref` changed by `move`, and every subschema by `convert`."""
+    known = dict.fromkeys(_references(schema))
 
     def change(copy: JSONObject) -> None:
         if isinstance(ref := copy.get("$ref"), str):
             copy["$ref"] = move(ref)
+        if is_object(tag := copy.get("discriminator")) and is_object(tag.get("mapping")):
+            # Tools resolve its targets, so one that is not in the document must be omitted.
+            named: Iterable[tuple[str, Any]] = tag["mapping"].items()
+            mapping = {value: move(ref) for value, ref in named if str(ref) in known}
+            copy["discriminator"] = {**tag, "mapping": mapping}
         for keyword, token, inner in list(subschemas(copy)):
             if keyword not in _MAY_BE_BOOLEAN:
                 holder: Any = copy if token is None else copy[keyword]
