@@ -609,6 +609,26 @@ async def test_a_silent_stream_sends_comments_and_ends_when_another_reader_takes
     assert not log.is_read(STANDALONE)
 
 
+async def test_a_silent_stream_sends_comments_while_other_streams_are_busy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sessions, "PING_SECONDS", 0.2)
+    log = EventLog()
+    busy = log.open_stream()
+
+    async def report() -> None:
+        while True:
+            log.add(busy, b"{}")
+            await asyncio.sleep(0.001)
+
+    reporting = asyncio.create_task(report())
+    with anyio.fail_after(10):
+        async for part in log.follow(STANDALONE, 0):
+            assert part == sessions.PING
+            break
+    reporting.cancel()
+
+
 # ---------------------------------------------------------------- the end of a session
 
 

@@ -131,6 +131,7 @@ class EventLog:
         """Yield the events of a stream after an event, until the stream ends or another reader replaces this one."""
         reader = self._readers[stream] = object()
         self._wake()
+        ping_at = monotonic() + PING_SECONDS
         try:
             while self._readers.get(stream) is reader:
                 changed = self._changed
@@ -138,13 +139,16 @@ class EventLog:
                     if number > after and of == stream:
                         after = number
                         yield frame
+                        ping_at = monotonic() + PING_SECONDS
                 if stream not in self._open:
                     return
                 try:
-                    async with asyncio.timeout(PING_SECONDS):
+                    # Events of other streams also set it.
+                    async with asyncio.timeout(ping_at - monotonic()):
                         await changed.wait()
                 except TimeoutError:
                     yield PING
+                    ping_at = monotonic() + PING_SECONDS
         finally:
             if self._readers.get(stream) is reader:
                 del self._readers[stream]
