@@ -137,6 +137,13 @@ SAFE: Final[tuple[Header, ...]] = (
 )
 """Headers of every response: results must not be cached, and browsers must not guess their type."""
 
+EVENT_STREAM: Final[tuple[Header, ...]] = (
+    (b"content-type", b"text/event-stream"),
+    # Proxies must not buffer events.
+    (b"x-accel-buffering", b"no"),
+    *SAFE,
+)
+
 _MAX_META: Final = 7 * 1024
 """The largest meta of an envelope in a header, in bytes. Common clients read header lines of at most 8 KiB."""
 

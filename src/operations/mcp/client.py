@@ -27,7 +27,7 @@ from operations.front.limits import CallTimeout
 from operations.mcp.catalog import ServerAccess, ServerCatalog
 from operations.mcp.codec import with_caller_meta
 from operations.mcp.connection import CallerConnections, LiveConnection, Retries
-from operations.mcp.failures import ServerError, read_failure
+from operations.mcp.failures import Failure, read_failure
 from operations.mcp.http import sending_for
 from operations.mcp.interaction import (
     CallInFlight,
@@ -344,7 +344,7 @@ class MCPClient:
             except Exception as error:  # noqa: BLE001 - any error of the SDK is a failure of the call
                 failure = read_failure(error, self.name, connection.redactor)
                 if failure.broken:
-                    connection.give_up(session)
+                    session.finished.set()
                 if not await retries.allow(failure) and not await self._was_stale(
                     failure, session, retries
                 ):
@@ -353,9 +353,7 @@ class MCPClient:
                 connection.is_there()
                 return result
 
-    async def _was_stale(
-        self, failure: ServerError, session: RelaySession, retries: Retries
-    ) -> bool:
+    async def _was_stale(self, failure: Failure, session: RelaySession, retries: Retries) -> bool:
         """Return whether the server rejected an outdated tool definition (2026-07-28) that has been updated now."""
         code = object_of(failure.error.details).get("code")
         if code != HEADER_MISMATCH or retries.has_refreshed:
@@ -389,7 +387,7 @@ class MCPClient:
         except MCPError as error:
             failure = read_failure(error, self.name, self._connection.redactor)
             if failure.broken:
-                self._connection.give_up(session)
+                session.finished.set()
             if failure.unsent or failure.broken:
                 self._connection.is_away()
             raise failure.error from None

@@ -190,10 +190,6 @@ class LiveConnection:
             self.on_away()
         return self.away_since
 
-    def give_up(self, session: RelaySession) -> None:
-        """Record that `session` cannot be used, because the server no longer knows it."""
-        session.finished.set()
-
     async def aclose(self) -> None:
         """Close the connection. May be called from any task, and more than once."""
         self._closed = True
@@ -416,7 +412,8 @@ class Retries:
 
     def __init__(self, connection: LiveConnection, replayable: bool) -> None:
         self._connection = connection
-        self._replayable = self._is_safe = replayable
+        self._is_safe = replayable
+        self._was_repeated = False
         self._attempts = 0
         self._backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         self.has_refreshed = False
@@ -424,19 +421,19 @@ class Retries:
     @property
     def begun(self) -> Literal[False] | None:
         """False if the server certainly did not process any attempt."""
-        return False if self._replayable == self._is_safe else None
+        return None if self._was_repeated else False
 
-    async def allow(self, failure: failures.ServerError) -> bool:
+    async def allow(self, failure: failures.Failure) -> bool:
         """Wait if necessary, and return whether to retry the request."""
         if failure.unsent:
             failure.error.begun = self.begun
             return await self._wait()
-        if failure.error.code == ErrorCode.UNAVAILABLE and self._replayable:
-            self._replayable = False
-            return True
         if not self._is_safe:
             # The request may have run, and a retry could run it twice.
             failure.error.retryable = False
+        elif failure.error.code == ErrorCode.UNAVAILABLE and not self._was_repeated:
+            self._was_repeated = True
+            return True
         return False
 
     async def _wait(self) -> bool:

@@ -16,6 +16,7 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_hex
 from typing import Any, Literal, TypeAlias, cast
@@ -54,20 +55,18 @@ _LOST = re.compile(r"Connection closed|SSE stream (failed|ended)")
 _LATE = re.compile(r"timed out", re.IGNORECASE)
 
 
-class ServerError(Exception):
-    """A request without a result.
+@dataclass(slots=True)
+class Failure:
+    """The reason why a request has no result."""
 
-    Attributes:
-        error: The error for the caller.
-        unsent: Whether the request certainly did not run.
-        broken: Whether the connection can no longer be used.
-    """
+    error: CallError
+    """The error for the caller."""
 
-    def __init__(self, error: CallError, *, unsent: bool = False, broken: bool = False) -> None:
-        super().__init__(error.message)
-        self.error = error
-        self.unsent = unsent
-        self.broken = broken
+    unsent: bool = False
+    """Whether the request certainly did not run."""
+
+    broken: bool = False
+    """Whether the connection can no longer be used."""
 
 
 def seal(kind: Kind, message: str, **details: Any) -> JSONObject:
@@ -81,7 +80,7 @@ def sealed(kind: Kind, message: str, **details: Any) -> MCPError:
     return MCPError(**seal(kind, message, **details))
 
 
-def read_failure(error: Exception, server: str, redactor: Redactor) -> ServerError:
+def read_failure(error: Exception, server: str, redactor: Redactor) -> Failure:
     """Return the failure for an error of the SDK during a request to `server`, with secrets redacted."""
     failure = _read(error, server)
     found = failure.error
@@ -94,12 +93,12 @@ def read_failure(error: Exception, server: str, redactor: Redactor) -> ServerErr
     return failure
 
 
-def _read(error: Exception, server: str) -> ServerError:
+def _read(error: Exception, server: str) -> Failure:
     if isinstance(error, MCPError):
         return _of_protocol(error, server)
     if isinstance(error, ValidationError):
         message = f"{server} sent a response that the protocol does not allow"
-        return ServerError(CallError(ErrorCode.EXECUTION_ERROR, message))
+        return Failure(CallError(ErrorCode.EXECUTION_ERROR, message))
     if isinstance(error, httpx2.HTTPStatusError):
         status = error.response.status_code
         message = f"{server} answered with HTTP status {status}"
@@ -107,41 +106,41 @@ def _read(error: Exception, server: str) -> ServerError:
     else:
         message = f"{server} cannot be reached: {type(error).__name__}"
         found = CallError(ErrorCode.UNAVAILABLE, message)
-    return ServerError(found, broken=True)
+    return Failure(found, broken=True)
 
 
-def _of_protocol(error: MCPError, server: str) -> ServerError:
+def _of_protocol(error: MCPError, server: str) -> Failure:
     data: Any = error.data
     if object_of(data).get("seal") == _SEAL:
         return _of_transport(error.message, data, server)
     if error.code == CONNECTION_CLOSED and _TOO_LONG.search(error.message):
         message = f"{server} answered with too large an event"
-        return ServerError(CallError(ErrorCode.RESOURCE_EXHAUSTED, message))
+        return Failure(CallError(ErrorCode.RESOURCE_EXHAUSTED, message))
     if error.code == CONNECTION_CLOSED and _LOST.match(error.message):
         message = f"the connection to {server} was lost during the call"
-        return ServerError(CallError(ErrorCode.UNAVAILABLE, message))
+        return Failure(CallError(ErrorCode.UNAVAILABLE, message))
     details: JSONObject = {"code": error.code, "message": error.message}
     if data is not None:
         details["data"] = data
     if error.code == REQUEST_TIMEOUT and _LATE.search(error.message):
         late = timeout_error(f"{server} did not answer in time")
         late.details.update(details)
-        return ServerError(late)
-    return ServerError(CallError(ErrorCode.EXECUTION_ERROR, f"{server}: {error.message}", details))
+        return Failure(late)
+    return Failure(CallError(ErrorCode.EXECUTION_ERROR, f"{server}: {error.message}", details))
 
 
-def _of_transport(message: str, data: JSONObject, server: str) -> ServerError:
+def _of_transport(message: str, data: JSONObject, server: str) -> Failure:
     kind: Kind = data["kind"]
     details: JSONObject | None = data["details"] or None
     if kind == "credential":
         found: Any = data["details"]
-        return ServerError(CallError(found["code"], message, retryable=found["retryable"]))
+        return Failure(CallError(found["code"], message, retryable=found["retryable"]))
     text = f"{server} {message}"
     if kind == "too_large":
-        return ServerError(CallError(ErrorCode.RESOURCE_EXHAUSTED, text, details))
+        return Failure(CallError(ErrorCode.RESOURCE_EXHAUSTED, text, details))
     if kind in ("status", "malformed"):
-        return ServerError(CallError(ErrorCode.EXECUTION_ERROR, text, details))
-    return ServerError(
+        return Failure(CallError(ErrorCode.EXECUTION_ERROR, text, details))
+    return Failure(
         CallError(ErrorCode.UNAVAILABLE, text, details),
         unsent=kind in ("unreachable", "closed", "session"),
         # After a failed HTTP request the next one may succeed, but not after the session was lost.
@@ -187,6 +186,8 @@ class _Answer(msgspec.Struct):
     method: msgspec.Raw | None = None
 
 
+_decode_answer = msgspec.json.Decoder(_Answer).decode
+
 _ID_FIRST = re.compile(rb'^\{\s*"jsonrpc"\s*:\s*"2\.0"\s*,\s*"id"\s*:\s*(\d{1,15})\s*,')
 _ID_LAST = re.compile(rb'"id"\s*:\s*(\d{1,15})\s*(?:,\s*"jsonrpc"\s*:\s*"2\.0"\s*)?\}\s*$')
 _IS_REQUEST = re.compile(rb'^\{\s*(?:"(?:jsonrpc|id)"\s*:[^,{]{1,64},\s*){0,2}"method"\s*:')
@@ -198,7 +199,7 @@ EDGE = 256
 def answered_id(message: bytes) -> int | None:
     """Return the id of the request that a message responds to, even if the message cannot be decoded."""
     try:
-        answer = msgspec.json.decode(message, type=_Answer)
+        answer = _decode_answer(message)
     except (msgspec.DecodeError, RecursionError):
         return id_at_edge(message[:EDGE], message[-EDGE:])
     with suppress(msgspec.DecodeError):

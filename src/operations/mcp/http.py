@@ -187,7 +187,6 @@ def build_http_client(
         config,
         headers={**config.headers, "accept-encoding": "identity"},
         timeout=timeout or httpx2.Timeout(CONNECT_SECONDS, read=read),
-        verify=tls_context(),
         auth=_authentication(config),
         transport=_BoundedTransport(config, _named_by_operator(config)),
     )

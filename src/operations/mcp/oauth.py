@@ -30,9 +30,6 @@ _HOW = "run `operations login NAME`, or call operations.mcp.sign_in"
 class SignInRequiredError(OperationsError):
     """Raised if a person must sign in to a server first."""
 
-    def __init__(self, target: str) -> None:
-        super().__init__(f"{target} needs a person to sign in: {_HOW}")
-
 
 class TokenStore:
     """The tokens of one server, its client registration and the addresses of its authorization server.
@@ -130,7 +127,7 @@ def stored_login(config: MCPClientConfig, login: OAuthLogin) -> OAuthClientProvi
     file = TokenStore(token_path(config, login))
     stored = file.read()
     if _valid(auth.OAuthToken, stored.get("tokens")) is None:
-        raise SignInRequiredError(config.target)
+        raise SignInRequiredError(f"{config.target} needs a person to sign in: {_HOW}")
     provider = build_provider(config, login, file, "http://127.0.0.1/", _no_browser, _no_answer)
     # The SDK does not store these values, but needs them to refresh tokens.
     expires_at = stored.get("expires_at")
@@ -154,7 +151,7 @@ def build_provider(
     file: TokenStore,
     redirect_uri: str,
     redirect: Callable[[str], Awaitable[None]],
-    callback: Callable[[], Awaitable[auth.AuthorizationCodeResult]] | None = None,
+    callback: Callable[[], Awaitable[auth.AuthorizationCodeResult]],
 ) -> OAuthClientProvider:
     """Return an auth object that signs requests with the tokens in `file`, and requests new ones through `redirect`."""
     metadata = auth.OAuthClientMetadata(

@@ -36,7 +36,7 @@ from operations._json import (
 from operations._mcp_config import MCPClientConfig
 from operations._resilience import IDLE_SECONDS
 from operations.front.public_errors import Redactor
-from operations.mcp.failures import refusal, sealed
+from operations.mcp.failures import answered_id, refusal, sealed
 from operations.mcp.sdk import Dispatcher, NegotiatingSession
 from operations.types import JSONObject
 
@@ -251,7 +251,7 @@ class PlainCalls:
                     if not data:
                         # A comment, or an event that has only an id.
                         continue
-                    if len(data) <= self._max_bytes and _answers(data, request_id):
+                    if len(data) <= self._max_bytes and answered_id(data) == request_id:
                         self._end(response)
                         return self._result(request_id, data)
                     return self._handed_over(request_id, bytes(received), response)
@@ -311,23 +311,6 @@ async def _read_to_end(response: aiohttp.ClientResponse) -> None:
         raise
     else:
         response.release()
-
-
-class _Head(msgspec.Struct):
-    id: Any = None
-    method: msgspec.Raw | None = None
-
-
-_decode_head = msgspec.json.Decoder(_Head).decode
-
-
-def _answers(message: bytes, request_id: int) -> bool:
-    """Return whether a message is the response to a request, without decoding the rest of the message."""
-    try:
-        head = _decode_head(message)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return False
-    return head.method is None and head.id == request_id
 
 
 # ------------------------------------------------------------ sessions

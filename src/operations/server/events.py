@@ -20,8 +20,8 @@ from operations.errors import CallError, ErrorCode, cancelled_elsewhere, map_err
 from operations.front import credential_ended
 from operations.front.http import RequestState
 from operations.front.limits import wait_for_disconnect
-from operations.front.messages import REQUEST_ID, SAFE, meta_text
-from operations.front.public_errors import ClientDisconnectedError, Header, malformed, public_wire
+from operations.front.messages import EVENT_STREAM, REQUEST_ID, meta_text
+from operations.front.public_errors import ClientDisconnectedError, malformed, public_wire
 from operations.openapi.exporting.query_arguments import QueryArguments
 from operations.specs import OperationSpec
 from operations.types import JSONObject
@@ -78,12 +78,6 @@ _START_SECONDS = 0.05
 _END_SECONDS = 1.0
 """Seconds that a handler has to end after its client has disconnected."""
 
-_HEADERS: tuple[Header, ...] = (
-    (b"content-type", b"text/event-stream"),
-    # Proxies must not buffer events.
-    (b"x-accel-buffering", b"no"),
-    *SAFE,
-)
 _COMPLETE = b"event: complete\ndata: {}\n\n"
 _ALIVE = b": alive\n\n"
 
@@ -210,7 +204,7 @@ class _Response:
             {
                 "type": "http.response.start",
                 "status": 200,
-                "headers": [*_HEADERS, (b"x-request-id", request_id.encode())],
+                "headers": [*EVENT_STREAM, (b"x-request-id", request_id.encode())],
             }
         )
         # Some servers send the head only with the first bytes of the body.

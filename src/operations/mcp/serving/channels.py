@@ -135,7 +135,7 @@ class _AskingCall:
         channel: CallerChannel,
         capabilities: Mapping[str, Any],
         answers: Mapping[str, Any],
-        caller: str = "",
+        caller: str,
     ) -> None:
         self.caller = caller
         self._known = dict(answers)

@@ -26,18 +26,13 @@ from starlette.requests import Request
 
 from operations.errors import CallError
 from operations.front.http import RequestState
-from operations.front.messages import JSON, SAFE, Reply
+from operations.front.messages import EVENT_STREAM, JSON, Reply
 from operations.front.public_errors import Header
 from operations.mcp.serving.caller import LimitedCall
 from operations.mcp.serving.sessions import PING, PING_SECONDS, Session, event, notification
 from operations.types import JSONObject
 
 SESSION_HEADER: Final = b"mcp-session-id"
-EVENT_STREAM: Final[tuple[Header, ...]] = (
-    (b"content-type", b"text/event-stream"),
-    (b"x-accel-buffering", b"no"),
-    *SAFE,
-)
 
 _RESUMABLE: Final = "2025-11-25"
 """Since this version, clients accept an event without a message, and resume streams."""

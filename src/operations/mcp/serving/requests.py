@@ -28,12 +28,12 @@ from operations._decoding import build_from, decode_json
 from operations._json import JSONValueError, object_of
 from operations.context import NOTHING
 from operations.front.http import RequestState
-from operations.front.messages import JSON, Reply
+from operations.front.messages import EVENT_STREAM, JSON, Reply
 from operations.front.public_errors import Header
 from operations.mcp.codec import sent_meta
 from operations.mcp.serving.caller import LimitedCall, MCPCaller
 from operations.mcp.serving.channels import SILENT, can_answer, lean_channel
-from operations.mcp.serving.exchange import EVENT_STREAM, SESSION_HEADER, Exchange
+from operations.mcp.serving.exchange import SESSION_HEADER, Exchange
 from operations.mcp.serving.service import Service
 from operations.mcp.serving.sessions import STANDALONE, Session, SessionTable
 from operations.observe import trace_context

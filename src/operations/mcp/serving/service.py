@@ -196,13 +196,7 @@ class Service:
                 tool = Tool(operation_id, spec, self.settings.schema_budget)
             limit = caller.limit(self.registry.get(spec.id))
             if limit is not None:
-                context = replace(
-                    context,
-                    request_id=context.request_id,
-                    env=cast("Any", None),
-                    deadline=limit.deadline,
-                    limit=limit,
-                )
+                context = context.changed(deadline=limit.deadline, limit=limit)
             return await self._run(tool, value, context, caller)
 
         return run

@@ -34,8 +34,6 @@ from operations.schema import Schema, format_value_errors, schema_for
 from operations.specs import Operation, OperationSpec, OperationType
 from operations.types import JSONObject, JSONSchema
 
-GATEWAY_TOOLS: Final = ("search", "schema", "call", "batch")
-
 _ERROR_BUDGET = 1024
 """The largest size of the definitions in the schema of a declared error, in bytes of JSON."""
 
@@ -363,6 +361,7 @@ _REQUESTS: Final = {
     "call": search.OperationCall,
     "batch": search.Batch,
 }
+GATEWAY_TOOLS: Final = tuple(_REQUESTS)
 
 
 def _spec(
