@@ -253,16 +253,18 @@ def forward_error(error: CallError) -> None:
     error.operation_id = error.parent_request_id = None
 
 
-def invalid_argument(path: str, message: str, keyword: str) -> CallError:
+def invalid_argument(path: str, message: str, keyword: str, *, subject: str = "") -> CallError:
     """Return the `VALIDATION_ERROR` for one place of an input, with the place in its details.
 
     Args:
         path: A JSON pointer to the place.
-        message: A sentence that names the argument.
+        message: A sentence that names the argument, or the rest of a sentence about `subject`.
         keyword: The rule that the value breaks.
+        subject: The beginning of the error's message.
     """
     issue = {"path": path, "message": message, "keyword": keyword}
-    return CallError(ErrorCode.VALIDATION_ERROR, message, {"errors": [issue]})
+    text = f"{subject} {message}" if subject else message
+    return CallError(ErrorCode.VALIDATION_ERROR, text, {"errors": [issue]})
 
 
 def operation_not_found(operation_id: str, message: str | None = None) -> CallError:

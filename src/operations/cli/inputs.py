@@ -32,7 +32,7 @@ from operations._json import (
     pointer,
 )
 from operations.cli.options import encoded
-from operations.errors import CallError, ErrorCode, SchemaError
+from operations.errors import CallError, SchemaError, invalid_argument
 from operations.front.limits import Limits
 from operations.front.public_errors import too_large
 from operations.schema import Schema
@@ -220,8 +220,7 @@ def _is_binary(outline: Outline) -> bool:
 
 def _unreadable(what: str, reason: str, keys: Sequence[str] = ()) -> CallError:
     """Return an error about `what`, located at `keys` of the input, or about the whole input."""
-    fault = {"path": "".join(map(pointer, keys)), "message": reason, "keyword": "input"}
-    return CallError(ErrorCode.VALIDATION_ERROR, f"{what} {reason}", {"errors": [fault]})
+    return invalid_argument("".join(map(pointer, keys)), reason, "input", subject=what)
 
 
 # ------------------------------------------------------------ examples

@@ -265,25 +265,22 @@ async def open_workers(name: str, entry: BrokerEntry, file: ConfigFile) -> Opene
     )
 
 
-@asynccontextmanager
-async def connect_broker(entry: BrokerEntry, file: ConfigFile) -> AsyncGenerator[EventTarget]:
+def connect_broker(
+    entry: BrokerEntry, file: ConfigFile
+) -> AbstractAsyncContextManager[EventTarget]:
     """Connect to the broker of an entry for the duration of an `async with` block.
 
     Raises:
         ConfigError: If its password cannot be read.
         TransportError: If it cannot be reached.
     """
-    connection: AbstractAsyncContextManager[EventTarget]
     if entry.is_nats:
         from operations.pubsub.nats import connect_nats  # noqa: PLC0415 - needs an extra
 
-        connection = connect_nats(entry.url, **file.options(NatsConfig, entry))
-    else:
-        from operations.pubsub.redis import connect_redis  # noqa: PLC0415 - needs an extra
+        return connect_nats(entry.url, **file.options(NatsConfig, entry))
+    from operations.pubsub.redis import connect_redis  # noqa: PLC0415 - needs an extra
 
-        connection = connect_redis(entry.url, **file.options(RedisConfig, entry))
-    async with connection as target:
-        yield target
+    return connect_redis(entry.url, **file.options(RedisConfig, entry))
 
 
 def worker_config(entry: BrokerEntry, file: ConfigFile) -> WorkerConfig:

@@ -181,7 +181,7 @@ STREAM = ".stream"
 """Suffix of the name of a subscription to the streamed response of an operation."""
 
 
-class _Draft(msgspec.Struct, gc=False):
+class _Unnamed(msgspec.Struct, gc=False):
     """An operation without its final name."""
 
     entry: DocumentOperation
@@ -256,18 +256,18 @@ class Importer:
         description = self.description
         # Names are assigned after this pass, because they depend on all operations.
         entries = list(self._exported()) if self._config.restore else description.entries()
-        drafts = [self._draft(entry) for entry in entries]
-        names = operation_names((d.wanted, d.entry.method, d.entry.path) for d in drafts)
+        found = [self._read(entry) for entry in entries]
+        names = operation_names((each.wanted, each.entry.method, each.entry.path) for each in found)
         operations = self._restored
         self._taken = set(names)
         config = self._config
         rules = (config.include, config.exclude, config.rename, config.pagination, config.access)
         is_ruled = any(rule is not None for rule in rules)
-        for draft, name in zip(drafts, names, strict=True):
+        for unnamed, name in zip(found, names, strict=True):
             if is_ruled:
-                operations.extend(self._ruled(draft, _outline(draft, name)))
+                operations.extend(self._ruled(unnamed, _outline(unnamed, name)))
             else:
-                operations.extend(self._operations(draft, name, OPEN))
+                operations.extend(self._operations(unnamed, name, OPEN))
         self._warn_of_names(self._taken)
         description.problems.extend(self._requests.problems())
         for problem in description.problems:
@@ -282,15 +282,15 @@ class Importer:
                 yield entry
             elif exported.same_as is None:
                 name = exported.id.partition(".")[2]
-                draft = self._draft(entry)
-                outline = _outline(draft, name)
+                unnamed = self._read(entry)
+                outline = _outline(unnamed, name)
                 if self._is_wanted(outline):
-                    self._restore(draft, exported, self._access(outline))
+                    self._restore(unnamed, exported, self._access(outline))
 
-    def _restore(self, draft: _Draft, exported: Exported, access: AccessControl) -> None:
+    def _restore(self, unnamed: _Unnamed, exported: Exported, access: AccessControl) -> None:
         """Add an exported operation, or the problem if its extension does not describe a valid operation."""
         namespace, _, name = exported.id.partition(".")
-        entry = draft.entry
+        entry = unnamed.entry
         endpoint = ExportedEndpoint(self._shared, entry, exported)
         try:
             spec = OperationSpec(
@@ -298,9 +298,9 @@ class Importer:
                 name=name,
                 version=exported.version,
                 type=exported.type or OperationType.MUTATION,
-                title=draft.title,
+                title=unnamed.title,
                 description=text_of(entry.operation.get("description")),
-                tags=draft.tags,
+                tags=unnamed.tags,
                 input_schema=endpoint.input,
                 output_schema=endpoint.output,
                 error_schemas=exported.error_schemas(_components(self._shared)),
@@ -331,19 +331,19 @@ class Importer:
                         name,
                     )
 
-    def _ruled(self, draft: "_Draft", outline: OperationOutline) -> Iterator[Operation]:
+    def _ruled(self, unnamed: _Unnamed, outline: OperationOutline) -> Iterator[Operation]:
         """Yield the selected variants of one operation: the call, its stream and its pages."""
         if self._is_wanted(outline):
             name, access = self._renamed(outline), self._access(outline)
-            first, *streams = self._operations(draft, name, access)
+            first, *streams = self._operations(unnamed, name, access)
             yield first
             exclude = self._config.exclude
             stream = replace(outline, name=outline.name + STREAM)
             if exclude is None or not exclude(stream):
                 yield from streams
-            yield from self._pages(draft.entry, first, outline)
+            yield from self._pages(unnamed.entry, first, outline)
 
-    def _draft(self, entry: DocumentOperation) -> _Draft:
+    def _read(self, entry: DocumentOperation) -> _Unnamed:
         operation = entry.operation
         summary, description = operation.get("summary"), operation.get("description")
         if is_object(description):
@@ -358,7 +358,7 @@ class Importer:
         if declared.links:
             meta["links"] = declared.links
         title = summary if type(summary) is str else None
-        return _Draft(
+        return _Unnamed(
             entry,
             wanted if type(wanted) is str else "",
             title,
@@ -370,27 +370,27 @@ class Importer:
             meta,
         )
 
-    def _operations(self, draft: _Draft, name: str, access: AccessControl) -> list[Operation]:
+    def _operations(self, unnamed: _Unnamed, name: str, access: AccessControl) -> list[Operation]:
         """Return an operation, and a subscription if the document also declares its response as a stream."""
-        declared = draft.declared
+        declared = unnamed.declared
         if not declared.has_stream or not declared.has_other:
-            return [self._operation(draft, name, access, is_stream=declared.has_stream)]
+            return [self._operation(unnamed, name, access, is_stream=declared.has_stream)]
         stream = unused_name(name + STREAM, self._taken)
         return [
-            self._operation(draft, name, access, is_stream=False, is_split=True),
-            self._operation(draft, stream, access, is_stream=True, is_split=True),
+            self._operation(unnamed, name, access, is_stream=False, is_split=True),
+            self._operation(unnamed, stream, access, is_stream=True, is_split=True),
         ]
 
     def _operation(
         self,
-        draft: _Draft,
+        unnamed: _Unnamed,
         name: str,
         access: AccessControl,
         *,
         is_stream: bool,
         is_split: bool = False,
     ) -> Operation:
-        entry, method = draft.entry, draft.entry.method
+        entry, method = unnamed.entry, unnamed.entry.method
         endpoint = Endpoint(self._shared, entry, is_stream=is_stream, is_split=is_split)
         if is_stream:
             kind = OperationType.SUBSCRIPTION
@@ -401,15 +401,15 @@ class Importer:
             namespace=self._config.namespace,
             version=self._version,
             type=kind,
-            title=draft.title,
-            description=draft.description,
-            tags=draft.tags,
+            title=unnamed.title,
+            description=unnamed.description,
+            tags=unnamed.tags,
             input_schema=endpoint.input,
             output_schema=endpoint.output,
-            error_schemas=draft.declared.errors,
+            error_schemas=unnamed.declared.errors,
             access_control=access,
             idempotent=method in _IDEMPOTENT,
-            meta=draft.meta,
+            meta=unnamed.meta,
         )
         return _bound(spec, endpoint, self._config, None if is_stream else endpoint)
 
@@ -466,11 +466,11 @@ class Importer:
         return rule(outline) if callable(rule) else rule.get(outline.name)
 
 
-def _outline(draft: _Draft, name: str) -> OperationOutline:
+def _outline(unnamed: _Unnamed, name: str) -> OperationOutline:
     return OperationOutline(
-        method=draft.entry.method,
-        path=draft.entry.path,
+        method=unnamed.entry.method,
+        path=unnamed.entry.path,
         name=name,
-        tags=draft.tags,
-        deprecated="deprecated" in draft.meta,
+        tags=unnamed.tags,
+        deprecated="deprecated" in unnamed.meta,
     )

@@ -382,12 +382,10 @@ def read_data(
             if error.code == ErrorCode.RESOURCE_EXHAUSTED or not media.says_nothing(content_type):
                 raise
     if described.is_stream and media.is_sequence(content_type):
-        lines = content.replace(b"\x1e", b"\n").split(b"\n")
         items: list[Any] = []
-        for line in lines:
-            if line.strip():
-                items.append(_json(line, content_type, max_values))
-                max_values -= count_values(items[-1], max_values)
+        for line in JSONLinesDecoder(max_event_bytes=len(content)).feed(content + b"\n"):
+            items.append(_json(line, content_type, max_values))
+            max_values -= count_values(items[-1], max_values)
         return items
     if described.is_stream and media.essence(content_type) == media.EVENT_STREAM:
         decoder = EventStreamDecoder(max_event_bytes=len(content) + 1)

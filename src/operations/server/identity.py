@@ -15,7 +15,6 @@ Rule 6: browsers send cookies to every port of a host. The name of the cookie co
         one host do not share it.
 """
 
-import hmac
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from hashlib import sha256
@@ -103,9 +102,6 @@ def header(connection: HTTPConnection, name: bytes) -> str | None:
 
 HEADER = b"x-api-key"
 
-_BUCKET = 8
-"""Hex digits of a digest that are used for lookup; the rest is compared in constant time."""
-
 _LOOK_AGAIN = 1.0
 """Seconds between two checks whether the key file has changed."""
 
@@ -138,7 +134,7 @@ class APIKeys:
         keys: Mapping[str, Identity]
         | Callable[[str], "Identity | Awaitable[Identity | None] | None"],
     ) -> None:
-        self._find = keys if callable(keys) else _Table(keys).find
+        self._find = keys if callable(keys) else _by_hash(keys).get
 
     @classmethod
     def from_file(cls, path: str | Path) -> "APIKeys":
@@ -183,43 +179,34 @@ def credential_resolver(resolve: CredentialResolver) -> IdentityResolver:
     return resolver
 
 
-class _Table:
-    def __init__(self, keys: Mapping[str, Identity]) -> None:
-        self._buckets: dict[str, list[tuple[str, Identity]]] = {}
-        for digest, identity in keys.items():
-            if len(digest) != 64 or not set(digest.lower()) <= set("0123456789abcdef"):
-                # The value is not shown, because it may be the key itself.
-                raise ValueError(f"the key of {identity.id!r} is not hashed: use hash_key(key)")
-            bucket = self._buckets.setdefault(digest[:_BUCKET].lower(), [])
-            bucket.append((digest.lower(), identity))
-
-    def find(self, digest: str) -> Identity | None:
-        found = None
-        for known, identity in self._buckets.get(digest[:_BUCKET], ()):
-            if hmac.compare_digest(known, digest):
-                found = identity
-        return found
+def _by_hash(keys: Mapping[str, Identity]) -> dict[str, Identity]:
+    """Return the identities by hash in lower case. The timing of a lookup by hash reveals nothing about a key."""
+    for digest, identity in keys.items():
+        if len(digest) != 64 or not set(digest.lower()) <= set("0123456789abcdef"):
+            # The value is not shown, because it may be the key itself.
+            raise ValueError(f"the key of {identity.id!r} is not hashed: use hash_key(key)")
+    return {digest.lower(): identity for digest, identity in keys.items()}
 
 
 class _KeysFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._seen: tuple[int, int] | None = None
-        self._table = _Table({})
+        self._identities: dict[str, Identity] = {}
         self._next_look = 0.0
         self._refresh()
 
     def find(self, digest: str) -> Identity | None:
         if monotonic() >= self._next_look:
             self._refresh()
-        return self._table.find(digest)
+        return self._identities.get(digest)
 
     def _refresh(self) -> None:
         stat = self._path.stat()
         now = (stat.st_mtime_ns, stat.st_size)
         if now != self._seen:
-            table = msgspec.json.decode(self._path.read_bytes(), type=dict[str, Identity])
-            self._table, self._seen = _Table(table), now
+            keys = msgspec.json.decode(self._path.read_bytes(), type=dict[str, Identity])
+            self._identities, self._seen = _by_hash(keys), now
         self._next_look = monotonic() + _LOOK_AGAIN
 
 

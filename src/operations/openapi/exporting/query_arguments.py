@@ -17,7 +17,7 @@ from urllib.parse import parse_qsl
 from operations._decoding import decode_json
 from operations._json import MAX_REQUEST_VALUES, JSONValueError, kind_of, pointer
 from operations._references import followed
-from operations.errors import CallError, ErrorCode, SchemaError
+from operations.errors import CallError, SchemaError, invalid_argument
 from operations.schema import Schema
 from operations.types import JSONObject, JSONSchema
 
@@ -253,8 +253,4 @@ def _types(schema: JSONSchema, root: JSONObject, hops: int = _HOPS) -> frozenset
 
 def _refused(name: str, message: str) -> CallError:
     path = pointer(name)
-    return CallError(
-        ErrorCode.VALIDATION_ERROR,
-        f"Invalid query: {path} {message}",
-        {"errors": [{"path": path, "message": message, "keyword": "query"}]},
-    )
+    return invalid_argument(path, message, "query", subject=f"Invalid query: {path}")
