@@ -87,3 +87,13 @@ def test_a_page_that_waited_for_its_operation_opens_it(garden: Eyes) -> None:
 
     call(garden, "garden.plant", "flowers.lily")
     expect(page.get_by_role("main")).to_contain_text("Grown lately.")
+
+
+def test_a_page_that_could_not_be_loaded_is_loaded_when_the_server_is_back(garden: Eyes) -> None:
+    page = garden.open()
+    page.context.set_offline(True)
+    page.evaluate("location.hash = '#/garden.plant'")
+    expect(page.get_by_role("main")).to_contain_text("UNAVAILABLE")
+
+    page.context.set_offline(False)
+    expect(page.get_by_role("main")).to_contain_text("Let something grow.")

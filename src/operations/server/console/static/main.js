@@ -18,6 +18,8 @@ import { WorkersPage } from "./workers.js";
 const MANY = 300;
 const LOOK_SECONDS = 2;
 const LONGEST_SECONDS = 60;
+/** No response, or the response of a proxy while the server restarts. */
+const UNREACHABLE = new Set([0, 502, 503, 504]);
 const CALLS = "~calls";
 const SOURCES = "~sources";
 const WORKERS = "~workers";
@@ -65,6 +67,7 @@ class Console {
       const news = await api.overview(tag);
       // Signing in or out meanwhile has already refreshed the page.
       if (news !== null && this.tag === tag) await this.take(news);
+      if (this.page?.isLost) await this.route();
       pause = LOOK_SECONDS;
     } catch {
       // Keep the page while the server restarts.
@@ -187,7 +190,7 @@ class Console {
       const source = this.catalog.byId.get(wanted)?.source ?? "local";
       return new OperationPage(spec, { source, isSignedIn, signIn });
     } catch (error) {
-      return { element: this.missing(wanted, error) };
+      return { element: this.missing(wanted, error), isLost: UNREACHABLE.has(error.status) };
     }
   }
 
