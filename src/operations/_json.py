@@ -13,7 +13,7 @@ Rule 4: objects are converted in C if the result is the same. Each class is exam
 import dataclasses
 import sys
 from base64 import b64encode
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set, ValuesView
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set, ValuesView
 from datetime import date, time, timedelta
 from decimal import Decimal
 from enum import Enum
@@ -142,6 +142,20 @@ def escape(token: str) -> str:
 def unescape(token: str) -> str:
     """Return a token of a JSON pointer without its escapes."""
     return token.replace("~1", "/").replace("~0", "~")
+
+
+def with_texts(value: Any, change: Callable[[str], Any], *, names: bool = False) -> Any:
+    """Return a JSON value with every text in it changed; with `names`, the names of properties too."""
+    if isinstance(value, str):
+        return change(value)
+    if is_list(value):
+        return [with_texts(item, change, names=names) for item in value]
+    if is_object(value):
+        return {
+            change(name) if names else name: with_texts(item, change, names=names)
+            for name, item in value.items()
+        }
+    return value
 
 
 def nests_within(value: Any, max_depth: int) -> bool:

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from operations._json import MAX_RESPONSE_VALUES, list_of
+from operations._json import MAX_RESPONSE_VALUES, list_of, with_texts
 from operations._text import enforce_lists, suggestion, without_secrets
 from operations.access import AccessControl
 from operations.caller_tokens import CallerToken, TokenFunction
@@ -443,18 +443,7 @@ def _filled(value: Any, environ: Mapping[str, str], secrets: list[str]) -> Any:
             )
         return _REFERENCE.sub(variable, text)
 
-    return _with_texts(value, filled)
-
-
-def _with_texts(value: Any, change: Callable[[str], str]) -> Any:
-    """Return a JSON value with every text in it, except keys, replaced by `change`."""
-    if isinstance(value, str):
-        return change(value)
-    if isinstance(value, list):
-        return [_with_texts(item, change) for item in cast("list[object]", value)]
-    if isinstance(value, dict):
-        return {key: _with_texts(item, change) for key, item in cast("JSONObject", value).items()}
-    return value
+    return with_texts(value, filled)
 
 
 def read_servers(source: str | Path | Mapping[str, Any]) -> dict[str, JSONObject]:
@@ -493,7 +482,7 @@ def read_servers(source: str | Path | Mapping[str, Any]) -> dict[str, JSONObject
         if entry.get("disabled") is not True and entry.get("enabled") is not False:
             servers[name] = dict(entry)
             if folder is not None:
-                servers[name] = _with_texts(dict(entry), partial(_in_editor, folder=folder))
+                servers[name] = with_texts(dict(entry), partial(_in_editor, folder=folder))
                 env_file = servers[name].get("envFile")
                 if isinstance(env_file, str) and not env_file.startswith("${"):
                     servers[name]["envFile"] = str(folder / Path(env_file).expanduser())

@@ -31,7 +31,7 @@ from operations._json import MAX_REQUEST_VALUES, JSONValueError, object_of, text
 from operations._text import enforce_lists
 from operations.access import Identity
 from operations.context import NO_CALL, OperationContext
-from operations.errors import CallError, ErrorCode
+from operations.errors import CallError, ErrorCode, retrieve_exception
 from operations.types import JSONObject
 
 TokenFunction: TypeAlias = Callable[[OperationContext], "str | Awaitable[str | None] | None"]
@@ -107,9 +107,7 @@ class _Tokens:
     def _fetched(self, key: bytes, task: "asyncio.Task[str]") -> None:
         if self._fetching.get(key) is task:
             del self._fetching[key]
-        if not task.cancelled():
-            # Retrieve the exception, or asyncio logs it if every caller was cancelled.
-            task.exception()
+        retrieve_exception(task)
 
     def forget(self, token_header: str) -> None:
         for key, (token, _) in list(self._kept.items()):

@@ -16,6 +16,7 @@ Rule 1: callers see every exception of a handler as a `CallError` (`map_error`).
 Rule 2: other processes get `CallError.to_wire()`: a code, a safe message and JSON details, never a traceback.
 """
 
+import asyncio
 from collections.abc import Iterable
 from enum import StrEnum
 from time import time
@@ -295,6 +296,12 @@ def timed_out(
     limit = "in time" if seconds is None else f"within {in_seconds(max(0, seconds))}"
     message = f"{what} did not {did_not} {limit}"
     return timeout_error(message, deadline, operation_id=operation_id)
+
+
+def retrieve_exception(task: asyncio.Future[Any]) -> None:
+    """Retrieve the exception of a task that no caller awaits any more, or asyncio logs it."""
+    if not task.cancelled():
+        task.exception()
 
 
 def cancelled_elsewhere(operation_id: str) -> CallError:

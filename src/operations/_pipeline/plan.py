@@ -31,6 +31,7 @@ from operations.errors import (
     ErrorCode,
     cancelled_elsewhere,
     operation_not_found,
+    retrieve_exception,
     timed_out,
 )
 from operations.observe import CallAbandoned, CallEvent, Observer, add_counts, notify, now
@@ -380,9 +381,7 @@ class PipelineHost:
 
     def _ended(self, task: "asyncio.Task[Any]") -> None:
         self._left_behind.discard(task)
-        if not task.cancelled():
-            # Retrieve the exception, or asyncio logs it: the caller already has its result.
-            task.exception()
+        retrieve_exception(task)
 
 
 class CallPlan:

@@ -21,7 +21,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from operations._json import JSONValueError, to_json
+from operations._json import JSONValueError, to_json, with_texts
 from operations._text import printable
 from operations.access import Identity
 from operations.errors import HTTP_STATUS, CallError, ErrorCode
@@ -276,14 +276,7 @@ class Redactor:
 
     def redact_all(self, value: Any) -> Any:
         """Return the JSON `value` with the secrets in its strings and names redacted."""
-        if isinstance(value, str):
-            return self.redact(value)
-        if isinstance(value, list):
-            return [self.redact_all(item) for item in cast("list[object]", value)]
-        if isinstance(value, dict):
-            items = cast("dict[str, Any]", value).items()
-            return {self.redact(name): self.redact_all(item) for name, item in items}
-        return value
+        return with_texts(value, self.redact, names=True)
 
 
 def parts_of(secret: str) -> Iterator[str]:

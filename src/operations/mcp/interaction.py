@@ -28,7 +28,7 @@ from operations.access import Identity
 from operations.caller_tokens import TokenFunction
 from operations.context import NO_CALL, OperationContext
 from operations.envelopes import ResponseEnvelope, mcp_envelope
-from operations.errors import CallError, ErrorCode, timeout_error
+from operations.errors import CallError, ErrorCode, retrieve_exception, timeout_error
 from operations.front.limits import CallTimeout
 from operations.types import JSONObject
 
@@ -184,8 +184,7 @@ class CallInFlight:
 
     def _delivered(self, delivery: asyncio.Task[None]) -> None:
         self._messages.discard(delivery)
-        if not delivery.cancelled():
-            delivery.exception()
+        retrieve_exception(delivery)
 
     async def settle(self) -> None:
         """Wait until messages that arrived before the response are delivered, to keep the order.
@@ -372,16 +371,10 @@ async def _uncancelled(answering: asyncio.Future[JSONObject]) -> JSONObject:
     finally:
         if not answering.done():
             answering.cancel()
-            answering.add_done_callback(_overlook)
+            answering.add_done_callback(retrieve_exception)
     if answering.cancelled():
         raise RuntimeError("the handler was cancelled")
     return answering.result()
-
-
-def _overlook(answering: asyncio.Future[JSONObject]) -> None:
-    """Ignore the outcome, because no call waits for this answer."""
-    if not answering.cancelled():
-        answering.exception()
 
 
 # ------------------------------------------------------------ 2026-07-28

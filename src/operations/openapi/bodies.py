@@ -19,7 +19,16 @@ from urllib.parse import quote_plus
 
 import msgspec
 
-from operations._json import SCALARS, is_list, is_object, list_of, object_of, pointer, text_of
+from operations._json import (
+    SCALARS,
+    is_list,
+    is_object,
+    list_of,
+    object_of,
+    pointer,
+    text_of,
+    with_texts,
+)
 from operations.errors import CallError, ErrorCode, invalid_argument
 from operations.openapi.files import (
     FileContent,
@@ -117,17 +126,11 @@ class HeldFiles:
 
     def restore(self, value: Any) -> Any:
         """Put the files back into `value`, which was derived from the input without files."""
-        restored = self._restored(value) if self._files else value
+        files = self._files
+        restored = with_texts(value, lambda text: files.get(text, text)) if files else value
         if self._target is not None:
             restored = {**restored, self._target[0]: self._target[1]}
         return restored
-
-    def _restored(self, value: Any) -> Any:
-        if is_object(value):
-            return {name: self._restored(item) for name, item in value.items()}
-        if is_list(value):
-            return [self._restored(item) for item in value]
-        return self._files.get(value, value) if type(value) is str else value
 
 
 def hold_files(value: Any, save_to: str, *, is_deep: bool) -> HeldFiles | None:

@@ -24,7 +24,7 @@ from operations._json import list_of, object_of, text_of
 from operations._text import names_a_secret
 from operations.caller_tokens import CallerToken, add_client, lifetime_of, usable_seconds
 from operations.context import OperationContext
-from operations.errors import CallError, ErrorCode
+from operations.errors import CallError, ErrorCode, retrieve_exception
 from operations.openapi.config import (
     BasicCredential,
     CallValue,
@@ -113,7 +113,7 @@ class TokenSource:
             or renewal.get_loop() is not asyncio.get_running_loop()
         ):
             renewal = self._renewal = asyncio.create_task(self._renew())
-            renewal.add_done_callback(_seen)
+            renewal.add_done_callback(retrieve_exception)
         # Shielded: if one caller is cancelled, the others still receive the token.
         return await asyncio.shield(renewal)
 
@@ -226,12 +226,6 @@ class TokenSource:
         headers = {"Accept": "application/json"}
         found = object_of(await self._sources.fetch("GET", discovery, headers, None))
         return urljoin(discovery, text_of(found.get("token_endpoint")))
-
-
-def _seen(task: "asyncio.Task[str]") -> None:
-    """Retrieve the exception, or asyncio logs it if every caller was cancelled."""
-    if not task.cancelled():
-        task.exception()
 
 
 class TokenSources:

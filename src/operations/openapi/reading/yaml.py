@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from operations._json import MAX_DOCUMENT_VALUES, is_list, is_object
+from operations._json import MAX_DOCUMENT_VALUES, is_list, is_object, with_texts
 from operations.errors import DocumentError, MissingExtraError
 
 try:
@@ -40,7 +40,8 @@ def decode_yaml(text: str) -> Any:
     unused = (chr(code) for code in range(0xE000, 0xF900) if chr(code) not in text)
     stand_ins = dict(zip(breaks, unused, strict=False))
     decoded = _decode(text.translate({ord(mark): other for mark, other in stand_ins.items()}))
-    return _translated(decoded, {ord(other): mark for mark, other in stand_ins.items()})
+    back = {ord(other): mark for mark, other in stand_ins.items()}
+    return with_texts(decoded, lambda each: each.translate(back), names=True)
 
 
 _SEPARATORS = "\n\r,:[{-?"
@@ -98,14 +99,6 @@ def _widened(text: str) -> str:
             number = f'"{number}"' if text.startswith(":", end) else f"{number}.0"
         pieces += before, number
     return "".join(pieces) + text[end:]
-
-
-def _translated(value: Any, table: dict[int, str]) -> Any:
-    if isinstance(value, str):
-        return value.translate(table)
-    if is_object(value):
-        return {key.translate(table): _translated(item, table) for key, item in value.items()}
-    return [_translated(item, table) for item in value] if is_list(value) else value
 
 
 def _plain(value: Any) -> Any:
