@@ -203,7 +203,7 @@ async def test_log_messages_are_streamed_from_the_level_the_client_set() -> None
 async def test_without_a_session_reports_are_streamed_but_nothing_is_asked() -> None:
     jobs = Jobs()
     jobs.release.set()
-    app = to_mcp(jobs.registry).asgi_app(stateless=True)
+    app = to_mcp(jobs.registry, stateless=True).asgi_app()
     async with serving(app) as address, httpx2.AsyncClient(base_url=address) as client:
         peer = Peer(client, {})
         async with peer.streamed("job__report", **token(1)) as stream:
@@ -219,7 +219,7 @@ async def test_without_a_session_reports_are_streamed_but_nothing_is_asked() -> 
 async def test_json_responses_only_drop_reports() -> None:
     jobs = Jobs()
     jobs.release.set()
-    app = to_mcp(jobs.registry).asgi_app(json_response=True)
+    app = to_mcp(jobs.registry, json_response=True).asgi_app()
     async with connected(app, capabilities={"elicitation": {}}) as peer:
         reported = await peer.call("job__report", **token(1))
         result = await peer.call("job__ask")
@@ -462,7 +462,7 @@ async def test_a_tool_that_ignores_its_cancellation_is_answered_in_time_without_
 @pytest.mark.parametrize("mode", ["session", "stateless", "modern"])
 async def test_a_request_is_freed_without_the_garbage_collector(mode: str) -> None:
     """Full collections took 70 ms each: with reference cycles, they were the 99th percentile of the latency."""
-    app = to_mcp(example()).asgi_app(stateless=mode == "stateless")
+    app = to_mcp(example(), stateless=mode == "stateless").asgi_app()
     sent: list[Any] = []
 
     async def send(message: Any) -> None:

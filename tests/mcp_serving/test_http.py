@@ -122,11 +122,11 @@ PLAIN: list[tuple[str, JSONObject]] = [
 
 @pytest.mark.parametrize("version", [MODERN, "2025-11-25", "2025-06-18"])
 async def test_the_lean_path_returns_the_error_messages_of_the_sdk(version: str) -> None:
-    server = to_mcp(example())
     stateless: Any = {"stateless": True, "json_response": version != MODERN}
+    server = to_mcp(example(), **stateless)
     async with (
-        http(server.asgi_app(**stateless)) as lean,
-        http(to_mcp(example()).asgi_app(lean=False, **stateless)) as sdk,
+        http(server.asgi_app()) as lean,
+        http(to_mcp(example(), **stateless).asgi_app(lean=False)) as sdk,
     ):
         for method, params in PLAIN:
             request = post(method, params, version)
@@ -180,7 +180,7 @@ async def test_malformed_bodies_get_an_error_and_affect_nothing_else(
     body: bytes, version: str
 ) -> None:
     request = post("tools/call", {"name": "math__add", "arguments": {"a": 1}}, version)
-    async with http(to_mcp(example()).asgi_app(stateless=True)) as client:
+    async with http(to_mcp(example(), stateless=True).asgi_app()) as client:
         bad = await client.post(
             "/mcp",
             content=body,
@@ -198,7 +198,7 @@ async def test_malformed_bodies_get_an_error_and_affect_nothing_else(
 async def test_a_compressed_body_is_rejected_with_the_reason(version: str) -> None:
     request = post("tools/call", {"name": "math__add", "arguments": {"a": 1}}, version)
     headers = {"content-type": "application/json", "content-encoding": "gzip"}
-    async with http(to_mcp(example()).asgi_app(stateless=True)) as client:
+    async with http(to_mcp(example(), stateless=True).asgi_app()) as client:
         response = await client.post(
             "/mcp",
             content=gzip.compress(msgspec.json.encode(request["json"])),

@@ -74,18 +74,8 @@ class AppOptions(TypedDict, total=False):
     origins: Collection[str]
     """Other origins whose pages may use the server, such as `https://example.com`."""
 
-    stateless: bool
-    """Serve without sessions: every request is independent, and clients of the 2025 protocol cannot be asked
-    questions."""
-
-    json_response: bool
-    """Always respond with JSON to clients of the 2025 protocol; progress, log messages and questions are then lost."""
-
     lean: bool
     """Serve plain requests without the SDK; by default true."""
-
-    session_idle_timeout: float
-    """Seconds after which an idle session ends; 30 minutes by default."""
 
 
 class MCPApp:
@@ -114,12 +104,11 @@ class MCPApp:
         origins = options.get("origins", ())
         enforce_lists(hosts=hosts, origins=origins)
         self._guard = HostGuard(self._alone, ("*",) if hosts is None else hosts, origins)
-        self._json_response = options.get("json_response", False)
         lean = options.get("lean", True)
         self._fast_path = fast_path if lean else None
-        is_stateless = options.get("stateless", False)
-        idle_timeout = options.get("session_idle_timeout", 30 * 60.0)
-        self._sessions = None if is_stateless else SessionTable(idle_timeout)
+        settings = service.settings
+        self._json_response = settings.json_response
+        self._sessions = None if settings.stateless else SessionTable(settings.session_idle_timeout)
         self._handshake = HandshakeTransport(
             server, service, self._sessions, json_response=self._json_response, lean=lean
         )

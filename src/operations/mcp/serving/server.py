@@ -113,13 +113,6 @@ class RegistryServer(Server[None]):
 
     def asgi_app(self, **options: Unpack[AppOptions]) -> MCPApp:
         """Return an ASGI application that serves streamable HTTP; see `AppOptions`."""
-        settings = self._settings
-        options = {
-            "stateless": settings.stateless,
-            "json_response": settings.json_response,
-            "session_idle_timeout": settings.session_idle_timeout,
-            **options,
-        }
         fast_path = FastPath(self.service, self.run_interactive, self.server_info_stamp)
         resolve = None if self._settings.identify is None else self._resolve
         pipeline = RequestPipeline(self._front, resolve)
