@@ -9,13 +9,13 @@ from operations.mcp.codec import (
     WRAPPED,
     accepts_only_objects,
     boxed,
-    is_never_null,
     object_schema,
     pruned,
     restore_schemas,
     with_alternative,
 )
 from operations.mcp.serving.tools import items_schema
+from operations.schema.references import possible_types
 
 TREE: dict[str, Any] = {
     "type": "array",
@@ -32,6 +32,8 @@ TREE: dict[str, Any] = {
         {"allOf": [{"type": "object"}, {"required": ["x"]}]},
         {"anyOf": [{"type": "object"}, {"type": "object"}]},
         {"oneOf": [{"type": "object"}]},
+        {"$ref": "#/properties/a", "properties": {"a": {"type": "object"}}},
+        {"enum": [{"a": 1}]},
     ],
 )
 def test_a_schema_of_objects_gets_its_type_at_the_root(document: Any) -> None:
@@ -48,6 +50,9 @@ def test_a_schema_of_objects_gets_its_type_at_the_root(document: Any) -> None:
         {"anyOf": [{"type": "object"}, {"type": "null"}]},
         {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}},
         {"$ref": "#/$defs/missing"},
+        {"$ref": "#/$defs/a/$defs/b", "$defs": {"a": {"type": "object", "$defs": {"b": {}}}}},
+        {"anyOf": [{"type": "object"}, {"type": "number", "const": 1}]},
+        {"type": ["object"]},
     ],
 )
 def test_a_schema_that_accepts_other_types_is_not_treated_as_an_object_schema(
@@ -73,7 +78,7 @@ def test_a_schema_that_accepts_other_types_is_not_treated_as_an_object_schema(
     ],
 )
 def test_a_schema_that_may_accept_null_is_detected(document: Any, never: bool) -> None:
-    assert is_never_null(document) is never
+    assert ("null" not in possible_types(document, document)) is never
 
 
 @pytest.mark.parametrize("value", [[], [1, [2]], [{"v": 1}]])

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from operations.schema import Schema
-from operations.schema.references import Document
+from operations.schema.references import ALL_TYPES, Document, possible_types
 
 ANCHORED: dict[str, Any] = {
     "$id": "https://example.com/root",
@@ -205,3 +205,19 @@ def test_properties_with_the_names_of_keywords_are_properties() -> None:
 
     assert schema.check({"properties": 1, "$ref": "x", "$id": "y", "enum": "a"})
     assert not schema.check({"properties": 1, "$ref": "x", "$id": "y", "enum": "b"})
+
+
+def test_the_types_of_unions_that_refer_to_each_other_are_found_without_end() -> None:
+    names = [f"kind{number}" for number in range(40)]
+    document: dict[str, Any] = {
+        "$ref": "#/$defs/base",
+        "$defs": {
+            "base": {"oneOf": [{"$ref": f"#/$defs/{name}"} for name in names]},
+            **{name: {"allOf": [{"$ref": "#/$defs/base"}, {"title": name}]} for name in names},
+        },
+    }
+
+    assert possible_types(document, document) == ALL_TYPES
+    document["$defs"]["kind0"]["type"] = "integer"
+    assert possible_types({"$ref": "#/$defs/kind0"}, document) == {"number"}
+    assert possible_types({"allOf": [{"type": "number"}, {"type": "integer"}]}, {}) == {"number"}

@@ -19,15 +19,15 @@ Rule 3: unreferenced definitions are omitted. If the definitions exceed a size l
 import re
 from base64 import b64decode
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final, TypeAlias, cast
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, cast
 
 import mcp_types as types
 import msgspec
 from msgspec.structs import replace
 
 from operations._json import is_list, list_of, object_of, unescape
-from operations._references import objects_in
+from operations._references import objects_in, reference_of, target_of
 from operations.context import NOTHING, OperationContext
 from operations.envelopes import (
     AudioContent,
@@ -39,7 +39,7 @@ from operations.envelopes import (
 )
 from operations.observe import trace_context
 from operations.schema import Schema
-from operations.schema.references import DEFINITIONS, rewritten
+from operations.schema.references import DEFINITION, DEFINITIONS, possible_types, rewritten
 from operations.specs import OperationSpec, OperationType
 from operations.types import JSONObject, JSONSchema
 
@@ -286,54 +286,14 @@ def _extension(meta: Any) -> JSONObject:
 
 # ------------------------------------------------------------ schemas
 
-_Pointer: TypeAlias = tuple[str, str]
-"""A definition: its keyword and its name."""
-
 WRAPPED: Final = "x-fastmcp-wrap-result"
 """Marks the output schema of a tool with boxed results, so that FastMCP's client unwraps `result`."""
 
 
 def accepts_only_objects(document: JSONSchema) -> bool:
-    """Return whether a schema certainly accepts only objects."""
-    return _surely(document, document, lambda schema: schema.get("type") == "object")
-
-
-def is_never_null(document: JSONSchema) -> bool:
-    """Return whether a schema certainly rejects null."""
-
-    def requires(schema: JSONObject) -> bool:
-        for keyword, null in (("type", "null"), ("enum", None)):
-            values = schema.get(keyword)
-            if values is not None and null not in (values if is_list(values) else [values]):
-                return True
-        return schema.get("const") is not None
-
-    return _surely(document, document, requires)
-
-
-def _surely(schema: Any, root: Any, requires: Callable[[JSONObject], bool], depth: int = 8) -> bool:
-    """Return whether a schema or its parts certainly require a condition.
-
-    Reads only keywords, because compiling is slow.
-    """
-    schema = object_of(schema)
-    if not schema or not depth:
-        return False
-
-    def made_of(keyword: str, judge: Callable[[Iterator[bool]], bool]) -> bool:
-        members = list_of(schema.get(keyword))
-        return members != [] and judge(
-            _surely(member, root, requires, depth - 1) for member in members
-        )
-
-    place = _place(schema.get("$ref"))
-    return (
-        requires(schema)
-        or (place is not None and _surely(_definition(root, place), root, requires, depth - 1))
-        or made_of("allOf", any)
-        or made_of("anyOf", all)
-        or made_of("oneOf", all)
-    )
+    """Return whether a schema certainly accepts only objects, and can be listed with `"type": "object"`."""
+    is_listed = is_list(object_of(document).get("type"))
+    return not is_listed and possible_types(document, document) == frozenset({"object"})
 
 
 def object_schema(document: JSONSchema) -> JSONObject:
@@ -382,41 +342,26 @@ def pruned(document: JSONSchema, budget: int) -> JSONSchema:
     root: JSONObject = {
         key: value for key, value in document.items() if key not in DEFINITIONS or not value
     }
-    kept: dict[_Pointer, Any] = {}
+    kept: dict[str, Any] = {}
     waiting = deque(_references(root))
     while waiting:
         place = waiting.popleft()
         if place in kept:
             continue
-        definition = _definition(document, place)
+        definition = target_of(place, document)
         if definition is None:
             continue
         budget -= len(msgspec.json.encode(definition))
         kept[place] = definition if budget >= 0 else {}
         waiting.extend(_references(kept[place]))
-    for (keyword, name), definition in kept.items():
-        root.setdefault(keyword, {})[name] = definition
+    for place, definition in kept.items():
+        _, keyword, name = place.split("/")
+        root.setdefault(keyword, {})[unescape(name)] = definition
     return root
 
 
-def _references(node: Any) -> Iterator[_Pointer]:
-    """Return the definitions that a schema refers to, in order."""
-    for current in objects_in(node):
-        place = _place(current.get("$ref"))
-        if place is not None:
-            yield place
-
-
-def _place(reference: Any) -> _Pointer | None:
-    if not isinstance(reference, str) or not reference.startswith("#/"):
-        return None
-    keyword, _, rest = reference[2:].partition("/")
-    name = rest.partition("/")[0]
-    if keyword not in DEFINITIONS or not name:
-        return None
-    return keyword, unescape(name)
-
-
-def _definition(root: Any, place: _Pointer) -> Any:
-    keyword, name = place
-    return object_of(object_of(root).get(keyword)).get(name)
+def _references(node: Any) -> Iterator[str]:
+    """Yield the pointers of the definitions that a schema refers to, in order."""
+    for reference in filter(None, map(reference_of, objects_in(node))):
+        if found := DEFINITION.match(reference):
+            yield found[0]

@@ -6,7 +6,8 @@ Rule 3: a document is read in the dialect that its `$schema` names, otherwise as
         in which `items` is a list (the older form of tuples) is read as 2019-09.
 """
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeGuard, cast
 from urllib.parse import quote, unquote, urldefrag, urljoin
@@ -14,8 +15,8 @@ from urllib.parse import quote, unquote, urldefrag, urljoin
 import jsonschema_rs
 import msgspec
 
-from operations._json import escape, is_list, is_object, pointer
-from operations._references import steps
+from operations._json import escape, is_list, is_object, kind_of, list_of, pointer, text_of
+from operations._references import followed, steps
 from operations.errors import SchemaError
 from operations.types import JSONObject, JSONSchema
 
@@ -43,6 +44,11 @@ PART_MAPS = ("properties", "patternProperties")
 
 DEFINITIONS = ("$defs", "definitions")
 """Keywords that contain schemas for references only."""
+
+DEFINITION = re.compile(r"#/(?:\$defs|definitions)/[^/]+")
+"""The beginning of a reference to a definition, or into one."""
+
+ALL_TYPES = frozenset({"array", "boolean", "null", "number", "object", "string"})
 
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 
@@ -471,3 +477,43 @@ def _join(base: str, reference: str) -> str:
 def _is_old_tuple(site: Site) -> bool:
     schema = site.schema
     return is_object(schema) and is_list(schema.get("items")) and "prefixItems" not in schema
+
+
+_MAX_LEVELS = 16
+"""How many levels of unions and references `possible_types` reads."""
+
+
+def possible_types(schema: Any, root: Any, above: tuple[str, ...] = ()) -> frozenset[str]:
+    """Return the JSON types that values of a schema may have; integers are numbers.
+
+    It reads only keywords, because compiling is slow. The result may contain types of which no value is valid.
+
+    Args:
+        schema: A schema.
+        root: The document that contains it.
+        above: The references on the path to it.
+    """
+    here, passed = followed(schema, root)
+    if "$ref" in here or len(above) >= _MAX_LEVELS or not set(passed).isdisjoint(above):
+        return ALL_TYPES
+    types, named = ALL_TYPES, here.get("type")
+    if named is not None:
+        types &= _as_types(map(text_of, named if is_list(named) else [named]))
+    if "const" in here:
+        types &= _as_types([kind_of(here["const"])])
+    if is_list(here.get("enum")):
+        types &= _as_types(map(kind_of, here["enum"]))
+    inner = (*above, *(passed or [""]))
+    for keyword in IN_PLACE_LISTS:
+        # One type cannot be restricted further.
+        members = list_of(here.get(keyword)) if len(types) > 1 else []
+        found = [possible_types(member, root, inner) for member in members]
+        if keyword == "allOf":
+            types = types.intersection(*found)
+        elif found:
+            types &= frozenset[str]().union(*found)
+    return types
+
+
+def _as_types(names: Iterable[str]) -> frozenset[str]:
+    return frozenset("number" if name == "integer" else name for name in names)

@@ -31,6 +31,7 @@ from operations.front import Front, search
 from operations.front.public_errors import public_error
 from operations.mcp import codec
 from operations.schema import Schema, format_value_errors, schema_for
+from operations.schema.references import possible_types
 from operations.specs import Operation, OperationSpec, OperationType
 from operations.types import JSONObject, JSONSchema
 
@@ -113,7 +114,7 @@ class Tool:
     @cached_property
     def _gives_null(self) -> bool:
         """Whether a result may be null, which the protocol does not distinguish from missing structured content."""
-        return bool(self._output) and not codec.is_never_null(self._output)
+        return bool(self._output) and "null" in possible_types(self._output, self._output)
 
     def is_boxed(self, *, modern: bool) -> bool:
         """Return whether results are boxed in the property `result`, for clients that accept only objects."""

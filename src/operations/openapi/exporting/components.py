@@ -28,6 +28,7 @@ from operations._references import objects_in, reachable, target_of
 from operations._text import numbered_name
 from operations.schema import Schema
 from operations.schema.references import (
+    DEFINITION,
     DEFINITIONS,
     DRAFT_2020_12,
     named_dialect,
@@ -41,7 +42,6 @@ from operations.types import JSONObject, JSONSchema
 
 PREFIX = "#/components/schemas/"
 
-_DEFINITION = re.compile(r"#/(?:\$defs|definitions)/([^/]+)")
 _BOUND = frozenset({
     "$anchor", "$dynamicAnchor", "$dynamicRef", "$id", "$recursiveAnchor", "$recursiveRef", "$vocabulary",
 })  # fmt: skip
@@ -266,7 +266,7 @@ def has_definitions(schema: JSONSchema) -> bool:
 
 def part_of(reference: str) -> str:
     """Return the part of its document that a reference refers to."""
-    match = _DEFINITION.match(reference)
+    match = DEFINITION.match(reference)
     return match.group() if match else "#"
 
 

@@ -15,10 +15,11 @@ from typing import Any, Final, cast
 from urllib.parse import parse_qsl
 
 from operations._decoding import decode_json
-from operations._json import MAX_REQUEST_VALUES, JSONValueError, kind_of, pointer
+from operations._json import MAX_REQUEST_VALUES, JSONValueError, pointer
 from operations._references import followed
 from operations.errors import CallError, SchemaError, invalid_argument
 from operations.schema import Schema
+from operations.schema.references import ALL_TYPES, possible_types
 from operations.types import JSONObject, JSONSchema
 
 WHOLE = "input"
@@ -28,16 +29,12 @@ MAX_PARAMETERS = 1000
 
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _LITERALS = {"true": True, "false": False}
-_ALL = frozenset({"array", "boolean", "integer", "null", "number", "object", "string"})
-_SCALARS = frozenset({"boolean", "integer", "null", "number", "string"})
+_SCALARS = ALL_TYPES - {"array", "object"}
 _PLAIN = frozenset({
     "$comment", "$defs", "$ref", "$schema", "additionalProperties", "default", "definitions", "deprecated",
     "description", "example", "examples", "properties", "required", "title", "type",
 })  # fmt: skip
 """The keywords that an object's schema may have if its properties become parameters."""
-
-_HOPS = 16
-"""The longest chain of references; a longer chain counts as an unknown schema."""
 
 
 class ParameterForm(Enum):
@@ -128,13 +125,13 @@ class QueryArguments:
         )
 
     def _parameter(self, name: str, schema: JSONSchema, required: bool) -> QueryParameter:
-        types = _types(schema, self._root)
+        types = possible_types(schema, self._root)
         shape, convert = ParameterForm.JSON, cast("Callable[[str], Any]", _json)
         if types <= _SCALARS:
             shape, convert = ParameterForm.SCALAR, self._scalar(schema, types)
         elif types <= {"array", "null"}:
             items = _items(schema, self._root)
-            item_types = _types(items, self._root)
+            item_types = possible_types(items, self._root)
             if item_types <= _SCALARS:
                 shape, convert = ParameterForm.LIST, self._scalar(items, item_types)
         is_null = required and shape is not ParameterForm.JSON and "null" in types
@@ -221,34 +218,13 @@ def _items(schema: JSONSchema, root: JSONObject) -> JSONSchema:
     """Return the schema of the items of a list, or of the only alternative to null; true if there is none."""
     resolved = _followed(schema, root)
     for keyword in ("anyOf", "oneOf"):
-        members = [each for each in resolved.get(keyword, ()) if _types(each, root) - {"null"}]
+        members = [
+            each for each in resolved.get(keyword, ()) if possible_types(each, root) - {"null"}
+        ]
         if len(members) == 1 and "items" not in resolved:
             return _items(members[0], root)
     items: JSONSchema = resolved.get("items", True)
     return items
-
-
-def _types(schema: JSONSchema, root: JSONObject, hops: int = _HOPS) -> frozenset[str]:
-    """Return the JSON types that values of a schema can have; all of them if it has no `type`."""
-    if hops == 0:
-        return _ALL
-    resolved = _followed(schema, root)
-    types = _ALL
-    kind = resolved.get("type")
-    if isinstance(kind, str):
-        types &= {kind}
-    elif isinstance(kind, list):
-        types &= frozenset(cast("list[str]", kind))
-    if "const" in resolved:
-        types &= {kind_of(resolved["const"])}
-    if isinstance(resolved.get("enum"), list):
-        types &= {kind_of(value) for value in resolved["enum"]}
-    for keyword in ("anyOf", "oneOf"):
-        if isinstance(resolved.get(keyword), list):
-            types &= frozenset[str]().union(*(_types(m, root, hops - 1) for m in resolved[keyword]))
-    for member in resolved.get("allOf", ()):
-        types &= _types(member, root, hops - 1)
-    return types
 
 
 def _refused(name: str, message: str) -> CallError:
