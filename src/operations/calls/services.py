@@ -332,21 +332,17 @@ _LIST_SPEC = OperationSpec(
     output_schema=from_schema({"type": "array", "items": {"type": "object"}}),
 )
 
-_DESCRIBE_SPEC = OperationSpec(
+_DESCRIBE_SPEC = replace(
+    _LIST_SPEC,
     name="describe",
-    namespace="services",
-    version="1.0.0",
     type=OperationType.SUBSCRIPTION,
     description="The specs of all operations that the caller may call, in pieces, with shared definitions sent once.",
-    input_schema=_LIST_SPEC.input_schema,
     output_schema=from_schema({"type": "object"}),
 )
 
-_SCHEMA_SPEC = OperationSpec(
+_SCHEMA_SPEC = replace(
+    _LIST_SPEC,
     name="schema",
-    namespace="services",
-    version="1.0.0",
-    type=OperationType.QUERY,
     description="The spec of one operation.",
     input_schema=from_schema(
         {

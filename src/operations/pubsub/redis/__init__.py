@@ -353,11 +353,8 @@ class RedisTarget(RedisClient):
         await self.link.ready()
         wanted = [(client, "+", "-") for client in self._clients]
         if letter:
-            entry, _, client = letter.partition("@")
-            is_known = (
-                _ENTRY.fullmatch(entry) is not None and (client or ANY_CLIENT) in self._clients
-            )
-            wanted = [(client or ANY_CLIENT, entry, entry)] if is_known else []
+            entry, client = _parse_letter(letter)
+            wanted = [(client, entry, entry)] if entry and client in self._clients else []
         found = [
             StoredLetter(
                 id=entry.decode() + ("" if client == ANY_CLIENT else f"@{client}"),
@@ -373,12 +370,11 @@ class RedisTarget(RedisClient):
 
     async def remove(self, queue: str, letter: str) -> bool:
         """Delete an entry of a stream of dead letters."""
-        entry, _, client = letter.partition("@")
-        if _ENTRY.fullmatch(entry) is None:
+        entry, client = _parse_letter(letter)
+        if not entry:
             return False
         await self.link.ready()
-        name = self._letters(queue, client or ANY_CLIENT)
-        return bool(await self._ask("XDEL", name, entry))
+        return bool(await self._ask("XDEL", self._letters(queue, client), entry))
 
 
 class _Batch:
@@ -390,6 +386,12 @@ class _Batch:
         self.task: asyncio.Task[None] | None = None
         # One future for each request, because a cancelled task cancels the future that it awaits.
         self.waiting: list[asyncio.Future[Any]] = []
+
+
+def _parse_letter(letter: str) -> tuple[str, str]:
+    """Return the entry and the client in the id of a dead letter; an empty entry if it is malformed."""
+    entry, _, client = letter.partition("@")
+    return entry if _ENTRY.fullmatch(entry) else "", client or ANY_CLIENT
 
 
 def _milliseconds(entry: bytes) -> int:
