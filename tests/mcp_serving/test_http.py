@@ -3,7 +3,7 @@
 import asyncio
 import gzip
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import anyio
@@ -18,6 +18,7 @@ from tests.mcp_serving.support import ERAS, error_of, example, serving, tool_nam
 from operations import CallError, Identity, OperationContext, OperationRegistry
 from operations.front.limits import Limits
 from operations.mcp import release_stream, to_mcp
+from operations.mcp.serving import exchange
 from operations.types import JSONObject
 
 BOTH = pytest.mark.parametrize("era", ERAS)
@@ -358,6 +359,52 @@ async def test_a_client_that_leaves_stops_the_handler(lean: bool) -> None:
             tasks.cancel_scope.cancel()
         with anyio.fail_after(20):
             await stopped.wait()
+
+
+@pytest.mark.parametrize("timeout", [60, 0.5], ids=["result", "timeout"])
+async def test_a_call_that_takes_long_keeps_its_connection_open(
+    monkeypatch: pytest.MonkeyPatch, timeout: float
+) -> None:
+    """As with the SDK, which sends the first comment after 15 seconds."""
+    monkeypatch.setattr(exchange, "PING_SECONDS", 0.02)
+    registry, release = OperationRegistry(), asyncio.Event()
+
+    @registry.operation("job.wait", timeout=timeout)
+    async def wait() -> str:
+        while not release.is_set():
+            with suppress(asyncio.CancelledError):
+                await release.wait()
+        return "done"
+
+    request = post("tools/call", {"name": "job__wait"})
+    with anyio.fail_after(20):
+        async with (
+            http(to_mcp(registry).asgi_app()) as client,
+            client.stream("POST", "/mcp", **request) as response,
+        ):
+            lines = response.aiter_lines()
+            assert await anext(lines) == ": ping"
+            if timeout == 60:
+                release.set()
+            sent = [line async for line in lines if line.startswith("data: ")]
+            release.set()
+
+    assert response.headers["content-type"] == "text/event-stream"
+    (result,) = (msgspec.json.decode(line.removeprefix("data: "))["result"] for line in sent)
+    assert ("TIMEOUT" in result["content"][0]["text"]) == (timeout == 0.5)
+    assert result["resultType"] == "complete"
+
+
+async def test_a_call_that_takes_long_gets_json_if_the_server_sends_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(exchange, "PING_SECONDS", 0)
+    app = to_mcp(example(), json_response=True).asgi_app()
+    async with http(app) as client:
+        request = post("tools/call", {"name": "math__add", "arguments": {"a": 1}})
+        response = await client.post("/mcp", **request)
+
+    assert response.headers["content-type"] == "application/json"
 
 
 @pytest.mark.parametrize("lean", [True, False])

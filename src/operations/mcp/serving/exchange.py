@@ -1,7 +1,7 @@
-"""One request of a client before 2026-07-28, and its response.
+"""One request of a client before 2026-07-28, and its response; and responses that take long to later clients.
 
-Rule 1: the response is JSON, unless other messages must be sent before the result or the client prefers event streams:
-        then it is an event stream.
+Rule 1: the response is JSON, unless other messages must be sent before the result, the client prefers event streams, or
+        nothing was sent for some time, because proxies close idle connections: then it is an event stream.
 Rule 2: the work ends when its client disconnects, unless the response is a stream of a session, which the client can
         resume.
 """
@@ -328,3 +328,42 @@ class Exchange:
                 async with asyncio.timeout(_CANCEL_SECONDS):
                     await self.notify("notifications/cancelled", {"requestId": number})
             raise
+
+
+class SlowReply:
+    """A response to a client since 2026-07-28, which becomes an event stream if it takes long.
+
+    Attributes:
+        has_begun: Whether the response has become a stream.
+    """
+
+    def __init__(self, state: RequestState, *, streams: bool) -> None:
+        self.has_begun = False
+        self._state = state
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(PING_SECONDS, self._begin) if streams else None
+        self._pinging: asyncio.Task[None] | None = None
+
+    def _begin(self) -> None:
+        self._pinging = asyncio.create_task(self._ping())
+
+    async def _ping(self) -> None:
+        start = {"type": "http.response.start", "status": 200, "headers": list(EVENT_STREAM)}
+        self.has_begun = True
+        await self._state.send(start)
+        while True:
+            await self._state.send_part(PING)
+            await asyncio.sleep(PING_SECONDS)
+
+    def stop(self) -> None:
+        """Send no more comments."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._pinging is not None:
+            self._pinging.cancel()
+
+    async def end(self, reply: Reply) -> None:
+        """Send the last event."""
+        with suppress(CallError):
+            await self._state.send_part(event(reply.body))
+        await self._state.send({"type": "http.response.body", "body": b""})

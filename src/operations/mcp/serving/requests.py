@@ -33,7 +33,7 @@ from operations.front.public_errors import Header
 from operations.mcp.codec import sent_meta
 from operations.mcp.serving.caller import LimitedCall, MCPCaller
 from operations.mcp.serving.channels import SILENT, can_answer, lean_channel
-from operations.mcp.serving.exchange import SESSION_HEADER, Exchange
+from operations.mcp.serving.exchange import SESSION_HEADER, Exchange, SlowReply
 from operations.mcp.serving.service import Service
 from operations.mcp.serving.sessions import STANDALONE, Session, SessionTable
 from operations.observe import trace_context
@@ -159,6 +159,7 @@ class FastPath:
         server_info: JSONObject,
     ) -> None:
         self._service = service
+        self._streams = not service.settings.json_response
         self._run_interactive = run_interactive
         self._stamp = {types.SERVER_INFO_META_KEY: msgspec.Raw(_encode(server_info))}
 
@@ -176,15 +177,22 @@ class FastPath:
         trace = NOTHING if meta is None else meta.trace
         sent = decode_meta(body, request, self._service)
         caller = MCPCaller.of(state, version, capabilities, trace, sent)
+        stream = SlowReply(state, streams=self._streams)
         try:
-            return self._reply(request, await self._answer(request, caller, state))
+            reply = self._reply(request, await self._answer(request, caller, state, stream))
         except MCPError:
             # The SDK reports errors of the protocol, which are detected before the call starts.
             state.timeout.pause()
             return None
+        finally:
+            stream.stop()
+            is_late, state.is_answered = state.is_answered, state.is_answered or stream.has_begun
+        if stream.has_begun and not is_late:
+            await stream.end(reply)
+        return reply
 
     async def _answer(
-        self, request: PlainRequest, caller: MCPCaller, state: RequestState
+        self, request: PlainRequest, caller: MCPCaller, state: RequestState, stream: SlowReply
     ) -> JSONObject:
         params, service = request.params, self._service
         if request.method == "tools/list":
@@ -199,12 +207,16 @@ class FastPath:
         work = service.call_tool(caller, name, arguments, SILENT, limited)
         if limited is None:
             return await _until_disconnect(work, state)
-        state.answer_late = partial(self._answer_late, request, limited)
+        state.answer_late = partial(self._answer_late, request, limited, stream)
         limited.start()
         return await limited.run(work)
 
-    async def _answer_late(self, request: PlainRequest, limited: LimitedCall) -> None:
-        await self._reply(request, limited.late_result()).send(limited.state.send)
+    async def _answer_late(
+        self, request: PlainRequest, limited: LimitedCall, stream: SlowReply
+    ) -> None:
+        stream.stop()
+        reply = self._reply(request, limited.late_result())
+        await (stream.end(reply) if stream.has_begun else reply.send(limited.state.send))
 
     def _reply(self, request: PlainRequest, result: JSONObject) -> Reply:
         noted = result.get("_meta")
