@@ -121,6 +121,22 @@ async def test_a_cancelled_scope_leaves_nothing_behind(
             group.cancel_scope.cancel()
 
 
+async def test_a_worker_that_is_cancelled_at_any_time_leaves_its_connection_usable(
+    broker_world: BrokerWorld, registry: OperationRegistry
+) -> None:
+    async with broker_world.serve(registry), broker_world.connect() as target:
+
+        async def work() -> None:
+            async with serve_calls(registry, target, group="other", grace=0):
+                pass
+
+        for milliseconds in range(0, 30, 2):
+            with anyio.move_on_after(milliseconds / 1000):
+                await work()
+        async with PendingRequestMap(target) as calls:
+            assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3
+
+
 @pytest.mark.slow
 @pytest.mark.requirement("F5")
 async def test_everything_closes_while_the_broker_is_unavailable(

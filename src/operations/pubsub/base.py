@@ -387,11 +387,7 @@ def shielded(
 
 
 def enforce_size(body: bytes, max_bytes: int) -> None:
-    """Raise an error if a message is too large.
-
-    Raises:
-        TooLargeError: If it is.
-    """
+    """Raise `TooLargeError` if a message is too large."""
     if len(body) > max_bytes:
         raise TooLargeError(f"{len(body)} bytes are more than {max_bytes}")
 

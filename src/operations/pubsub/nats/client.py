@@ -207,7 +207,7 @@ class ReconnectingClient(Client):
                 async with asyncio.timeout(5):
                     return await outcome
             finally:
-                await echo.unsubscribe()
+                self.start(_unsubscribe(echo))
         except TimeoutError:
             raise TransportError("NATS does not respond") from None
         except NATS_ERRORS as error:

@@ -388,6 +388,7 @@ class ReconnectingConnection(ABC):
             reason = self._failure or self._client.connector.unreachable()
             raise TransportError(str(reason)) from None
 
+    @shielded
     async def aclose(self) -> None:
         """Disconnect."""
         if self in self._client.connections:

@@ -15,7 +15,15 @@ from typing import Any, TypeAlias
 from redis.exceptions import NoScriptError, ResponseError
 
 from operations.errors import TransportError
-from operations.pubsub.base import IDLE, BatchSize, Consumer, Delivery, Receiver, deliver
+from operations.pubsub.base import (
+    IDLE,
+    BatchSize,
+    Consumer,
+    Delivery,
+    Receiver,
+    deliver,
+    shielded,
+)
 from operations.pubsub.config import refusal
 from operations.pubsub.redis.connection import (
     CONNECTION_ERRORS,
@@ -171,6 +179,7 @@ class MailboxReader(ReconnectingConnection):
         self._positions: dict[str, bytes] = dict.fromkeys(boxes, b"")
         self._since_trim = 0
 
+    @shielded
     async def aclose(self) -> None:
         """Stop reading, and delete the streams."""
         await super().aclose()
@@ -355,15 +364,18 @@ class QueueReader(ReconnectingConnection):
         self.removed: dict[bytes, list[bytes]] = {}
         self._clock_ahead = 0.0
 
+    @shielded
     async def aclose(self) -> None:
         """Stop between two reads, so that no entry is read and then dropped."""
         self._closing = True
-        if self.link.is_up and self._client_id is not None and not self.batch.is_full:
-            with suppress(TransportError, TimeoutError):
-                await self.link.post("CLIENT", "UNBLOCK", self._client_id)
-                if self._task is not None:
-                    await asyncio.wait({self._task}, timeout=_BLOCK / 1000 + 1)
-        await super().aclose()
+        try:
+            if self.link.is_up and self._client_id is not None and not self.batch.is_full:
+                with suppress(TransportError, TimeoutError):
+                    await self.link.post("CLIENT", "UNBLOCK", self._client_id)
+                    if self._task is not None:
+                        await asyncio.wait({self._task}, timeout=_BLOCK / 1000 + 1)
+        finally:
+            await super().aclose()
         if self.link.is_up:
             # Entries that have not started are left to other workers first.
             await self.link.post("EVAL", _LEAVE, *self._keys(), self._consumer)

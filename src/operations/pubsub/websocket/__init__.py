@@ -381,7 +381,7 @@ async def serve_websocket(
         ) as target:
             await on_connection(target)
 
-    async with serve(
+    server = await serve(
         handle,
         host,
         port,
@@ -389,8 +389,17 @@ async def serve_websocket(
         process_request=check_handshake,
         process_response=announce,
         **{**SETTINGS, **options},
-    ) as server:
+    )
+    try:
         yield server
+    finally:
+        await _close_server(server)
+
+
+@shielded
+async def _close_server(server: Server) -> None:
+    server.close()
+    await server.wait_closed()
 
 
 def _address(connection: ServerConnection) -> str:
