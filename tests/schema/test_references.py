@@ -221,3 +221,14 @@ def test_the_types_of_unions_that_refer_to_each_other_are_found_without_end() ->
     document["$defs"]["kind0"]["type"] = "integer"
     assert possible_types({"$ref": "#/$defs/kind0"}, document) == {"number"}
     assert possible_types({"allOf": [{"type": "number"}, {"type": "integer"}]}, {}) == {"number"}
+
+
+@pytest.mark.requirement("R55")
+def test_reading_the_types_of_a_hostile_schema_is_bounded() -> None:
+    definitions = {
+        f"kind{n}": {"anyOf": [{"$ref": f"#/$defs/kind{n + 1}"}] * 50, "minimum": n}
+        for n in range(15)
+    }
+    document = {"$defs": {**definitions, "kind15": {"type": "string"}}, "$ref": "#/$defs/kind0"}
+
+    assert possible_types(document, document) == ALL_TYPES

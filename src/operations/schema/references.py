@@ -479,11 +479,11 @@ def _is_old_tuple(site: Site) -> bool:
     return is_object(schema) and is_list(schema.get("items")) and "prefixItems" not in schema
 
 
-_MAX_LEVELS = 16
-"""How many levels of unions and references `possible_types` reads."""
+_MAX_LEVELS, _MAX_READ = 16, 1000
+"""How many levels of unions and references, and how many schemas, `possible_types` reads."""
 
 
-def possible_types(schema: Any, root: Any, above: tuple[str, ...] = ()) -> frozenset[str]:
+def possible_types(schema: Any, root: Any) -> frozenset[str]:
     """Return the JSON types that values of a schema may have; integers are numbers.
 
     It reads only keywords, because compiling is slow. The result may contain types of which no value is valid.
@@ -491,10 +491,16 @@ def possible_types(schema: Any, root: Any, above: tuple[str, ...] = ()) -> froze
     Args:
         schema: A schema.
         root: The document that contains it.
-        above: The references on the path to it.
     """
+    return _read_types(schema, root, (), iter(range(_MAX_READ)))
+
+
+def _read_types(
+    schema: Any, root: Any, above: tuple[str, ...], budget: Iterator[int]
+) -> frozenset[str]:
     here, passed = followed(schema, root)
-    if "$ref" in here or len(above) >= _MAX_LEVELS or not set(passed).isdisjoint(above):
+    is_over = next(budget, None) is None or len(above) >= _MAX_LEVELS
+    if is_over or "$ref" in here or not set(passed).isdisjoint(above):
         return ALL_TYPES
     types, named = ALL_TYPES, here.get("type")
     if named is not None:
@@ -507,7 +513,7 @@ def possible_types(schema: Any, root: Any, above: tuple[str, ...] = ()) -> froze
     for keyword in IN_PLACE_LISTS:
         # One type cannot be restricted further.
         members = list_of(here.get(keyword)) if len(types) > 1 else []
-        found = [possible_types(member, root, inner) for member in members]
+        found = [_read_types(member, root, inner, budget) for member in members]
         if keyword == "allOf":
             types = types.intersection(*found)
         elif found:
