@@ -177,10 +177,12 @@ class FastPath:
         trace = NOTHING if meta is None else meta.trace
         sent = decode_meta(body, request, self._service)
         caller = MCPCaller.of(state, version, capabilities, trace, sent)
-        stream = SlowReply(state, streams=self._streams)
+        stream = SlowReply(state, streams=self._streams and request.method == "tools/call")
         try:
             reply = self._reply(request, await self._answer(request, caller, state, stream))
         except MCPError:
+            if stream.has_begun:
+                raise
             # The SDK reports errors of the protocol, which are detected before the call starts.
             state.timeout.pause()
             return None
@@ -188,7 +190,7 @@ class FastPath:
             stream.stop()
             is_late, state.is_answered = state.is_answered, state.is_answered or stream.has_begun
         if stream.has_begun and not is_late:
-            await stream.end(reply)
+            await stream.end(request.id, reply)
         return reply
 
     async def _answer(
@@ -216,7 +218,10 @@ class FastPath:
     ) -> None:
         stream.stop()
         reply = self._reply(request, limited.late_result())
-        await (stream.end(reply) if stream.has_begun else reply.send(limited.state.send))
+        if stream.has_begun:
+            await stream.end(request.id, reply)
+        else:
+            await reply.send(limited.state.send)
 
     def _reply(self, request: PlainRequest, result: JSONObject) -> Reply:
         noted = result.get("_meta")
