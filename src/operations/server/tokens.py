@@ -197,9 +197,8 @@ class _Published:
     async def _fetch(self, address: str) -> None:
         try:
             self._take(await asyncio.to_thread(_fetched, address))
-        except (OSError, ValueError, jwt.PyJWTError) as error:
-            # Not an error of the token, also if the issuer sent something else than keys.
-            logger.warning("cannot fetch the keys of an issuer: %s", error)
+        except Exception as error:  # noqa: BLE001 - whatever the issuer sent is not an error of the token
+            logger.warning("cannot fetch the keys of an issuer: %r", error)
             self._is_unreachable = True
         else:
             self._is_unreachable = False
