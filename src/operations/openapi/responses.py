@@ -384,6 +384,8 @@ def read_data(
     if described.is_stream and media.is_sequence(content_type):
         items: list[Any] = []
         for line in JSONLinesDecoder(max_event_bytes=len(content)).feed(content + b"\n"):
+            if line.strip() == DONE.encode():
+                break
             items.append(_json(line, content_type, max_values))
             max_values -= count_values(items[-1], max_values)
         return items

@@ -152,7 +152,7 @@ class EventStream:
         for data, is_raw in map(_line, lines.finish()):
             if is_raw and data == DONE:
                 return
-            if is_raw and (data.startswith(("{", "[", '"')) or not described.has_text_items):
+            if is_raw and (data.startswith(("{", "[", '"')) or not described.takes_text(data)):
                 message = "The stream ended within an item, which is therefore not JSON."
                 raise CallError(ErrorCode.EXECUTION_ERROR, message, {"item": data[:_SHOWN]})
             yield DescribedEnvelope(data, meta, described.schema, is_raw)
