@@ -111,8 +111,7 @@ class Ledger:
     @property
     def is_writable(self) -> bool:
         """Whether the last line was written."""
-        with self._writing:
-            return self._unwritten == 0
+        return self._unwritten == 0
 
     def begin(
         self, operation_id: str, value: Any, context: OperationContext, approval: str | None
