@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import Counter
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import AsyncExitStack, ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -135,6 +135,44 @@ async def test_a_nats_caller_sends_each_request_to_a_worker_with_the_fewest_of_i
         assert busy.stats().finished == before
         tasks[0].cancel()
         await until_idle()
+
+
+@pytest.mark.requirement("F33")
+async def test_a_nats_worker_whose_calls_fail_at_once_does_not_get_most_of_them(
+    nats_server: Broker,
+) -> None:
+    async def work() -> str:
+        await asyncio.sleep(0.05)
+        return "done"
+
+    async def fail() -> str:
+        raise CallError("BROKEN", "the disk is full")
+
+    world = nats_world(nats_server.url)
+    async with AsyncExitStack() as stack:
+        servers: list[CallServer] = []
+        for handler in (work, work, work, fail):
+            registry = OperationRegistry()
+            registry.operation("test.run", type="query")(handler)
+            servers += await stack.enter_async_context(world.serve(registry))
+        calls = await stack.enter_async_context(caller(world))
+        # By then the caller knows all workers.
+        while any(server.stats().finished + server.stats().failed == 0 for server in servers):
+            with suppress(CallError):
+                await calls.call("test.run")
+        outcomes: Counter[str] = Counter()
+
+        async def repeat() -> None:
+            for _ in range(12):
+                try:
+                    await calls.call("test.run")
+                    outcomes["done"] += 1
+                except CallError:
+                    outcomes["failed"] += 1
+
+        await asyncio.gather(*(repeat() for _ in range(12)))
+
+    assert outcomes["failed"] < outcomes["done"]
 
 
 async def test_calls_wait_at_the_broker_while_a_worker_is_full(

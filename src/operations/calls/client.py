@@ -554,7 +554,7 @@ class PendingRequestMap(CallSender):
 
     def _end(self, request_id: str, error: CallError) -> None:
         """End a pending call with `error`; does nothing if it has ended."""
-        call = self._remove(request_id)
+        call = self._remove(request_id, has_failed=True)
         if call is not None:
             call.fail(error)
 

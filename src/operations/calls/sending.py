@@ -64,6 +64,10 @@ MAX_WAITING_BYTES = 2 * 1024 * 1024
 MAX_ABORTS = 10_000
 """The largest number of unsent abort messages; the workers of further calls stop at the deadline."""
 
+_FAILED = 1.0
+"""Seconds for which a call that failed counts as open at its consumer; otherwise a worker whose calls fail at once
+would get nearly all of them."""
+
 RETRY = 0.1
 """Seconds between attempts while workers may be reconnecting."""
 
@@ -274,11 +278,14 @@ class CallSender(ABC):
         logger.debug("%s may not have been sent: %s", key, error)
         return None
 
-    def _remove(self, request_id: str) -> PendingCall | None:
+    def _remove(self, request_id: str, *, has_failed: bool = False) -> PendingCall | None:
         """Remove a call that has ended; return None if it was already removed."""
         call = self.pending.pop(request_id, None)
         if call is not None and call.consumer:
-            self._release(call)
+            if has_failed:
+                asyncio.get_running_loop().call_later(_FAILED, self._release, call)
+            else:
+                self._release(call)
         return call
 
     def _release(self, call: PendingCall) -> None:

@@ -15,11 +15,13 @@ switch to durable queues without lost or repeated requests, switch the workers f
 import asyncio
 import logging
 import re
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from functools import lru_cache, partial
 from importlib.util import find_spec
-from secrets import SystemRandom, token_hex
+from random import Random
+from secrets import token_hex
 from typing import Any
 
 from operations._resilience import LogThrottle
@@ -92,7 +94,7 @@ _ASK_EVERY, _ASK_SOON = 5.0, 1.0
 used while fewer than two consumers are known, because a new consumer receives no requests until it is known."""
 
 
-_random = SystemRandom()
+_random = Random()  # noqa: S311 - it only distributes requests
 
 
 class _Consumers:
@@ -111,7 +113,8 @@ class _Consumers:
         self.subject = subject
         self.inbox = ""
         self._seen_at: dict[str, float] = {}
-        self._open: dict[str, int] = {}
+        # Also counts requests to consumers that are not known at the moment.
+        self._open: Counter[str] = Counter()
         self._asked_at = float("-inf")
         self._loop = asyncio.get_running_loop()
 
@@ -131,32 +134,35 @@ class _Consumers:
         """Add a consumer that responded."""
         if len(self._seen_at) < _MAX_CONSUMERS:
             self._seen_at[name] = self._loop.time()
-            self._open.setdefault(name, 0)
 
     def forget(self) -> None:
         """Query again before the next request, because the connection is new."""
         self._seen_at.clear()
-        self._open.clear()
         self._asked_at = float("-inf")
 
     def remove(self, name: str) -> None:
         """Remove a disconnected consumer."""
         self._seen_at.pop(name, None)
-        self._open.pop(name, None)
 
     def next(self) -> str:
         """Return the consumer for the next request; empty if the server should select one."""
-        if not self._open:
+        if not self._seen_at:
             return ""
-        fewest = min(self._open.values())
-        name = _random.choice([name for name, count in self._open.items() if count == fewest])
+        count = self._open.get
+        counts = [count(name, 0) for name in self._seen_at]
+        fewest = min(counts)
+        idlest = [
+            name for name, open_ in zip(self._seen_at, counts, strict=True) if open_ == fewest
+        ]
+        name = _random.choice(idlest)
         self._open[name] += 1
         return name
 
     def release(self, name: str) -> None:
         """Subtract a request that has ended."""
-        if self._open.get(name):
-            self._open[name] -= 1
+        self._open[name] -= 1
+        if self._open[name] <= 0:
+            del self._open[name]
 
 
 class NatsTarget(EventTarget):
