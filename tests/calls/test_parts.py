@@ -8,9 +8,9 @@ from typing import Any
 import anyio
 import pytest
 
-from operations.calls.execution import AdmissionQueue
+from operations.calls.execution import WEIGHT, AdmissionQueue, Recent
 from operations.calls.jobs import MAX_UNREAD_BYTES, Pace
-from operations.calls.states import NEVER, WEIGHT, Deadlines, Recent
+from operations.calls.states import NEVER, Deadlines
 from operations.context import new_request_id
 from operations.front.limits import Limits
 

@@ -16,7 +16,7 @@ from tests.calls.worlds import BrokerWorld, World
 
 from operations.calls import CallServer, PendingRequestMap, serve_calls
 from operations.calls.events import AbortPayload, CallAborted, encode_event, encode_response
-from operations.calls.states import Recent
+from operations.calls.execution import Recent
 from operations.envelopes import local_envelope
 from operations.errors import CallError, ErrorCode
 from operations.pubsub.base import EventTarget

@@ -1,7 +1,10 @@
 """Run the requests of a worker and send their replies.
 
 Rule 1: a request gets exactly one last reply, unless its caller aborted it.
-Rule 2: a handler is cancelled when its caller aborts, disconnects or reaches its deadline. The caller does not wait for
+Rule 2: the last reply of a call is cached up to a size limit, and sent again only to the client that made the call.
+Rule 3: no request runs twice: an id is stored until at least `max_ids` and at most twice as many later requests have
+        arrived.
+Rule 4: a handler is cancelled when its caller aborts, disconnects or reaches its deadline. The caller does not wait for
         a handler that ignores cancellation.
 """
 
@@ -14,7 +17,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import copy_context
 from functools import partial
 from secrets import token_hex
-from time import time
+from time import monotonic, time
 from typing import Any
 
 from operations._pipeline.plan import BUCKETS
@@ -45,20 +48,70 @@ from operations.calls.jobs import (
     then,
 )
 from operations.calls.services import SERVICES
-from operations.calls.states import NEVER, Deadlines, Recent
+from operations.calls.states import NEVER, Deadlines
 from operations.context import NOTHING, CallerChannel, OperationContext
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, TransportError
 from operations.front import Front, credential_ended, identify_credential
 from operations.front.limits import UNCOUNTED_OUTPUT, Limits, Slot, caller_key
 from operations.front.public_errors import public_error
-from operations.pubsub.base import EventTarget, start_task
+from operations.pubsub.base import BoundedSet, EventTarget, start_task
 from operations.registry import OperationRegistry
 
 logger = logging.getLogger("operations")
 
 _ITEMS_PER_TURN = 16
 """The number of items of a subscription after which other calls, probes and heartbeats get a turn."""
+
+MAX_IDS = 20_000
+MAX_BYTES = 8 * 1024 * 1024
+
+WEIGHT = 320
+"""The memory overhead of a cached reply in bytes: its id, its receiver and the table entries."""
+
+
+class Recent:
+    """Stores recent request ids, and the last replies of requests that have ended.
+
+    Args:
+        max_ids: The least number of stored ids.
+        max_bytes: The size limit of the cached replies. They are stored in two halves; when the newer half is full, the
+            older half is dropped.
+    """
+
+    def __init__(self, max_ids: int = MAX_IDS, max_bytes: int = MAX_BYTES) -> None:
+        self._ids = BoundedSet(max_ids)
+        self._newer: dict[str, tuple[bytes, str]] = {}
+        self._older: dict[str, tuple[bytes, str]] = {}
+        self._half = max_bytes // 2
+        self._left = self._half
+        self.add = self._ids.add
+        """Store the id of a request; return False if it was already stored."""
+        self.forget = self._ids.discard
+        """Remove the id of a request that was rejected without running, so that it may be sent again."""
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def never_had(self, request_id: str, age: float) -> bool:
+        """Return whether the request has certainly not arrived in the last `age` seconds."""
+        return request_id not in self._ids and monotonic() - age > self._ids.complete_since
+
+    def finish(self, request_id: str, body: bytes, reply_to: str) -> None:
+        """Cache the last reply of a call, unless it is larger than a quarter of the limit."""
+        weight = len(body) + len(reply_to) + WEIGHT
+        if weight > self._half // 2:
+            return
+        if weight > self._left:
+            self._older, self._newer = self._newer, {}
+            self._left = self._half
+        self._left -= weight
+        self._newer[request_id] = (body, reply_to)
+
+    def last_reply(self, request_id: str, reply_to: str) -> bytes | None:
+        """Return the cached last reply of an ended call if it was sent to this receiver; None if it is not cached."""
+        cached = self._newer.get(request_id) or self._older.get(request_id)
+        return cached[0] if cached is not None and cached[1] == reply_to else None
 
 
 class AdmissionQueue:
@@ -160,7 +213,6 @@ class JobRunner(ABC):
         mailbox: The address of this worker.
         jobs: The requests without a last reply, by their keys.
         counters: The counters of the calls.
-        reason_to_stop: The error for calls that end with the worker, instead of `UNAVAILABLE`.
     """
 
     def __init__(
@@ -184,7 +236,6 @@ class JobRunner(ABC):
         self._deadlines: Deadlines[Job] = Deadlines(self.jobs, self._expire)
         self._recent = Recent()
         self._is_leaving = False
-        self.reason_to_stop: CallError | None = None
         self._idle = asyncio.Event()
         """Set when the last job of a stopping worker has its reply."""
         self._running: set[asyncio.Task[None]] = set()
@@ -534,16 +585,6 @@ class JobRunner(ABC):
             self._send_later(self._conclude(job, self._encode_error(job, error)))
         if job.task is not None and job.is_started:
             job.task.cancel()
-
-    def _give_up(self, job: Job, reason: str) -> None:
-        """Cancel a job that will not be finished here."""
-        if job.claim is not None:
-            # Another worker will consume it from the queue.
-            self._drop(job)
-        error = CallError(ErrorCode.UNAVAILABLE, reason, retryable=job.is_safe_to_retry)
-        self._stop(job, self.reason_to_stop or error)
-        if not job.begun:  # the caller may ask this worker to drop the request
-            self._recent.forget(job.key)
 
     def _send_later(self, sending: Awaitable[None]) -> "asyncio.Task[Any]":
         task = self._spawn(quietly(sending))

@@ -1,20 +1,16 @@
-"""The states of calls, without I/O: the order of items, flow control, deadlines, outages, recent requests.
+"""The client-side states of calls, without I/O: the order of items, flow control, deadlines.
 
 Rule 1: items of a subscription are delivered in order or not at all; a gap ends it with an error. Items received
         before an error are delivered before the error.
 Rule 2: credit is granted as items of a subscription are read, so that a slow reader slows the worker.
 Rule 3: one timer serves all deadlines of a table, because most calls end long before their deadline. Starting a call
         costs one comparison.
-Rule 4: the last reply of a call is cached up to a size limit, and sent again only to the client that made the call.
-Rule 5: no request runs twice: an id is stored until at least `max_ids` and at most twice as many later requests have
-        arrived.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from time import monotonic
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 import msgspec
@@ -33,7 +29,6 @@ from operations.calls.events import (
 )
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, timeout_error
-from operations.pubsub.base import BoundedSet
 
 REORDER_WINDOW = 64
 """The number of later items that may arrive before a missing item counts as lost."""
@@ -451,54 +446,3 @@ class Outages:
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(self._settled_at):
                     await self._restored.wait()
-
-
-MAX_IDS = 20_000
-MAX_BYTES = 8 * 1024 * 1024
-
-WEIGHT = 320
-"""The memory overhead of a cached reply in bytes: its id, its receiver and the table entries."""
-
-
-class Recent:
-    """Stores recent request ids, and the last replies of requests that have ended.
-
-    Args:
-        max_ids: The least number of stored ids.
-        max_bytes: The size limit of the cached replies. They are stored in two halves; when the newer half is full, the
-            older half is dropped.
-    """
-
-    def __init__(self, max_ids: int = MAX_IDS, max_bytes: int = MAX_BYTES) -> None:
-        self._ids = BoundedSet(max_ids)
-        self._newer: dict[str, tuple[bytes, str]] = {}
-        self._older: dict[str, tuple[bytes, str]] = {}
-        self._half = max_bytes // 2
-        self._left = self._half
-        self.add = self._ids.add
-        """Store the id of a request; return False if it was already stored."""
-        self.forget = self._ids.discard
-        """Remove the id of a request that was rejected without running, so that it may be sent again."""
-
-    def __len__(self) -> int:
-        return len(self._ids)
-
-    def never_had(self, request_id: str, age: float) -> bool:
-        """Return whether the request has certainly not arrived in the last `age` seconds."""
-        return request_id not in self._ids and monotonic() - age > self._ids.complete_since
-
-    def finish(self, request_id: str, body: bytes, reply_to: str) -> None:
-        """Cache the last reply of a call, unless it is larger than a quarter of the limit."""
-        weight = len(body) + len(reply_to) + WEIGHT
-        if weight > self._half // 2:
-            return
-        if weight > self._left:
-            self._older, self._newer = self._newer, {}
-            self._left = self._half
-        self._left -= weight
-        self._newer[request_id] = (body, reply_to)
-
-    def last_reply(self, request_id: str, reply_to: str) -> bytes | None:
-        """Return the cached last reply of an ended call if it was sent to this receiver; None if it is not cached."""
-        cached = self._newer.get(request_id) or self._older.get(request_id)
-        return cached[0] if cached is not None and cached[1] == reply_to else None

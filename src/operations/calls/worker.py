@@ -38,7 +38,7 @@ from operations.calls.events import (
     encode_event,
     read_event,
 )
-from operations.calls.execution import JobRunner
+from operations.calls.execution import MAX_IDS, JobRunner, Recent
 from operations.calls.jobs import (
     Job,
     Pace,
@@ -54,7 +54,7 @@ from operations.calls.jobs import (
     watch_loop_lag,
 )
 from operations.calls.services import SERVICES, digest_of, serves_itself, service_operations
-from operations.calls.states import MAX_IDS, NEVER, Outages, Recent
+from operations.calls.states import NEVER, Outages
 from operations.errors import CallError, ErrorCode, TransportError
 from operations.front import CredentialResolver
 from operations.pubsub.base import (
@@ -88,6 +88,7 @@ class CallServer(JobRunner, Receiver):
         duplicates: Requests that had already been received.
         is_serving: Whether it accepts requests.
         grace: Seconds that running calls have to finish when the worker stops.
+        reason_to_stop: The error for calls that end with the worker, instead of `UNAVAILABLE`.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class CallServer(JobRunner, Receiver):
         self.backlog: int | None = config.concurrency + config.queue
         self.malformed = self.ignored = self.duplicates = 0
         self.is_serving, self.grace = False, config.grace
+        self.reason_to_stop: CallError | None = None
         self._services = OperationRegistry(service_operations(registry, target))
         self._served: dict[str, Served] = {}
         self._served_revision = registry.revision
@@ -218,6 +220,16 @@ class CallServer(JobRunner, Receiver):
         # Free the cached replies of a closed worker that is still referenced. Until here callers may ask for them.
         self._recent = Recent()
         await self._services.aclose()
+
+    def _give_up(self, job: Job, reason: str) -> None:
+        """Cancel a job that will not be finished here."""
+        if job.claim is not None:
+            # Another worker will consume it from the queue.
+            self._drop(job)
+        error = CallError(ErrorCode.UNAVAILABLE, reason, retryable=job.is_safe_to_retry)
+        self._stop(job, self.reason_to_stop or error)
+        if not job.begun:  # the caller may ask this worker to drop the request
+            self._recent.forget(job.key)
 
     # ---------------------------------------------------------------------------------------- receiving
 
