@@ -18,7 +18,7 @@ from tests.mcp_serving.support import ERAS, error_of, example, serving, tool_nam
 from operations import CallError, Identity, OperationContext, OperationRegistry
 from operations.front.limits import Limits
 from operations.mcp import release_stream, to_mcp
-from operations.mcp.serving import exchange
+from operations.mcp.serving import caller
 from operations.types import JSONObject
 
 BOTH = pytest.mark.parametrize("era", ERAS)
@@ -366,7 +366,7 @@ async def test_a_call_that_takes_long_keeps_its_connection_open(
     monkeypatch: pytest.MonkeyPatch, timeout: float
 ) -> None:
     """As with the SDK, which sends the first comment after 15 seconds."""
-    monkeypatch.setattr(exchange, "PING_SECONDS", 0.02)
+    monkeypatch.setattr(caller, "PING_SECONDS", 0.02)
     registry, release = OperationRegistry(), asyncio.Event()
 
     @registry.operation("job.wait", timeout=timeout)
@@ -398,7 +398,7 @@ async def test_a_call_that_takes_long_keeps_its_connection_open(
 async def test_a_call_that_takes_long_gets_json_if_the_server_sends_nothing_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(exchange, "PING_SECONDS", 0)
+    monkeypatch.setattr(caller, "PING_SECONDS", 0)
     app = to_mcp(example(), json_response=True).asgi_app()
     async with http(app) as client:
         request = post("tools/call", {"name": "math__add", "arguments": {"a": 1}})

@@ -1,4 +1,4 @@
-"""One request of a client before 2026-07-28, and its response; and responses that take long to later clients.
+"""One request of a client before 2026-07-28, and its response.
 
 Rule 1: the response is JSON, unless other messages must be sent before the result, the client prefers event streams, or
         nothing was sent for some time, because proxies close idle connections: then it is an event stream.
@@ -20,11 +20,11 @@ from mcp.shared.dispatcher import CallOptions
 from mcp.shared.exceptions import NoBackChannelError
 from mcp.shared.message import ServerMessageMetadata
 from mcp.shared.transport_context import TransportContext
-from mcp_types import INTERNAL_ERROR, ErrorData
+from mcp_types import ErrorData
 from mcp_types.version import is_version_at_least
 from starlette.requests import Request
 
-from operations.errors import CallError, retrieve_exception
+from operations.errors import CallError
 from operations.front.http import RequestState
 from operations.front.messages import EVENT_STREAM, JSON, Reply
 from operations.front.public_errors import Header
@@ -328,56 +328,3 @@ class Exchange:
                 async with asyncio.timeout(_CANCEL_SECONDS):
                     await self.notify("notifications/cancelled", {"requestId": number})
             raise
-
-
-class SlowReply:
-    """A response to a client since 2026-07-28, which becomes an event stream if it takes long.
-
-    Attributes:
-        has_begun: Whether the response has become a stream.
-    """
-
-    def __init__(self, state: RequestState, *, streams: bool) -> None:
-        self.has_begun = False
-        self._state = state
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(PING_SECONDS, self._begin) if streams else None
-        self._has_head = False
-        self._over: asyncio.Event | None = None
-        self._pinging: asyncio.Task[None] | None = None
-
-    def _begin(self) -> None:
-        self.has_begun = True
-        self._over = asyncio.Event()
-        self._pinging = asyncio.create_task(self._ping(self._over))
-        self._pinging.add_done_callback(retrieve_exception)
-
-    async def _ping(self, over: asyncio.Event) -> None:
-        """Send the head and comments. This is not cancelled: the last event must follow a complete head."""
-        start = {"type": "http.response.start", "status": 200, "headers": list(EVENT_STREAM)}
-        await self._state.send(start)
-        self._has_head = True
-        while not over.is_set():
-            await self._state.send_part(PING)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(PING_SECONDS):
-                    await over.wait()
-
-    def stop(self) -> None:
-        """Send no more comments."""
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._over is not None:
-            self._over.set()
-
-    async def end(self, request_id: Any, reply: Reply) -> None:
-        """Send the last event: the reply, or an error if the caller has too many unread bytes."""
-        if self._pinging is not None and not self._has_head:
-            await self._pinging
-        try:
-            await self._state.send_part(event(reply.body))
-        except CallError as error:
-            refused = {"code": INTERNAL_ERROR, "message": error.message}
-            message = {"jsonrpc": "2.0", "id": request_id, "error": refused}
-            await self._state.send_part(event(_encode(message)))
-        await self._state.send({"type": "http.response.body", "body": b""})

@@ -31,9 +31,9 @@ from operations.front.http import RequestState
 from operations.front.messages import EVENT_STREAM, JSON, Reply
 from operations.front.public_errors import Header
 from operations.mcp.codec import sent_meta
-from operations.mcp.serving.caller import LimitedCall, MCPCaller
+from operations.mcp.serving.caller import LimitedCall, MCPCaller, SlowReply
 from operations.mcp.serving.channels import SILENT, can_answer, lean_channel
-from operations.mcp.serving.exchange import SESSION_HEADER, Exchange, SlowReply
+from operations.mcp.serving.exchange import SESSION_HEADER, Exchange
 from operations.mcp.serving.service import Service
 from operations.mcp.serving.sessions import STANDALONE, Session, SessionTable
 from operations.observe import trace_context
