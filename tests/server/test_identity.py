@@ -375,6 +375,24 @@ async def test_tokens_are_not_wrong_while_the_keys_of_their_issuer_cannot_be_rea
     assert after.status == 200
 
 
+@pytest.mark.parametrize("pause", [0.0, 60.0], ids=["fetched again", "not fetched again"])
+async def test_keys_that_could_not_be_fetched_for_a_day_are_not_used(
+    pause: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published = [json.dumps(jwks()).encode()]
+    with issuer(lambda: published[-1]) as client:
+        before = await client.get("/who/secret", headers=bearer(token()))
+        published.append(b"down")
+        monkeypatch.setattr("operations.server.tokens._MAX_AGE", 0.0)
+        monkeypatch.setattr("operations.server.tokens._PAUSE", 0.0)
+        monkeypatch.setattr("operations.server.tokens._STALE_AGE", 0.0)
+        at_once = await client.get("/who/secret", headers=bearer(token()))
+        monkeypatch.setattr("operations.server.tokens._PAUSE", pause)
+        later = await client.get("/who/secret", headers=bearer(token()))
+
+    assert [before.status, at_once.status, later.status] == [200, 503, 503]
+
+
 async def test_a_slow_issuer_delays_only_tokens_with_an_unknown_key(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -163,7 +163,7 @@ class _Published:
 
         Raises:
             CredentialError: If the issuer does not publish it.
-            OSError: If the key is unknown, and the keys could not be fetched.
+            OSError: If the key is unknown or too old, and the keys could not be fetched.
         """
         found = self._find(key_id)
         if self._address is not None:
@@ -174,7 +174,8 @@ class _Published:
                     # Shielded: a cancelled request must not cancel the fetch that other requests wait for.
                     await asyncio.shield(fetching)
                     found = self._find(key_id)
-        if found is None and self._is_unreachable:
+        is_stale = monotonic() - self._fetched > _STALE_AGE
+        if self._is_unreachable and (found is None or is_stale):
             raise ConnectionError("the keys of the issuer could not be fetched")
         if found is None:
             raise CredentialError("a token signed with a key that its issuer does not publish")
