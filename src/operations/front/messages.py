@@ -73,7 +73,7 @@ async def read_body(receive: Receive, headers: Mapping[bytes, bytes], limits: Li
     return b"".join(chunks) if len(chunks) > 1 else chunk
 
 
-def holds(condition: bytes, tag: bytes) -> bool:
+def matches_tag(condition: bytes, tag: bytes) -> bool:
     """Return whether an `If-None-Match` header contains `tag`, in strong or weak form, or `*`."""
     tags = [one.strip().removeprefix(b"W/") for one in condition.split(b",")]
     return tag in tags or tags == [b"*"]

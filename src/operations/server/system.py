@@ -28,7 +28,7 @@ from operations.access import Identity
 from operations.errors import CallError, ErrorCode
 from operations.front.config import Ready, ServerConfig
 from operations.front.http import RequestState
-from operations.front.messages import JSON, Reply, decode_body, holds, json_reply
+from operations.front.messages import JSON, Reply, decode_body, json_reply, matches_tag
 from operations.front.public_errors import METADATA_PATH, malformed
 from operations.front.search import Batch, OperationCall, SchemaRequest, Search, visible_specs
 from operations.observe import CallGraph, CallRecord
@@ -273,7 +273,7 @@ class Pages:
     async def _operations(self, state: RequestState) -> Reply:
         disconnected = (await self._readiness.look()).get("disconnected", [])
         tag = self._tag(state, disconnected)
-        if holds(state.headers.get(b"if-none-match", b""), tag):
+        if matches_tag(state.headers.get(b"if-none-match", b""), tag):
             return Reply(304, b"", [(b"etag", tag)])
         specs = sorted(visible_specs(state.front.registry, state.context), key=lambda spec: spec.id)
         listed = [_listed(spec) for spec in specs]

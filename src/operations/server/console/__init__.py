@@ -19,7 +19,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from operations.front.messages import holds, rejection
+from operations.front.messages import matches_tag, rejection
 from operations.front.public_errors import not_found
 
 ASSETS: Final = "/~console"
@@ -89,7 +89,7 @@ class _Asset:
         """Send the file, or 304 if it has not changed."""
         headers = {**_HEADERS, "etag": self._tag}
         condition = Request(scope).headers.get("if-none-match", "")
-        if holds(condition.encode("latin-1"), self._tag.encode()):
+        if matches_tag(condition.encode("latin-1"), self._tag.encode()):
             response = Response(status_code=304, headers=headers)
         else:
             response = Response(self._content, headers=headers, media_type=self._type)
