@@ -64,7 +64,7 @@ MAX_WAITING_BYTES = 2 * 1024 * 1024
 MAX_ABORTS = 10_000
 """The largest number of unsent abort messages; the workers of further calls stop at the deadline."""
 
-_FAILED = 1.0
+_FAILED_SECONDS = 1.0
 """Seconds for which a call that failed counts as open at its consumer; otherwise a worker whose calls fail at once
 would get nearly all of them."""
 
@@ -283,7 +283,7 @@ class CallSender(ABC):
         call = self.pending.pop(request_id, None)
         if call is not None and call.consumer:
             if has_failed:
-                asyncio.get_running_loop().call_later(_FAILED, self._release, call)
+                asyncio.get_running_loop().call_later(_FAILED_SECONDS, self._release, call)
             else:
                 self._release(call)
         return call

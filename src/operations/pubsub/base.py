@@ -294,7 +294,7 @@ class EventTarget(Protocol):
         ...
 
     def release(self, queue: str, consumer: str) -> None:
-        """Note that a message that `enqueue` sent to `consumer` needs it no longer, if the target `names_consumer`."""
+        """Record that a message from `enqueue` has been processed, if the target `names_consumer`."""
         return
 
     async def is_present(self, address: str) -> bool:

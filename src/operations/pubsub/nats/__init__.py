@@ -148,13 +148,9 @@ class _Consumers:
         """Return the consumer for the next request; empty if the server should select one."""
         if not self._seen_at:
             return ""
-        count = self._open.get
-        counts = [count(name, 0) for name in self._seen_at]
-        fewest = min(counts)
-        idlest = [
-            name for name, open_ in zip(self._seen_at, counts, strict=True) if open_ == fewest
-        ]
-        name = _random.choice(idlest)
+        counts = {name: self._open.get(name, 0) for name in self._seen_at}
+        fewest = min(counts.values())
+        name = _random.choice([name for name, count in counts.items() if count == fewest])
         self._open[name] += 1
         return name
 
