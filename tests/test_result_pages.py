@@ -28,7 +28,7 @@ from operations import (
 )
 from operations.authority import Grants
 from operations.calls import from_calls
-from operations.context import CallerChannel
+from operations.channel import CallerChannel
 from operations.errors import RegistrationError
 from operations.pubsub.websocket import connect_websocket
 from operations.result_pages import NEXT, split

@@ -23,7 +23,7 @@ from operations import (
     http_envelope,
     mcp_envelope,
 )
-from operations.context import CallerChannel
+from operations.channel import CallerChannel
 from operations.envelopes import TextContent
 from operations.errors import RegistrationError
 from operations.mcp import connect_mcp

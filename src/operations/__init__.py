@@ -3,7 +3,8 @@
 from operations._pipeline.plan import Call, Middleware, Next, NextStream, Remote, StreamMiddleware
 from operations._pipeline.streams import Subscription
 from operations.access import AccessControl, Identity, check_access, enforce_access
-from operations.context import CallerChannel, OperationContext, OperationEnv
+from operations.channel import CallerChannel
+from operations.context import OperationContext, OperationEnv
 from operations.envelopes import (
     RESPONSE_ENVELOPE_SCHEMA,
     RESPONSE_META_SCHEMA,

@@ -38,7 +38,7 @@ from operations.authority import (
 )
 from operations.authority import approvals as module
 from operations.authority.ledger import Ledger, LedgerError, verify
-from operations.context import CallerChannel
+from operations.channel import CallerChannel
 from operations.front.limits import ConcurrencyLimiter
 from operations.tools import ToolConfig, configure_tools
 

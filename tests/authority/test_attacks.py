@@ -33,7 +33,7 @@ from operations.authority import grants as resolving
 from operations.authority.ledger import LedgerError, verify
 from operations.authority.store import MemoryValues
 from operations.calls import from_calls, serve_calls
-from operations.context import CallerChannel
+from operations.channel import CallerChannel
 from operations.front.limits import caller_key
 from operations.pubsub.memory import MemoryTarget
 from operations.server import create_app

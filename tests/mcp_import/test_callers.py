@@ -15,7 +15,7 @@ from tests.mcp_import.support import raw, serving_demo
 
 from operations import CallError, ErrorCode, Identity, OperationContext, OperationRegistry
 from operations._resilience import FAILURES, LogBudget
-from operations.context import CallerChannel
+from operations.channel import CallerChannel
 from operations.mcp import MCPClientConfig, connect_mcp
 
 Run = Callable[[str, dict[str, Any]], Awaitable[Any]]

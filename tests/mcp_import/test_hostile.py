@@ -18,7 +18,7 @@ from tests.conftest import PROJECT
 from tests.mcp_import.support import RAW, children, eventually, is_alive, nothing_left_behind, raw
 
 from operations import CallError, ErrorCode, OperationContext, OperationRegistry
-from operations.context import CallerChannel
+from operations.channel import CallerChannel
 from operations.mcp import MCPClient, MCPClientConfig, connect_mcp
 
 

@@ -20,7 +20,7 @@ from operations import (
     OperationRegistry,
     OperationSpec,
 )
-from operations.context import CallerChannel
+from operations.channel import CallerChannel
 from operations.mcp import MCPClientConfig, connect_mcp
 
 

@@ -19,7 +19,7 @@ from operations import (
     OperationRegistry,
     ResponseEnvelope,
 )
-from operations.context import CallerChannel
+from operations.channel import CallerChannel
 from operations.mcp import MCPClientConfig, connect_mcp
 
 BIN = HERE / "node_modules" / ".bin"

@@ -19,7 +19,7 @@ from operations import (
     OperationSpec,
     OperationType,
 )
-from operations.context import CallerChannel
+from operations.channel import CallerChannel
 from operations.mcp import MCPClientConfig, connect_mcp
 from operations.mcp.codec import META_KEY, export_spec
 

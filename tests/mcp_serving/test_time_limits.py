@@ -13,7 +13,7 @@ from tests.mcp_serving.support import ERAS, error_of, serving
 
 from operations import CallError, ErrorCode, OperationContext, OperationRegistry
 from operations._resilience import TimeLimit
-from operations.context import CallerChannel
+from operations.channel import CallerChannel
 from operations.front.limits import CallTimeout, Limits, RequestTimeout
 from operations.mcp import to_mcp
 from operations.server import create_app

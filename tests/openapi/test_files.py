@@ -16,7 +16,7 @@ from aiohttp import web
 from tests.openapi.serving import document, imported, serving
 
 from operations import CallError, ErrorCode, OperationContext, OperationRegistry
-from operations.context import CallerChannel
+from operations.channel import CallerChannel
 from operations.openapi import HTTPServiceConfig, from_openapi
 from operations.server import create_app
 from operations.server.running import running

@@ -50,7 +50,8 @@ from operations._pipeline.reports import (
 )
 from operations._resilience import TimeLimit
 from operations.access import access_denied
-from operations.context import CLOSED, OperationContext
+from operations.channel import CLOSED
+from operations.context import OperationContext
 from operations.envelopes import (
     MAX_CHANGES,
     DescribedEnvelope,

@@ -16,7 +16,8 @@ from typing import Any, NoReturn, cast
 from operations._json import JSONValueError
 from operations._pipeline.plan import CallPlan, CallSeries, Envelope, PipelineHost
 from operations._text import printable
-from operations.context import CLOSED, OperationContext
+from operations.channel import CLOSED
+from operations.context import OperationContext
 from operations.envelopes import MCPResponseMeta, ResponseEnvelope
 from operations.errors import CallError, ErrorCode, cancelled_elsewhere, map_error, nested_error
 from operations.observe import CallFinished, CallStarted, CallYielded, add_counts, now

@@ -34,7 +34,8 @@ from operations.agents.providers import (
     read_arguments,
     read_call,
 )
-from operations.context import CallerChannel, OperationContext, new_request_id
+from operations.channel import CallerChannel
+from operations.context import OperationContext, new_request_id
 from operations.errors import ErrorCode, MissingExtraError, map_error, operation_not_found
 from operations.front.public_errors import public_error
 from operations.front.search import Gateway, may_call

@@ -49,7 +49,8 @@ from operations.calls.jobs import (
 )
 from operations.calls.services import SERVICES
 from operations.calls.states import NEVER, Deadlines
-from operations.context import NOTHING, CallerChannel, OperationContext
+from operations.channel import NOTHING, CallerChannel
+from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, TransportError
 from operations.front import Front, credential_ended, identify_credential

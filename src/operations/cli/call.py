@@ -27,6 +27,7 @@ from operations._json import is_object
 from operations._signals import receives_signals
 from operations._text import counted
 from operations.calls import CallRecord
+from operations.channel import CallerChannel
 from operations.cli.inputs import put_file, read_input, typed
 from operations.cli.lookup import caller
 from operations.cli.options import (
@@ -42,7 +43,7 @@ from operations.cli.options import (
     open_session,
     plain,
 )
-from operations.context import CallerChannel, OperationContext
+from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, SchemaError
 from operations.front.limits import call_seconds, caller_key

@@ -18,7 +18,8 @@ from typing import Any, Final, TypeAlias
 from operations._resilience import TimeLimit
 from operations._text import in_seconds
 from operations.access import Identity
-from operations.context import ENTRY, NOTHING, CallerChannel, OperationContext
+from operations.channel import ENTRY, NOTHING, CallerChannel
+from operations.context import OperationContext
 from operations.errors import CallError, cancelled_elsewhere, map_error, timed_out, timeout_error
 from operations.front import (
     Credential,

@@ -28,7 +28,8 @@ from msgspec.structs import replace
 
 from operations._json import is_list, list_of, object_of, unescape
 from operations._references import objects_in, reference_of, target_of
-from operations.context import NOTHING, OperationContext
+from operations.channel import NOTHING
+from operations.context import OperationContext
 from operations.envelopes import (
     AudioContent,
     ImageContent,

@@ -12,7 +12,8 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from operations._resilience import TimeLimit
 from operations.access import Identity
-from operations.context import NOTHING, OperationContext
+from operations.channel import NOTHING
+from operations.context import OperationContext
 from operations.errors import CallError, retrieve_exception, timed_out
 from operations.front import Front
 from operations.front.http import RequestState

@@ -29,7 +29,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import BaseModel, ValidationError
 
 from operations._json import object_of
-from operations.context import NOTHING, CallerChannel
+from operations.channel import NOTHING, CallerChannel
 from operations.errors import CallError, ErrorCode
 from operations.mcp.interaction import ELICIT, ROOTS, SAMPLE, ClientFeatures, client
 from operations.mcp.sdk import connection_of

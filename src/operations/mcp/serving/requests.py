@@ -26,7 +26,7 @@ from pydantic import ValidationError
 
 from operations._decoding import build_from, decode_json
 from operations._json import JSONValueError, object_of
-from operations.context import NOTHING
+from operations.channel import NOTHING
 from operations.front.http import RequestState
 from operations.front.messages import EVENT_STREAM, JSON, Reply
 from operations.front.public_errors import Header

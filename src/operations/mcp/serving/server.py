@@ -19,7 +19,8 @@ from mcp.server.models import InitializationOptions
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from starlette.requests import Request
 
-from operations.context import CallerChannel, OperationContext
+from operations.channel import CallerChannel
+from operations.context import OperationContext
 from operations.errors import CallError
 from operations.front import Front
 from operations.front.config import MCPServerSettings

@@ -17,7 +17,8 @@ from msgspec.structs import replace
 from operations._resilience import TimeLimit
 from operations._text import suggestion
 from operations.access import Identity
-from operations.context import CLOSED, CallerChannel, OperationContext
+from operations.channel import CLOSED, CallerChannel
+from operations.context import OperationContext
 from operations.envelopes import LocalResponseMeta, ResponseEnvelope, add_changes
 from operations.errors import CallError, ErrorCode
 from operations.front.config import MCPServerSettings

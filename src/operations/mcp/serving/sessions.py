@@ -23,7 +23,7 @@ from mcp.server.runner import aclose_shielded
 from mcp.shared.dispatcher import CallOptions
 from mcp.shared.exceptions import NoBackChannelError
 
-from operations.context import NOTHING
+from operations.channel import NOTHING
 from operations.errors import CallError, ErrorCode
 from operations.front import Credential, CredentialMonitor
 from operations.front.limits import Limits
