@@ -13,7 +13,8 @@ import pydantic
 import pytest
 
 from operations import OperationRegistry
-from operations._json import JSONValueError, dumped_models, holds_objects, to_json, without_objects
+from operations._json import JSONValueError, to_json
+from operations._objects import dumped_models, holds_objects, without_objects
 from operations.specs import OutputPolicy
 
 MASKED = Annotated[str, pydantic.PlainSerializer(lambda _: "***")]

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from operations._json import MAX_MESSAGE_DEPTH, JSONLimitError, JSONValueError
+from operations._json import LONE_SURROGATE, MAX_MESSAGE_DEPTH, JSONLimitError, JSONValueError
 
 ValueT = TypeVar("ValueT")
 
@@ -37,7 +37,6 @@ def build_from(decode: Callable[[bytes], ValueT], raw: bytes) -> ValueT:
         gc.enable()
 
 
-_LONE_SURROGATE: Final = "contains a lone surrogate, which is not valid Unicode"
 _ESCAPED_HALF: Final = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])")
 
 
@@ -58,13 +57,13 @@ def decode_json(
         try:
             raw = raw.encode()
         except UnicodeEncodeError:
-            raise JSONValueError(_LONE_SURROGATE) from None
+            raise JSONValueError(LONE_SURROGATE) from None
     enforce_bounds(raw, max_values=max_values, max_bytes=max_bytes, max_depth=max_depth)
     try:
         return build_from(_decode, raw)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         # The decoder's own message calls a text with a lone surrogate truncated.
-        reason = _LONE_SURROGATE if _ESCAPED_HALF.search(raw) else f"is not JSON: {error}"
+        reason = LONE_SURROGATE if _ESCAPED_HALF.search(raw) else f"is not JSON: {error}"
         raise JSONValueError(reason) from None
     except RecursionError:
         raise JSONLimitError("is nested too deeply", "depth") from None

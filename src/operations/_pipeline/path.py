@@ -27,8 +27,8 @@ from operations._json import (
     count_values,
     nests_within,
     to_json,
-    without_objects,
 )
+from operations._objects import without_objects
 from operations._pipeline.lenient import convert_input, noting
 from operations._pipeline.plan import (
     Call,

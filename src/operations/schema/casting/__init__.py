@@ -8,7 +8,8 @@ Rule 3: data that needs no change, which is most data, is recognised before any 
 from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
 
-from operations._json import MAX_DEPTH, JSONValueError, as_json, canonical, to_json, without_objects
+from operations._json import MAX_DEPTH, JSONValueError, as_json, canonical, to_json
+from operations._objects import without_objects
 from operations.schema.casting.changes import Change, Changes, Uniform, is_unchanged
 from operations.schema.casting.stripping import REFUSALS, NeedsRepair, Stripper, TypedStrip, pack
 from operations.schema.casting.structs import Shaper

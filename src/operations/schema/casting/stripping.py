@@ -20,13 +20,10 @@ from operations._json import (
     SCALARS,
     JSONValueError,
     as_json,
-    dumped_models,
-    holds_objects,
     lift,
-    pack_objects,
     to_json,
-    without_objects,
 )
+from operations._objects import dumped_models, holds_objects, pack_objects, without_objects
 from operations.schema.casting.changes import is_unchanged
 from operations.schema.casting.structs import PlanType, Shaper
 from operations.schema.casting.thorough import Caster, applied
