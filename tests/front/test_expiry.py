@@ -16,7 +16,7 @@ from operations import CallError, Identity, OperationContext, OperationRegistry
 from operations.authority import Grants, grants
 from operations.calls import PendingRequestMap, serve_calls
 from operations.calls.hub import WebSocketHub
-from operations.front import RECHECK_SECONDS
+from operations.front.credentials import RECHECK_SECONDS
 from operations.mcp import to_mcp
 from operations.pubsub.memory import MemoryTarget
 from operations.pubsub.websocket import connect_websocket

@@ -10,7 +10,7 @@ from tests.support import first_done
 
 from operations import CallError, Identity, OperationRegistry
 from operations.calls import PendingRequestMap
-from operations.front import AuthThrottle, InvalidCredentialError
+from operations.front.credentials import AuthThrottle, InvalidCredentialError
 from operations.front.limits import client_address
 from operations.mcp import to_mcp
 from operations.pubsub.websocket import connect_websocket
@@ -29,7 +29,7 @@ FEW = Limits(failed_attempts=3, failed_attempts_per_second=0.0001)
 
 @pytest.fixture
 def short_delay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("operations.front.DELAY_SECONDS", 0.01)
+    monkeypatch.setattr("operations.front.credentials.DELAY_SECONDS", 0.01)
 
 
 def attacked(identity: IdentityResolver | None = None, limits: Limits = FEW) -> Client:
@@ -81,7 +81,7 @@ async def test_a_valid_credential_passes_after_wrong_guesses_from_its_address() 
 
 @pytest.mark.requirement("R60")
 async def test_the_delay_is_not_spent_on_valid_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("operations.front.DELAY_SECONDS", 3600.0)
+    monkeypatch.setattr("operations.front.credentials.DELAY_SECONDS", 3600.0)
     client = attacked()
     for number in range(3):
         await shown(client, f"guess {number}")

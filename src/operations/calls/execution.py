@@ -53,7 +53,8 @@ from operations.channel import NOTHING, CallerChannel
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, TransportError
-from operations.front import Front, credential_ended, identify_credential
+from operations.front import Front
+from operations.front.credentials import credential_ended, identify_credential
 from operations.front.limits import UNCOUNTED_OUTPUT, Limits, Slot, caller_key
 from operations.front.public_errors import public_error
 from operations.pubsub.base import BoundedSet, EventTarget, start_task

@@ -29,7 +29,8 @@ from operations.access import Identity
 from operations.authority.grants import Delegate
 from operations.calls.remote import AccessRule, RemoteService, from_calls
 from operations.calls.worker import serve_calls
-from operations.front import Credential, Front, credentials_in
+from operations.front import Front
+from operations.front.credentials import Credential, credentials_in
 from operations.front.limits import Limits, address_prefix, caller_key
 from operations.pubsub.websocket import AcceptedTarget, Headers, serve_websocket
 from operations.registry import OperationRegistry

@@ -27,7 +27,8 @@ from operations.errors import (
     timed_out,
     timeout_error,
 )
-from operations.front import CredentialResolver, Front
+from operations.front import Front
+from operations.front.credentials import CredentialResolver
 from operations.front.limits import Limits, call_seconds
 from operations.pubsub.base import Claim, EventTarget, WorkerStats
 from operations.registry import OperationRegistry

@@ -56,7 +56,7 @@ from operations.calls.jobs import (
 from operations.calls.services import SERVICES, digest_of, serves_itself, service_operations
 from operations.calls.states import NEVER, Outages
 from operations.errors import CallError, ErrorCode, TransportError
-from operations.front import CredentialResolver
+from operations.front.credentials import CredentialResolver
 from operations.pubsub.base import (
     PUT_TYPE,
     BoundedSet,

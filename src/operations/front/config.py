@@ -16,7 +16,7 @@ from operations._derive import ELSEWHERE
 from operations._hosts import LOOPBACK
 from operations._text import Disclosure, NameStyle, enforce_lists, suggestion
 from operations.access import Identity
-from operations.front import CredentialResolver
+from operations.front.credentials import CredentialResolver
 from operations.front.limits import Limits
 from operations.types import Count, JSONObject, Seconds
 

@@ -21,10 +21,10 @@ from operations.access import Identity
 from operations.channel import ENTRY, NOTHING, CallerChannel
 from operations.context import OperationContext
 from operations.errors import CallError, cancelled_elsewhere, map_error, timed_out, timeout_error
-from operations.front import (
+from operations.front import Front
+from operations.front.credentials import (
     Credential,
     CredentialError,
-    Front,
     InvalidCredentialError,
     Resolve,
     credentials_in,

@@ -14,8 +14,8 @@ from operations.errors import MissingExtraError
 if find_spec("starlette") is None or find_spec("httptools") is None:
     raise MissingExtraError("operations.server", extra="server")
 
-from operations.front import CredentialError
 from operations.front.config import JWTConfig, ListenConfig, ServerConfig
+from operations.front.credentials import CredentialError
 from operations.front.limits import Limits
 from operations.server.app import create_app
 from operations.server.identity import (

@@ -17,8 +17,9 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from operations.access import Identity
 from operations.calls import serve_calls
-from operations.front import CredentialResolver, Front, credential_ended, credentials_in
+from operations.front import Front
 from operations.front.config import MCPServerSettings, ServerConfig
+from operations.front.credentials import CredentialResolver, credential_ended, credentials_in
 from operations.front.http import CREDENTIAL, IDENTITY, PIPELINE, RequestPipeline, RequestState
 from operations.front.limits import client_address
 from operations.front.messages import AccessLog, HostGuard, route_path

@@ -17,7 +17,7 @@ import msgspec
 from operations._json import is_object
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, cancelled_elsewhere, map_error
-from operations.front import credential_ended
+from operations.front.credentials import credential_ended
 from operations.front.http import RequestState
 from operations.front.limits import wait_for_disconnect
 from operations.front.messages import EVENT_STREAM, REQUEST_ID, meta_text

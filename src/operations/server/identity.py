@@ -28,7 +28,7 @@ from starlette.requests import HTTPConnection
 
 from operations.access import Identity
 from operations.errors import CallError, ErrorCode
-from operations.front import Credential, CredentialError, CredentialResolver, resolved
+from operations.front.credentials import Credential, CredentialError, CredentialResolver, resolved
 from operations.front.http import CREDENTIAL
 from operations.front.limits import Scope
 

@@ -24,8 +24,8 @@ from operations._json import MAX_REQUEST_VALUES, object_of
 from operations.access import Identity
 from operations.caller_tokens import hold_token
 from operations.errors import MissingExtraError
-from operations.front import CredentialError
 from operations.front.config import JWTConfig
+from operations.front.credentials import CredentialError
 from operations.server.identity import bearer_token
 from operations.types import JSONObject
 

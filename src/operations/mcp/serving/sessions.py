@@ -25,7 +25,7 @@ from mcp.shared.exceptions import NoBackChannelError
 
 from operations.channel import NOTHING
 from operations.errors import CallError, ErrorCode
-from operations.front import Credential, CredentialMonitor
+from operations.front.credentials import Credential, CredentialMonitor
 from operations.front.limits import Limits
 from operations.types import JSONObject
 

@@ -1,0 +1,375 @@
+"""Check the credentials of requests, and end what a credential has opened when it expires or is revoked."""
+
+import asyncio
+import inspect
+import logging
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Generator, Hashable, Iterable, MutableMapping
+from contextlib import AbstractContextManager, contextmanager
+from time import monotonic, time
+from typing import Any, Final, TypeAlias
+
+from operations._resilience import LogThrottle
+from operations.access import Identity
+from operations.errors import CallError, ErrorCode, OperationsError
+from operations.front.limits import REMEMBERED, ConcurrencyLimiter, Limits, RateLimiter
+
+logger = logging.getLogger("operations")
+
+RECHECK_SECONDS: Final = 3.0
+"""Seconds between two checks of the credential of an open session, stream or socket. Revocation takes effect within 5
+s."""
+
+DELAY_SECONDS: Final = 1.0
+"""Seconds by which the response to a wrong credential is delayed after too many failed attempts from its address."""
+
+_MAX_DELAYED: Final = 1000
+"""The largest number of delayed responses; further responses are sent at once."""
+
+_CREDENTIAL_HEADERS: Final = frozenset({b"authorization", b"x-api-key"})
+
+
+class CredentialError(OperationsError):
+    """A credential is not valid. The text is for logs and never contains the credential.
+
+    Attributes:
+        headers: Headers of the response.
+        advice: Advice for the client, sent with the response.
+    """
+
+    def __init__(
+        self, message: str, headers: Iterable[tuple[bytes, bytes]] = (), *, advice: str = ""
+    ) -> None:
+        super().__init__(message)
+        self.headers = tuple(headers)
+        self.advice = advice
+
+
+class InvalidCredentialError(Exception):
+    """A credential is wrong.
+
+    Attributes:
+        reason: The exception of the resolver, for logs.
+    """
+
+    def __init__(self, reason: Exception) -> None:
+        super().__init__(str(reason))
+        self.reason = reason
+
+
+class AuthThrottle:
+    """Checks credentials, and slows down addresses that guess them.
+
+    Repeating the same wrong credential is not counted again, so that a client with an old key does not affect others.
+
+    Args:
+        limits: The limits on wrong credentials per address and on concurrent checks.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._checking = ConcurrencyLimiter("credentials being checked")
+        self._failures = RateLimiter()
+        self.configure(limits)
+        self._delayed = 0
+        self.unchecked = LogThrottle()
+        """For warnings that credentials cannot be checked."""
+        # Keyed hashes with a key of this process: no credential is stored.
+        self._valid: OrderedDict[int, None] = OrderedDict()
+        self._wrong: OrderedDict[int, None] = OrderedDict()
+
+    def configure(self, limits: Limits) -> None:
+        """Change the limits."""
+        self._checking.configure(limits.calls, limits.calls_per_caller)
+        self._failures.configure(limits.failed_attempts_per_second, limits.failed_attempts)
+
+    async def authenticate(
+        self,
+        address: str,
+        credential: tuple[Hashable, ...],
+        resolve: Callable[[], Any],
+        *,
+        none_is_wrong: bool = False,
+    ) -> Identity | None:
+        """Return the identity for a credential. The caller sets a timeout.
+
+        Args:
+            address: The address of the client.
+            credential: The credential; an empty tuple for no credential.
+            resolve: Returns the identity, or an awaitable of it.
+            none_is_wrong: Whether a result of None means a wrong credential, and not an unknown kind of credential.
+
+        Raises:
+            InvalidCredentialError: If the credential is wrong.
+            CallError: `UNAVAILABLE` if the credential could not be checked; `RESOURCE_EXHAUSTED` if it is wrong and
+                the address has sent too many wrong ones, or if too many are being checked.
+        """
+        mark = hash((address, credential)) if credential else None
+        # A credential that was valid before is not slowed down by an attacker at the same address.
+        place = f"valid:{mark}" if mark in self._valid else address
+        with self._checking.enter(place):
+            try:
+                identity = await resolved(resolve())
+            except Exception as error:
+                if _is_outage(error):
+                    logger.log(self.unchecked.level(), "a credential was not checked: %s", error)
+                    if isinstance(error, CallError):
+                        raise
+                    message = "The credential could not be checked. Try again later."
+                    raise CallError(ErrorCode.UNAVAILABLE, message) from error
+                problem: Exception | None = error
+                identity = None
+            else:
+                is_wrong = none_is_wrong and identity is None
+                problem = CredentialError("an unknown credential") if is_wrong else None
+        if problem is None:
+            if mark is not None:
+                _remember(self._valid, mark)
+            return identity
+        if mark is not None:
+            self._valid.pop(mark, None)
+            await self._punish(address, mark)
+        raise InvalidCredentialError(problem) from problem
+
+    async def _punish(self, address: str, mark: int) -> None:
+        """Count a wrong credential.
+
+        Raises:
+            CallError: `RESOURCE_EXHAUSTED`, after a delay, if the address has sent too many.
+        """
+        if mark in self._wrong:
+            self._wrong.move_to_end(mark)
+            return
+        if self._failures.charge(address):
+            _remember(self._wrong, mark)
+            return
+        if self._delayed < _MAX_DELAYED:
+            self._delayed += 1
+            try:
+                await asyncio.sleep(DELAY_SECONDS)
+            finally:
+                self._delayed -= 1
+        raise CallError(
+            ErrorCode.RESOURCE_EXHAUSTED,
+            "Too many wrong credentials from your address: try again later",
+            retryable=True,
+        )
+
+
+CredentialResolver: TypeAlias = Callable[[str], Identity | Awaitable[Identity | None] | None]
+"""Returns the identity for a token, or None."""
+
+
+async def identify_credential(
+    credential: str, resolve: CredentialResolver | None, throttle: AuthThrottle, address: str
+) -> Identity:
+    """Return the identity for a credential inside a message.
+
+    Raises:
+        CallError: `ACCESS_DENIED` if the credential is wrong; `UNAVAILABLE` if it could not be checked;
+            `RESOURCE_EXHAUSTED` if a limit is exceeded.
+    """
+    if resolve is None:
+        message = "rejected a credential: pass serve_calls(resolve=...) to check it"
+        logger.log(throttle.unchecked.level(), message)
+    else:
+        try:
+            identity = await throttle.authenticate(
+                address, (credential,), lambda: resolve(credential), none_is_wrong=True
+            )
+            if identity is not None:
+                return identity
+        except InvalidCredentialError as error:
+            if isinstance(error.reason, CallError):
+                raise error.reason from None
+            reason = error.reason
+            if isinstance(reason, OperationsError):
+                logger.info("rejected a credential: %s", reason)
+            else:
+                logger.exception("the check of a credential failed", exc_info=reason)
+    raise CallError(ErrorCode.ACCESS_DENIED, "The credential is not valid")
+
+
+def _remember(marks: "OrderedDict[int, None]", mark: int) -> None:
+    marks[mark] = None
+    marks.move_to_end(mark)
+    if len(marks) > REMEMBERED:
+        marks.popitem(last=False)
+
+
+async def resolved(found: Any) -> Identity | None:
+    """Return the identity from a resolver, awaited if necessary.
+
+    Raises:
+        Exception: Any error of the resolver, or if it returns another type or an expired identity.
+    """
+    identity = await found if inspect.isawaitable(found) else found
+    if identity is None:
+        return None
+    if not isinstance(identity, Identity):
+        raise TypeError(f"a resolver returned {type(identity).__name__} instead of an Identity")
+    if has_expired(identity):
+        raise CredentialError("a credential that has expired")
+    return identity
+
+
+def _is_outage(error: Exception) -> bool:
+    """Return whether an error means that a credential could not be checked, so that it is neither valid nor wrong.
+
+    A resolver may raise `PermissionError` to reject a credential. If a key file was removed, all keys are rejected.
+    """
+    if isinstance(error, CallError):
+        return error.code == ErrorCode.UNAVAILABLE
+    is_rejection = isinstance(error, (PermissionError, FileNotFoundError))
+    return isinstance(error, OSError) and not is_rejection
+
+
+def has_expired(identity: Identity) -> bool:
+    """Return whether an identity's credential has expired."""
+    return identity.expires_at is not None and identity.expires_at <= time() * 1000
+
+
+class Credential:
+    """A valid credential of an open session, stream or socket, with a function to check it again.
+
+    Args:
+        identity: The identity.
+        check: Returns the current identity for the credential, or an awaitable of it; raises if there is none.
+        key: Equal for equal credentials.
+    """
+
+    __slots__ = ("_check", "_checked_at", "identity", "key")
+
+    def __init__(self, identity: Identity, check: Callable[[], Any], key: Hashable) -> None:
+        self.identity = identity
+        self.key = key
+        self._check = check
+        self._checked_at = monotonic()
+
+    async def is_valid(self) -> bool:
+        """Return whether the credential is still valid; check it again if the last check was some seconds ago."""
+        if has_expired(self.identity):
+            return False
+        if monotonic() - self._checked_at < RECHECK_SECONDS:
+            return True
+        try:
+            identity = await resolved(self._check())
+        except Exception as error:  # noqa: BLE001 - fail closed
+            # The store of grants does not work, and may contain a revocation.
+            if _is_outage(error) and not isinstance(error, CallError):
+                return True
+            logger.info("a credential of %s is no longer valid: %s", self.identity.id, error)
+            return False
+        if identity is None or identity.key != self.identity.key:
+            return False
+        self._checked_at = monotonic()
+        return True
+
+
+def credential_ended() -> CallError:
+    """Return the error for a stream whose credential expired or was revoked."""
+    return CallError(ErrorCode.ACCESS_DENIED, "The credential is no longer valid")
+
+
+@contextmanager
+def ended_by(
+    watch: Callable[[Callable[[], None]], AbstractContextManager[None]],
+) -> Generator[asyncio.Event]:
+    """End the block by cancellation when the function that `watch` receives is called; the event is set then."""
+    task: asyncio.Task[Any] = asyncio.current_task()  # type: ignore[assignment]
+    ended = asyncio.Event()
+
+    def end() -> None:
+        ended.set()
+        task.cancel()
+
+    try:
+        with watch(end):
+            yield ended
+    except asyncio.CancelledError:
+        if not ended.is_set() or task.uncancel():
+            raise
+
+
+class CredentialMonitor:
+    """Ends sessions, streams and sockets when their credentials expire or are revoked.
+
+    While there are credentials to watch, one task checks each distinct credential once per interval.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[Hashable, tuple[Credential, dict[object, Callable[[], None]]]] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    @contextmanager
+    def watching(self, credential: Credential | None, end: Callable[[], None]) -> Generator[None]:
+        """Call `end` if the credential becomes invalid before the block ends."""
+        stop = self.watch(credential, end)
+        try:
+            yield
+        finally:
+            stop()
+
+    def ending(self, credential: Credential | None) -> AbstractContextManager[asyncio.Event]:
+        """End the block by cancellation if the credential becomes invalid; the yielded event is set then."""
+        return ended_by(lambda end: self.watching(credential, end))
+
+    def watch(self, credential: Credential | None, end: Callable[[], None]) -> Callable[[], None]:
+        """Call `end` when the credential becomes invalid; return a function that stops the checks."""
+        if credential is None:
+            return _do_nothing
+        token, key = object(), credential.key
+        _, ends = self._open.setdefault(key, (credential, {}))
+        ends[token] = end
+        if self._task is None:
+            self._task = asyncio.create_task(self._run())
+
+        def stop() -> None:
+            ends.pop(token, None)
+            if not ends and self._open.get(key, (None, None))[1] is ends:
+                del self._open[key]
+            if not self._open:
+                self._stop()
+
+        return stop
+
+    def watch_message(
+        self,
+        credential: str | None,
+        identity: Identity | None,
+        resolve: CredentialResolver | None,
+        end: Callable[[], None],
+    ) -> Callable[[], None]:
+        """Watch the credential inside a message, as `watch` does."""
+        if credential is None or identity is None or resolve is None:
+            return _do_nothing
+        if identity.grant is not None and identity.grant.origin is not None:
+            # A hub minted it to start this call, watches the caller's own credential, and ends the call.
+            return _do_nothing
+        return self.watch(Credential(identity, lambda: resolve(credential), (credential,)), end)
+
+    def _stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(RECHECK_SECONDS / 3)
+            for key, (credential, ends) in list(self._open.items()):
+                if not await credential.is_valid():
+                    self._open.pop(key, None)
+                    for end in list(ends.values()):
+                        end()
+
+
+def _do_nothing() -> None:
+    """Do nothing: no credential is watched."""
+
+
+def credentials_in(headers: Iterable[tuple[bytes, bytes]]) -> tuple[bytes, ...]:
+    """Return all credentials of a request, because it is unknown which one a resolver uses."""
+    return tuple(value for name, value in headers if name in _CREDENTIAL_HEADERS)
+
+
+Resolve = Callable[[MutableMapping[str, Any]], "Identity | Awaitable[Identity | None] | None"]
+"""Returns the identity of an ASGI scope, or None if it has no known credential; an exception rejects the request."""
