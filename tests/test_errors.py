@@ -54,11 +54,12 @@ def test_a_mangled_error_is_unknown(wire: dict[str, Any]) -> None:
 
 def test_an_error_survives_pickling_and_shows_itself() -> None:
     error = CallError("X", "y", [1])
-    error.unexpected = True
+    error.unexpected, error.operation_id = True, "a.b"
 
     copy = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own bytes
 
     assert (copy.code, copy.message, copy.details, copy.unexpected) == ("X", "y", [1], True)
+    assert copy.operation_id == "a.b"
     assert repr(error) == "CallError('X', 'y')"
     assert str(error) == "X: y"
 

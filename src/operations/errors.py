@@ -102,8 +102,7 @@ class CallError(OperationsError):
         return f"CallError({self.code!r}, {self.message!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        fields = (self.code, self.message, self.details, self.retryable)
-        return (_rebuild, (*fields, self.unexpected, self.begun))
+        return CallError, (self.code, self.message), vars(self)
 
     def to_wire(self) -> JSONObject:
         """Return the form for other processes: `code`, `message` and, if there are any, JSON `details`."""
@@ -137,19 +136,6 @@ def with_code(code: str, message: str) -> str:
 def _readable(text: object) -> str:
     """Return text that can be encoded: a message may quote invalid Unicode, such as the name of a file."""
     return str(text).encode("utf-8", "backslashreplace").decode()
-
-
-def _rebuild(
-    code: str,
-    message: str,
-    details: Any,
-    retryable: bool,
-    unexpected: bool,
-    begun: Literal[False] | None,
-) -> CallError:
-    error = CallError(code, message, details, retryable=retryable, begun=begun)
-    error.unexpected = unexpected
-    return error
 
 
 class RegistrationError(OperationsError, ValueError):
