@@ -172,6 +172,7 @@ async def test_a_cursor_is_valid_only_for_its_caller_while_it_has_access() -> No
                 "x.1",
                 cursor["cursor"] + "0000",
                 cursor["cursor"].split(".")[0] + ".0",
+                cursor["cursor"].split(".")[0] + ".0000000019",
             )
         ),
     ]

@@ -48,6 +48,9 @@ MIN_PAGE: Final = 1_000
 _OVERHEAD = 120
 """Bytes of a page that are neither its path nor its value."""
 
+_MAX_DIGITS = 9
+"""The longest page number in a cursor."""
+
 _LITTLE = 100
 """If fewer bytes than this are left in a page, the next value begins a new page."""
 
@@ -115,7 +118,8 @@ class ResultPages:
             kept is None
             or kept.caller != _caller(context)
             or not number.isdecimal()
-            or not 0 < int(number[:9]) < len(kept.pages)
+            or len(number) > _MAX_DIGITS
+            or not 0 < int(number) < len(kept.pages)
             or not self._may_call(kept.operation_id, context)
         ):
             raise CallError(
