@@ -15,7 +15,7 @@ import re
 import socket
 from collections.abc import Collection, Iterable
 from typing import Final, NamedTuple, TypeAlias
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, urljoin, urlsplit
 
 from operations.errors import CallError, ErrorCode
 
@@ -96,6 +96,14 @@ def normal_url(url: str) -> str:
     """
     rest = url[_matched(url).end() :].partition("#")[0]
     return f"{origin_of(url)}{quote(rest, safe=_URL_MARKS)}"
+
+
+def joined_url(base: str, url: str) -> str:
+    """Return the address for a reference of a third party from `base`; a malformed reference unchanged."""
+    try:
+        return urljoin(base, url)
+    except ValueError:
+        return url
 
 
 def is_public(address: str) -> bool:

@@ -123,7 +123,7 @@ def retry_after(text: str) -> float:
         return float(text[:9])
     try:
         moment = parsedate_to_datetime(text)
-    except ValueError:
+    except (OverflowError, ValueError):
         return 0
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)

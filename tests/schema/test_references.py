@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from operations.errors import SchemaError
 from operations.schema import Schema
 from operations.schema.references import ALL_TYPES, Document, possible_types
 
@@ -60,6 +61,21 @@ def test_a_reference_that_leads_nowhere_has_no_target(reference: str) -> None:
     document = Document({"$ref": reference, "title": "t", "$defs": {"list": [{}], "none_": {}}})
 
     assert [target for _, target in document.references(document.root)] == [None]
+
+
+@pytest.mark.requirement("R13")
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"properties": {"a": {"$ref": "http://[x"}}},
+        {"$id": "http://[x", "properties": {"a": {"$ref": "#/properties/b"}}},
+        {"$defs": {"a": {"$id": "//\u2100.example"}}},
+    ],
+)
+def test_a_schema_with_a_malformed_address_cannot_be_used(document: Any) -> None:
+    assert Schema(document, lenient=True).cast({"a": 1}).value == {"a": 1}
+    with pytest.raises(SchemaError, match="not a valid URI"):
+        Schema(document).check({"a": 1})
 
 
 def test_identifiers_that_are_only_fragments_are_anchors_up_to_draft_7() -> None:

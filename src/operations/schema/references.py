@@ -470,8 +470,15 @@ class Document:
 
 
 def _join(base: str, reference: str) -> str:
-    """Resolve `reference` against `base`. `urljoin` does not support URNs."""
-    return base + reference if reference.startswith("#") else urljoin(base, reference)
+    """Resolve `reference` against `base`. `urljoin` does not support URNs.
+
+    Raises:
+        SchemaError: If it is malformed.
+    """
+    try:
+        return base + reference if reference.startswith("#") else urljoin(base, reference)
+    except ValueError as error:
+        raise SchemaError(f"{reference!r} is not a valid URI: {error}") from None
 
 
 def _is_old_tuple(site: Site) -> bool:
