@@ -220,6 +220,15 @@ def test_a_lenient_schema_that_cannot_be_compiled_counts_as_unknown(
     assert len(caplog.records) == 1
 
 
+@pytest.mark.requirement("R13")
+def test_a_part_that_cannot_be_compiled_alone_accepts_any_value() -> None:
+    draft_4 = {"$schema": "http://json-schema.org/draft-04/schema#", "$dynamicRef": "a.json"}
+    schema = from_schema({"required": ["a"], "not": draft_4}, lenient=True)
+    assert not schema.check({})
+    assert schema.errors({})
+    assert schema.cast({"a": 1}).value == {"a": 1}
+
+
 def test_a_strict_schema_that_cannot_be_compiled_raises_when_used() -> None:
     schema = from_schema({"type": "nonsense"})
 

@@ -359,6 +359,13 @@ def test_the_same_schema_met_twice_at_a_place_is_explained_once() -> None:
     ]
 
 
+def test_a_condition_without_consequences_is_not_evaluated() -> None:
+    document = {"maxProperties": 1, "if": {"$dynamicRef": "nowhere.json"}}
+    assert _faults(document, {"a": 1, "b": 2}) == [
+        ("", "must have at most 1 property, not 2", "maxProperties")
+    ]
+
+
 def test_failures_of_validator_only_keywords_have_a_message() -> None:
     scoped = {
         "$id": "https://example.com/root",

@@ -1,6 +1,8 @@
 """Definitions that many documents share: the same verdicts as alone, compiled once."""
 
+import gc
 import json
+import weakref
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -60,6 +62,22 @@ def _counted(result: CastResult) -> tuple[Any, Counter[str]]:
     for change in result.changes:
         counts[change.kind] += change.count
     return result.value, counts
+
+
+def test_definitions_are_freed_with_the_documents_that_use_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(checking, "PAGE_SIZE", 1)
+    definitions = {"a": tree("x", "a", "b"), "b": tree("y", "a")}
+    shared = SharedDefinitions()
+    schema = Schema({"$ref": "#/$defs/a", "$defs": definitions}, shared=shared, lenient=True)
+    assert schema.check({"a": {"b": {"y": 1}}})
+    assert not schema.check({"b": {"a": {"x": 2}}})
+    schema.cast({"a": {}})
+    freed = weakref.ref(shared)
+    del shared, schema
+    gc.collect()
+    assert freed() is None
 
 
 def tree(name: str, *inner: str) -> dict[str, Any]:

@@ -13,6 +13,7 @@ Rule 4: a document that cannot share (identifiers, other dialects, an invalid de
 """
 
 import logging
+import weakref
 from collections import deque
 from collections.abc import Callable
 from sys import float_info
@@ -93,6 +94,9 @@ class SharedDefinitions:
 
         self._accepts: dict[str, Accepts] = {}
         """The test of each schema, by place; created when first needed."""
+
+        self._targets: dict[str, Accepts] = {}
+        """The test of the target of each reference to another page."""
 
         self._keywords = {_SHARED: _keyword(self)}
 
@@ -194,11 +198,21 @@ class SharedDefinitions:
         return found
 
     def accepts(self, reference: str) -> Accepts:
-        """Return the test whether a JSON value is valid for the target of a reference."""
-        site = self.document.resolve(reference)
-        if site is None:
-            raise SchemaError(f"{reference!r} refers to nothing")
-        return self._accepts_at(site)
+        """Return the test whether a JSON value is valid for the target of a reference.
+
+        If the target cannot be compiled, any value is valid, with one warning.
+        """
+        found = self._targets.get(reference)
+        if found is None:
+            try:
+                site = self.document.resolve(reference)
+                if site is None:
+                    raise SchemaError(f"{reference!r} refers to nothing")
+                found = self._accepts_at(site)
+            except SchemaError as error:
+                found = _unusable(error)
+            self._targets[reference] = found
+        return found
 
     def _compile(self, site: Site) -> Accepts:
         """Compile a schema that refers to definitions."""
@@ -286,6 +300,9 @@ def enforce_shareable(site: Site) -> None:
 
 
 def _keyword(shared: SharedDefinitions) -> type[Any]:
+    # Weak, because the garbage collector does not see the references that validators of jsonschema-rs hold.
+    owner = weakref.ref(shared)
+
     class SharedReference:
         """A reference to a definition on another page, which is compiled when data first reaches it."""
 
@@ -293,22 +310,19 @@ def _keyword(shared: SharedDefinitions) -> type[Any]:
             self, parent_schema: dict[str, Any], value: Any, schema_path: list[str | int]
         ) -> None:
             self._reference: str = value
-            self._accepts: Accepts | None = None
 
         def validate(self, instance: Any) -> None:
-            if self._accepts is None:
-                self._accepts = self._find()
-            if not self._accepts(instance):
+            shared = owner()
+            if shared is None or not shared.accepts(self._reference)(instance):
                 raise ValueError
 
-        def _find(self) -> Accepts:
-            try:
-                return shared.accepts(self._reference)
-            except SchemaError as error:
-                _logger.warning("A schema cannot be used and accepts any value instead: %s", error)
-                return lambda _value: True
-
     return SharedReference
+
+
+def _unusable(error: SchemaError) -> Accepts:
+    """Return the test for a part that cannot be compiled: it accepts any value, with a warning."""
+    _logger.warning("A schema cannot be used and accepts any value instead: %s", error)
+    return lambda _value: True
 
 
 def _keyed(is_valid: Accepts, name: str) -> Accepts:
@@ -427,7 +441,12 @@ class Checker:
         found = self._accepts.get(key)
         if found is None:
             targets: list[JSONObject] = [{"$ref": self.document.address(site)} for site in sites]
-            found = self._accepts[key] = self._build({"allOf": targets} if targets else True)
+            try:
+                found = self._build({"allOf": targets} if targets else True)
+            except SchemaError as error:
+                # The validator of the whole document does not use this part, or not in the same dialect.
+                found = _unusable(error)
+            self._accepts[key] = found
         return found
 
     def _build(self, schema: JSONSchema) -> Callable[[Any], bool]:

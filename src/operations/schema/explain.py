@@ -179,7 +179,7 @@ class _Walk:
                 yield from self._alternatives(keyword, members, value, path)
         if "not" in schema and self._matches(at(site, "not"), value):
             yield ValidationIssue(path, "matches a schema that it must not match", "not")
-        if "if" in schema:
+        if "if" in schema and ("then" in schema or "else" in schema):
             branch = "then" if self._matches(at(site, "if"), value) else "else"
             if branch in schema:
                 yield from self.faults(at(site, branch), value, path)
