@@ -12,6 +12,7 @@ from operations import (
     CallError,
     CallEvent,
     ErrorCode,
+    ErrorDefinition,
     Operation,
     OperationContext,
     OperationRegistry,
@@ -35,6 +36,27 @@ async def answer(_input: Any, _context: OperationContext) -> int:
 
 async def items(_input: Any, _context: OperationContext) -> AsyncIterator[int]:
     yield 1
+
+
+@pytest.mark.requirement("R28")
+@pytest.mark.parametrize(
+    ("fields", "place"),
+    [
+        ({"description": "\ud800"}, "/description contains a lone surrogate"),
+        ({"tags": ["a", "\ud800"]}, "/tags/1 contains a lone surrogate"),
+        ({"input_schema": {"properties": {"a": {"default": "\ud800"}}}}, "/inputSchema/properties/a/default"),
+        ({"output_schema": {"default": object()}}, "/outputSchema/default is an object"),
+        ({"error_schemas": [ErrorDefinition("LATE", "\ud800")]}, "/errorSchemas/0/description"),
+        ({"access_control": AccessControl(required_scopes=["\ud800"])}, "/requiredScopes/0"),
+        ({"meta": {"a": object()}}, "/_meta/a is an object"),
+    ],
+)  # fmt: skip
+def test_a_spec_that_is_not_json_is_rejected(
+    fields: Any, place: str, registry: OperationRegistry
+) -> None:
+    with pytest.raises(RegistrationError, match=rf"task\.get: the spec is not JSON: {place}"):
+        registry.register(Operation(spec(**fields), answer))
+    assert len(registry) == 0
 
 
 def test_a_registry_looks_like_a_collection(registry: OperationRegistry) -> None:

@@ -270,6 +270,12 @@ def timeout_error(
     return error
 
 
+def unusable_schema(operation_id: str, error: SchemaError, which: str = "a schema") -> CallError:
+    """Return the error of a call whose operation has a schema that cannot be used."""
+    message = f"{which} of {operation_id} cannot be used: {error}"
+    return CallError(ErrorCode.EXECUTION_ERROR, message)
+
+
 def timed_out(
     what: str,
     seconds: float | None,

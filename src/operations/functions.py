@@ -12,6 +12,7 @@ from typing import Any, Literal, Self, TypedDict, TypeVar, Unpack, cast
 
 from msgspec.structs import replace as with_fields
 
+from operations._json import JSONValueError
 from operations._text import enforce_lists, suggestion
 from operations.access import AccessControl
 from operations.context import OperationContext
@@ -301,6 +302,10 @@ def validate_operation(candidate: object) -> Operation:
             raise RegistrationError(f"{spec.id}: make its handler an async generator (async def)")
     elif is_async_generator or is_generator:
         raise RegistrationError(f"{spec.id} is a {spec.type}, but its handler is a generator")
+    try:
+        spec.enforce_json()
+    except JSONValueError as error:
+        raise RegistrationError(f"{spec.id}: the spec is not JSON: {error}") from None
     return ready
 
 

@@ -34,6 +34,7 @@ from operations.errors import (
     ErrorCode,
     SchemaError,
     operation_not_found,
+    unusable_schema,
 )
 from operations.functions import TypedCall
 from operations.observe import Observer
@@ -281,10 +282,7 @@ class OperationRegistry(Registrations):
             report_refusal(self, operation_id, context, error)
             raise
         except SchemaError as unusable:
-            refusal = CallError(
-                ErrorCode.EXECUTION_ERROR,
-                f"the input schema of {operation_id} is unusable: {unusable}",
-            )
+            refusal = unusable_schema(operation_id, unusable, "the input schema")
             report_refusal(self, operation_id, context, refusal)
             raise refusal from unusable
         return plan

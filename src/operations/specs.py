@@ -4,9 +4,19 @@ Rule 1: a spec is data. It is frozen, hashable, and survives encoding to JSON un
 Rule 2: an id is `namespace.name`, split at the first dot: a name may contain dots, a namespace may not.
 """
 
+import logging
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Sequence,
+)
 from enum import StrEnum
+from functools import lru_cache
 from hashlib import sha256
 from typing import (
     Any,
@@ -25,14 +35,18 @@ from operations._decoding import decode_json
 from operations._json import (
     MAX_DOCUMENT_DEPTH,
     MAX_DOCUMENT_VALUES,
+    JSONValueError,
     canonical,
     to_json,
 )
 from operations._text import enforce_lists, suggestion
 from operations.access import OPEN, AccessControl, ApprovalRule
 from operations.context import OperationContext
+from operations.errors import SchemaError
 from operations.schema import Schema, Signature, from_schema, schema_for
 from operations.types import JSONObject, JSONSchema
+
+_logger = logging.getLogger("operations")
 
 OperationHandler: TypeAlias = Callable[[Any, OperationContext], Any | Awaitable[Any]]
 """Runs a query or mutation: returns a value, or an awaitable of it."""
@@ -180,6 +194,17 @@ class OperationSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
         return f"{self.namespace}.{self.name}"
 
     @property
+    def problem(self) -> str | None:
+        """The reason why a schema of the application cannot be built; None if all can. Others are not built."""
+        errors = (error.schema for error in self.error_schemas)
+        try:
+            for schema in (self.input_schema, self.output_schema, *errors):
+                schema.enforce_document()
+        except SchemaError as error:
+            return ": ".join([str(error), *getattr(error, "__notes__", [])])
+        return None
+
+    @property
     def replayable(self) -> bool:
         """Whether a call that may have run can safely be run again."""
         return self.idempotent or self.type is OperationType.QUERY
@@ -223,6 +248,18 @@ class OperationSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
             wire["_meta"] = self.meta
         return wire
 
+    def enforce_json(self) -> None:
+        """Raise an error unless the spec can be encoded. Schemas that are built when first needed are not built.
+
+        Raises:
+            JSONValueError: With the path of the part that is not JSON.
+        """
+        try:
+            _ENCODER.encode(self)
+        except (TypeError, ValueError, RecursionError) as error:
+            to_json(self._wire(), MAX_DOCUMENT_DEPTH)
+            raise JSONValueError(f"is not JSON: {error}") from None
+
     def encode(self) -> bytes:
         """Return the JSON of `to_wire`."""
         return msgspec.json.encode(self._wire())
@@ -246,6 +283,31 @@ class OperationSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
         return cls.from_wire(
             decode_json(text, max_values=MAX_DOCUMENT_VALUES, max_depth=MAX_DOCUMENT_DEPTH)
         )
+
+
+def describable(specs: Iterable[OperationSpec]) -> Iterator[OperationSpec]:
+    """Yield the specs whose schemas can be built, and log the others: one operation must not cost a whole listing."""
+    for spec in specs:
+        problem = spec.problem
+        if problem is None:
+            yield spec
+        elif _logger.isEnabledFor(logging.WARNING):
+            _log_unusable(spec.id, problem)
+
+
+@lru_cache
+def _log_unusable(operation_id: str, reason: str) -> None:
+    """Log an operation that is not listed, once."""
+    _logger.warning("%s is not listed, because a schema cannot be used: %s", operation_id, reason)
+
+
+def _own_schema(value: object) -> JSONSchema | None:
+    if isinstance(value, Schema):
+        return value.own
+    raise TypeError(f"it contains {value!r}")
+
+
+_ENCODER = msgspec.json.Encoder(enc_hook=_own_schema)
 
 
 def _schema_from_wire(kind: type, value: Any) -> Any:

@@ -43,7 +43,7 @@ from operations.functions import operation, operations_of
 from operations.observe import CallEvent, CallFinished, CallStarted
 from operations.registry import OperationRegistry
 from operations.result_pages import NEXT, ResultPages, next_operation
-from operations.specs import OperationSpec, OperationType
+from operations.specs import OperationSpec, OperationType, describable
 from operations.types import JSONObject
 
 __all__ = ["Loss", "Step", "Toolbox", "Transcript", "provider_tools"]
@@ -269,7 +269,8 @@ class Toolbox:
         """Return the operations that have their own tool."""
         context = self._context("")
         own = {spec.id: spec for spec in self._own.specs()}
-        allowed = [spec for spec in self._registry.specs() if self._shows(spec, context)]
+        shown = (spec for spec in self._registry.specs() if self._shows(spec, context))
+        allowed = list(describable(shown))
         if len(allowed) > self._max_tools:
             return list(own.values())
         return [*(spec for spec in allowed if spec.id != NEXT), own[NEXT]]

@@ -22,9 +22,16 @@ from operations._text import enforce_lists
 from operations.access import Identity, check_access
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
-from operations.errors import CallError, ErrorCode, forward_error, map_error
+from operations.errors import (
+    CallError,
+    ErrorCode,
+    SchemaError,
+    forward_error,
+    map_error,
+    unusable_schema,
+)
 from operations.registry import OperationRegistry
-from operations.specs import OperationSpec, OperationType
+from operations.specs import OperationSpec, OperationType, describable
 from operations.types import JSONObject
 
 # ------------------------------------------------------------ ranking
@@ -467,9 +474,13 @@ class Gateway:
         """Return the contract of one operation in its wire form, with the schema of its output only on request.
 
         Raises:
-            CallError: As `spec`.
+            CallError: As `spec`, and `EXECUTION_ERROR` if a schema of the operation cannot be built.
         """
-        contract = self.spec(operation_id, context).to_wire()
+        spec = self.spec(operation_id, context)
+        try:
+            contract = spec.to_wire()
+        except SchemaError as error:
+            raise unusable_schema(operation_id, error) from error
         if not output:
             contract.pop("outputSchema", None)
         return contract
@@ -533,7 +544,7 @@ class Gateway:
         async with self._indexing:
             if self._revision != self._registry.revision:
                 revision, specs = self._registry.revision, self._registry.specs()
-                self._ranking = await asyncio.to_thread(Ranking, specs)
+                self._ranking = await asyncio.to_thread(lambda: Ranking([*describable(specs)]))
                 self._revision = revision
             return self._ranking
 

@@ -10,7 +10,13 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from operations._decoding import gc_paused
-from operations._json import JSONValueError, as_json, canonical, object_of
+from operations._json import (
+    MAX_DOCUMENT_DEPTH,
+    JSONValueError,
+    as_json,
+    canonical,
+    object_of,
+)
 from operations._text import printable
 from operations.errors import ErrorCode, SchemaError
 from operations.schema.casting import (
@@ -142,10 +148,45 @@ class Schema:
 
     @property
     def document(self) -> JSONSchema:
-        """The document as it was given."""
+        """The document as it was given.
+
+        Raises:
+            SchemaError: If it is built when first needed, and cannot be built or is not JSON.
+        """
         if callable(self._document):
-            self._document = self._document()
+            self._document = self._build(self._document)
         return self._document
+
+    def _build(self, build: Callable[[], JSONSchema]) -> JSONSchema:
+        if self._lenient:
+            # Importers build JSON only.
+            return build()
+        try:
+            document: JSONSchema = as_json(build(), MAX_DOCUMENT_DEPTH)
+        except SchemaError:
+            raise
+        except JSONValueError as error:
+            raise SchemaError(f"the schema is not JSON: {error}") from error
+        except Exception as error:
+            unusable = SchemaError(f"the schema cannot be built: {type(error).__name__}")
+            # Callers see the message, but not the notes: the text of an unexpected error may contain secrets.
+            unusable.add_note(str(error))
+            raise unusable from error
+        return document
+
+    def enforce_document(self) -> None:
+        """Raise an error if the application's document cannot be built. A third party's document is not built.
+
+        Raises:
+            SchemaError: As `document`.
+        """
+        if not self._lenient:
+            _ = self.document
+
+    @property
+    def own(self) -> JSONSchema | None:
+        """The document that the application gave; None if it is a third party's, or is built when first needed."""
+        return None if self._lenient or callable(self._document) else self._document
 
     @property
     def is_empty(self) -> bool:

@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from operations.access import check_access
 from operations.context import new_request_id
-from operations.errors import CallError, ErrorCode, timed_out
+from operations.errors import CallError, ErrorCode, SchemaError, timed_out, unusable_schema
 from operations.front.http import (
     IDENTITY,
     OPEN,
@@ -276,10 +276,12 @@ class _Path:
 
     def _query(self, query: bytes) -> Any:
         """Return the input in a query string."""
-        if self._arguments is None:
-            self._arguments = QueryArguments(self._spec.input_schema)
         try:
+            if self._arguments is None:
+                self._arguments = QueryArguments(self._spec.input_schema)
             return self._arguments.read(query)
+        except SchemaError as error:
+            raise unusable_schema(self._spec.id, error, "the input schema") from error
         except ValueError as error:
             raise malformed(f"The query cannot be read: {error}") from None
 

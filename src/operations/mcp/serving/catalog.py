@@ -65,7 +65,7 @@ from operations.mcp import codec
 from operations.mcp.catalog import LISTED, READ
 from operations.mcp.serving.tools import GATEWAY_TOOLS, Tool, model_text, sniffed, text_block
 from operations.registry import OperationRegistry
-from operations.specs import OperationSpec
+from operations.specs import OperationSpec, describable
 from operations.types import JSONObject
 
 # ------------------------------------------------------------ resources and their URIs
@@ -414,7 +414,8 @@ class Catalog:
 
     def __init__(self, registry: OperationRegistry, style: NameStyle, budget: int) -> None:
         self.revision = registry.revision
-        prompts = [spec for spec in registry.specs() if codec.mcp_meta(spec).get("prompt")]
+        specs = {spec.id: spec for spec in describable(registry.specs())}
+        prompts = [spec for spec in specs.values() if codec.mcp_meta(spec).get("prompt")]
         self.prompts = {
             name: Prompt(name, spec) for name, spec in specs_by_name(prompts, style).items()
         }
@@ -424,7 +425,9 @@ class Catalog:
         self.instructions: dict[tuple[str, str], list[OperationSpec]] = {}
         """The operations of sources with instructions, by namespace and instructions."""
         for operation in registry:
-            spec = operation.spec
+            spec = specs.get(operation.spec.id)
+            if spec is None:
+                continue
             if operation.source_instructions:
                 key = (spec.namespace, operation.source_instructions)
                 self.instructions.setdefault(key, []).append(spec)

@@ -12,6 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from operations._json import is_list, object_of
+from operations._text import numbered_name
 from operations.errors import HTTP_STATUS, ErrorCode
 from operations.front.public_errors import declared_status
 from operations.openapi.exporting.components import (
@@ -30,7 +31,7 @@ from operations.openapi.exporting.query_arguments import (
 )
 from operations.openapi.reading.media import EVENT_STREAM
 from operations.schema import Schema
-from operations.specs import OperationSpec, OperationType
+from operations.specs import OperationSpec, OperationType, describable
 from operations.types import JSONObject, JSONSchema
 
 _LOGGER = logging.getLogger("operations")
@@ -77,7 +78,8 @@ def to_openapi(
 ) -> JSONObject:
     """Return an OpenAPI document for operations as `operations.server` serves them.
 
-    A `default` that does not match its type is omitted, with a warning on the logger `operations`.
+    A `default` that does not match its type is omitted, and so is an operation whose schema cannot be built, with a
+    warning on the logger `operations`.
 
     Args:
         registry: A registry, or any operations or specs.
@@ -90,7 +92,7 @@ def to_openapi(
     specs: list[OperationSpec] = [getattr(item, "spec", item) for item in registry]
     builder = _Builder(security_schemes)
     paths: JSONObject = {}
-    for spec in sorted(specs, key=lambda spec: spec.id):
+    for spec in sorted(describable(specs), key=lambda spec: spec.id):
         if has_path(spec):
             paths[f"/{spec.namespace}/{spec.name}"] = builder.path_item(spec)
     if builder.components.repaired:
@@ -133,10 +135,7 @@ def _share_responses(paths: JSONObject, shared: JSONObject) -> None:
         if len(places) < _MANY:
             continue
         holder, status = places[0]
-        name, number = f"Status{status}", 1
-        while name in shared:
-            number += 1
-            name = f"Status{status}_{number}"
+        name = numbered_name(f"Status{status}", shared)
         shared[name] = holder[status]
         for responses, each in places:
             responses[each] = {"$ref": f"#/components/responses/{name}"}

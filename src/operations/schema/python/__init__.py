@@ -113,7 +113,11 @@ class Foreign(msgspec.Struct, frozen=True, eq=False):
                 lambda template: write(mode=definitions.mode, ref_template=template),
             )
         except Exception as error:
-            raise SchemaError(f"{title_of(self.annotation)} has no JSON Schema: {error}") from error
+            # The last line of pydantic's message is the address of its documentation.
+            reason = str(error).partition("\n")[0]
+            raise SchemaError(
+                f"{title_of(self.annotation)} has no JSON Schema: {reason}"
+            ) from error
 
     def converter(self) -> Converter:
         """Return the conversion by pydantic.
