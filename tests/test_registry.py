@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from tests.support import soon
 
 from operations import (
@@ -225,6 +226,41 @@ async def test_a_replaced_operation_runs_its_new_handler(registry: OperationRegi
     registry.register(Operation(spec(), other), True)
 
     assert (await registry.execute("task.get")).data == 43
+
+
+def test_a_replaced_operation_is_not_found_by_the_id_of_its_predecessor(
+    registry: OperationRegistry,
+) -> None:
+    def rename(given: Operation) -> Operation:
+        return replace(given, spec=replace(given.spec, name="new", title="Adapted"))
+
+    registry.adapt(rename)
+    registry.register(Operation(spec("old"), answer))
+    registry.register(Operation(spec("new"), answer), replace=True)
+    registry.unregister("task.new")
+
+    assert registry.registered("task.old") is None
+    registry.adapt_all()
+
+
+@pytest.mark.requirement("R24")
+def test_a_rule_for_a_removed_operation_gives_no_access_to_another_one(
+    registry: OperationRegistry,
+) -> None:
+    open_to_all = Operation(spec(), answer)
+    registry.register(open_to_all)
+    access = AccessControl(["a"], required_scopes_any=["b", "c"])
+    registry.register(replace(open_to_all, spec=spec(access_control=access)), replace=True)
+    registry.remove_imported(open_to_all)
+
+    same = registry.restricted(Operation(spec(), items))
+    admin = AccessControl(["admin"], required_scopes_any=["d"])
+    other = registry.restricted(Operation(spec(access_control=admin), items))
+
+    assert same.spec.access_control == access
+    assert other.spec.access_control == AccessControl(
+        ["a", "admin", "b", "c"], required_scopes_any=["d"]
+    )
 
 
 def test_changes_are_events(registry: OperationRegistry) -> None:

@@ -23,11 +23,14 @@ from operations.functions import (
 )
 from operations.observe import Observer, RegistryChanged, notify
 from operations.specs import (
+    Changes,
     Operation,
     OperationHandler,
     OperationSpec,
     OutputPolicy,
     SubscriptionHandler,
+    restricted,
+    restrictions,
 )
 
 Registrable: TypeAlias = Operation | OperationSpec | Callable[..., Any]
@@ -55,6 +58,10 @@ class Registrations(PipelineHost):
         self._adapters: list[Callable[[Operation], Operation]] = []
         self._given: dict[str, tuple[Operation, str]] = {}
         """The original operation and current id of each operation that an adapter changed, by original id."""
+        self._original_ids: dict[str, str] = {}
+        """The original id of each of these operations, by current id."""
+        self._restrictions: dict[str, Changes] = {}
+        """What the application has changed in imported operations, by id; also in those that are removed now."""
         self._services: list[Any] = []
         self._watchers: list[Observer] = []
 
@@ -106,8 +113,11 @@ class Registrations(PipelineHost):
         if attach is not None:
             attach(self)
         self._put(added)
+        for operation_id in added:
+            self._forget_original(operation_id)
         for given, ready in originals:
             self._given[given.spec.id] = given, ready.spec.id
+            self._original_ids[ready.spec.id] = given.spec.id
         self._elsewhere |= set(map(self.current_id, elsewhere))
         if hasattr(operations, "aclose") or hasattr(operations, "__aexit__"):
             self._services.append(operations)
@@ -156,10 +166,15 @@ class Registrations(PipelineHost):
         """
         operation_id = self.current_id(operation_id)
         removed = self._operations.pop(operation_id)
-        self._given = {key: each for key, each in self._given.items() if each[1] != operation_id}
+        self._forget_original(operation_id)
         self._forget([operation_id])
         self._tell(RegistryChanged(operation_id=operation_id, change="removed"))
         return removed
+
+    def _forget_original(self, operation_id: str) -> None:
+        original_id = self._original_ids.pop(operation_id, operation_id)
+        if self.current_id(original_id) == operation_id:
+            self._given.pop(original_id, None)
 
     def operation(
         self, operation_id: str, **options: Unpack[OperationOptions]
@@ -202,6 +217,38 @@ class Registrations(PipelineHost):
         for adapter in self._adapters:
             operation = adapter(operation)
         return operation
+
+    # ------------------------------------------------------------ imported operations that change
+
+    def imported(self, known: Operation) -> Operation | None:
+        """Return an imported operation as it is registered: the application may have restricted it.
+
+        Returns None if it is not registered, or other code has registered its own operation with this id.
+        """
+        current = self.registered(known.spec.id)
+        return current if current is not None and current.handler is known.handler else None
+
+    def restricted(self, new: Operation, known: Operation | None = None) -> Operation:
+        """Return an imported operation with the restrictions that the application added to its predecessor `known`.
+
+        An operation that was removed has them too when it returns, so that a source cannot remove a restriction.
+        """
+        self._note_restrictions(known)
+        return restricted(new, self._restrictions.get(new.spec.id, {}))
+
+    def remove_imported(self, known: Operation) -> None:
+        """Unregister an imported operation, unless other code has registered its own operation with this id."""
+        if self.imported(known) is not None:
+            self._note_restrictions(known)
+            self.unregister(known.spec.id)
+
+    def _note_restrictions(self, known: Operation | None) -> None:
+        current = None if known is None else self.imported(known)
+        if known is None or current is None:
+            return
+        self._restrictions.pop(known.spec.id, None)
+        if found := restrictions(known, current):
+            self._restrictions[known.spec.id] = found
 
     # ------------------------------------------------------------ lookup
 

@@ -468,3 +468,55 @@ class Operation(msgspec.Struct, frozen=True):
             enforce_lists(calls=self.calls)
         if self.timeout is not None and self.timeout <= 0:
             raise ValueError(f"timeout must be a positive number, not {self.timeout!r}")
+
+
+Changes: TypeAlias = dict[str, tuple[Any, Any]]
+"""Old and new values by the names of fields."""
+
+
+def restrictions(known: Operation, current: Operation) -> Changes:
+    """Return what an application has changed in an imported operation: its access rule, approval and time limit.
+
+    Args:
+        known: The operation as it was imported.
+        current: The operation as it is registered.
+    """
+    pairs = {
+        "access_control": (known.spec.access_control, current.spec.access_control),
+        "approve": (known.approve, current.approve),
+        "timeout": (known.timeout, current.timeout),
+    }
+    return {key: (before, now) for key, (before, now) in pairs.items() if now != before}
+
+
+def restricted(new: Operation, changes: Changes) -> Operation:
+    """Return an imported operation with the changes that an application has made in its predecessor.
+
+    If the new operation has a rule of its own, which the application has not seen, both rules apply.
+    """
+    fields: dict[str, Any] = {}
+    for key, (before, now) in changes.items():
+        own = new.spec.access_control if key == "access_control" else getattr(new, key)
+        fields[key] = now if own == before else _stricter(own, now)
+    if "access_control" in fields:
+        access = fields.pop("access_control")
+        fields["spec"] = msgspec.structs.replace(new.spec, access_control=access)
+    return msgspec.structs.replace(new, **fields) if fields else new
+
+
+def _stricter(own: Any, added: Any) -> Any:
+    """Return a rule that is at least as strict as `own`."""
+    if not isinstance(own, AccessControl):
+        return added if own is None else own
+    scopes = {*own.required_scopes, *added.required_scopes}
+    if own.required_scopes_any and added.required_scopes_any:
+        # A rule has one list of alternatives only.
+        scopes |= {*added.required_scopes_any}
+    changes: dict[str, Any] = {
+        "required_scopes": sorted(scopes),
+        "required_scopes_any": own.required_scopes_any or added.required_scopes_any,
+    }
+    if own.resource_type is None:
+        for name in ("resource_type", "resource_action", "resource_input"):
+            changes[name] = getattr(added, name)
+    return msgspec.structs.replace(own, **changes)

@@ -1,14 +1,17 @@
 """A server that changes its definitions: registries are updated, and accepted definitions are stored."""
 
+import gc
 import logging
+import weakref
 from typing import Any
 
 import anyio
 import pytest
 from mcp.server.mcpserver import Context, MCPServer
+from msgspec.structs import replace
 from tests.mcp_import.support import eventually, raw, serving
 
-from operations import CallError, ErrorCode, OperationRegistry
+from operations import AccessControl, CallError, ErrorCode, OperationRegistry
 from operations.mcp import MCPClientConfig, connect_mcp
 from operations.mcp.codec import META_KEY
 from operations.mcp.listing import digest
@@ -230,6 +233,54 @@ async def test_operations_of_others_are_not_changed() -> None:
             await eventually(lambda: any(each.spec.name == "brand_new" for each in client))
 
             assert (await registry.execute("raw.brand_new", {})).data == "mine"
+
+
+@pytest.mark.requirement("R24")
+@pytest.mark.parametrize("pin", ["warn", "strict"])
+async def test_restrictions_of_the_application_survive_changes(pin: Any) -> None:
+    registry = OperationRegistry()
+    with anyio.fail_after(20):
+        async with connect_mcp("raw", raw(pin=pin)) as client:
+            registry.register_all(client)
+            imported = registry.registered("raw.pid")
+            assert imported is not None
+            spec = replace(imported.spec, access_control=AccessControl(["admin"]))
+            registry.register(replace(imported, spec=spec, timeout=7), replace=True)
+            seen = watched(registry)
+            for text in ("Changed.", "Changed again."):
+                await registry.execute("raw.change", {"tool": "pid", "description": text})
+                if pin == "strict":
+                    await eventually(lambda: client.quarantined == ["pid"])
+                    client.accept("pid")
+                await eventually(lambda: registry.get_spec("raw.pid").description == text)  # type: ignore[union-attr] # noqa: B023
+
+                changed = registry.registered("raw.pid")
+                assert changed is not None
+                assert (changed.spec.access_control, changed.timeout) == (spec.access_control, 7)
+                with pytest.raises(CallError, match="Access denied"):
+                    await registry.execute("raw.pid", {})
+            await registry.execute("raw.remove", {"tool": "pid"})
+            await eventually(lambda: ("raw.pid", "removed") in seen)
+            await registry.execute("raw.change", {"tool": "pid"})
+            await eventually(lambda: ("raw.pid", "added") in seen)
+            again = registry.get_spec("raw.pid")
+            assert again is not None
+            assert again.access_control == spec.access_control
+
+
+async def test_removed_tools_are_not_kept() -> None:
+    registry = OperationRegistry()
+    with anyio.fail_after(20):
+        async with connect_mcp("raw", raw()) as client:
+            registry.register_all(client)
+            imported, seen = registry.registered("raw.env"), watched(registry)
+            assert imported is not None
+            handler = weakref.ref(imported.handler)
+            del imported
+            await registry.execute("raw.remove", {"tool": "env"})
+            await eventually(lambda: ("raw.env", "removed") in seen)
+            gc.collect()
+            assert handler() is None
 
 
 @pytest.mark.requirement("R24")

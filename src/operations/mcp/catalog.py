@@ -453,19 +453,15 @@ class ServerCatalog:
 
     def _update(self, registry: OperationRegistry, before: dict[str, Operation]) -> None:
         """Update `registry` from the operations `before` to the current ones."""
-
-        def is_ours(operation_id: str) -> bool:
-            current, known = registry.registered(operation_id), before.get(operation_id)
-            return current is not None and known is not None and current.handler is known.handler
-
         for operation_id in before.keys() - self.operations.keys():
-            if is_ours(operation_id):
-                registry.unregister(operation_id)
+            registry.remove_imported(before[operation_id])
         for operation_id, new in self.operations.items():
-            if before.get(operation_id) is new:
+            known = before.get(operation_id)
+            if known is new:
                 continue
+            is_ours = known is not None and registry.imported(known) is not None
             try:
-                registry.register(new, replace=is_ours(operation_id))
+                registry.register(registry.restricted(new, known), replace=is_ours)
             except RegistrationError as error:
                 logger.warning("%s: a new tool was not registered: %s", self._server, error)
 
