@@ -1134,6 +1134,26 @@ async def test_middleware_wraps_the_call_in_order() -> None:
     assert order == ["outer test.run", "inner", "outer again"]
 
 
+async def test_a_middleware_can_be_removed_while_calls_run() -> None:
+    registry = single(add, input_schema=ADDITION)
+    order: list[str] = []
+
+    @registry.use
+    async def first(call: Call, next: Next) -> ResponseEnvelope[Any]:
+        order.append("first")
+        return await next(call)
+
+    @registry.use
+    async def second(call: Call, next: Next) -> ResponseEnvelope[Any]:
+        order.append("second")
+        registry.remove_middleware(first)
+        return await next(call)
+
+    for _ in range(2):
+        assert (await registry.execute("test.run", {"a": 1, "b": 1})).data == 2
+    assert order == ["first", "second", "second"]
+
+
 async def test_a_middleware_may_replace_the_handler_and_must_return_an_envelope() -> None:
     registry = single(add)
     answers: list[Any] = [local_envelope("cached", "x"), 7]

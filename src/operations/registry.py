@@ -47,6 +47,7 @@ from operations.specs import (
 )
 
 T = TypeVar("T")
+MiddlewareT = TypeVar("MiddlewareT", bound=Middleware | StreamMiddleware)
 
 logger = logging.getLogger("operations")
 
@@ -301,26 +302,28 @@ class OperationRegistry(Registrations):
 
     # ------------------------------------------------------------ middleware and observers
 
-    @overload
-    def use(self, middleware: Middleware) -> Middleware: ...
-    @overload
-    def use(self, middleware: StreamMiddleware) -> StreamMiddleware: ...
-    def use(self, middleware: Any) -> Any:
-        """Add a middleware that wraps every call of its kind; the first one added is the outermost.
+    def use(self, middleware: MiddlewareT) -> MiddlewareT:
+        """Add a middleware that wraps every call of its kind, and return it; the first one added is the outermost.
 
         `async def m(call, next)` wraps queries and mutations and returns an envelope; an async generator
         `async def m(call, next)` wraps subscriptions and yields envelopes.
         """
         if not callable(middleware):
             raise TypeError(f"{middleware!r} is not a middleware: it cannot be called")
-        if inspect.isasyncgenfunction(middleware) or inspect.isasyncgenfunction(
-            getattr(middleware, "__call__", None)  # noqa: B004 - its kind is the question
-        ):
-            self.stream_middleware.append(cast("StreamMiddleware", middleware))
+        # The kind of a callable object is that of its method.
+        candidates = (middleware, getattr(middleware, "__call__", None))  # noqa: B004
+        if any(map(inspect.isasyncgenfunction, candidates)):
+            self.stream_middleware += (cast("StreamMiddleware", middleware),)
         else:
-            self.middleware.append(cast("Middleware", middleware))
+            self.middleware += (cast("Middleware", middleware),)
         self._plain = False
         return middleware
+
+    def remove_middleware(self, middleware: Middleware | StreamMiddleware) -> None:
+        """Remove a middleware; calls that are running keep it."""
+        self.middleware = tuple(m for m in self.middleware if m != middleware)
+        self.stream_middleware = tuple(m for m in self.stream_middleware if m != middleware)
+        self._plain = not self._observers and not self.middleware
 
     def observe(self, observer: Observer) -> Callable[[], None]:
         """Send all call events to `observer`; call the returned function to stop."""

@@ -295,12 +295,13 @@ async def run(plan: CallPlan, value: Any, context: OperationContext) -> Envelope
 async def _through(plan: CallPlan, value: Any, context: OperationContext) -> Envelope:
     """Run the middleware, outermost first, if the caller has access."""
     enter(plan, context)
+    middleware = plan.host.middleware
 
     def step(index: int) -> Next:
         async def call_next(call: Call) -> Envelope:
-            if index == len(plan.host.middleware):
+            if index == len(middleware):
                 return await invoke(plan, call.input, call.context)
-            return of_middleware(await plan.host.middleware[index](call, step(index + 1)))
+            return of_middleware(await middleware[index](call, step(index + 1)))
 
         return call_next
 

@@ -349,8 +349,8 @@ class PipelineHost:
         self.calls = tuple(calls)
         self.authority = authority or Authority()
         self.threads = ThreadPool(max_threads)
-        self.middleware: list[Middleware] = []
-        self.stream_middleware: list[StreamMiddleware] = []
+        self.middleware: tuple[Middleware, ...] = ()
+        self.stream_middleware: tuple[StreamMiddleware, ...] = ()
         self.counters: CallCounters | None = None
         self._observers: list[Observer] = []
         self._observer_failures: dict[int, LogThrottle] = {}

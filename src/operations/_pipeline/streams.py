@@ -105,12 +105,13 @@ async def _stream_through(
 ) -> AsyncGenerator[Envelope, None]:
     """Run the stream middleware, outermost first."""
     enter(plan, context)
+    middleware = plan.host.stream_middleware
 
     def step(index: int) -> NextStream:
         def call_next(call: Call) -> AsyncIterator[Envelope]:
-            if index == len(plan.host.stream_middleware):
+            if index == len(middleware):
                 return _items(plan, call.input, call.context)
-            return plan.host.stream_middleware[index](call, step(index + 1))
+            return middleware[index](call, step(index + 1))
 
         return call_next
 
