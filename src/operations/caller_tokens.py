@@ -9,14 +9,16 @@ Rule 3: a credential that cannot be obtained fails the call; the request is neve
 
 import asyncio
 import base64
-from collections import OrderedDict
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import sha256
+from http.client import HTTPException
 from importlib import import_module
 from inspect import isawaitable
-from math import isfinite
+from math import inf, isfinite
 from time import monotonic, time
 from typing import Annotated, Any, Final, Literal, TypeAlias, cast
 from urllib.error import HTTPError
@@ -41,7 +43,7 @@ Requests outside of calls (connecting, listing) have the context `NO_CALL`, whic
 """
 
 MAX_TOKENS: Final = 1_000
-"""Tokens that one exchange caches."""
+"""Tokens in one cache."""
 
 _ACCESS_TOKEN = "urn:ietf:params:oauth:token-type:access_token"  # noqa: S105
 _EXCHANGE = "urn:ietf:params:oauth:grant-type:token-exchange"
@@ -54,6 +56,7 @@ _RENEW_BEFORE = 30.0
 """A token is replaced this many seconds before it expires, or at 90% of its lifetime if that is later."""
 
 _HELD = "_token"
+_ERROR_CODE = re.compile("[a-z_]{1,64}")
 
 
 def hold_token(identity: Identity, token: str) -> Identity:
@@ -66,42 +69,42 @@ def _held_token(identity: Identity) -> str | None:
     return vars(identity).get(_HELD)
 
 
-class _Tokens:
-    """Caches tokens by a digest of the caller's token that was exchanged for each."""
+_Fetch: TypeAlias = Callable[[], Awaitable[tuple[str, float]]]
+"""Fetches a token; returns it with its lifetime in seconds."""
+
+
+class TokenCache:
+    """Caches tokens by key. A token is fetched once for many callers, and renewed before it expires."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[bytes, tuple[str, float]] = OrderedDict()
+        self._kept: dict[bytes, tuple[str, float]] = {}
         self._fetching: dict[bytes, asyncio.Task[str]] = {}
-        # Separate threads, so that an unresponsive endpoint does not block other work.
-        self._threads = ThreadPoolExecutor(8, thread_name_prefix="token-exchange")
 
-    async def get(
-        self, subject: str, expires_at: float | None, fetch: Callable[[], tuple[str, float]]
-    ) -> str:
-        key = sha256(subject.encode()).digest()
+    async def get(self, key: bytes, fetch: _Fetch) -> str:
+        """Return the token of a key; fetch it if none is cached.
+
+        Raises:
+            CallError: The errors of `fetch`.
+        """
         token, until = self._kept.get(key, ("", 0.0))
         if until > monotonic():
-            self._kept.move_to_end(key)
             return token
         task = self._fetching.get(key)
         if task is None or task.get_loop() is not asyncio.get_running_loop():
-            task = asyncio.create_task(self._fetch(key, expires_at, fetch))
+            task = asyncio.create_task(self._fetch(key, fetch))
             self._fetching[key] = task
             task.add_done_callback(lambda task: self._fetched(key, task))
         # Shielded: if one caller is cancelled, the others still receive the token.
         return await asyncio.shield(task)
 
-    async def _fetch(
-        self, key: bytes, expires_at: float | None, fetch: Callable[[], tuple[str, float]]
-    ) -> str:
+    async def _fetch(self, key: bytes, fetch: _Fetch) -> str:
         started = monotonic()
-        loop = asyncio.get_running_loop()
-        token, seconds = await loop.run_in_executor(self._threads, fetch)
-        if expires_at is not None:
-            seconds = min(seconds, expires_at / 1000 - time())
-        self._kept[key] = (token, started + usable_seconds(seconds))
+        token, lifetime = await fetch()
+        usable = lifetime - min(_RENEW_BEFORE, lifetime / 10)
+        self._kept.pop(key, None)
+        self._kept[key] = (token, started + usable)
         if len(self._kept) > MAX_TOKENS:
-            self._kept.popitem(last=False)
+            self._kept.pop(next(iter(self._kept)), None)
         return token
 
     def _fetched(self, key: bytes, task: "asyncio.Task[str]") -> None:
@@ -110,9 +113,10 @@ class _Tokens:
         retrieve_exception(task)
 
     def forget(self, token_header: str) -> None:
+        """Remove the token that a header contains, because a service rejected it."""
         for key, (token, _) in list(self._kept.items()):
             if token_header.endswith(token):
-                del self._kept[key]
+                self._kept.pop(key, None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -150,7 +154,11 @@ class TokenExchange:
     send_in: Literal["header", "body"] = "header"
     """Whether a token request has the id and secret of the client in a header or in its body."""
 
-    _state: _Tokens = field(default_factory=_Tokens, init=False, repr=False)
+    _tokens: TokenCache = field(default_factory=TokenCache, init=False, repr=False)
+    # Separate threads, so that an unresponsive endpoint does not block other work.
+    _threads: ThreadPoolExecutor = field(
+        default_factory=partial(ThreadPoolExecutor, 8, "token-exchange"), init=False, repr=False
+    )
 
     def __post_init__(self) -> None:
         enforce_lists(scopes=self.scopes)
@@ -172,15 +180,17 @@ class TokenExchange:
                 "This operation acts for its caller at another service: call it with an access token."
                 " An API key, a grant, or no credential cannot be exchanged.",
             )
-        expires = None if identity is None else identity.expires_at
-        return await self._state.get(subject or "", expires, lambda: self._fetch(subject))
+        expires_at = None if identity is None else identity.expires_at
+        fetch = partial(self._fetch, subject, expires_at)
+        loop, key = asyncio.get_running_loop(), sha256((subject or "").encode()).digest()
+        return await self._tokens.get(key, lambda: loop.run_in_executor(self._threads, fetch))
 
     def refuse(self, token_header: str) -> None:
         """Remove a token that a service rejected from the cache."""
-        self._state.forget(token_header)
+        self._tokens.forget(token_header)
 
-    def _fetch(self, subject: str | None) -> tuple[str, float]:
-        """Return a token and its lifetime in seconds. Blocks the thread."""
+    def _fetch(self, subject: str | None, expires_at: float | None) -> tuple[str, float]:
+        """Return a token, and the seconds until it or the caller's token expires. Blocks the thread."""
         fields = {"grant_type": "client_credentials"}
         if subject is not None:
             fields = {
@@ -203,7 +213,8 @@ class TokenExchange:
         if token == subject:
             message = "The token endpoint returned the caller's own token, which is not passed on."
             raise CallError(ErrorCode.EXECUTION_ERROR, message)
-        return token, lifetime_of(response)
+        left = inf if expires_at is None else expires_at / 1000 - time()
+        return token, min(lifetime_of(response), left)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,7 +286,7 @@ class CallerToken:
 
 
 class _NoRedirects(HTTPRedirectHandler):
-    """Refuses redirects, so that tokens are sent only to the configured address."""
+    """Refuses redirects, so that tokens are sent only to, and keys read only from, the configured address."""
 
     def redirect_request(
         self, req: Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
@@ -286,16 +297,25 @@ class _NoRedirects(HTTPRedirectHandler):
 _open = build_opener(_NoRedirects).open
 
 
+def read_object(request: Request, seconds: float) -> JSONObject:
+    """Send a request to an address that the operator configured, and return the JSON object in the response.
+
+    Raises:
+        OSError: If the address cannot be reached, or responds with an error or a redirect.
+        JSONValueError: If the response is not JSON.
+    """
+    with _open(request, timeout=seconds) as response:
+        return object_of(decode_json(response.read(_MAX_RESPONSE), max_values=MAX_REQUEST_VALUES))
+
+
 def _post(url: str, headers: Mapping[str, str], body: bytes) -> JSONObject:
     request = Request(url, body, dict(headers))  # noqa: S310 - the operator's address
     try:
-        with _open(request, timeout=_SECONDS) as response:
-            raw = response.read(_MAX_RESPONSE)
-        return object_of(decode_json(raw, max_values=MAX_REQUEST_VALUES))
+        return read_object(request, _SECONDS)
     except HTTPError as error:
         with error:
             raise _refused(error) from None
-    except OSError as error:
+    except (OSError, HTTPException) as error:
         message = f"The token endpoint cannot be reached: {type(error).__name__}"
         raise CallError(ErrorCode.UNAVAILABLE, message, retryable=True) from error
     except JSONValueError:
@@ -312,13 +332,23 @@ def _refused(error: HTTPError) -> CallError:
         message = f"The token endpoint responded with HTTP status {error.code}"
         return CallError(ErrorCode.UNAVAILABLE, message, retryable=True)
     try:
-        code = object_of(decode_json(error.read(_MAX_RESPONSE), max_values=MAX_REQUEST_VALUES)).get(
-            "error"
-        )
-    except (JSONValueError, OSError):
-        code = None
-    reason = code if isinstance(code, str) and code.isidentifier() else f"status {error.code}"
+        code = oauth_error(error.read(_MAX_RESPONSE))
+    except (OSError, HTTPException):
+        code = ""
+    reason = code or f"status {error.code}"
     return CallError(ErrorCode.EXECUTION_ERROR, f"The token exchange was refused: {reason}.")
+
+
+def oauth_error(content: bytes) -> str:
+    """Return the error code in the response of a token endpoint (RFC 6749, 5.2); empty if it has none.
+
+    Text of any other form is not returned, because it could contain a secret.
+    """
+    try:
+        code = object_of(decode_json(content, max_values=MAX_REQUEST_VALUES)).get("error")
+    except JSONValueError:
+        return ""
+    return code if isinstance(code, str) and _ERROR_CODE.fullmatch(code) else ""
 
 
 def add_client(
@@ -340,8 +370,3 @@ def lifetime_of(response: JSONObject) -> float:
     except (KeyError, TypeError, ValueError):
         return DEFAULT_LIFETIME
     return min(max(seconds, 0.0), 86_400.0) if isfinite(seconds) else DEFAULT_LIFETIME
-
-
-def usable_seconds(lifetime: float) -> float:
-    """Return the seconds for which a token is used before it is renewed."""
-    return lifetime - min(_RENEW_BEFORE, lifetime / 10)

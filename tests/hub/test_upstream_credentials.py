@@ -14,6 +14,7 @@ import anyio
 import httpx2
 import msgspec
 import pytest
+from anyio.abc import SocketAttribute, SocketStream
 from mcp import Client as MCPClient
 from mcp.client.streamable_http import streamable_http_client
 from tests.authorization_server import AuthorizationServer
@@ -357,6 +358,37 @@ async def test_an_unreachable_token_endpoint_is_unavailable() -> None:
     with pytest.raises(CallError) as caught:
         await CallerToken(exchange=exchange)(context)
     assert (caught.value.code, caught.value.retryable) == ("UNAVAILABLE", True)
+
+
+@pytest.mark.parametrize(
+    ("response", "code"),
+    [
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n10\r\nabc", "UNAVAILABLE"),
+        (b"no HTTP\r\n\r\n", "UNAVAILABLE"),
+        (
+            b"HTTP/1.1 400 Bad\r\nTransfer-Encoding: chunked\r\n\r\n10\r\nabc",
+            "EXECUTION_ERROR",
+        ),
+    ],
+)
+async def test_a_token_response_that_is_cut_off_is_an_error_for_the_caller(
+    response: bytes, code: str
+) -> None:
+    async def respond(stream: SocketStream) -> None:
+        async with stream:
+            await stream.receive()
+            await stream.send(response)
+
+    context = OperationContext(identity=hold_token(Identity("ann"), "SECRET"))
+    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
+    port: int = listener.extra(SocketAttribute.local_port)  # noqa: S610 - not Django
+    async with listener, anyio.create_task_group() as tasks:
+        tasks.start_soon(listener.serve, respond)
+        exchange = TokenExchange(token_url=f"http://127.0.0.1:{port}", client_id="hub")
+        with pytest.raises(CallError) as caught:
+            await exchange(context)
+        tasks.cancel_scope.cancel()
+    assert (caught.value.code, caught.value.unexpected) == (code, False)
 
 
 def test_two_tables_with_the_same_address_do_not_share_tokens(tmp_path: Path) -> None:

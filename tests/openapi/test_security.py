@@ -450,6 +450,25 @@ async def test_oauth2_metadata_names_the_token_endpoint_too() -> None:
     assert provider.used == ["Bearer token1"]
 
 
+@pytest.mark.parametrize("metadata", [{}, {"token_endpoint": None}, {"token_endpoint": []}, []])
+async def test_metadata_without_a_token_endpoint_receives_no_credential(metadata: Any) -> None:
+    methods: list[str] = []
+
+    async def respond(request: web.Request) -> web.Response:
+        methods.append(request.method)
+        return web.json_response(metadata)
+
+    scheme = {"type": "openIdConnect", "openIdConnectUrl": "/.well-known/openid-configuration"}
+    async with (
+        serving(respond) as url,
+        imported(secured(scheme), base_url=url, credentials={"key": CLIENT}) as registry,
+    ):
+        with pytest.raises(CallError, match="names no token endpoint: set token_url"):
+            await registry.execute("api.call", {})
+
+    assert methods == ["GET"]
+
+
 async def test_callers_with_clients_of_their_own_have_tokens_of_their_own() -> None:
     provider = Provider()
 
@@ -520,9 +539,21 @@ async def test_a_client_secret_is_not_sent_to_a_host_that_only_the_document_name
 
 
 @pytest.mark.requirement("R16")
-async def test_a_rejection_by_the_provider_is_an_error_without_its_response() -> None:
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("CANARY", "HTTP 400."),
+        ('{"error": "CANARY"}', "HTTP 400."),
+        ('{"error": ["CANARY"]}', "HTTP 400."),
+        ('{"error": "invalid_grant", "error_description": "CANARY"}', "(invalid_grant)"),
+        ('{"error": "interaction_required"}', "(interaction_required)"),
+    ],
+)
+async def test_a_rejection_by_the_provider_is_an_error_with_its_code_only(
+    text: str, shown: str
+) -> None:
     async def refuse(request: web.Request) -> web.Response:
-        return web.Response(status=400, text="CANARY")
+        return web.Response(status=400, text=text)
 
     async with (
         serving(refuse) as url,
@@ -533,6 +564,7 @@ async def test_a_rejection_by_the_provider_is_an_error_without_its_response() ->
 
     # Not ACCESS_DENIED: the caller was not rejected.
     assert (caught.value.code, caught.value.retryable) == (ErrorCode.EXECUTION_ERROR, False)
+    assert shown in caught.value.message
     assert "CANARY" not in str(caught.value.to_wire())
 
 

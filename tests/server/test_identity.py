@@ -320,12 +320,13 @@ def test_tokens_need_one_source_of_keys() -> None:
 
 
 @contextmanager
-def issuer(publish: Callable[[], bytes]) -> Generator[Client]:
+def issuer(publish: Callable[[], bytes], path: str = "/jwks") -> Generator[Client]:
     """Run an issuer that sends the result of `publish`; yield a client of a server that accepts its tokens."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.send_response(200)
+            self.send_response(302 if self.path == "/moved" else 200)
+            self.send_header("Location", "/jwks")
             self.end_headers()
             self.wfile.write(publish())
 
@@ -336,7 +337,8 @@ def issuer(publish: Callable[[], bytes]) -> Generator[Client]:
         thread = Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
-            yield serving(tokens(jwks=None, jwks_url=f"http://127.0.0.1:{server.server_port}/jwks"))
+            address = f"http://127.0.0.1:{server.server_port}{path}"
+            yield serving(tokens(jwks=None, jwks_url=address))
         finally:
             server.shutdown()
             thread.join()
@@ -373,6 +375,11 @@ async def test_tokens_are_not_wrong_while_the_keys_of_their_issuer_cannot_be_rea
 
     assert [response.status for response in during] == [503] * 30
     assert after.status == 200
+
+
+async def test_keys_are_read_only_from_the_configured_address() -> None:
+    with issuer(json.dumps(jwks()).encode, "/moved") as client:
+        assert (await client.get("/who/secret", headers=bearer(token()))).status == 503
 
 
 @pytest.mark.parametrize("pause", [0.0, 60.0], ids=["fetched again", "not fetched again"])

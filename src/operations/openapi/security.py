@@ -8,23 +8,22 @@ Rule 4: a failure of the token provider is never reported as `ACCESS_DENIED`, be
         credential was rejected.
 """
 
-import asyncio
 import base64
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from time import monotonic
 from typing import Any, TypeAlias, cast
-from urllib.parse import quote, urlencode, urljoin, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
+from operations._hosts import joined_url
 from operations._json import list_of, object_of, text_of
 from operations._text import names_a_secret
-from operations.caller_tokens import CallerToken, add_client, lifetime_of, usable_seconds
+from operations.caller_tokens import CallerToken, TokenCache, add_client, lifetime_of
 from operations.context import OperationContext
-from operations.errors import CallError, ErrorCode, retrieve_exception
+from operations.errors import CallError, ErrorCode
 from operations.openapi.config import (
     BasicCredential,
     CallValue,
@@ -91,12 +90,10 @@ class TokenSource:
         self._scheme = scheme
         self._scopes = scopes
         self._found = ""
-        self._token = ""
         self._refresh_token = ""
         if isinstance(credentials, RefreshToken):
             self._refresh_token = credentials.refresh_token
-        self._renew_at = 0.0
-        self._renewal: asyncio.Task[str] | None = None
+        self._tokens = TokenCache()
 
     async def token(self) -> str:
         """Return a token that is valid for at least some seconds.
@@ -104,26 +101,13 @@ class TokenSource:
         Raises:
             CallError: If the provider does not issue a token.
         """
-        if monotonic() < self._renew_at:
-            return self._token
-        renewal = self._renewal
-        if (
-            renewal is None
-            or renewal.done()
-            or renewal.get_loop() is not asyncio.get_running_loop()
-        ):
-            renewal = self._renewal = asyncio.create_task(self._renew())
-            renewal.add_done_callback(retrieve_exception)
-        # Shielded: if one caller is cancelled, the others still receive the token.
-        return await asyncio.shield(renewal)
+        return await self._tokens.get(b"", self._renew)
 
     def refuse(self, token_header: str) -> None:
         """Remove the cached token if it is the one that was rejected."""
-        if self._token and token_header.endswith(self._token):
-            self._renew_at = 0.0
+        self._tokens.forget(token_header)
 
-    async def _renew(self) -> str:
-        started = monotonic()
+    async def _renew(self) -> tuple[str, float]:
         response = await self._ask()
         token = text_of(response.get("access_token"))
         if not token:
@@ -132,9 +116,7 @@ class TokenSource:
             )
         if not isinstance(self._credentials, ClientCredentials):
             self._refresh_token = text_of(response.get("refresh_token")) or self._refresh_token
-        self._token = token
-        self._renew_at = started + usable_seconds(lifetime_of(response))
-        return token
+        return token, lifetime_of(response)
 
     async def _ask(self) -> JSONObject:
         """Return the provider's response to the best available grant."""
@@ -189,7 +171,7 @@ class TokenSource:
                     ErrorCode.EXECUTION_ERROR,
                     f"The document names no token endpoint: set token_url. {self._hint()}".rstrip(),
                 )
-            url = urljoin(self._sources.base, declared)
+            url = joined_url(self._sources.base, declared)
             if not self._sources.is_trusted(url):
                 raise CallError(
                     ErrorCode.EXECUTION_ERROR,
@@ -218,14 +200,15 @@ class TokenSource:
         return await self._discovered()
 
     async def _discovered(self) -> str:
-        """Return the metadata of the provider: OpenID discovery or, from 3.2 on, OAuth2 metadata."""
+        """Return the token endpoint in the metadata of the provider: of OpenID or, from 3.2 on, of OAuth2."""
         address = self._scheme.get("openIdConnectUrl") or self._scheme.get("oauth2MetadataUrl")
         if not isinstance(address, str):
             return ""
-        discovery = urljoin(self._sources.base, address)
+        discovery = joined_url(self._sources.base, address)
         headers = {"Accept": "application/json"}
         found = object_of(await self._sources.fetch("GET", discovery, headers, None))
-        return urljoin(discovery, text_of(found.get("token_endpoint")))
+        declared = text_of(found.get("token_endpoint"))
+        return joined_url(discovery, declared) if declared else ""
 
 
 class TokenSources:

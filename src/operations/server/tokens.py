@@ -14,15 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
 from typing import Any, cast
-from urllib.request import Request, urlopen
+from urllib.request import Request
 
 from msgspec import structs
 from starlette.requests import HTTPConnection
 
-from operations._decoding import decode_json
-from operations._json import MAX_REQUEST_VALUES, object_of
 from operations.access import Identity
-from operations.caller_tokens import hold_token
+from operations.caller_tokens import hold_token, read_object
 from operations.errors import MissingExtraError
 from operations.front.config import JWTConfig
 from operations.front.credentials import CredentialError
@@ -50,7 +48,6 @@ _MAX_AGE = 3600.0
 _STALE_AGE = 24 * 3600.0
 """Seconds for which known keys are used if fetching them again fails."""
 
-_MAX_JWKS = 1 << 20
 _MAX_TOKEN = 16 * 1024
 _FETCH_SECONDS = 5.0
 
@@ -138,6 +135,11 @@ class JWTs(JWTConfig):
             identity = structs.replace(identity, expires_at=(claims["exp"] + self.leeway) * 1000)
         return hold_token(identity, token)
 
+    def share_keys(self, new: "JWTs") -> None:
+        """Let `new` use the keys fetched from the same address, so that a reload needs no fetch."""
+        if self.jwks_url is not None and self.jwks_url == new.jwks_url:
+            object.__setattr__(new, "_keys", self._keys)
+
     def _default_identity(self, claims: JSONObject) -> Identity:
         return default_identity(claims, *([self.scope_claim] if self.scope_claim else ()))
 
@@ -197,7 +199,8 @@ class _Published:
 
     async def _fetch(self, address: str) -> None:
         try:
-            self._take(await asyncio.to_thread(_fetched, address))
+            request = Request(address, headers={"Accept": "application/json"})  # noqa: S310 - the operator's address
+            self._take(await asyncio.to_thread(read_object, request, _FETCH_SECONDS))
         except Exception as error:  # noqa: BLE001 - whatever the issuer sent is not an error of the token
             logger.warning("cannot fetch the keys of an issuer: %r", error)
             self._is_unreachable = True
@@ -214,9 +217,3 @@ class _Published:
             for key in jwt.PyJWKSet.from_dict(jwks).keys
             if key.public_key_use in (None, "sig")
         }
-
-
-def _fetched(address: str) -> JSONObject:
-    request = Request(address, headers={"Accept": "application/json"})  # noqa: S310 - the operator's address
-    with urlopen(request, timeout=_FETCH_SECONDS) as response:  # noqa: S310
-        return object_of(decode_json(response.read(_MAX_JWKS), max_values=MAX_REQUEST_VALUES))
