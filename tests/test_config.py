@@ -145,6 +145,15 @@ def test_an_empty_file_is_a_config(tmp_path: Path) -> None:
     assert parse_config("", tmp_path / "operations.toml") == Config()
 
 
+def test_a_whole_number_with_a_decimal_point_is_an_integer(tmp_path: Path) -> None:
+    text = "[serve]\nport = 80.0\nprocesses = 2e0\nconsole = false\n[limits]\ntimeout = 2.5"
+
+    config = parse_config(text, tmp_path / "operations.toml")
+
+    assert (repr(config.serve.options["port"]), repr(config.serve.processes)) == ("80", "2")
+    assert config.limits.timeout == 2.5
+
+
 def test_the_starting_file_is_a_config_with_and_without_its_comments(tmp_path: Path) -> None:
     (tmp_path / "hello.py").touch()
     text = starter("config.toml")
@@ -482,6 +491,55 @@ MISTAKES: list[tuple[str, str, int | None, str, str]] = [
         "serve.root_path",
         "must match",
     ),
+    (
+        "a secret without a source",
+        "[mcp.a]\nurl = 'https://a.example'\nheaders = { X = {} }",
+        3,
+        "mcp.a.headers.X",
+        "needs exactly one of env and file",
+    ),
+    (
+        "a broker address that cannot be split",
+        "[brokers.a]\nurl = 'redis://[::1'",
+        2,
+        "brokers.a.url",
+        "must be an address such as",
+    ),
+    (
+        "an origin that cannot be split",
+        "[serve]\nallowed_origins = ['http://[']",
+        2,
+        "serve.allowed_origins[0]",
+        "must be an origin",
+    ),
+    (
+        "paging without an argument",
+        "[openapi.a]\ndocument = 'a'\npagination = { list = { kind = 'cursor', next = '/next' } }",
+        3,
+        "openapi.a.pagination.list.argument",
+        "is missing",
+    ),
+    (
+        "a folder whose name is too long",
+        f"[openapi.a]\ndocument = 'a'\nfiles_root = '{'a' * 5000}'",
+        3,
+        "openapi.a.files_root",
+        "is not a folder",
+    ),
+    (
+        "a folder whose name contains NUL",
+        '[openapi.a]\ndocument = "a"\nfiles_root = "a\\u0000b"',
+        3,
+        "openapi.a.files_root",
+        "contains NUL.",
+    ),
+    (
+        "a header with a line break",
+        '[mcp.a]\nurl = "https://a.example"\nheaders = { X = "a\\nb" }',
+        3,
+        "mcp.a.headers",
+        "must not contain line breaks",
+    ),
 ]
 
 
@@ -547,11 +605,88 @@ def test_an_unreadable_file_is_reported(tmp_path: Path, make: object, words: str
         load_config(path)
 
 
+def test_a_byte_order_mark_is_ignored(tmp_path: Path) -> None:
+    path, key = tmp_path / "operations.toml", tmp_path / "key"
+    path.write_bytes(b'\xef\xbb\xbf[access.keys.ann]\nkey = { file = "key" }\n')
+    key.write_bytes(b"\xef\xbb\xbfthe-key-of-ann\r\n")
+
+    file = load_config(path)
+
+    assert [file.secret(secret) for _, secret in file.secrets()] == ["the-key-of-ann"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[mcp.h]\ncommand = "' + "x y " * 100 + '"', "operations.toml:2: mcp.h.command is one program"),
+        ("[limits]\ntimeout = " + "9" * 400, "operations.toml:2: limits.timeout is out of range."),
+        ('[openapi.a]\ndocument = "a"\ntimeout = ' + "9" * 400, ":3: openapi.a.timeout is out of range."),
+        ("[limits]\ntimeout = " + "9" * 5000, "not TOML: a number has too many digits."),
+        ("modules = " + "[" * 5000, "not TOML: it is nested too deeply."),
+        ("[authority]\nbroker = 2025-11-25", "operations.toml:2: authority.broker is not a broker"),
+        ('modules = [\n"a",\n"b\\u0000"]', "operations.toml:1: modules[1] contains NUL."),
+        ('[mcp.h]\nurl = "http://a"\ntoken = { file = "\\u0000" }', ":3: mcp.h.token.file contains NUL."),
+    ],
+)  # fmt: skip
+def test_values_that_no_setting_can_hold_are_reported(
+    folder: Path, text: str, message: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_config(text, folder / "operations.toml")
+
+    assert message in str(caught.value)
+
+
+def test_a_home_folder_of_an_unknown_user_is_an_ordinary_path(folder: Path) -> None:
+    file = ConfigFile(path=folder / "operations.toml")
+
+    assert file.resolve("~no-such-user/x") == folder / "~no-such-user" / "x"
+
+
+def test_a_date_without_quotes_is_a_text(folder: Path) -> None:
+    text = '[mcp.files]\ncommand = "x"\nversion = 2025-11-25'
+
+    config = parse_config(text, folder / "operations.toml")
+
+    assert config.mcp["files"].options["version"] == "2025-11-25"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"mcpServers": // a\n /* b\n */ {"a": }\n}', "mcp.json: line 3 is not JSON"),
+        ('{"mcpServers": {\n\n', "mcp.json: line 1 is not JSON: Input data was truncated"),
+        ('{"mcpServers": []}', "mcp.json: 'mcpServers' must be an object of servers by name"),
+        ("[" * 100_000, "mcp.json: the file is nested too deeply"),
+        ('{"a": "\\ud800"}', "mcp.json: the file contains a lone surrogate"),
+    ],
+)
+def test_a_malformed_mcp_json_is_an_invalid_config(folder: Path, text: str, message: str) -> None:
+    (folder / "mcp.json").write_text(text)
+
+    with pytest.raises(ConfigError) as caught:
+        load_config(folder / "mcp.json")
+
+    assert message in str(caught.value)
+
+
 def test_an_mcp_json_is_a_config(folder: Path) -> None:
     file = load_config(folder / "mcp.json")
 
     assert file.config.mcp_json == ("mcp.json",)
     assert file.folder == folder
+
+
+def test_a_secret_that_is_too_large_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "key").write_bytes(b"k" * (5 << 20))
+
+    with pytest.raises(ConfigError, match="is larger than 4 MiB"):
+        ConfigFile(path=tmp_path / "operations.toml").secret(Secret(file="key"))
+
+
+def test_a_secret_in_a_file_that_cannot_exist_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        ConfigFile(path=tmp_path / "operations.toml").secret(Secret(file="a\0b"))
 
 
 def test_the_nearest_config_upwards_is_found(tmp_path: Path) -> None:
@@ -978,3 +1113,11 @@ def test_every_key_of_the_file_itself_is_documented() -> None:
     names = [each.name for each in dataclasses.fields(Config)]
 
     assert [name for name in names if not re.search(rf"[`\[]{name}\b", page)] == []
+
+
+def test_a_program_with_a_space_in_its_path_is_beside_the_file(tmp_path: Path) -> None:
+    (tmp_path / "my tool").touch()
+    path = tmp_path / "operations.toml"
+    path.write_text('[mcp.a]\ncommand = "./my tool"\n')
+
+    assert load_config(path).config.mcp["a"].options == {"command": "./my tool"}

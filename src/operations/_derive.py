@@ -399,15 +399,18 @@ class Builder(NamedTuple):
         self, options: Sequence[Any], table: dict[str, Any], path: KeyPath, is_secret: bool
     ) -> Any:
         has_secret = is_secret and str in options
-        if has_secret and table and self.reveal and table.keys() <= {"env", "file"}:
+        classes = [each for each in options if _is_class(each)]
+        is_named = has_secret and table.keys() <= {"env", "file"} and (table or not classes)
+        if is_named and self.reveal:
             return self.reveal(Secret(**table), path)
         if has_secret and table.keys() == {"token"} and self.reveal is None:
             return table["token"]
-        classes = [each for each in options if _is_class(each)]
         if classes:
             named = ("env", "file") if self.reveal else ("token",)
             cls, rest = _chosen(classes, table, path, named if has_secret else ())
             fields = self.fields(cls, rest, path)
+            if missing := [key for key in _required(cls) if key not in fields]:
+                raise KeyFaultError((*path, missing[0]), "is missing.")
             try:
                 return cls(**fields)
             except ValueError as error:

@@ -18,7 +18,15 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from operations._json import MAX_RESPONSE_VALUES, list_of, with_texts
+from operations._decoding import decode_json
+from operations._folders import expanded, home_folder
+from operations._json import (
+    MAX_REQUEST_VALUES,
+    MAX_RESPONSE_VALUES,
+    JSONValueError,
+    list_of,
+    with_texts,
+)
 from operations._text import enforce_lists, suggestion, without_secrets
 from operations.access import AccessControl
 from operations.caller_tokens import CallerToken, TokenFunction
@@ -244,7 +252,12 @@ class MCPClientConfig:
             raise ValueError("the url of an MCP server starts with http:// or https://")
         for name, value in self.headers.items():
             if any(character in name + value for character in "\r\n\0"):
-                raise ValueError("a header contains a line break or NUL")
+                raise ValueError("headers must not contain line breaks or NUL")
+        started = (self.command or "", str(self.cwd or ""), *self.args)
+        if any("\0" in text for text in (*started, *self.env, *self.env.values())):
+            raise ValueError("command, args, env and cwd must not contain NUL")
+        if any(not name or "=" in name for name in self.env):
+            raise ValueError("the names in env must not be empty or contain =")
 
     def _possible(self) -> tuple[Transport, ...]:
         if self.command is not None:
@@ -462,7 +475,7 @@ def read_servers(source: str | Path | Mapping[str, Any]) -> dict[str, JSONObject
     folder = None
     if not isinstance(source, Mapping):
         folder = Path(source).absolute().parent
-        document = _decoded(Path(source).read_bytes())
+        document = decode_commented(Path(source).read_bytes())
     for path in (("mcpServers",), ("mcp", "servers"), ("mcp", "mcpServers"), ("servers",)):
         inner: Any = document
         for key in path:
@@ -485,22 +498,34 @@ def read_servers(source: str | Path | Mapping[str, Any]) -> dict[str, JSONObject
                 servers[name] = with_texts(dict(entry), partial(_in_editor, folder=folder))
                 env_file = servers[name].get("envFile")
                 if isinstance(env_file, str) and not env_file.startswith("${"):
-                    servers[name]["envFile"] = str(folder / Path(env_file).expanduser())
+                    servers[name]["envFile"] = str(folder / expanded(env_file))
     return servers
 
 
 _COMMENTS = re.compile(rb'("(?:[^"\\]|\\.)*")|//[^\r\n]*|/\*.*?\*/', re.DOTALL)
 _TRAILING_COMMAS = re.compile(rb'("(?:[^"\\]|\\.)*")|,(?=\s*[}\]])', re.DOTALL)
+_PLACE = re.compile(r"\(byte (\d+)\)$|truncated$")
 
 
-def _decoded(text: bytes) -> Any:
-    """Decode a JSON document that may contain comments and trailing commas, as editors write them."""
+def decode_commented(text: bytes) -> Any:
+    """Decode a JSON document that may contain comments and trailing commas, as editors write them.
+
+    Raises:
+        ValueError: If it has another form; the message names the line.
+    """
     text = text.removeprefix(b"\xef\xbb\xbf")
+    # Blanks in place of a comment keep the positions of the rest.
+    plain = _COMMENTS.sub(lambda match: match[1] or re.sub(rb"[^\n]", b" ", match[0]), text)
+    plain = _TRAILING_COMMAS.sub(lambda match: match[1] or b" ", plain)
     try:
-        return msgspec.json.decode(text)
-    except msgspec.DecodeError:
-        plain = _COMMENTS.sub(lambda match: match[1] or b" ", text)
-        return msgspec.json.decode(_TRAILING_COMMAS.sub(lambda match: match[1] or b"", plain))
+        return decode_json(plain, max_values=MAX_REQUEST_VALUES)
+    except JSONValueError as error:
+        place = _PLACE.search(error.reason)
+        if place is None:
+            raise ValueError(f"the file {error.reason}") from None
+        end = int(place[1]) if place[1] else len(plain.rstrip())
+        line = plain.count(b"\n", 0, end) + 1
+        raise ValueError(f"line {line} {error.reason}") from None
 
 
 _EDITOR_VARIABLE = re.compile(
@@ -514,7 +539,7 @@ def _in_editor(text: str, folder: Path) -> str:
     values = {
         "workspaceFolder": str(workspace),
         "workspaceFolderBasename": workspace.name,
-        "userHome": str(Path.home()),
+        "userHome": str(home_folder()),
     }
     return _EDITOR_VARIABLE.sub(lambda match: values.get(match[1], os.sep), text)
 
@@ -542,14 +567,16 @@ def _read_env(path: Any) -> dict[str, str]:
 
 _ENV_LINE = re.compile(
     r"""\s*(?:export\s+)?(?P<name>[A-Za-z_]\w*)\s*=\s*"""
-    r"""(?:(?P<quote>["'])(?P<quoted>.*)(?P=quote)|(?P<value>[^"'#\s](?:[^#]|(?<!\s)#)*?|))\s*(?:\s#.*)?"""
+    r"""(?:(?P<quote>["'])(?P<quoted>.*?)(?P=quote)|(?P<value>[^"'#\s](?:[^#]|(?<!\s)#)*?|))\s*(?:\s#.*)?"""
 )
 """A line of an env file. Values are literal: references in them are not resolved."""
 
 
 def _enforce_wrapping(document: Any) -> None:
-    """Reject a document with a misspelled key for its servers."""
+    """Reject a document whose key for its servers is misspelled, or has no object."""
     for key, entry in cast("JSONObject", document).items() if isinstance(document, Mapping) else ():
+        if key in ("mcpServers", "servers"):
+            raise ValueError(f"{key!r} must be an object of servers by name")
         inner = list(cast("JSONObject", entry).values()) if isinstance(entry, Mapping) else []
         near = suggestion(key, ("mcpServers", "servers"))
         if near and inner and all(isinstance(each, Mapping) for each in inner):

@@ -262,6 +262,23 @@ def test_variables_of_editors_are_replaced_in_a_file(tmp_path: Path, folder: str
     assert config.env == {"N": tmp_path.name}
 
 
+@pytest.mark.parametrize(
+    ("line", "value"),
+    [
+        ("""T="abc" # was "old\"""", "abc"),
+        ("""T='a "b" c' # it's a note""", 'a "b" c'),
+        ("""T="a#b" """, "a#b"),
+        ('T=""', ""),
+    ],
+)
+def test_a_quoted_value_ends_at_its_quote(tmp_path: Path, line: str, value: str) -> None:
+    (tmp_path / ".env").write_text(line)
+
+    config = MCPClientConfig.from_entry({"command": "x", "envFile": str(tmp_path / ".env")})
+
+    assert config.env == {"T": value}
+
+
 def test_an_unreadable_env_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="envFile names no file"):
         MCPClientConfig.from_entry({**ENTRY, "envFile": str(tmp_path / "none")})

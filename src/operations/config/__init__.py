@@ -3,8 +3,9 @@
 import os
 import re
 import shlex
+import sys
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args, get_origin
@@ -12,7 +13,9 @@ from typing import Any, get_args, get_origin
 import msgspec
 
 from operations._derive import Builder, KeyPath, Secret, keys_of, secrets_of
-from operations._json import unescape
+from operations._folders import expanded
+from operations._json import is_list, is_object, unescape
+from operations._mcp_config import read_servers
 from operations.config.checks import ConfigError, ConfigFault, KeyLines, Wording, check, written
 from operations.config.model import Config, Entry, config_schema, entries_of
 from operations.types import JSONObject
@@ -27,6 +30,7 @@ __all__ = [
     "enforce_trusted",
     "find_config",
     "load_config",
+    "modified_at",
     "parse_config",
 ]
 
@@ -49,10 +53,12 @@ class ConfigFile:
     Attributes:
         config: The contents of the file.
         path: The file; None if there is no file and all values are the defaults.
+        modified: The modification time of the file just before it was read; None if there is no file.
     """
 
     config: Config = field(default_factory=Config)
     path: Path | None = None
+    modified: int | None = field(default=None, compare=False)
 
     @property
     def folder(self) -> Path:
@@ -61,7 +67,7 @@ class ConfigFile:
 
     def resolve(self, path: str) -> Path:
         """Return a path of the file as an absolute path."""
-        return self.folder / Path(path).expanduser()
+        return self.folder / expanded(path)
 
     def secret(self, secret: Secret, environ: Mapping[str, str] | None = None) -> str:
         """The secret itself.
@@ -76,9 +82,14 @@ class ConfigFile:
             return found
         path = self.resolve(secret.file or "")
         try:
-            found = path.read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError):
+            with path.open("rb") as opened:
+                # The file may be a device without an end.
+                content = opened.read(_MAX_BYTES + 1)
+            found = content.decode("utf-8-sig").strip()
+        except (OSError, ValueError):
             raise self.fault(f"the secret in {path} cannot be read.") from None
+        if len(content) > _MAX_BYTES:
+            raise self.fault(f"the secret in {path} is larger than {_MAX_BYTES >> 20} MiB.")
         if not found:
             raise self.fault(f"the secret in {path} is empty.")
         return found
@@ -177,10 +188,24 @@ def load_config(path: Path) -> ConfigFile:
         ConfigError: With all errors, each with its line and key.
     """
     path = path.absolute()
-    text = _text(path)
+    modified, text = modified_at(path), _text(path)
     if path.suffix == ".json":
-        return ConfigFile(config=Config(mcp_json=(path.name,)), path=path)
-    return ConfigFile(config=parse_config(text, path), path=path)
+        config = Config(mcp_json=(path.name,))
+        file = ConfigFile(config=config, path=path, modified=modified)
+        try:
+            read_servers(path)
+        except ValueError as error:
+            raise file.fault(str(error)) from None
+        return file
+    return ConfigFile(config=parse_config(text, path), path=path, modified=modified)
+
+
+def modified_at(path: Path) -> int | None:
+    """Return the modification time of a file; None if it does not exist."""
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return None
 
 
 def parse_config(text: str, path: Path) -> Config:
@@ -191,9 +216,10 @@ def parse_config(text: str, path: Path) -> Config:
     """
     file = _shown(path)
     try:
-        document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError([_no_toml(file, text, str(error))]) from None
+        # Dates become texts, so that a revision of a protocol needs no quotes.
+        document = msgspec.to_builtins(tomllib.loads(text, parse_float=_number))
+    except (ValueError, RecursionError) as error:
+        raise ConfigError([_no_toml(file, text, error)]) from None
     places = KeyLines(text)
 
     def fault(key_path: KeyPath, message: str) -> ConfigFault:
@@ -203,12 +229,39 @@ def parse_config(text: str, path: Path) -> Config:
     found = [(_key_path(each.path, document), each) for each in schema.errors(document)]
     wording = Wording(dict(schema.document), document)  # type: ignore[arg-type]
     wrong = [fault(where, wording.message(where, each)) for where, each in found]
-    sound = _without(document, [where for where, _ in found])
-    config = msgspec.convert(_with_options(sound, Config), Config)
-    wrong += [fault(*each) for each in check(config, path.parent, is_whole=not found)]
+    unusable = dict(_unusable(document))
+    for where, _ in found:
+        unusable.pop(where, None)
+    wrong += [fault(*each) for each in unusable.items()]
+    sound = _without(document, [*(where for where, _ in found), *unusable])
+    try:
+        config = msgspec.convert(_with_options(sound, Config), Config)
+    except msgspec.ValidationError as error:
+        raise ConfigError([*wrong, fault((), f"{error}.")]) from None
+    wrong += [fault(*each) for each in check(config, path.parent, is_whole=not wrong)]
     if wrong:
         raise ConfigError(wrong)
     return config
+
+
+def _number(text: str) -> int | float:
+    """Return a whole number as an integer, because JSON Schema does not distinguish 1.0 from 1."""
+    number = float(text)
+    return int(number) if number.is_integer() else number
+
+
+def _unusable(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
+    """Yield the keys whose texts and numbers no setting can hold, with messages."""
+    if isinstance(value, str) and "\0" in value:
+        yield path, "contains NUL."
+    elif isinstance(value, int) and abs(value) > sys.float_info.max:
+        yield path, "is out of range."
+    elif is_object(value):
+        for key, each in value.items():
+            yield from _unusable(each, (*path, key))
+    elif is_list(value):
+        for number, each in enumerate(value):
+            yield from _unusable(each, (*path, number))
 
 
 def _without(document: JSONObject, faults: Collection[KeyPath]) -> JSONObject:
@@ -244,7 +297,7 @@ def _text(path: Path) -> str:
     reason = ""
     try:
         if path.stat().st_size <= _MAX_BYTES:
-            return path.read_text(encoding="utf-8")
+            return path.read_text(encoding="utf-8-sig")
         reason = f"is larger than {_MAX_BYTES >> 20} MiB."
     except FileNotFoundError:
         reason = "there is no such file. `operations init` writes one."
@@ -257,12 +310,17 @@ def _text(path: Path) -> str:
     raise ConfigFile(path=path).fault(reason)
 
 
-def _no_toml(file: str, text: str, message: str) -> ConfigFault:
-    position = _POSITION.search(message)
-    line = len(text.splitlines()) or 1
-    if position is not None:
-        message = message[: position.start()]
-        line = int(position[1]) if position[1] else line
+def _no_toml(file: str, text: str, error: ValueError | RecursionError) -> ConfigFault:
+    line, message = None, "a number has too many digits"
+    if isinstance(error, RecursionError):
+        message = "it is nested too deeply"
+    elif isinstance(error, tomllib.TOMLDecodeError):
+        message = str(error)
+        position = _POSITION.search(message)
+        line = len(text.splitlines()) or 1
+        if position is not None:
+            message = message[: position.start()]
+            line = int(position[1]) if position[1] else line
     return ConfigFault(file, line, "", f"this is not TOML: {message}.")
 
 

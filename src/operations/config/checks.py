@@ -7,12 +7,13 @@ Rule 4: a check covers one table, yields `(path, message)` pairs, and uses no ne
         fault of the config: opening the source reports it.
 """
 
+import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import Any, TypeAlias
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from operations._derive import (
     Builder,
@@ -278,7 +279,7 @@ def check(config: model.Config, folder: FilePath, *, is_whole: bool) -> Found:
     for path, entry in model.entries_of(config):
         if not is_whole and isinstance(entry, model.ServeEntry):
             continue
-        faults = list(_entry(entry, path, config))
+        faults = list(_entry(entry, path, config, folder))
         yield from faults or _rejected(entry, path, folder)
 
 
@@ -304,7 +305,7 @@ def _authority(config: model.Config) -> Found:
         yield ("authority", "file"), "cannot be used together with broker."
 
 
-def _entry(entry: model.Entry, path: Path, config: model.Config) -> Found:
+def _entry(entry: model.Entry, path: Path, config: model.Config, folder: FilePath) -> Found:
     for short, key in _SHORT.items():
         if getattr(entry, short, None) and key in entry.options:
             yield (*path, key), f"cannot be used together with {short}, which sets the same value."
@@ -316,7 +317,7 @@ def _entry(entry: model.Entry, path: Path, config: model.Config) -> Found:
             yield from _namespace(str(path[1]), path)
             if path[1] in config.openapi:
                 yield path, f"has the same namespace as [openapi.{path[1]}]. Rename one of them."
-            yield from _mcp(entry, path)
+            yield from _mcp(entry, path, folder)
         case model.BrokerEntry():
             yield from _broker(entry, path)
             namespace = entry.options.get("namespace")
@@ -390,7 +391,7 @@ def _headers(headers: JSONObject, path: Path) -> Found:
             )
 
 
-def _mcp(server: model.MCPEntry, path: Path) -> Found:
+def _mcp(server: model.MCPEntry, path: Path, folder: FilePath) -> Found:
     options = server.options
     command, url = options.get("command"), options.get("url")
     if (command is None) == (url is None):
@@ -403,7 +404,7 @@ def _mcp(server: model.MCPEntry, path: Path) -> Found:
         yield (*path, "token"), "can be used only with url."
     if command is not None and not command.strip():
         yield (*path, "command"), "is empty. Name a program."
-    elif command is not None and " " in command and not FilePath(command).exists():
+    elif command is not None and " " in command and not os.path.exists(folder / command):  # noqa: PTH110 - never raises
         yield (*path, "command"), "is one program, without its arguments: put those in args."
     if url is not None:
         yield from _web_address(url, (*path, "url"))
@@ -411,7 +412,7 @@ def _mcp(server: model.MCPEntry, path: Path) -> Found:
 
 
 def _broker(broker: model.BrokerEntry, path: Path) -> Found:
-    parts, options = urlsplit(broker.url), broker.options
+    parts, options = _split(broker.url), broker.options
     if parts.scheme not in (*model.REDIS_SCHEMES, *model.NATS_SCHEMES) or not parts.hostname:
         yield (*path, "url"), "must be an address such as redis://host:6379 or nats://host:4222."
     elif parts.password or _PASSWORD.search(broker.url):
@@ -455,7 +456,7 @@ def _serve(serve: model.ServeEntry, config: model.Config) -> Found:
             "accepts requests of other machines without authentication: add [access.keys.NAME], or public = true.",
         )
     for number, origin in enumerate(origins):
-        parts = urlsplit(origin)
+        parts = _split(origin)
         if origin == "*" or parts.scheme not in {"http", "https"} or parts.path or not parts.netloc:
             yield (
                 ("serve", "allowed_origins", number),
@@ -471,6 +472,14 @@ def _shared(config: model.Config) -> Found:
     for name, tool in config.tools.items():
         if "max_bytes" in tool.options:
             yield ("tools", name, "max_bytes"), f"{only} a cursor exists in one process only."
+
+
+def _split(url: str) -> SplitResult:
+    """Return the parts of an address; empty parts if it has none."""
+    try:
+        return urlsplit(url)
+    except ValueError:
+        return urlsplit("")
 
 
 def _web_address(url: str, path: Path) -> Found:

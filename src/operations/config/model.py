@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Annotated, Any, ClassVar, cast
-from urllib.parse import urlsplit
 
 from msgspec import Meta
 
@@ -126,7 +125,7 @@ class BrokerEntry(Entry):
     @property
     def is_nats(self) -> bool:
         """Whether the address is that of a NATS server."""
-        return urlsplit(self.url).scheme in NATS_SCHEMES
+        return self.url.partition("://")[0].lower() in NATS_SCHEMES
 
     def classes(self) -> tuple[Any, ...]:
         """Return the classes that this table is converted to, which depend on the kind of broker."""

@@ -17,6 +17,7 @@ from mcp.client.auth import OAuthClientProvider, OAuthFlowError
 from mcp.shared import auth
 from pydantic import AnyUrl, BaseModel, ValidationError
 
+from operations._folders import state_folder
 from operations._json import object_of
 from operations._mcp_config import MCPClientConfig, OAuthLogin
 from operations.errors import OperationsError
@@ -113,9 +114,8 @@ def token_path(config: MCPClientConfig, login: OAuthLogin, source: str = "") -> 
     """Return the token file of a server. Two sources of a hub have different files, even for the same address."""
     if login.store is not None:
         return Path(login.store)
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     digest = sha256(f"{source} {config.url}".strip().encode()).hexdigest()[:32]
-    return Path(state) / "operations" / "tokens" / f"{digest}.json"
+    return state_folder() / "tokens" / f"{digest}.json"
 
 
 def stored_login(config: MCPClientConfig, login: OAuthLogin) -> OAuthClientProvider:
