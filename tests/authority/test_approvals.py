@@ -265,7 +265,7 @@ async def test_a_caller_may_confirm_its_own_call_if_the_rule_allows_it(
 
 @pytest.mark.parametrize("action", ["cancel", "", None])
 async def test_a_caller_that_dismisses_the_question_is_asked_again(action: Any) -> None:
-    office = Office(ask_caller=True, hold=30)
+    office = Office(ask_caller=True, hold=0.2 if action is None else 30)
 
     assert await office.call(channel=CallerChannel(elicit=answering(action))) == REQUIRED
     assert office.ran == []
@@ -536,6 +536,21 @@ async def test_a_strict_ledger_rejects_calls_that_it_cannot_record(tmp_path: Pat
 
         assert await office.call() == (ErrorCode.UNAVAILABLE if strict else "deleted")
         assert len(office.ran) == (not strict)
+
+
+def test_a_ledger_that_failed_once_is_writable_without_a_call(tmp_path: Path) -> None:
+    path = tmp_path / "late" / "ledger.jsonl"
+    ledger = Ledger(path, KEY)
+    assert ledger.check()
+    ledger.begin("a.b", {}, OperationContext(), None)
+    assert [ledger.check() for _ in range(3)] == [False] * 3
+    path.parent.mkdir()
+    assert [ledger.check() for _ in range(3)] == [True] * 3
+    ledger.close()
+
+    found = verify([path], KEY)
+    assert (found.problem, found.lines, found.lost) == (None, 1, 1)
+    assert [line["event"] for line in lines_of(path)] == ["resumed"]
 
 
 async def test_a_ledger_records_how_many_lines_could_not_be_written(

@@ -108,10 +108,18 @@ class Ledger:
             self.close()
             raise LedgerError(f"cannot use the ledger {self._path}: {error}") from error
 
-    @property
-    def is_writable(self) -> bool:
-        """Whether the last line was written."""
-        return self._unwritten == 0
+    def check(self) -> bool:
+        """Return whether lines can be written. After a failure, try to write a line with the number of lost lines."""
+        with self._writing:
+            if self._unwritten:
+                self._unwritten += 1
+                try:
+                    self.open()
+                    self._write({"event": "resumed"})
+                except (OSError, LedgerError):
+                    # Nothing was lost; and the line may have been written, but not the head.
+                    self._unwritten = max(0, self._unwritten - 1)
+            return self._unwritten == 0
 
     def begin(
         self, operation_id: str, value: Any, context: OperationContext, approval: str | None

@@ -154,7 +154,7 @@ async def readiness(hub: Hub) -> bool | JSONObject:
     absent, authority = [source.name for source in hub.absent()], hub.registry.authority
     if not await authority.store.check():
         absent.append("authority")
-    if authority.ledger is not None and not authority.ledger.is_writable:
+    if authority.ledger is not None and not authority.ledger.check():
         absent.append("ledger")
     if not absent:
         return True
