@@ -125,13 +125,13 @@ def verify(token: str, key: bytes) -> tuple[Subject, Grant]:
         # A hash, not the signature itself, with which the chain could be extended.
         keys.append(sha256(b"key" + signature).hexdigest()[:32])
     if not hmac.compare_digest(signature, given):
-        raise GrantError("a grant whose signature is wrong")
+        raise GrantError("the signature of the grant is wrong")
     whose, chain = read_token(token)
     grant = Grant(blocks=chain, keys=tuple(keys), origin=whose.origin)
     try:
         _ = grant.schemas
     except (ValueError, RecursionError) as error:
-        raise GrantError(f"a grant that cannot be used: {type(error).__name__}") from error
+        raise GrantError(f"the grant cannot be used: {type(error).__name__}") from error
     return whose, grant
 
 
@@ -149,7 +149,7 @@ def _split(token: str) -> tuple[str, list[str], bytes]:
     is_token = token.startswith(PREFIX) and len(token) <= _MAX_TOKEN and token.isascii()
     parts = token.removeprefix(PREFIX).split(".")
     if not is_token or not 3 <= len(parts) <= _MAX_BLOCKS + 2:
-        raise GrantError("a grant that cannot be read")
+        raise GrantError("this is not a grant, or it is incomplete")
     return parts[0], parts[1:-1], _decode(parts[-1], None)
 
 
@@ -163,7 +163,7 @@ def _decode(segment: str, cls: type[Any] | None) -> Any:
         data = b64decode(segment + "=" * (-len(segment) % 4), altchars=b"-_", validate=True)
         return data if cls is None else msgspec.json.decode(data, type=cls)
     except (ValueError, RecursionError) as error:
-        raise GrantError("a grant that cannot be read") from error
+        raise GrantError("this is not a grant, or it is incomplete") from error
 
 
 # ------------------------------------------------------------ identities
@@ -271,9 +271,9 @@ class Grants:
             # The identity of the subject has changed.
             identity = self._remember(credential, subject, grant)[-1]
         if has_expired(identity):
-            raise GrantError("a grant that has expired")
+            raise GrantError("the grant has expired")
         if await self.is_revoked(grant):
-            raise GrantError("a grant that was revoked")
+            raise GrantError("the grant was revoked")
         return identity
 
     def is_valid(self, grant: Grant) -> bool:
@@ -316,7 +316,7 @@ class Grants:
             return None
         found = None if self._subjects is None else self._subjects(subject.id)
         if found is None or found.grant is not None:
-            raise GrantError("a grant whose subject is not known here, or is a grant")
+            raise GrantError("the subject of the grant is not known here, or is a grant")
         return found
 
     async def revoke(self, block_id: str, until: int | None = None) -> None:
