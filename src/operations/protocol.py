@@ -37,15 +37,24 @@ _PAYLOADS: Mapping[str, tuple[JSONObject, JSONObject]] = {
             "replyTo": _TEXT,
             "credit": _COUNT,
             "attempt": _COUNT,
+            "resends": _COUNT,
             "requiredVersion": _COUNT,
         },
     ),
     "call.responded": ({"requestId": _TEXT, "output": {}}, {"sequence": _COUNT, "replyTo": _TEXT}),
     "call.completed": ({"requestId": _TEXT}, {"sequence": _COUNT}),
-    "call.aborted": ({"requestId": _TEXT}, {}),
+    "call.aborted": ({"requestId": _TEXT}, {"resends": _COUNT}),
     "call.error": (
         {"requestId": _TEXT, "code": _TEXT, "message": _TEXT},
-        {"details": True, "retryable": _FLAG, "sequence": _COUNT, "begun": _FLAG, "worker": _TEXT},
+        {
+            "details": True,
+            "retryable": _FLAG,
+            "unexpected": _FLAG,
+            "sequence": _COUNT,
+            "begun": _FLAG,
+            "worker": _TEXT,
+            "resends": _COUNT,
+        },
     ),
 }
 """The required and the optional properties of a payload, by event type. The output is an envelope."""

@@ -9,6 +9,11 @@ import pytest
 
 from operations.calls import CALL_EVENT_SCHEMAS
 from operations.calls.events import (
+    CallAborted,
+    CallCompleted,
+    CallFailed,
+    CallRequested,
+    CallResponded,
     MalformedEvent,
     UnknownEvent,
     encode_error,
@@ -63,6 +68,18 @@ def test_r50_the_schemas_agree_with_the_vectors(case: Any) -> None:
     whole = {"id": "", **json.loads(case["text"])}
 
     assert CALL_EVENT_SCHEMAS[case["type"]].errors(whole) == []
+
+
+@pytest.mark.parametrize(
+    "event", [CallRequested, CallResponded, CallCompleted, CallAborted, CallFailed]
+)
+def test_the_schemas_describe_every_property(event: Any) -> None:
+    tag = event.__struct_config__.tag
+    payload = msgspec.structs.fields(event)[-1].type
+    document: Any = CALL_EVENT_SCHEMAS[tag].document
+
+    described = document["properties"]["payload"]["properties"]
+    assert described.keys() == {field.encode_name for field in msgspec.structs.fields(payload)}
 
 
 @pytest.mark.parametrize("type", CALL_EVENT_SCHEMAS)
