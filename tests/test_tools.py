@@ -120,6 +120,31 @@ async def test_sessions_without_identity_do_not_share_the_cache() -> None:
         assert len(seen) == calls
 
 
+async def test_operations_whose_settings_stay_the_same_keep_their_cache_and_rate() -> None:
+    registry, seen = OperationRegistry(), list[str]()
+    cached, limited = ToolConfig(cache=60), ToolConfig(rate=0.001)
+    tools = configure_tools(registry, {"shop.list": cached, "shop.buy": limited})
+
+    @registry.operation("shop.list", type="query")
+    async def list_() -> None:
+        seen.append("list")
+
+    @registry.operation("shop.buy")
+    async def buy() -> None:
+        seen.append("buy")
+
+    await registry.execute("shop.list")
+    await registry.execute("shop.buy")
+    tools.change({"shop.list": cached, "shop.buy": limited, "other.*": ToolConfig(hide=True)})
+    await registry.execute("shop.list")
+    assert await code_of(registry.execute("shop.buy")) == ErrorCode.RESOURCE_EXHAUSTED
+    assert seen == ["list", "buy"]
+
+    tools.change({"shop.buy": limited, "shop.*": ToolConfig(cache=30)})
+    await registry.execute("shop.list")
+    assert seen == ["list", "buy", "list"]
+
+
 async def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("operations.tools._MAX_ENTRIES", 3)
     registry, seen = build(cache=60)

@@ -230,7 +230,21 @@ class ToolSettings:
         config = ToolConfig(**found)
         if config.rename is not None:
             self._originals[config.rename] = operation_id
-        return _configured(operation, config, self._registry, self._pages)
+        return self._unchanged(operation, config) or _configured(
+            operation, config, self._registry, self._pages
+        )
+
+    def _unchanged(self, operation: Operation, config: ToolConfig) -> Operation | None:
+        """Return an operation as it is registered with the same settings, because it has the state of rates and caches.
+
+        None if it is not registered in this way, or its settings need no state.
+        """
+        registry, operation_id = self._registry, operation.spec.id
+        if registry.registered(operation_id) is not operation:
+            return None
+        current = registry.get(registry.current_id(operation_id))
+        tool = None if current is None else getattr(current.handler, "__self__", None)
+        return current if isinstance(tool, _Tool) and tool.config == config else None
 
 
 def _has_pages(tools: Mapping[str, ToolConfig]) -> bool:
@@ -296,7 +310,7 @@ class _Tool:
         pages: ResultPages,
     ) -> None:
         self._operation = operation
-        self._config = config
+        self.config = config
         self._registry = registry
         self._pages = pages
         self._made: CallPlan | None = None
@@ -336,7 +350,7 @@ class _Tool:
     async def _bounded(
         self, envelope: ResponseEnvelope[Any], context: OperationContext
     ) -> ResponseEnvelope[Any]:
-        limit = self._config.max_bytes
+        limit = self.config.max_bytes
         if limit is None or context.whole:
             return envelope
         return await self._pages.bound(envelope, context, self._id, limit)
