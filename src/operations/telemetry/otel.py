@@ -53,9 +53,15 @@ def instrument(
         trace.get_tracer(_NAME, tracer_provider=tracer_provider),
         metrics.get_meter(_NAME, meter_provider=meter_provider),
     )
-    registry.use(spans.around)
-    registry.use(spans.around_stream)
-    return registry.observe(spans)
+    middleware = registry.use(spans.around), registry.use(spans.around_stream)
+    unobserve = registry.observe(spans)
+
+    def stop() -> None:
+        unobserve()
+        for each in middleware:
+            registry.remove_middleware(each)
+
+    return stop
 
 
 class Spans:
@@ -119,8 +125,7 @@ class Spans:
         if span is None:
             return
         if event.code is not None:
-            span.set_attribute("operations.code", event.code)
-            span.set_status(Status(StatusCode.ERROR, event.code))
+            _mark_failed(span, event.code)
         span.end()
 
     async def around(self, call: Call, next: Next) -> ResponseEnvelope[Any]:
@@ -153,9 +158,7 @@ class Spans:
             # The consumer of a subscription stopped iterating.
             raise
         except BaseException as error:
-            code = error.code if isinstance(error, CallError) else type(error).__name__
-            span.set_attribute("operations.code", code)
-            span.set_status(Status(StatusCode.ERROR, code))
+            _mark_failed(span, error.code if isinstance(error, CallError) else type(error).__name__)
             raise
         finally:
             span.end()
@@ -192,6 +195,12 @@ async def _steps(items: Any, span: Span) -> AsyncGenerator[ResponseEnvelope[Any]
         finally:
             contexts.detach(token)
         yield envelope
+
+
+def _mark_failed(span: Span, code: str) -> None:
+    # `error.type` is the name of the semantic conventions, which dashboards read.
+    span.set_attributes({"operations.code": code, "error.type": code})
+    span.set_status(Status(StatusCode.ERROR, code))
 
 
 def _current(span: Span) -> AbstractContextManager[Span]:
