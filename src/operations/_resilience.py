@@ -271,12 +271,23 @@ class Bulkhead:
         slots = self._slots()
         if slots.taken >= self._limit:
             slots.moved_at = slots.loop.time()
-            while slots.waiting:
-                waiter = slots.waiting.popleft()
-                if not waiter.done():
-                    waiter.set_result(None)
-                    return
         slots.taken -= 1
+        self._start_waiting(slots)
+
+    def resize(self, limit: int) -> None:
+        """Change the limit. Running calls continue, even if the new limit is lower."""
+        self._limit = limit
+        for slots in tuple(self._loops.values()):
+            # Before, there may have been free slots, so the time without a finished call starts here.
+            slots.moved_at = slots.loop.time()
+        self._start_waiting(self._slots())
+
+    def _start_waiting(self, slots: "_Slots") -> None:
+        while slots.waiting and slots.taken < self._limit:
+            waiter = slots.waiting.popleft()
+            if not waiter.done():
+                slots.taken += 1
+                waiter.set_result(None)
 
     async def __aenter__(self) -> None:
         await self.enter()

@@ -9,7 +9,7 @@ Rule 4: when workers add, change or remove operations, the registries with the i
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Container, Iterable, Iterator
-from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeAlias, cast
 
@@ -119,8 +119,14 @@ class RemoteService:
         self._following: asyncio.Task[None] | None = None
         self._config = config
         limit = config.concurrent_calls
-        bulkhead = nullcontext() if limit is None else Bulkhead(f"group {config.group}", limit)
-        self._bulkhead: AbstractAsyncContextManager[object] = bulkhead
+        self._bulkhead = (
+            nullcontext() if limit is None else Bulkhead(f"group {config.group}", limit)
+        )
+
+    def limit_calls(self, concurrency: int) -> None:
+        """Change the number of concurrent calls, if there is a limit."""
+        if isinstance(self._bulkhead, Bulkhead):
+            self._bulkhead.resize(concurrency)
 
     async def __aenter__(self) -> Self:
         await self.open()

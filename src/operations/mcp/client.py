@@ -196,8 +196,10 @@ class MCPClient:
         """
         self._cancel_helpers()
         with anyio.CancelScope(shield=True):
-            await self._watches.aclose()
-            await asyncio.gather(self._connection.aclose(), self._own.aclose())
+            # All at once, because each may take seconds if the server does not respond.
+            await asyncio.gather(
+                self._connection.aclose(), self._own.aclose(), self._watches.aclose()
+            )
             # Another listener may have started while the connection closed.
             if helpers := self._cancel_helpers():
                 await asyncio.wait(helpers)
@@ -220,7 +222,7 @@ class MCPClient:
         info = session.server_info
         capabilities = session.server_capabilities
         self.server_info = ServerInfo(
-            name=info.name if info is not None else self.name,
+            name=(info.name if info is not None else "") or self.name,
             version=(info.version if info is not None else "") or "1.0.0",
             title=info.title if info is not None else None,
             protocol_version=session.protocol_version or "",
@@ -249,6 +251,10 @@ class MCPClient:
     def calls(self) -> int:
         """The number of running and waiting calls."""
         return self._bulkhead.calls
+
+    def limit_calls(self, concurrency: int) -> None:
+        """Change the number of concurrent calls."""
+        self._bulkhead.resize(concurrency)
 
     async def request(
         self, method: str, params: JSONObject, context: OperationContext, *, replayable: bool

@@ -85,6 +85,10 @@ class OpenAPIService:
         """The number of running and waiting calls."""
         return self._client.bulkhead.calls
 
+    def limit_calls(self, concurrency: int) -> None:
+        """Change the number of concurrent calls."""
+        self._client.bulkhead.resize(concurrency)
+
     def endpoints(self) -> Iterator[tuple[Operation, Endpoint]]:
         """Yield each operation of the document, with its description."""
         for operation in self.operations:
