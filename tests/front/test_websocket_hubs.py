@@ -157,7 +157,7 @@ async def test_open_sockets_are_limited_for_each_caller(kind: str) -> None:
 async def test_wrong_credentials_in_handshakes_are_slowed_down(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("operations.front.DELAY_SECONDS", 0.01)
+    monkeypatch.setattr("operations.front.credentials.DELAY_SECONDS", 0.01)
     limits = Limits(failed_attempts=2, failed_attempts_per_second=0.0001)
 
     def identify(request: Any) -> Identity | None:
@@ -179,10 +179,7 @@ async def test_wrong_credentials_in_handshakes_are_slowed_down(
 @pytest.mark.requirement("R21")
 async def test_the_rejection_comes_before_any_other_step() -> None:
     received: list[Any] = []
-    async with serving("hub", identify=received.append, process_request=received.append) as (
-        port,
-        path,
-    ):
+    async with serving("hub", identify=received.append) as (port, path):
         assert await status_of(port, path, origin="http://evil.example") == 403
 
     assert received == []

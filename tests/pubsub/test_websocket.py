@@ -10,6 +10,7 @@ import anyio
 import pytest
 from tests.calls.waiting import until
 from websockets.asyncio.server import ServerConnection, serve
+from websockets.http11 import Request, Response
 
 from operations.errors import TransportError
 from operations.pubsub.websocket import AcceptedTarget, connect_websocket, serve_websocket
@@ -63,6 +64,46 @@ async def test_r48_a_client_that_is_disconnected_after_each_connect_backs_off() 
     assert came[-1] - came[0] > 0.6
 
 
+@pytest.mark.requirement("R13")
+@pytest.mark.parametrize("values", [["9" * 5000], ["100", "90"], ["many"], ["-1"]])
+async def test_a_client_reconnects_to_a_server_that_announces_a_malformed_limit(
+    values: list[str],
+) -> None:
+    came = asyncio.Semaphore(0)
+
+    async def throw_out(connection: ServerConnection) -> None:
+        came.release()
+
+    def announce(connection: ServerConnection, request: Request, response: Response) -> None:
+        for value in values:
+            response.headers["Operations-Max-Bytes"] = value
+
+    async with serve(throw_out, "127.0.0.1", 0, process_response=announce) as server:
+        port = server.sockets[0].getsockname()[1]
+        async with connect_websocket(f"ws://127.0.0.1:{port}", max_bytes=1000) as target:
+            with anyio.fail_after(20):
+                for _ in range(3):
+                    await came.acquire()
+
+    assert target.max_bytes == (90 if "90" in values else 1000)
+
+
+@pytest.mark.requirement("R42")
+async def test_a_peer_that_sends_and_leaves_before_anyone_listens_is_noticed() -> None:
+    noticed = asyncio.Event()
+
+    async def wait(target: AcceptedTarget) -> None:
+        await target.wait_closed()
+        noticed.set()
+
+    async with serve_websocket(wait) as server:
+        async with connect_websocket(
+            f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        ) as target:
+            await target.send("peer", SMALL)
+        await asyncio.wait_for(noticed.wait(), 20)
+
+
 @pytest.mark.requirement("R35", "F6", "F7")
 async def test_f7_a_peer_that_stops_reading_is_detected() -> None:
     async with reader(**KEEPALIVE) as (target, _):
@@ -97,7 +138,7 @@ async def test_closing_does_not_wait_for_a_peer_that_reads_nothing() -> None:
         async with reader() as (target, _):
             waiting = [asyncio.create_task(target.send("peer", body)) for body in (LARGE, SMALL)]
             await asyncio.sleep(0)
-            await target.aclose()  # type: ignore[attr-defined]
+            await target.aclose()
             await asyncio.wait(waiting)
     assert [type(each.exception()) for each in waiting] == [TransportError] * 2
 

@@ -9,8 +9,9 @@ Rule 2: a peer is rejected in the handshake, so that it does not count as connec
 import asyncio
 import inspect
 import logging
+import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from http import HTTPStatus
 from importlib.util import find_spec
@@ -57,6 +58,8 @@ __all__ = [
 logger = logging.getLogger("operations")
 
 _REFUSALS = frozenset({401, 403, 404})
+
+_LIMIT = re.compile(r"\d{1,15}", re.ASCII)
 
 _STABLE = 2.0
 """Seconds after which a connection counts as stable and the backoff is reset."""
@@ -140,12 +143,10 @@ class _ClientTarget(WebSocketTarget):
         self._open_socket = open_socket
         self._reconnects = True
         self._own_limit: int = options["max_bytes"]
-        self._link: LibrarySocket | None = None
-        self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         link = await self._connect()
-        self._task = asyncio.get_running_loop().create_task(self._stay_connected(link))
+        self.task = asyncio.get_running_loop().create_task(self._stay_connected(link))
 
     async def _stay_connected(self, link: LibrarySocket) -> None:
         loop = asyncio.get_running_loop()
@@ -168,21 +169,12 @@ class _ClientTarget(WebSocketTarget):
 
     async def _connect(self) -> LibrarySocket:
         connection = await self._open_socket()
-        announced = connection.response.headers.get(ANNOUNCED, "")
-        is_number = announced.isascii() and announced.isdecimal()
-        self.max_bytes = min(self._own_limit, int(announced)) if is_number else self._own_limit
-        self._link = LibrarySocket(connection, BATCHES in connection.response.headers)
-        self.connected(self._link)
-        return self._link
-
-    @shielded
-    async def aclose(self) -> None:
-        self._reconnects = False
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait({self._task})
-        if self._link is not None:
-            await self._link.close()
+        announced = connection.response.headers.get_all(ANNOUNCED)
+        limits = [int(each) for each in announced if _LIMIT.fullmatch(each)]
+        self.max_bytes = min([self._own_limit, *limits])
+        link = LibrarySocket(connection, BATCHES in connection.response.headers)
+        self.connected(link)
+        return link
 
     def _is_wanted(self, body: bytes) -> bool:
         # Only the server filters by topic.
@@ -225,7 +217,6 @@ async def accept_websocket(
         check: Returns the current identity for the peer's credential, or an awaitable of it; raises if there is none.
     """
     target = AcceptedTarget(
-        socket,
         address,
         check,
         trusted=trusted,
@@ -234,7 +225,7 @@ async def accept_websocket(
         max_values=max_values,
         interop=interop,
     )
-    target.start()
+    target.start(socket)
     async with aclosing(target):
         yield target
 
@@ -247,33 +238,20 @@ class AcceptedTarget(WebSocketTarget):
         check: Returns the current identity for the peer's credential.
     """
 
-    def __init__(
-        self, socket: Socket, address: str, check: Callable[[], Any] | None, **options: Any
-    ) -> None:
+    def __init__(self, address: str, check: Callable[[], Any] | None, **options: Any) -> None:
         super().__init__(**options)
         self.address = address
         self.check = check
-        self._accepted = socket
-        self._task: asyncio.Task[str] | None = None
 
-    def start(self) -> None:
+    def start(self, socket: Socket) -> None:
         """Start to transport events in the background."""
-        self.connected(self._accepted)
-        self._task = asyncio.get_running_loop().create_task(self.run(self._accepted))
+        self.connected(socket)
+        self.task = asyncio.get_running_loop().create_task(self.run(socket))
 
     async def wait_closed(self) -> None:
         """Return when the peer has disconnected."""
-        if self._task is not None:
-            await asyncio.wait({self._task})
-
-    @shielded
-    async def aclose(self) -> None:
-        """Close the socket; closing twice is harmless."""
-        with suppress(EOFError, OSError):
-            await self._accepted.close()
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait({self._task})
+        if self.task is not None:
+            await asyncio.wait({self.task})
 
 
 @asynccontextmanager
@@ -311,7 +289,7 @@ async def serve_websocket(
         max_received: The largest message to accept, at most `max_bytes`; announced to clients of this library.
         max_values: How many JSON values a message may hold, both ways.
         interop: Use the original protocol.
-        options: Options of `websockets.serve`, for example `ssl`.
+        options: Options of `websockets.serve` except `process_request` and `process_response`, for example `ssl`.
     """
     enforce_lists(allowed_hosts=allowed_hosts, allowed_origins=allowed_origins)
     rules = HostRules(
@@ -319,8 +297,6 @@ async def serve_websocket(
     )
     # The identities by connection, from the handshake until it is served.
     known: WeakKeyDictionary[ServerConnection, tuple[Identity, Request]] = WeakKeyDictionary()
-    process_request = options.pop("process_request", None)
-    process_response = options.pop("process_response", None)
     max_received = min(max_received, max_bytes)
 
     async def check_handshake(connection: ServerConnection, request: Request) -> Response | None:
@@ -330,10 +306,6 @@ async def serve_websocket(
             return connection.respond(HTTPStatus(rejected.status), rejected.message + "\n")
         if request.path.partition("?")[0] != path:
             return connection.respond(HTTPStatus.NOT_FOUND, "There is nothing at this path\n")
-        if process_request is not None:
-            response: Response | None = await _settled(process_request(connection, request))
-            if response is not None:
-                return response
         if identify is None:
             return None
         check = partial(identify, request)
@@ -355,16 +327,10 @@ async def serve_websocket(
             known[connection] = identity, request
         return None
 
-    async def announce(
-        connection: ServerConnection, request: Request, response: Response
-    ) -> Response | None:
+    def announce(connection: ServerConnection, request: Request, response: Response) -> None:
         response.headers[ANNOUNCED] = str(max_received)
         if not interop:
             response.headers[BATCHES] = "1"
-        if process_response is None:
-            return None
-        changed: Response | None = await _settled(process_response(connection, request, response))
-        return changed
 
     async def handle(connection: ServerConnection) -> None:
         identity, request = known.pop(connection, (None, None))

@@ -13,7 +13,6 @@ from contextlib import AsyncExitStack, suppress
 from typing import Any, Protocol, cast
 
 import msgspec
-from websockets.asyncio.connection import Connection
 from websockets.exceptions import ConnectionClosed
 from websockets.protocol import State
 
@@ -29,6 +28,7 @@ from operations.pubsub.base import (
     Receiver,
     deliver,
     enforce_size,
+    shielded,
     wait_until,
 )
 from operations.types import JSONObject
@@ -125,9 +125,8 @@ class LibrarySocket:
     async def send(self, text: bytes) -> None:
         """Send a text frame, together with other frames of this iteration of the event loop."""
         connection = self._connection
-        if _CAN_GATHER:
-            await self._room()
-        if not _CAN_GATHER or connection.protocol.state is not State.OPEN:
+        await self._room()
+        if connection.protocol.state is not State.OPEN:
             try:
                 await connection.send(text, text=True)
             except ConnectionClosed as error:
@@ -221,10 +220,6 @@ class LibrarySocket:
             await self._connection.wait_closed()
 
 
-# These are not documented by the library; without them, messages are sent one by one.
-_CAN_GATHER = hasattr(Connection, "send_data") and hasattr(Connection, "drain")
-
-
 logger = logging.getLogger("operations")
 
 _MAX_EARLY = 100
@@ -241,6 +236,7 @@ class WebSocketTarget(EventTarget):
 
     Attributes:
         malformed: Frames that were not events.
+        task: Transports the events.
     """
 
     _reconnects = False
@@ -265,7 +261,9 @@ class WebSocketTarget(EventTarget):
         self._wanted: set[str] = set()
         self._wanted_more = asyncio.Event()
         self._subscribed: set[str] = set()
+        self.task: asyncio.Task[Any] | None = None
         self._socket: Socket | None = None
+        self._last_socket: Socket | None = None
         self._connected = asyncio.Event()
         self._attached = asyncio.Event()
         self._early: list[bytes] = []
@@ -337,10 +335,21 @@ class WebSocketTarget(EventTarget):
 
     def connected(self, socket: Socket) -> None:
         """Use a new socket. `run` must follow."""
-        self._socket = socket
+        self._socket = self._last_socket = socket
         self._subscribed = set()
         self._wanted.clear()
         self._connected.set()
+
+    @shielded
+    async def aclose(self) -> None:
+        """End the background task and close the socket; closing twice is harmless."""
+        self._reconnects = False
+        if self.task is not None:
+            self.task.cancel()
+            await asyncio.wait({self.task})
+        if self._last_socket is not None:
+            with suppress(EOFError, OSError):
+                await self._last_socket.close()
 
     async def run(self, socket: Socket) -> str:
         """Transport events until the socket closes; return the reason."""
@@ -441,7 +450,7 @@ class WebSocketTarget(EventTarget):
 
 
 _CALLER_TOPICS = ("call.responded:", "call.completed:", "call.error:", "call.aborted:")
-_WORKER_TOPICS = ("call.requested:", "call.aborted:")
+_WORKER_TOPICS = ("call.requested:", "call.aborted:", "call.credit:")
 _CONTROLS = ("__subscribe", "__unsubscribe")
 
 _MAX_TOPICS = 10_000
