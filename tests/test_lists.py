@@ -96,6 +96,10 @@ def accept(**options: Any) -> None:
     anyio.run(run)
 
 
+async def _leave_out(**options: Any) -> None:
+    from_calls(MemoryTarget()).leave_out(**options)
+
+
 CALLS: dict[str, Callable[..., Any]] = {
     "operations.AccessControl": AccessControl,
     "operations.Identity": partial(Identity, "ann"),
@@ -108,6 +112,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "operations.build_env": partial(build_env, REGISTRY, OperationContext()),
     "operations.operation": lambda **options: operation("a.b", **options)(function),
     "operations.calls.RemoteConfig": RemoteConfig,
+    "operations.calls.RemoteService.leave_out": lambda **options: asyncio.run(_leave_out(**options)),
     "operations.calls.from_calls": partial(from_calls, MemoryTarget()),
     "operations.front.search.Gateway.search": lambda **options: asyncio.run(
         Gateway(REGISTRY).search("", OperationContext(), **options)

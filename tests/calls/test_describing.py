@@ -279,15 +279,31 @@ def test_a_spec_that_is_not_json_hides_nothing(schema: Any) -> None:
     assert listener.left_out[0].startswith("shop.odd: its spec is not JSON")
 
 
-async def test_a_worker_with_a_spec_that_is_not_json_serves_the_others() -> None:
+async def test_a_worker_with_a_spec_that_is_not_json_serves_the_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def run(input: Any, context: OperationContext) -> int:
         return 1
 
     registry, target = OperationRegistry(), MemoryTarget()
-    odd = query("odd", output_schema=Schema({"default": object()}))
-    registry.register_all([Operation(odd, run), Operation(query("fine"), run)])
+    deep: Any = {}
+    for _ in range(70):
+        deep = {"not": deep}
+    odd = [
+        query("odd", output_schema=Schema(lambda: {"default": object()})),
+        query("surrogate", output_schema=Schema(lambda: {"description": "\ud800"})),
+        query("infinite", meta={"x": float("inf")}),
+        query("deep", meta=deep),
+    ]
+    registry.register_all(Operation(spec, run) for spec in [*odd, query("fine")])
     async with serve_calls(registry, target), from_calls(target) as service:
-        assert [each.spec.id for each in service] == ["shop.fine"]
+        assert "shop.odd" not in [each.spec.id for each in service]
+        listed = (await service.calls.call("services.list")).data
+        assert [spec["name"] for spec in listed] == ["fine"]
+        with pytest.raises(CallError, match=r"the spec of shop\.odd is not JSON") as caught:
+            await service.calls.call("services.schema", {"operationId": "shop.odd"})
+        assert not caught.value.unexpected
+    assert "shop.odd" in caplog.text
 
 
 async def test_a_deep_schema_is_sent_as_well() -> None:

@@ -1,6 +1,7 @@
 """Operations of other processes as local operations: imports, remotes, hubs and spokes."""
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -27,6 +28,14 @@ from operations.schema import from_schema
 from operations.server import create_app
 from operations.server.running import running
 from operations.specs import Operation, OperationSpec, OperationType
+
+
+def restrict(registry: OperationRegistry, operation_id: str) -> None:
+    """Restrict an imported operation, as an application does."""
+    imported = registry.registered(operation_id)
+    assert imported is not None
+    spec = msgspec.structs.replace(imported.spec, access_control=AccessControl(["admin"]))
+    registry.register(msgspec.structs.replace(imported, spec=spec), replace=True)
 
 
 async def test_imported_operations_are_called_like_local_ones(
@@ -362,6 +371,26 @@ async def test_operations_of_spokes_are_registered_while_they_are_connected() ->
     assert caught.value.code == ErrorCode.OPERATION_NOT_FOUND
 
 
+@pytest.mark.requirement("R63")
+async def test_a_restricted_operation_of_a_spoke_is_removed_and_returns_restricted() -> None:
+    center, spoke = OperationRegistry(), OperationRegistry()
+
+    @spoke.operation("spoke.one", type="query")
+    async def one() -> int:
+        return 1
+
+    async with serve_websocket(WebSocketHub(center).attach) as server:
+        url = f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with connect_websocket(url) as target, serve_calls(spoke, target):
+            await until(lambda: "spoke.one" in center)
+            restrict(center, "spoke.one")
+        await until(lambda: "spoke.one" not in center)
+        async with connect_websocket(url) as target, serve_calls(spoke, target):
+            await until(lambda: "spoke.one" in center)
+            with pytest.raises(CallError, match="Access denied"):
+                await center.execute("spoke.one")
+
+
 async def test_operations_that_a_spoke_registers_or_removes_later_reach_its_hub() -> None:
     center, spoke = OperationRegistry(), OperationRegistry()
 
@@ -446,12 +475,14 @@ async def test_a_hostile_spoke_takes_no_name_and_impersonates_no_caller() -> Non
     def spec(name: str) -> dict[str, Any]:
         return {"namespace": "evil", "name": name, "version": "1.0.0", "type": "query"}
 
-    @spoke.operation("services.list", type="query")
-    async def everything() -> list[Any]:
+    @spoke.operation("services.describe")
+    async def everything() -> AsyncIterator[Any]:
         mine = {"namespace": "hub", "name": "hello", "version": "1.0.0", "type": "query"}
         services = {"namespace": "services", "name": "list", "version": "1", "type": "query"}
         odd = [7, None, {"name": 1}, {"namespace": "a b", "name": "\n", "type": "query"}]
-        return [mine, services, *odd, *(spec(f"n{index}") for index in range(50))]
+        specs = [mine, services, *odd, *(spec(f"n{index}") for index in range(50))]
+        entries = [json.dumps({"spec": each, "scopes": [None, None]}) for each in specs]
+        yield {"operations": ["no JSON", "{}", *entries]}
 
     hub = WebSocketHub(center, max_operations=20)
     async with serve_websocket(
@@ -679,9 +710,9 @@ async def test_a_caller_cannot_fill_the_log_of_a_worker_with_credentials(
 async def test_a_peer_with_a_malformed_listing_can_only_call() -> None:
     spoke = OperationRegistry()
 
-    @spoke.operation("services.list", type="query")
-    async def nonsense() -> Any:
-        return None
+    @spoke.operation("services.describe")
+    async def nonsense() -> AsyncIterator[Any]:
+        yield None
 
     center = OperationRegistry()
 
@@ -778,6 +809,99 @@ async def test_a_change_that_cannot_be_imported_does_not_hide_later_ones(world: 
             registry.unregister("refused.one")
             registry.operation("later.one", type="query")(one)
             await until(lambda: {each.spec.id for each in service} == {"first.one", "later.one"})
+
+
+async def test_a_changed_time_limit_is_imported(world: World) -> None:
+    registry = OperationRegistry()
+
+    @registry.operation("slow.one", type="query", timeout=60)
+    async def one() -> int:
+        return 1
+
+    async with (
+        world.serve(registry, heartbeat=0.1),
+        world.connect() as target,
+        from_calls(target) as service,
+    ):
+        assert [each.source_timeout for each in service] == [60]
+        operation = registry.get("slow.one")
+        assert operation is not None
+        registry.register(msgspec.structs.replace(operation, timeout=120), replace=True)
+        with anyio.fail_after(30):
+            await until(lambda: [each.source_timeout for each in service] == [120])
+
+
+async def test_an_update_that_failed_is_repeated(world: World) -> None:
+    registry, local, failed = OperationRegistry(), OperationRegistry(), asyncio.Event()
+
+    async def one(more: int = 1) -> int:
+        return more
+
+    def adapt(operation: Operation) -> Operation:
+        if operation.spec.version == "2" and not failed.is_set():
+            failed.set()
+            raise RuntimeError("a defect of the program")
+        if operation.spec.name == "taken":
+            spec = msgspec.structs.replace(operation.spec, name="local")
+            return msgspec.structs.replace(operation, spec=spec)
+        return operation
+
+    registry.operation("shop.one", type="query")(one)
+    local.operation("shop.local", type="query")(one)
+    local.adapt(adapt)
+    async with (
+        world.serve(registry, heartbeat=0.1),
+        world.connect() as target,
+        from_calls(target) as service,
+    ):
+        local.register_all(service)
+        with anyio.fail_after(30):
+            registry.unregister("shop.one")
+            registry.operation("shop.one", type="query", version="2")(one)
+            await failed.wait()
+            # One operation whose name is taken does not hide the others.
+            registry.operation("shop.taken", type="query")(one)
+            registry.operation("shop.two", type="query")(one)
+            await until(lambda: "shop.two" in local)
+        assert [spec.version for spec in local.specs() if spec.id == "shop.one"] == ["2"]
+        assert "shop.taken" not in local
+
+
+@pytest.mark.requirement("R63")
+async def test_restrictions_of_the_application_survive_changes_of_the_workers(
+    world: World,
+) -> None:
+    there, here = OperationRegistry(), OperationRegistry()
+
+    async def one() -> int:
+        return 1
+
+    def offer(version: str) -> None:
+        there.operation("shop.one", type="query", version=version)(one)
+
+    async def enforce_restricted() -> None:
+        with pytest.raises(CallError, match="Access denied"):
+            await here.execute("shop.one")
+
+    offer("1")
+    there.operation("shop.other", type="query")(one)
+    async with (
+        world.serve(there, heartbeat=0.1),
+        world.connect() as target,
+        from_calls(target) as service,
+    ):
+        here.register_all(service)
+        restrict(here, "shop.one")
+        with anyio.fail_after(30):
+            there.unregister("shop.one")
+            offer("2")
+            await until(lambda: here.get_spec("shop.one").version == "2")  # type: ignore[union-attr]
+            await enforce_restricted()
+            there.unregister("shop.one")
+            await until(lambda: "shop.one" not in here)
+            offer("3")
+            await until(lambda: "shop.one" in here)
+            await enforce_restricted()
 
 
 async def test_a_service_closed_during_a_failing_refresh_stops_following(

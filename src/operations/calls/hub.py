@@ -152,7 +152,7 @@ class WebSocketHub:
     def _register(self, operation: Operation) -> None:
         """Register an operation of a peer, if its name is free."""
         try:
-            self.registry.register(operation)
+            self.registry.register(self.registry.restricted(operation))
         except RegistrationError:
             logger.warning(
                 "%s of a peer is not registered: the name is taken. Set WebSocketHub(namespace=...)",
@@ -175,10 +175,10 @@ class WebSocketHub:
 
     def _pass_on(self, operation: Operation) -> None:
         """Remove an operation of a disconnected peer; register the operation of the next peer with the same name."""
-        operation_id = operation.spec.id
-        if self.registry.registered(operation_id) is not operation:
+        if self.registry.imported(operation) is None:
             return
-        self.registry.unregister(operation_id)
+        self.registry.remove_imported(operation)
+        operation_id = operation.spec.id
         for peer in self._peers:
             if operation_id in peer:
                 self._register(peer[operation_id])

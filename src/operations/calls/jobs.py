@@ -38,12 +38,17 @@ from operations.types import Count, Seconds
 logger = logging.getLogger("operations")
 access_log = logging.getLogger("operations.access")
 
+DEFAULT_GROUP = "operations"
+
+DEFAULT_TIMEOUT = 30.0
+"""The time limit in seconds of a call that sets none; for a subscription, of each item."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
     """Settings of `serve_calls`."""
 
-    group: str = "operations"
+    group: str = DEFAULT_GROUP
     """The worker group, which shares one queue: each request goes to one worker, so all should serve the same
     operations."""
 
@@ -137,10 +142,6 @@ class Pace:
         while self.is_full:
             self._more.clear()
             await self._more.wait()
-
-
-DEFAULT_TIMEOUT = 30.0
-"""The time limit in seconds of a call that sets none; for a subscription, of each item."""
 
 
 class Job(msgspec.Struct, eq=False):

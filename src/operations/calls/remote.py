@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Collection, Container, Iterable, Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
-from typing import Any, Self, TypeAlias, cast
+from typing import Any, Self, TypeAlias
 
 from msgspec.structs import replace
 
@@ -20,11 +20,12 @@ from operations._text import enforce_lists, printable
 from operations.access import AccessControl
 from operations.authority.grants import Delegate
 from operations.calls.client import PendingRequestMap
+from operations.calls.jobs import DEFAULT_GROUP
 from operations.calls.sending import CallStream
-from operations.calls.services import DESCRIBE, LIST, SERVICES, SpecDecoder
+from operations.calls.services import DESCRIBE, SERVICES, SpecDecoder
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
-from operations.errors import CallError, ErrorCode, TransportError, timeout_error
+from operations.errors import CallError, RegistrationError, TransportError, timeout_error
 from operations.pubsub.base import EventTarget, shielded
 from operations.registry import OperationRegistry
 from operations.specs import (
@@ -48,6 +49,9 @@ _MAX_REASON = 500
 _LOOK = 1.0
 """Seconds between two checks that workers are connected."""
 
+_Offer: TypeAlias = tuple[OperationSpec, float | None]
+"""An operation of a worker, and its time limit in seconds."""
+
 AccessRule: TypeAlias = AccessControl | Callable[[OperationSpec], AccessControl]
 
 
@@ -55,7 +59,7 @@ AccessRule: TypeAlias = AccessControl | Callable[[OperationSpec], AccessControl]
 class RemoteConfig:
     """Settings of `from_calls`."""
 
-    group: str = "operations"
+    group: str = DEFAULT_GROUP
     """The worker group."""
 
     namespace: str | None = None
@@ -114,10 +118,12 @@ class RemoteService:
         self._is_open = False
         self._registries: list[OperationRegistry] = []
         self._imported: set[str] = set()
-        self._timeouts: dict[str, float] = {}
+        self._replaced: list[Operation] = []
+        """Operations that registries may still have, because an update failed."""
         self._changed = calls.specs_changed
         self._following: asyncio.Task[None] | None = None
         self._config = config
+        self._left_out = set(SERVICES)
         limit = config.concurrent_calls
         self._bulkhead = (
             nullcontext() if limit is None else Bulkhead(f"group {config.group}", limit)
@@ -154,7 +160,7 @@ class RemoteService:
         """
         try:
             await self.calls.open()
-            self.operations = self._import_all(await self._specs())
+            self.operations = self._import_all(await self._offers())
         except BaseException:
             await self.aclose()
             raise
@@ -164,17 +170,17 @@ class RemoteService:
         self._is_open = True
         self._following = asyncio.get_running_loop().create_task(self._follow())
 
-    def _import_all(self, specs: Iterable[OperationSpec]) -> list[Operation]:
+    def _import_all(self, offered: Iterable[_Offer]) -> list[Operation]:
         known = {operation.spec.id: operation for operation in self.operations}
         operations: list[Operation] = []
-        for spec in specs:
+        for spec, timeout in offered:
             try:
-                imported = self._import(spec)
+                imported = self._import(spec, timeout)
             except ValueError as error:
                 _left_out(str(error))
                 continue
             operation_id = imported.spec.id
-            if operation_id not in self._config.exclude and operation_id not in SERVICES:
+            if operation_id not in self._config.exclude and operation_id not in self._left_out:
                 old = known.get(operation_id)
                 operations.append(imported if old is None or _differ(old, imported) else old)
         return operations
@@ -185,6 +191,12 @@ class RemoteService:
         """Update `registry`, which has these operations, from now on; `register_all` calls this."""
         if registry not in self._registries:
             self._registries.append(registry)
+
+    def leave_out(self, operation_ids: Iterable[str]) -> None:
+        """Import these operations neither now nor later."""
+        enforce_lists(operation_ids=operation_ids)
+        self._left_out.update(operation_ids)
+        self.operations = [each for each in self.operations if each.spec.id not in self._left_out]
 
     def detach(self, registry: OperationRegistry) -> None:
         """Stop updating `registry`."""
@@ -220,16 +232,17 @@ class RemoteService:
         versions, is_direct = self.calls.workers_by_specs, self.calls.target.direct
         if not is_direct and (not versions or set(versions) == self._imported):
             return
-        specs: dict[str, OperationSpec] = {}
+        offered: dict[str, _Offer] = {}
         for worker in [""] if is_direct else versions.values():
-            specs |= {spec.id: spec for spec in await self._specs(worker)}
-        before, self.operations = self.operations, self._import_all(specs.values())
-        self._imported = set(versions)
+            offered |= {offer[0].id: offer for offer in await self._offers(worker)}
+        before, self.operations = self.operations, self._import_all(offered.values())
+        self._replaced += before
         for registry in self._registries:
-            _update(registry, before, self.operations)
+            _update(registry, self._replaced, self.operations)
         self.on_change(before, self.operations)
+        self._replaced, self._imported = [], set(versions)
 
-    async def _specs(self, worker: str = "") -> list[OperationSpec]:
+    async def _offers(self, worker: str = "") -> list[_Offer]:
         decoder = SpecDecoder()
         try:
             async with (
@@ -241,29 +254,9 @@ class RemoteService:
         except TimeoutError as error:
             reason = f"{DESCRIBE} did not end within {_PATIENCE_IN_ALL:g} seconds"
             raise timeout_error(reason) from error
-        except CallError as error:
-            if error.code != ErrorCode.OPERATION_NOT_FOUND:
-                raise
-            # Other implementations have only the list.
-            return await self._listed()
         for reason in decoder.left_out:
             _left_out(reason)
-        for spec in decoder.specs:
-            self._timeouts.pop(spec.id, None)
-        self._timeouts |= decoder.timeouts
-        return decoder.specs
-
-    async def _listed(self) -> list[OperationSpec]:
-        listed: Any = (await self.calls.call(LIST, timeout=_PATIENCE)).data
-        if not isinstance(listed, list):
-            raise CallError(ErrorCode.UNKNOWN_ERROR, f"{LIST} gave no list of operations")
-        specs: list[OperationSpec] = []
-        for wire in cast("Iterable[Any]", listed):
-            try:
-                specs.append(OperationSpec.from_wire(wire))
-            except ValueError as error:
-                _left_out(str(error))
-        return specs
+        return [(spec, decoder.timeouts.get(spec.id)) for spec in decoder.specs]
 
     @shielded
     async def aclose(self) -> None:
@@ -277,7 +270,7 @@ class RemoteService:
         finally:
             await self.calls.aclose()
 
-    def _import(self, spec: OperationSpec) -> Operation:
+    def _import(self, spec: OperationSpec, timeout: float | None) -> Operation:
         there = spec.id
         here = spec
         if self._config.namespace is not None:
@@ -286,7 +279,7 @@ class RemoteService:
             access = self._config.access
             here = replace(here, access_control=access(spec) if callable(access) else access)
         calls, replayable, bulkhead = self.calls, spec.replayable, self._bulkhead
-        seconds = self._config.timeout or self._timeouts.get(there)
+        seconds = self._config.timeout or timeout
 
         async def call(input: Any, context: OperationContext) -> ResponseEnvelope[Any]:
             async with bulkhead:
@@ -307,19 +300,23 @@ def _differ(old: Operation, new: Operation) -> bool:
 
 def _update(registry: OperationRegistry, before: list[Operation], after: list[Operation]) -> None:
     """Replace the operations of an import in a registry; other operations are not changed."""
-    old = {operation.spec.id: operation for operation in before}
+    old = {operation.handler: operation for operation in before}
     new = {operation.spec.id: operation for operation in after}
-    for operation_id, operation in old.items():
-        if operation_id not in new and registry.registered(operation_id) is operation:
-            registry.unregister(operation_id)
+    for operation in before:
+        if operation.spec.id not in new:
+            registry.remove_imported(operation)
     for operation_id, operation in new.items():
         registered = registry.registered(operation_id)
-        if registered is operation:
+        if registered is not None and registered.handler is operation.handler:
             continue
-        if registered is None or registered is old.get(operation_id):
-            registry.register(operation, replace=True)
-        else:
+        known = None if registered is None else old.get(registered.handler)
+        if registered is not None and known is None:
             logger.warning("%s is not imported: another operation has this id", operation_id)
+            continue
+        try:
+            registry.register(registry.restricted(operation, known), replace=True)
+        except RegistrationError as error:
+            _left_out(str(error))
 
 
 def _left_out(reason: str) -> None:

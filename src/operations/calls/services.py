@@ -15,6 +15,7 @@ that may take longer than the default of clients.
 Rule 1: the encoding is lossless. A schema whose definitions cannot be restored in this way is sent whole.
 Rule 2: a definition is sent no later than the first operation that needs it.
 Rule 3: a spec that is not JSON, or larger than a message, is listed in `leftOut` with the reason. The others are sent.
+        `services.list` has no place for the reason, so the worker logs it.
 Rule 4: a caller sees only the operations that it may call.
 """
 
@@ -32,13 +33,16 @@ from msgspec.structs import replace
 
 from operations._decoding import decode_json
 from operations._json import (
+    MAX_DEPTH,
     MAX_DOCUMENT_DEPTH,
     MAX_DOCUMENT_VALUES,
     JSONValueError,
+    as_json,
     is_object,
+    object_of,
 )
 from operations._references import DefinitionReferences, Placed, Scopes
-from operations._resilience import MAX_SECONDS
+from operations._resilience import MAX_SECONDS, LogThrottle
 from operations.access import check_access
 from operations.calls.jobs import DEFAULT_TIMEOUT
 from operations.context import OperationContext
@@ -379,13 +383,22 @@ def _long_timeout(registry: OperationRegistry, spec: OperationSpec) -> float | N
     return seconds if seconds > DEFAULT_TIMEOUT else None
 
 
-def serves_itself(registry: OperationRegistry, operation_id: str) -> bool:
-    """Return whether `registry` itself has this operation, which then replaces ours."""
-    return operation_id in registry or (operation_id == DESCRIBE and LIST in registry)
+def _listed(spec: OperationSpec) -> JSONObject:
+    """Return the spec as JSON, for an item of a response.
+
+    Raises:
+        CallError: `EXECUTION_ERROR` if it is not JSON.
+    """
+    try:
+        return object_of(as_json(spec.to_wire(), MAX_DEPTH - 1))
+    except (ValueError, TypeError, RecursionError) as error:
+        message = f"the spec of {spec.id} is not JSON: {error}"
+        raise CallError(ErrorCode.EXECUTION_ERROR, message) from error
 
 
 def service_operations(registry: OperationRegistry, target: EventTarget) -> list[Operation]:
     """Return the operations that describe a registry to callers at the other end of `target`."""
+    left_out = LogThrottle()
 
     async def visible(input: Any, context: OperationContext) -> AsyncGenerator[OperationSpec]:
         namespace: str | None = input.get("namespace") if input else None
@@ -405,7 +418,12 @@ def service_operations(registry: OperationRegistry, target: EventTarget) -> list
         most = min(MAX_LIST, target.max_bytes - WRAPPING)
         left = most
         async for spec in visible(input, context):
-            left -= len(spec.encode())
+            try:
+                wire = _listed(spec)
+            except CallError as error:
+                logger.log(left_out.level(), "%s leaves out an operation: %s", LIST, error.message)
+                continue
+            left -= len(_encode(wire))
             if left < 0:
                 raise CallError(
                     ErrorCode.RESOURCE_EXHAUSTED,
@@ -413,7 +431,7 @@ def service_operations(registry: OperationRegistry, target: EventTarget) -> list
                     f"namespace, or for one operation with {SCHEMA}",
                     retryable=False,
                 )
-            listed.append(spec.to_wire())
+            listed.append(wire)
         return listed
 
     async def describe_operations(
@@ -436,7 +454,7 @@ def service_operations(registry: OperationRegistry, target: EventTarget) -> list
     async def show_operation(input: Any, context: OperationContext) -> Any:
         async for spec in visible(None, context):
             if spec.id == input["operationId"]:
-                return spec.to_wire()
+                return _listed(spec)
         raise operation_not_found(input["operationId"])
 
     return [

@@ -53,7 +53,7 @@ from operations.calls.jobs import (
     time_limits,
     watch_loop_lag,
 )
-from operations.calls.services import SERVICES, digest_of, serves_itself, service_operations
+from operations.calls.services import SERVICES, digest_of, service_operations
 from operations.calls.states import NEVER, Outages
 from operations.errors import CallError, ErrorCode, TransportError
 from operations.front.credentials import CredentialResolver
@@ -375,7 +375,7 @@ class CallServer(JobRunner, Receiver):
             self._served_revision = self.registry.revision
             self._served.clear()
         registry = self.registry
-        if operation_id in SERVICES and not serves_itself(registry, operation_id):
+        if operation_id in SERVICES and operation_id not in registry:
             # The operations that describe the worker are in another registry.
             registry = self._services
         spec = registry.get_spec(operation_id)
