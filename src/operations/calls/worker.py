@@ -7,18 +7,16 @@ Rule 3: a request that waited longer than a heartbeat, or that was queued before
         request on a target with signed messages, where other clients may repeat messages.
 Rule 4: no message can stop the worker: a malformed one is counted, and rejected if it names a reply address.
 Rule 5: a client can refer only to its own requests, and receives replies only at its own mailboxes.
-Rule 6: a call handler, for requests that the program itself received, is a worker that does not consume a queue.
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator
 from contextlib import aclosing, asynccontextmanager, suppress
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 from operations._resilience import LogThrottle
 from operations._signals import shutdown_event
-from operations.calls.client import PendingRequestMap
 from operations.calls.events import (
     AbortPayload,
     AlivePayload,
@@ -56,7 +54,6 @@ from operations.calls.jobs import (
 from operations.calls.services import SERVICES, digest_of, service_operations
 from operations.calls.states import NEVER, Outages
 from operations.errors import CallError, ErrorCode, TransportError
-from operations.front.credentials import CredentialResolver
 from operations.pubsub.base import (
     PUT_TYPE,
     BoundedSet,
@@ -544,57 +541,3 @@ async def serve_calls(
     async with aclosing(CallServer(registry, usable(target), config)) as server:
         await server.start()
         yield server
-
-
-CallHandler: TypeAlias = Callable[[CallRequested], Coroutine[Any, Any, None]]
-
-
-def build_call_handler(
-    registry: OperationRegistry,
-    call_map: PendingRequestMap,
-    *,
-    resolve: CredentialResolver | None = None,
-    expose_errors: bool | None = None,
-) -> CallHandler:
-    """Return the coroutine function that serves one `call.requested` event.
-
-    The coroutine returns when the last reply was sent. It raises `ValueError` if the event has no `replyTo` on a target
-    that needs one, `TransportError` if the target cannot be reached, and `CallError` if `call_map` is closed. Aborts,
-    credit and probes for its requests arrive through the target. Closing `call_map` gives running requests 10 seconds
-    and ends the rest with `UNAVAILABLE`.
-
-    Args:
-        registry: The operations to serve.
-        call_map: Its target transports the replies, and determines whether `identity` in events is trusted.
-        resolve: Returns the identity for a `credential`.
-        expose_errors: Show callers the text of unexpected exceptions; by default only on trusted targets.
-    """
-    target = call_map.target
-    opening = asyncio.Lock()
-    server: CallServer | None = None
-
-    async def open_server() -> CallServer:
-        nonlocal server
-        async with opening:
-            if server is None:
-                # Replies without an address are sent to all callers of the group, including the map.
-                await call_map.open()
-                opened = CallServer(
-                    registry,
-                    target,
-                    WorkerConfig(
-                        group=call_map.group, resolve=resolve, expose_errors=expose_errors
-                    ),
-                )
-                await opened.listen()
-                await call_map.close_with(opened.aclose)
-                server = opened
-        return server
-
-    async def handle(event: CallRequested) -> None:
-        request = event.payload
-        reply_to = request.reply_to or call_map.address_of(request.request_id)
-        worker = server or await open_server()
-        await worker.serve(request, reply_to)
-
-    return handle
