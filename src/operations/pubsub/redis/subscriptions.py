@@ -295,16 +295,8 @@ for i = 1, #KEYS do
   end
 end
 """
-"""Removes the consumers of killed workers after other workers have claimed their entries, if Redis has free memory."""
-
-
-_LEAVE = """
-for i = 1, #KEYS do
-  local pending = redis.call('XPENDING', KEYS[i], 'workers', '-', '+', 1, ARGV[1])
-  if #pending == 0 then redis.call('XGROUP', 'DELCONSUMER', KEYS[i], 'workers', ARGV[1]) end
-end
-"""
-"""Removes a consumer, unless it has pending entries, which would be lost with it."""
+"""Removes the consumers of workers that have left, when other workers have claimed their entries, if Redis has free
+memory."""
 
 
 class _EntryClaim:
@@ -376,9 +368,6 @@ class QueueReader(ReconnectingConnection):
                         await asyncio.wait({self._task}, timeout=_BLOCK / 1000 + 1)
         finally:
             await super().aclose()
-        if self.link.is_up:
-            # Entries that have not started are left to other workers first.
-            await self.link.post("EVAL", _LEAVE, *self._keys(), self._consumer)
 
     async def _prepare(self, connection: Any) -> None:
         await self._load_scripts(connection)
@@ -490,7 +479,7 @@ class QueueReader(ReconnectingConnection):
         self._clock_ahead = int(seconds) + int(microseconds) / 1e6 - middle
 
     async def _tidy(self, connection: Any) -> None:
-        """Compare the clocks, load the scripts, and remove the consumers of killed workers."""
+        """Compare the clocks, load the scripts, and remove the consumers of workers that have left."""
         await self._compare_clocks(connection)
         await self._load_scripts(connection)
         await ask(connection, "EVAL", _TIDY, *self._keys(), _TIDY_AFTER)
