@@ -8,18 +8,23 @@ Rule 2: events contain no arguments and no results. For changes to a result they
 """
 
 import logging
+import math
+import os
 import re
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
+from os.path import samestat
 from pathlib import Path
 from time import time_ns
-from typing import IO, Any, Final, Literal, Protocol, Self, TypeAlias
+from typing import IO, Any, Final, Literal, NamedTuple, Protocol, Self, TypeAlias
 
 import msgspec
 
 from operations._resilience import LogThrottle
 from operations._text import counted
+from operations.types import JSONObject
 
 logger = logging.getLogger("operations")
 
@@ -200,19 +205,25 @@ class CallGraph:
     Args:
         path: A file to which every call that ends is added, one JSON object per line.
         limit: How many calls are kept; the oldest are dropped first.
+        max_bytes: A larger file is renamed to `old_graph(path)`, and a new one begins. Other processes that write to
+            it notice.
     """
 
-    def __init__(self, path: str | Path | None = None, *, limit: int = 10_000) -> None:
+    def __init__(
+        self,
+        path: str | Path | None = None,
+        *,
+        limit: int = 10_000,
+        max_bytes: float = math.inf,
+    ) -> None:
         self._records: OrderedDict[str, CallRecord] = OrderedDict()
         self._limit = limit
+        self._max_bytes = max_bytes
         self._failures = LogThrottle()
-        self._file: IO[bytes] | None = None
+        # Closed by `close`: the graph outlives every block it could be opened in.
+        self._file = None if path is None else _appending(path)
         self._is_cut = False
         """Whether the last line was not written completely, because the disk is full."""
-
-        if path is not None:
-            # Closed by `close`: the graph outlives every block it could be opened in.
-            self._file = Path(path).open("ab", buffering=0)  # noqa: SIM115
 
     def __call__(self, event: CallEvent) -> None:
         """Record an event of a call."""
@@ -245,12 +256,24 @@ class CallGraph:
             record.outcome = event.code or _SUCCESS
             add_counts(record.changes, event.changes or {})
             if self._file is not None:
-                line = b"\n" * self._is_cut + msgspec.json.encode(record) + b"\n"
                 try:
-                    self._is_cut = self._file.write(line) < len(line)
+                    self._write(self._file, record)
                 except OSError as error:
                     # Calls go on if the disk is full.
                     logger.log(self._failures.level(), "calls cannot be recorded: %s", error)
+
+    def _write(self, file: IO[bytes], record: CallRecord) -> None:
+        line = b"\n" * self._is_cut + msgspec.json.encode(record) + b"\n"
+        self._is_cut = file.write(line) < len(line)
+        if file.tell() <= self._max_bytes:
+            return
+        path = Path(file.name)
+        with suppress(FileNotFoundError):
+            # Another process may have renamed it already.
+            if samestat(path.stat(), os.fstat(file.fileno())):
+                path.replace(old_graph(path))
+        self._file, self._is_cut = _appending(path), False
+        file.close()
 
     def __iter__(self) -> Iterator[CallRecord]:
         return iter(tuple(self._records.values()))
@@ -282,6 +305,16 @@ class CallGraph:
         self.close()
 
 
+def _appending(path: str | Path) -> IO[bytes]:
+    # Only its owner may read who called what.
+    return open(path, "ab", buffering=0, opener=partial(os.open, mode=0o600))
+
+
+def old_graph(path: Path) -> Path:
+    """Return the file with the calls before those of `path`."""
+    return path.with_name(path.name + ".old")
+
+
 def read_graph(paths: Iterable[str | Path]) -> list[CallRecord]:
     """Return the calls in files that `CallGraph` wrote, by the time they started; a line that is cut off is skipped."""
     records: list[CallRecord] = []
@@ -292,6 +325,11 @@ def read_graph(paths: Iterable[str | Path]) -> list[CallRecord]:
     return sorted(records, key=lambda record: record.started_at)
 
 
+_MAX_LEVELS = 30
+"""The largest depth of a tree of calls, which is printed as JSON with at most 64 levels. Deeper calls are shown on the
+last level."""
+
+
 def known_parents(records: Iterable[CallRecord]) -> dict[str, str | None]:
     """Return the parent of each call, by request id; None if it is not among the records.
 
@@ -300,31 +338,70 @@ def known_parents(records: Iterable[CallRecord]) -> dict[str, str | None]:
     """
     named = {record.request_id: record.parent_request_id for record in records}
     parents: dict[str, str | None] = {}
+    # An ancestor of each call that has a parent.
+    above: dict[str, str] = {}
+
+    def root_of(request_id: str) -> str:
+        passed: list[str] = []
+        while request_id in above:
+            passed.append(request_id)
+            request_id = above[request_id]
+        # The next search takes one step, however long the chain is.
+        above.update(dict.fromkeys(passed, request_id))
+        return request_id
+
     for request_id, parent in named.items():
-        ancestor = parent
-        while ancestor is not None and ancestor != request_id:
-            ancestor = parents.get(ancestor)
-        parents[request_id] = parent if ancestor is None and parent in named else None
+        if parent is None or parent not in named or root_of(parent) == request_id:
+            parents[request_id] = None
+        else:
+            parents[request_id] = above[request_id] = parent
     return parents
+
+
+class Span(NamedTuple):
+    """One call and its nested calls."""
+
+    record: CallRecord
+    calls: list["Span"]
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the call or a nested call failed."""
+        return self.record.outcome != _SUCCESS or any(call.has_failed for call in self.calls)
+
+    def to_json(self) -> JSONObject:
+        """Return the span as JSON, for scripts."""
+        record: JSONObject = msgspec.to_builtins(self.record)
+        return {**record, "calls": [call.to_json() for call in self.calls]}
+
+
+def spans(records: Iterable[CallRecord]) -> list[Span]:
+    """Return the root calls with their nested calls, in the order they started."""
+    ordered = sorted(records, key=lambda record: record.started_at)
+    by_id = {record.request_id: Span(record, []) for record in ordered}
+    nested: defaultdict[str | None, list[Span]] = defaultdict(list)
+    for request_id, parent in known_parents(ordered).items():
+        nested[parent].append(by_id[request_id])
+    waiting = deque((root, root, 1) for root in nested[None])
+    while waiting:
+        # The calls of the last level go to the same place as the call itself.
+        span, place, level = waiting.popleft()
+        for call in nested[span.record.request_id]:
+            place.calls.append(call)
+            waiting.append((call, call if level + 1 < _MAX_LEVELS else place, level + 1))
+    return nested[None]
 
 
 def render_tree(records: Iterable[CallRecord]) -> str:
     """Return calls as a tree: each below the call it was part of, in the order they started."""
-    known = {record.request_id: record for record in records}
-    parents = known_parents(known.values())
-    below: dict[str | None, list[CallRecord]] = {}
-    for record in known.values():
-        below.setdefault(parents[record.request_id], []).append(record)
     lines: list[str] = []
 
-    def add(record: CallRecord, head: str, tail: str) -> None:
-        lines.append(head + _line(record))
-        children = below.get(record.request_id, [])
-        for index, child in enumerate(children):
-            is_last = index == len(children) - 1
-            add(child, tail + ("└─ " if is_last else "├─ "), tail + ("   " if is_last else "│  "))
+    def add(span: Span, head: str, tail: str) -> None:
+        lines.append(head + _line(span.record))
+        for left, call in zip(reversed(range(len(span.calls))), span.calls, strict=True):
+            add(call, tail + ("├─ " if left else "└─ "), tail + ("│  " if left else "   "))
 
-    for root in below.get(None, []):
+    for root in spans(records):
         add(root, "", "")
     return "\n".join(lines)
 

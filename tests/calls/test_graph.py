@@ -14,9 +14,9 @@ from operations.calls import (
     render_tree,
     serve_calls,
 )
-from operations.cli.call import spans
 from operations.context import OperationContext
 from operations.errors import CallError
+from operations.observe import spans
 from operations.pubsub.memory import MemoryTarget
 from operations.registry import OperationRegistry
 
@@ -120,6 +120,20 @@ async def test_a_truncated_record_loses_only_its_call(tmp_path: Path) -> None:
     assert [record.operation_id for record in read_graph([path])] == ["leaf.ok"] * 2
 
 
+async def test_a_file_that_is_full_becomes_the_old_file(tmp_path: Path) -> None:
+    path, registry = tmp_path / "calls", build()
+    with CallGraph(path, max_bytes=1000) as graph, CallGraph(path, max_bytes=1000) as other:
+        registry.observe(graph)
+        registry.observe(other)
+        for _ in range(40):
+            await registry.execute("leaf.ok", {})
+
+    old = path.with_name("calls.old")
+    assert max(path.stat().st_size, old.stat().st_size) < 1500
+    # Neither replaces the old file with one that is not full.
+    assert old.stat().st_size > 1000
+
+
 async def test_the_number_of_recorded_calls_is_bounded() -> None:
     registry = build()
     graph = CallGraph(limit=2)
@@ -147,3 +161,25 @@ def test_calls_that_name_each_other_as_parents_are_not_hidden(order: tuple[int, 
 
     assert sorted(line.split("x.")[1][0] for line in lines) == ["a", "b", "c", "d"]
     assert len(str(root.to_json()).split("operationId")) == 5
+
+
+@pytest.mark.requirement("R13")
+@pytest.mark.parametrize("step", [1, -1])
+def test_calls_that_name_a_long_chain_of_parents_are_shown(step: int) -> None:
+    count = 10_000
+    records = [
+        CallRecord(
+            request_id=str(number),
+            operation_id=f"x.{number}",
+            parent_request_id=str(number - 1),
+            started_at=step * number,
+        )
+        for number in range(count)
+    ]
+
+    (root,) = spans(records)
+
+    assert root.record.operation_id == "x.0"
+    assert len(str(root.to_json()).split("operationId")) == count + 1
+    assert root.has_failed
+    assert len(render_tree(records).splitlines()) == count

@@ -2,35 +2,30 @@
 
 Rule 1: the journal contains the events of observers, which have no arguments and no results.
 Rule 2: several processes may write concurrently: each line is appended in one write.
-Rule 3: the size is limited: when the file is full, it replaces the previous file.
+Rule 3: the size is limited: when a file is full, it replaces the previous one, also while processes write to it.
 Rule 4: shell completion uses the ids from the last time that the config was open, because opening sources is slow.
 """
 
-import os
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager, nullcontext, suppress
 from hashlib import sha256
 from pathlib import Path
 
-import msgspec
-
-from operations.calls import CallGraph, CallRecord
+from operations._folders import state_folder
 from operations.config import ConfigError, ConfigFile, enforce_trusted, find_config, load_config
+from operations.observe import CallGraph, CallRecord, old_graph, read_graph
 from operations.registry import OperationRegistry
 from operations.telemetry import LogConfig, logging_to_stderr
 
 MAX_BYTES = 4 << 20
-
-_decoder = msgspec.json.Decoder(CallRecord)
 
 
 def journal_path(file: ConfigFile) -> Path:
     """Return the path of the file for the calls of a config."""
     if file.config.trace.file is not None:
         return file.resolve(file.config.trace.file)
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     name = sha256(str(file.path or file.folder).encode()).hexdigest()[:16]
-    return Path(state) / "operations" / f"{name}.jsonl"
+    return state_folder() / f"{name}.jsonl"
 
 
 @contextmanager
@@ -60,25 +55,19 @@ def _graph(path: Path) -> CallGraph | None:
     """Return a graph that writes to `path`; None if the file cannot be written, so that calls still work."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with suppress(FileNotFoundError):
-            if path.stat().st_size > MAX_BYTES:
-                path.replace(_old(path))
-        return CallGraph(path)
+        return CallGraph(path, max_bytes=MAX_BYTES)
     except OSError:
         return None
 
 
-def read_journal(path: Path) -> Iterator[CallRecord]:
-    """Yield the finished calls, oldest first; unreadable lines are skipped."""
-    for part in (_old(path), path):
-        with suppress(FileNotFoundError), part.open("rb") as lines:
-            for line in lines:
-                with suppress(msgspec.DecodeError):
-                    yield _decoder.decode(line)
-
-
-def _old(path: Path) -> Path:
-    return path.with_name(path.name + ".old")
+def read_journal(path: Path) -> list[CallRecord]:
+    """Return the finished calls, in the order they started; unreadable lines are skipped."""
+    records: list[CallRecord] = []
+    for part in (old_graph(path), path):
+        # A running process may be renaming the file.
+        with suppress(FileNotFoundError):
+            records += read_graph([part])
+    return sorted(records, key=lambda record: record.started_at)
 
 
 # ------------------------------------------------------------ ids
@@ -90,12 +79,10 @@ def _ids_path(file: ConfigFile) -> Path:
 
 def remember_ids(file: ConfigFile, ids: Iterable[str]) -> None:
     """Store the ids of a config, unless the config disables it."""
-    if not file.config.trace.enabled:
-        return
-    path, text = _ids_path(file), "\n".join(ids)
-    with suppress(OSError):
-        if not path.exists() or path.read_text(encoding="utf-8") != text:
-            path.write_text(text, encoding="utf-8")
+    stored = list(ids)
+    if file.config.trace.enabled and recall_ids(file) != stored:
+        with suppress(OSError):
+            _ids_path(file).write_text("\n".join(stored), encoding="utf-8")
 
 
 def recall_ids(file: ConfigFile) -> list[str]:
