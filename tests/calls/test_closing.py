@@ -2,8 +2,9 @@
 
 import asyncio
 import gc
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from contextvars import ContextVar
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -121,18 +122,35 @@ async def test_a_cancelled_scope_leaves_nothing_behind(
             group.cancel_scope.cancel()
 
 
-async def test_a_worker_that_is_cancelled_at_any_time_leaves_its_connection_usable(
-    broker_world: BrokerWorld, registry: OperationRegistry
+@pytest.mark.parametrize("how", ["task", "scope"])
+@pytest.mark.parametrize("role", ["worker", "caller", "importer"])
+async def test_closing_that_is_cancelled_at_any_step_leaves_no_task(
+    broker_world: BrokerWorld, registry: OperationRegistry, role: str, how: str
 ) -> None:
     async with broker_world.serve(registry), broker_world.connect() as target:
 
-        async def work() -> None:
-            async with serve_calls(registry, target, group="other", grace=0):
-                pass
+        def opened() -> AbstractAsyncContextManager[Any]:
+            if role == "worker":
+                return serve_calls(registry, target, group="other", grace=0)
+            return PendingRequestMap(target) if role == "caller" else from_calls(target)
 
-        for milliseconds in range(0, 30, 2):
-            with anyio.move_on_after(milliseconds / 1000):
-                await work()
+        async def work(scope: anyio.CancelScope) -> None:
+            with scope:
+                async with opened():
+                    pass
+
+        await work(anyio.CancelScope())
+        before = asyncio.all_tasks()
+        for steps in count():
+            scope = anyio.CancelScope()
+            task = asyncio.create_task(work(scope))
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            if task.done():
+                break
+            (task if how == "task" else scope).cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await until(lambda: asyncio.all_tasks() <= before)
         async with PendingRequestMap(target) as calls:
             assert (await calls.call("math.add", {"a": 1, "b": 2})).data == 3
 

@@ -3,13 +3,15 @@
 import asyncio
 from collections import Counter
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 from tests.calls.operations_under_test import note
-from tests.calls.waiting import caller, lines, until
+from tests.calls.processes import worker_process
+from tests.calls.waiting import caller, lines, started, until
 from tests.calls.worlds import BrokerWorld, World, nats_world
 from tests.servers import Broker, NatsServer, running
 
@@ -71,18 +73,19 @@ async def test_no_request_that_never_began_fails_if_a_worker_stops_during_an_out
         await is_back.wait()
         return number
 
-    stopping = asyncio.Event()
+    serving, stopping = asyncio.Event(), asyncio.Event()
 
     async def old_worker() -> None:
         async with world.serve(registry, concurrency=1, grace=60):
+            serving.set()
             await stopping.wait()
 
     async with world.serve(registry, concurrency=1), caller(world) as calls:
         leaving = asyncio.create_task(old_worker())
-        # The caller must have found all workers: requests that are sent earlier may have begun unnoticed.
-        with anyio.fail_after(30):
-            while await calls.target.count_present(calls.target.control("operations")) == 1:
-                await asyncio.sleep(0.01)
+        await asyncio.wait_for(serving.wait(), 30)
+        # The caller must have found all workers: requests that are sent earlier may have begun unnoticed. On NATS, the
+        # first call asks for the workers; until they respond, one worker may get all requests.
+        await calls.call("services.list")
         await asyncio.sleep(2)
         paying = [
             asyncio.create_task(calls.call("shop.pay", {"number": number}, timeout=100))
@@ -163,8 +166,59 @@ async def test_calls_of_new_operations_find_the_workers_that_have_them(
 
     assert [result.data for result in results] == list(range(20))
     assert caught.value.code == ErrorCode.OPERATION_NOT_FOUND
+    assert caught.value.details == {"operationId": "shop.nothing"}
     assert caught.value.retryable
     assert max(Counter(lines(ledger)).values()) == 1
+
+
+@pytest.mark.requirement("F1")
+async def test_a_call_of_an_operation_whose_only_worker_was_killed_can_be_retried(
+    broker_world: BrokerWorld, tmp_path: Path
+) -> None:
+    ledger = tmp_path / "ledger"
+    write = {"seconds": 0, "path": str(ledger)}
+    async with (
+        broker_world.serve(release(ledger, "shop.pay")),
+        caller(broker_world) as calls,
+    ):
+        async with worker_process(broker_world) as worker:
+            await until(lambda: len(calls.workers_by_specs) == 2)
+            worker.kill()
+            await worker.wait()
+            with anyio.fail_after(20), pytest.raises(CallError) as caught:
+                await calls.call("slow.write", write)
+        async with worker_process(broker_world):
+            await calls.call("slow.write", write)
+
+    error = caught.value
+    assert (error.code, error.retryable, error.begun) == (ErrorCode.UNAVAILABLE, True, False)
+    assert len(started(ledger)) == 1
+
+
+@pytest.mark.requirement("F25")
+async def test_a_call_that_only_a_stopping_worker_could_run_can_be_retried(
+    broker_world: BrokerWorld, tmp_path: Path
+) -> None:
+    ledger = tmp_path / "ledger"
+    new = release(ledger, "shop.pay", "shop.refund", seconds=60)
+    async with (
+        broker_world.serve(release(ledger, "shop.pay")),
+        broker_world.serve(new, concurrency=1, grace=1) as stopping,
+        caller(broker_world) as calls,
+    ):
+        await until(lambda: len(calls.workers_by_specs) == 2)
+        refund = partial(calls.call, "shop.refund")
+        running = asyncio.create_task(refund({"number": 1}))
+        await until(lambda: lines(ledger))
+        waiting = asyncio.create_task(refund({"number": 2}))
+        await until(lambda: stopping[0].waiting == 1)
+        await stopping[0].aclose()
+        with anyio.fail_after(20):
+            outcomes = await asyncio.gather(running, waiting, return_exceptions=True)
+
+    errors = [error for error in outcomes if isinstance(error, CallError)]
+    assert [(error.retryable, error.begun) for error in errors] == [(False, None), (True, False)]
+    assert lines(ledger) == ["shop.refund 1"]
 
 
 async def test_an_import_follows_its_workers(broker_world: World, tmp_path: Path) -> None:

@@ -222,6 +222,32 @@ async def test_a_full_queue_is_an_error_that_may_be_retried(
     assert caught.value.retryable
 
 
+@pytest.mark.requirement("F31")
+async def test_requests_of_callers_that_gave_up_do_not_fill_the_queue(
+    redis_server: Broker, registry: OperationRegistry
+) -> None:
+    world = redis_world(redis_server.url)
+    queue = f"{world.prefix}:queue:operations:any"
+    async with (
+        world.serve(registry, concurrency=1, queue=1) as servers,
+        caller(world) as calls,
+        Redis(port=redis_server.port) as redis,
+    ):
+        sleep = partial(calls.call, "slow.sleep", {"seconds": 60})
+        running = asyncio.create_task(sleep())
+        await until(lambda: servers[0].active == 1)
+        waiting = [asyncio.create_task(sleep()) for _ in range(2)]
+        await until_length(redis, queue, 2)
+        for task in waiting:
+            task.cancel()
+        await until_length(redis, queue, 0)
+        last = asyncio.create_task(calls.call("math.add", {"a": 1, "b": 1}))
+        await until_length(redis, queue, 1)
+        running.cancel()
+        with anyio.fail_after(20):
+            assert (await last).data == 2
+
+
 @pytest.mark.requirement("F1")
 async def test_a_request_that_a_killed_worker_took_but_did_not_begin_goes_to_another(
     redis_server: Broker,

@@ -108,18 +108,33 @@ async def test_requests_that_wait_at_the_broker_are_not_lost(
     assert Counter(lines(ledger)) == Counter("0123")
 
 
+async def test_no_other_worker_answers_for_one_that_was_killed(
+    broker_world: World, tmp_path: Path
+) -> None:
+    async with worker_process(broker_world) as process, caller(broker_world) as calls:
+        await until(lambda: len(calls.workers_by_specs) == 1)
+        (killed,) = calls.workers_by_specs.values()
+        async with broker_world.serve(slow_registry(tmp_path / "ledger")):
+            await until(lambda: len(calls.workers_by_specs) == 2)
+            process.kill()
+            await process.wait()
+            with anyio.fail_after(20), pytest.raises(CallError) as caught:
+                async for _ in calls.subscribe("services.describe", worker=killed):
+                    pass
+
+    assert caught.value.code == ErrorCode.UNAVAILABLE
+
+
 class Losing(Shim):
     """Loses one request: another message arrives instead."""
 
     late = b""
-    receipt = ""
+    address = ""
 
-    async def enqueue(self, queue: str, body: bytes, **options: Any) -> str:
-        if b'"number":3' not in body or self.late:
-            return await super().enqueue(queue, body, **options)
-        self.late = body
-        self.receipt = await super().enqueue(queue, b"{}", **options)
-        return self.receipt
+    async def put(self, put: Any, address: str, body: bytes, options: dict[str, Any]) -> str:
+        if b'"number":3' in body and not self.late:
+            self.late, self.address, body = body, address, b"{}"
+        return await super().put(put, address, body, options)
 
 
 @pytest.mark.requirement("R36")
@@ -140,8 +155,8 @@ async def test_a_mutation_that_no_worker_has_begun_is_sent_again(
                 value = {"number": number, "seconds": 0 if number else 2}
                 assert (await calls.call("slow.pay", value, replayable=False)).data == number
         for _ in range(4):
-            if target.names_consumer:
-                await target.send(target.receipt, target.late)
+            if target.chooses_worker:
+                await target.send(target.address, target.late)
             else:
                 key = token_hex(8)
                 await target.enqueue("operations", target.late, key=key, reply_to="", wait=1)

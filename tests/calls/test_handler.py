@@ -191,6 +191,50 @@ async def test_a_handler_runs_a_request_that_arrives_twice_once() -> None:
     assert [read_output(event.payload.output).data for event in inbox.events] == [1, 1]
 
 
+async def test_closing_that_is_cancelled_while_a_request_runs_leaves_nothing() -> None:
+    registry = OperationRegistry()
+    begun = asyncio.Event()
+
+    @registry.operation("slow.wait")
+    async def wait() -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    before = asyncio.all_tasks()
+    target = MemoryTarget()
+    calls = PendingRequestMap(target)
+    await calls.open()
+    handling = asyncio.create_task(build_call_handler(registry, calls)(requested("slow.wait", {})))
+    await begun.wait()
+    closing = asyncio.create_task(calls.aclose())
+    await asyncio.sleep(0)
+    closing.cancel()
+    with anyio.fail_after(20):
+        await asyncio.gather(closing, handling, return_exceptions=True)
+        await until(lambda: asyncio.all_tasks() <= before)
+
+    assert closing.cancelled()
+    assert await target.count_present(calls.mailbox) == 0
+
+
+async def test_a_closed_map_closes_its_handlers_at_the_same_time() -> None:
+    calls, begun, may_end = PendingRequestMap(), list[int](), asyncio.Event()
+
+    async def close() -> None:
+        begun.append(1)
+        await may_end.wait()
+
+    for _ in range(2):
+        await calls.close_with(close)
+    closing = asyncio.create_task(calls.aclose())
+    try:
+        await until(lambda: len(begun) == 2)
+    finally:
+        may_end.set()
+        await closing
+    assert len(begun) == 2
+
+
 async def test_cancelling_a_handler_aborts_the_request() -> None:
     registry = OperationRegistry()
     started, cancelled = asyncio.Event(), asyncio.Event()

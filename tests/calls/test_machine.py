@@ -165,10 +165,8 @@ class Calls(RuleBasedStateMachine):
         victim = self._pick(data)
 
         async def kill() -> None:
-            for subscription in (victim._consuming, victim._listening):
-                assert subscription is not None
-                await subscription.aclose()
-            victim._consuming = victim._listening = None
+            await victim._accepting.aclose()
+            await victim._listening.aclose()
             victim.target = MemoryTarget()
             for task in (*victim._running, *victim._background):
                 task.cancel()

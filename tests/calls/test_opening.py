@@ -1,16 +1,18 @@
 """Clients and workers that fail to open, or are closed while opening, leave nothing behind."""
 
 import asyncio
+import os
+import signal
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from typing import Any
 
 import anyio
 import pytest
 from tests.calls.conftest import make_world
 from tests.calls.waiting import until
-from tests.calls.worlds import World, redis_world
-from tests.servers import RedisServer, running
+from tests.calls.worlds import World, nats_world, redis_world
+from tests.servers import NatsServer, RedisServer, running
 
 from operations.calls import PendingRequestMap, RemoteService, from_calls, serve_calls
 from operations.errors import CallError, ErrorCode, TransportError
@@ -168,8 +170,10 @@ async def test_calls_that_could_not_open_can_be_used_once_the_broker_is_there(
             broker.kill()
             await until(lambda: not target.is_connected)
             calls = PendingRequestMap(target)
-            with pytest.raises(CallError) as caught:
-                await calls.call("math.add", {"a": 1, "b": 2}, timeout=1)
+            with anyio.fail_after(20), pytest.raises(CallError) as call:
+                await calls.call("math.add", {"a": 1, "b": 2}, timeout=0.5)
+            with anyio.fail_after(20), pytest.raises(CallError) as stream:
+                await anext(calls.subscribe("math.add", {"a": 1, "b": 2}, idle_timeout=0.5))
             broker.start()
             with anyio.fail_after(60):
                 while True:
@@ -183,7 +187,24 @@ async def test_calls_that_could_not_open_can_be_used_once_the_broker_is_there(
             assert answer.data == 3
             await calls.aclose()
 
-    assert caught.value.code == ErrorCode.UNAVAILABLE
+    for caught in (call, stream):
+        assert caught.value.code == ErrorCode.TIMEOUT
+        assert "was not sent: no connection was possible within 0.5 s" in caught.value.message
+
+
+async def test_a_call_ends_at_its_deadline_although_giving_up_takes_longer() -> None:
+    with running(NatsServer()) as broker:
+        async with nats_world(broker.url).connect() as target:
+            assert broker.process is not None
+            broker.process.send_signal(signal.SIGSTOP)
+            await asyncio.to_thread(os.waitid, os.P_PID, broker.process.pid, os.WSTOPPED)
+            calls = PendingRequestMap(target)
+            try:
+                with anyio.fail_after(3), pytest.raises(CallError, match="was not sent"):
+                    await calls.call("math.add", {"a": 1, "b": 2}, timeout=0.5)
+            finally:
+                broker.process.send_signal(signal.SIGCONT)
+            await calls.aclose()
 
 
 async def test_a_cancelled_caller_is_cancelled_while_the_request_is_sent_again(
@@ -208,10 +229,28 @@ async def test_a_cancelled_caller_is_cancelled_while_the_request_is_sent_again(
         caller = asyncio.create_task(calls.call("math.add", {"a": 1, "b": 1}))
         await until(lambda: any(b"call.responded" in reply.body for reply in replies))
         [request_id] = calls.pending
-        calls.undelivered(request_id, True)
+        calls.undelivered(request_id, "gone")
         await until(lambda: len(gates) == 2)
         # The reply interrupts the second sender; the caller is the first one.
         receive(next(reply for reply in replies if b"call.responded" in reply.body))
         caller.cancel()
         with pytest.raises(asyncio.CancelledError):
             await caller
+
+
+async def test_a_first_call_with_a_short_timeout_is_not_an_outage() -> None:
+    reachable = asyncio.Event()
+
+    class Slow(MemoryTarget):
+        async def listen(self, *arguments: Any) -> Any:
+            await reachable.wait()
+            return await super().listen(*arguments)
+
+    async with aclosing(PendingRequestMap(Slow())) as calls:
+        with pytest.raises(CallError, match="was not sent"):
+            await calls.call("math.add", timeout=0.01)
+        reachable.set()
+        # After an outage it would wait for workers that may be reconnecting.
+        with anyio.fail_after(1), pytest.raises(CallError) as caught:
+            await calls.call("math.add")
+    assert caught.value.code == ErrorCode.UNAVAILABLE

@@ -8,6 +8,7 @@ import enum
 import math
 import uuid
 from collections import OrderedDict
+from contextlib import aclosing
 from typing import Any
 
 import anyio
@@ -21,7 +22,7 @@ from tests.receivers import SilentReceiver
 
 from operations._pipeline.plan import Call, Next, NextStream
 from operations.calls import PendingRequestMap, build_call_handler, serve_calls
-from operations.calls.events import CallRequested, RequestPayload, read_event
+from operations.calls.events import CallRequested, RequestPayload, encode_error, read_event
 from operations.context import OperationContext
 from operations.envelopes import (
     HTTPResponseMeta,
@@ -406,3 +407,41 @@ async def test_a_closed_map_rejects_calls(registry: OperationRegistry) -> None:
         await calls.call("math.add")
 
     assert caught.value.code == ErrorCode.ABORTED
+
+
+@pytest.mark.requirement("R31")
+async def test_a_cancelled_call_is_not_sent_again() -> None:
+    arrived: list[str] = []
+    is_held, may_send = asyncio.Event(), asyncio.Event()
+
+    class HeldTarget(MemoryTarget):
+        """Holds repeated requests back, like a broker that cannot be reached."""
+
+        async def enqueue(self, queue: str, body: bytes, **options: Any) -> str:
+            if arrived:
+                is_held.set()
+                await may_send.wait()
+            return await super().enqueue(queue, body, **options)
+
+    class StoppingWorker(SilentReceiver):
+        def receive(self, delivery: Delivery) -> None:
+            event = read_event(delivery.body)
+            assert isinstance(event, CallRequested)
+            arrived.append(event.payload.request_id)
+            error = CallError(ErrorCode.UNAVAILABLE, "the worker stops", retryable=True)
+            body = encode_error(event.payload.request_id, error, begun=False, worker="gone")
+            refusing.append(asyncio.create_task(target.send(event.payload.reply_to or "", body)))
+
+    target, refusing = HeldTarget(), list[asyncio.Task[None]]()
+    with anyio.fail_after(20):
+        async with (
+            aclosing(await target.consume("operations", StoppingWorker())),
+            PendingRequestMap(target) as calls,
+        ):
+            call = asyncio.create_task(calls.call("test.pay"))
+            await is_held.wait()
+            call.cancel()
+            await asyncio.wait([call])
+            may_send.set()
+
+    assert len(arrived) == 1

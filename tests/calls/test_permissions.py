@@ -509,8 +509,8 @@ async def test_r61_nats_rejects_messages_and_subscriptions_of_an_attacker(
         subjects = [
             *("operations.box.alice.>", "operations.box.>", "operations.queue.>", ">", "$SYS.>"),
             *("operations.queue.operations.alice", "operations.queue.operations.bob"),
-            *("operations.to.*.alice", "operations.to.*.bob", "operations.control.>"),
-            *("operations.who.>", "operations.aside.>", "_INBOX.>", "$JS.API.>"),
+            *("operations.control.*.alice", "operations.control.*.bob", "operations.control.>"),
+            *("operations.aside.>", "_INBOX.>", "$JS.API.>"),
         ]
         for subject in subjects:
             await bob.subscribe(subject, cb=overhear)
@@ -532,9 +532,8 @@ async def test_r61_nats_rejects_messages_and_subscriptions_of_an_attacker(
         for subject, body in published.items():
             await bob.publish(subject, body)
         # Workers reply only to the mailboxes of the callers.
-        for subject in ("operations.who.operations.bob", "operations.control.operations.bob"):
-            await bob.publish(subject, b"", reply=f"{guard.alice.mailbox}.{request_id}")
-            await bob.publish(subject, b"", reply="operations.queue.operations.alice")
+        for reply in (f"{guard.alice.mailbox}.{request_id}", "operations.queue.operations.alice"):
+            await bob.publish("operations.control.operations.bob", b"", reply=reply)
         await bob.flush()
         assert (await call).data == "slept"
         assert guard.worker.malformed == 0

@@ -4,7 +4,7 @@ import asyncio
 import json
 import os
 import signal
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, aclosing, suppress
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,7 @@ import anyio
 import pytest
 from tests.calls.operations_under_test import build_registry
 from tests.calls.waiting import caller, until
-from tests.calls.worlds import BrokerWorld, MemoryWorld, World, calling, nats_world
+from tests.calls.worlds import BrokerWorld, MemoryWorld, World, calling, nats_world, redis_world
 from tests.receivers import SilentReceiver
 from tests.servers import Broker
 from websockets.asyncio.server import ServerConnection, serve
@@ -20,15 +20,19 @@ from websockets.asyncio.server import ServerConnection, serve
 from operations.calls import PendingRequestMap, from_calls, serve_calls
 from operations.calls.events import (
     AbortPayload,
+    AlivePayload,
     CallAborted,
+    CallAlive,
     CallProbed,
     CallRequested,
     ProbePayload,
     RequestPayload,
     encode_event,
+    encode_item,
     read_event,
 )
 from operations.context import new_request_id
+from operations.envelopes import local_envelope
 from operations.errors import CallError, ErrorCode
 from operations.pubsub.base import Delivery
 from operations.pubsub.memory import MemoryTarget
@@ -99,7 +103,7 @@ async def test_a_subscription_is_read_by_one_task_at_a_time() -> None:
         stream = calls.subscribe("tick.for_ever")
         reading = asyncio.create_task(anext(stream))
         await asyncio.sleep(0)
-        with pytest.raises(RuntimeError, match="read by another task"):
+        with pytest.raises(RuntimeError, match="read by one task"):
             await anext(stream)
         assert (await reading).data == 1
         await stream.aclose()
@@ -350,6 +354,84 @@ async def test_f15_an_item_nested_too_deeply_ends_only_its_subscription() -> Non
                 with suppress(CallError):
                     await anext(calls.subscribe("a.b", depth, idle_timeout=0.1))
             assert (await calls.call("a.b", timeout=20)).data == 1
+
+
+@pytest.mark.requirement("F18")
+@pytest.mark.parametrize("broker", ["nats", "redis"])
+async def test_f18_no_request_is_sent_to_an_address_that_is_not_a_worker(
+    broker: str, request: pytest.FixtureRequest
+) -> None:
+    ran: list[int] = []
+    heard: list[bytes] = []
+    registry = OperationRegistry()
+
+    @registry.operation("test.pay")
+    async def pay(n: int) -> None:
+        ran.append(n)
+
+    class Recorder(SilentReceiver):
+        def receive(self, delivery: Delivery) -> None:
+            heard.append(delivery.body)
+
+    url = request.getfixturevalue(f"{broker}_server").url
+    world = nats_world(url) if broker == "nats" else redis_world(url)
+    async with (
+        world.serve(registry),
+        world.serve(registry),
+        caller(world) as calls,
+        world.connect() as stranger,
+    ):
+        topic, box = stranger.topic("spy"), stranger.mailbox()
+        async with aclosing(await stranger.listen((topic, box), Recorder())):
+            # At the address of the group, every worker would run the request.
+            false = (stranger.control("operations"), topic, box, "_INBOX.spy", "0" * 32, "")
+            for address in false:
+                alive = AlivePayload(worker=address, accepts=True, specs=f"digest of {address}")
+                body = encode_event(CallAlive(payload=alive))
+                await stranger.send(stranger.topic("operations.callers"), body)
+            await until(lambda: calls.malformed == len(false))
+            await asyncio.gather(*(calls.call("test.pay", {"n": n}) for n in range(24)))
+            with pytest.raises(CallError) as caught:
+                await calls.call("test.unknown")
+
+    assert caught.value.code == ErrorCode.OPERATION_NOT_FOUND
+    assert sorted(ran) == list(range(24))
+    assert heard == []
+
+
+@pytest.mark.requirement("F12")
+@pytest.mark.parametrize("broker", ["nats", "redis"])
+async def test_f12_a_worker_with_a_malformed_address_does_not_hide_lost_items_of_others(
+    broker: str, request: pytest.FixtureRequest
+) -> None:
+    url = request.getfixturevalue(f"{broker}_server").url
+    world = nats_world(url) if broker == "nats" else redis_world(url)
+
+    class Worker(SilentReceiver):
+        def receive(self, delivery: Delivery) -> None:
+            event = read_event(delivery.body)
+            assert isinstance(event, CallRequested)
+            request, name = event.payload, event.payload.operation_id
+            # The second item of the other subscription is lost.
+            numbers, address = ((0,), "nowhere") if name == "tick.first" else ((0, 2), "")
+            for number in numbers:
+                item = encode_item(
+                    request.request_id, local_envelope(number, name), number, address
+                )
+                tasks.append(asyncio.create_task(target.send(request.reply_to or "", item)))
+
+    tasks: list[asyncio.Task[None]] = []
+    async with (
+        world.connect() as target,
+        aclosing(await target.consume("operations", Worker())),
+        caller(world, heartbeat=0.2) as calls,
+        aclosing(calls.subscribe("tick.first")) as first,
+    ):
+        await anext(first)
+        other = calls.subscribe("tick.other")
+        await anext(other)
+        with anyio.fail_after(20), pytest.raises(CallError, match="items of the subscription"):
+            await anext(other)
 
 
 @pytest.mark.requirement("R38", "F25")

@@ -29,7 +29,7 @@ class Recorder(SilentReceiver):
         if delivery.claim is not None:
             delivery.claim.remove()
 
-    def undelivered(self, key: str, misdirected: bool = False) -> None:
+    def undelivered(self, key: str, worker: str = "") -> None:
         self.unclaimed.append(key)
 
 

@@ -17,7 +17,7 @@ from operations import OperationRegistry
 from operations.calls import PendingRequestMap, serve_calls
 from operations.errors import CallError, ErrorCode
 from operations.pubsub.redis import connect_redis_interop
-from operations.pubsub.websocket import connect_websocket
+from operations.pubsub.websocket import AcceptedTarget, connect_websocket, serve_websocket
 
 
 @asynccontextmanager
@@ -38,6 +38,7 @@ async def peer() -> AsyncGenerator[tuple[str, list[tuple[str, str]], list[Server
 
 
 CALLER = {"call.responded:", "call.completed:", "call.error:", "call.aborted:"}
+WORKER = {"call.requested:", "call.credit:"}
 
 
 @pytest.mark.requirement("R50")
@@ -48,13 +49,13 @@ async def test_a_topic_is_subscribed_once_and_released_when_its_last_listener_le
             await first.open()
             await second.open()
             async with serve_calls(OperationRegistry(), target):
-                await until(lambda: len(controls) == 5)
+                await until(lambda: len(controls) == 6)
                 assert sorted(controls) == sorted(
-                    ("__subscribe", topic) for topic in {*CALLER, "call.requested:"}
+                    ("__subscribe", topic) for topic in CALLER | WORKER
                 )
                 controls.clear()
-            await until(lambda: controls)
-            assert controls == [("__unsubscribe", "call.requested:")]
+            await until(lambda: len(controls) == 2)
+            assert sorted(controls) == sorted(("__unsubscribe", topic) for topic in WORKER)
             controls.clear()
             await first.aclose()
             await second.aclose()
@@ -78,6 +79,37 @@ async def test_a_new_connection_subscribes_to_every_topic_once() -> None:
             # Earlier messages arrive before the answer to this one.
             await (await connections[1].ping())
         assert sorted(controls) == sorted(("__subscribe", topic) for topic in CALLER)
+
+
+@pytest.mark.requirement("R50", "R33")
+async def test_a_server_reads_a_long_subscription_of_its_client() -> None:
+    registry = OperationRegistry()
+    count = 1000
+    received: list[int] = []
+    done = asyncio.Event()
+
+    @registry.operation("count.up")
+    async def up(n: int) -> AsyncGenerator[int]:
+        for number in range(n):
+            yield number
+
+    async def attach(target: AcceptedTarget) -> None:
+        async with PendingRequestMap(target) as calls:
+            await target.wants("call.requested:")
+            items = calls.subscribe("count.up", {"n": count})
+            received.extend([item.data async for item in items])
+            done.set()
+
+    async with serve_websocket(attach, interop=True) as server:
+        port = next(iter(server.sockets)).getsockname()[1]
+        async with (
+            connect_websocket(f"ws://127.0.0.1:{port}", interop=True) as target,
+            serve_calls(registry, target),
+        ):
+            with anyio.fail_after(20):
+                await done.wait()
+
+    assert received == list(range(count))
 
 
 def one_operation() -> OperationRegistry:
@@ -132,6 +164,44 @@ async def test_over_redis_subscriptions_survive_a_new_connection(broker: Broker)
                     break
                 except CallError:
                     await asyncio.sleep(0.05)
+
+
+@pytest.mark.requirement("R34", "R50")
+async def test_over_redis_a_request_runs_while_another_connection_is_restored(
+    broker: Broker,
+) -> None:
+    registry = OperationRegistry()
+    ran = asyncio.Event()
+
+    @registry.operation("task.run")
+    async def run() -> str:
+        ran.set()
+        return "done"
+
+    payload = {"requestId": "r1", "operationId": "task.run", "input": {}}
+    request = json.dumps({"type": "call.requested", "id": "", "payload": payload})
+    async with (
+        connect_redis_interop(broker.url, prefix="half:") as target,
+        serve_calls(registry, target),
+        Redis.from_url(broker.url) as redis,
+        redis.pubsub() as replies,
+    ):
+        await replies.subscribe("half:call.responded:")
+        assert (await replies.get_message(timeout=60))["type"] == "subscribe"
+        commands = await target.link.request("CLIENT", "ID")
+        # Redis accepts no new connection until this is undone.
+        await redis.config_set("maxclients", 1)
+        try:
+            await redis.client_kill_filter(_id=commands)
+            await until(lambda: not target.is_connected)
+            await redis.publish("half:call.requested:", request)
+            with anyio.fail_after(20):
+                await ran.wait()
+        finally:
+            await redis.config_set("maxclients", 10_000)
+        reply = await replies.get_message(timeout=60)
+
+    assert json.loads(reply["data"])["payload"]["output"]["data"] == "done"
 
 
 @pytest.mark.requirement("R13", "R50")

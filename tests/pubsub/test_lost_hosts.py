@@ -11,9 +11,10 @@ from tests.pubsub.ledger import Ledger
 from tests.servers import Broker, NatsServer, proxy, running
 
 from operations.calls import PendingRequestMap, serve_calls
+from operations.calls.failure_detector import _ASK_EVERY
 from operations.errors import CallError
 from operations.pubsub.config import NatsConfig
-from operations.pubsub.nats import _ASK_EVERY, connect_nats
+from operations.pubsub.nats import connect_nats
 from operations.pubsub.redis.connection import KEEPALIVE, SILENCE
 
 RECIPE = Path(__file__).resolve().parents[2] / "docs" / "recipes" / "nats.conf"
@@ -28,7 +29,7 @@ def test_a_lost_host_is_detected_within_20_seconds() -> None:
     assert login["ping_interval"] * (login["max_outstanding_pings"] + 1) < 20
     assert int(server_interval) * (int(server_pings) + 1) < 20
     assert KEEPALIVE + SILENCE < 20
-    # A caller queries the workers of a plain queue, and removes those that did not respond to the previous query.
+    # A caller on core NATS probes the workers, and does not choose those that did not respond to the previous probe.
     assert 2 * _ASK_EVERY < 20
 
 
@@ -56,7 +57,7 @@ async def test_requests_do_not_go_to_a_worker_whose_host_is_lost(
 ) -> None:
     if not is_server_watching:
         # Then the callers detect that it does not respond.
-        monkeypatch.setattr("operations.pubsub.nats._ASK_EVERY", 0.4)
+        monkeypatch.setattr("operations.calls.failure_detector._ASK_EVERY", 0.4)
     ledger = Ledger(tmp_path / "ledger", timeout=6)
     settings = 'ping_interval: "500ms"\nping_max: 1' if is_server_watching else "debug: false"
     with running(NatsServer(config=settings)) as broker:

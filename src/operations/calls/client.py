@@ -8,12 +8,14 @@ Rule 4: no message can stop the client: a malformed one is counted, and an event
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import AsyncExitStack, suppress
 from typing import Any, Self
 
 import msgspec
 
+from operations._pipeline.streams import Subscription as EnvelopeStream
+from operations._text import in_seconds
 from operations.access import Identity
 from operations.authority.grants import Delegate
 from operations.calls.events import (
@@ -28,7 +30,6 @@ from operations.calls.events import (
     CallRequested,
     CallResponded,
     ConfirmPayload,
-    ErrorPayload,
     MalformedEvent,
     OfferPayload,
     RequestPayload,
@@ -38,28 +39,17 @@ from operations.calls.events import (
     read_event,
     read_output,
 )
-from operations.calls.failure_detector import MAX_SENDS, FailureDetector
-from operations.calls.jobs import DEFAULT_TIMEOUT
-from operations.calls.sending import (
-    RETRY,
-    CallSender,
-    CallStream,
-    closed_error,
-    enforce_number,
-    remaining,
-)
-from operations.calls.states import (
-    NEVER,
-    Deadlines,
-    PendingCall,
-    StreamEntry,
-)
+from operations.calls.failure_detector import FailureDetector
+from operations.calls.jobs import DEFAULT_GROUP, DEFAULT_TIMEOUT
+from operations.calls.sending import CallSender, closed_error, enforce_number, remaining
+from operations.calls.states import NEVER, Deadlines, PendingCall, StreamEntry
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
 from operations.errors import (
     CallError,
     ErrorCode,
     TransportError,
+    retrieve_exception,
     timed_out,
     timeout_error,
 )
@@ -67,9 +57,11 @@ from operations.pubsub.base import Delivery, EventTarget, Subscription, shielded
 from operations.pubsub.memory import MemoryTarget
 from operations.types import JSONObject
 
-DEFAULT_GROUP = "operations"
 DEFAULT_WINDOW = 256
 """The number of unread items of a subscription that a worker may send."""
+
+_PROMPT = 1.0
+"""Seconds within which a broker that can be reached confirms a subscription."""
 
 _CLOSING = 1.0
 """Seconds for sending the last messages when the map is closed."""
@@ -126,20 +118,21 @@ class PendingRequestMap(CallSender):
             group,
             self.mailbox,
             self.pending,
+            self._workers,
             end=self._end,
             resend=self._resend,
             call=self.call,
             heartbeat=heartbeat,
             silence=silence,
         )
-        self.specs_changed = self._detector.specs_changed
-        self._closers: list[Callable[[], Awaitable[None]]] = []
+        self.specs_changed = self._workers.specs_changed
+        self._closers: list[Callable[[], Coroutine[Any, Any, None]]] = []
         self._subscription: Subscription | None = None
         self._opening: asyncio.Lock | None = None
+        self._opener: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._detecting: asyncio.Task[Any] | None = None
-        self._closed = False
-        self._was_unreachable = False
+        self._closed = self._was_unreachable = False
 
     # ---------------------------------------------------------------------------------------- lifetime
 
@@ -161,15 +154,20 @@ class PendingRequestMap(CallSender):
             self._opening = asyncio.Lock()
         async with self._opening:
             if self._subscription is None and not self._closed:
-                addresses = (self.mailbox, self._callers_topic)
-                subscription = await self.target.listen(addresses, self)
+                loop = asyncio.get_running_loop()
+                addresses, began_at = (self.mailbox, self._callers_topic), loop.time()
+                try:
+                    subscription = await self.target.listen(addresses, self)
+                except TransportError:
+                    self._was_unreachable = True
+                    raise
                 if self._closed:
                     await subscription.aclose()
                 else:
                     self._subscription = subscription
                     # From here on the subscription is known to be active.
-                    self._loop = asyncio.get_running_loop()
-                    if self._was_unreachable:
+                    self._loop = loop
+                    if self._was_unreachable or loop.time() - began_at > _PROMPT:
                         # The workers may be reconnecting as well.
                         self._detector.restored()
                     if not self.target.direct:
@@ -181,15 +179,27 @@ class PendingRequestMap(CallSender):
     async def aclose(self) -> None:
         """End every pending call with `ABORTED` and stop listening. Closing twice is harmless."""
         self._closed = True
-        if self._opening is not None:
-            # An `open` that is still running closes its own subscription.
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_CLOSING), self._opening:
-                    pass
+        async with AsyncExitStack() as ending:
+            # A step that is cancelled ends early, but all later steps follow.
+            ending.push_async_callback(self._stop_listening)
+            ending.push_async_callback(self._end_tasks)
+            ending.push_async_callback(self._close_handlers)
+            ending.callback(self._abort_all)
+            if self._opening is not None:
+                # An `open` that is still running closes its own subscription.
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_CLOSING), self._opening:
+                        pass
+
+    def _abort_all(self) -> None:
         for call in tuple(self.pending.values()):
             self._abort(call, CallError(ErrorCode.ABORTED, "the calls were closed"))
-        closers, self._closers = self._closers, []
-        await asyncio.gather(*(close() for close in closers))
+
+    async def _close_handlers(self) -> None:
+        # At the same time, because each may wait for its running requests. If cancelled, `_end_tasks` ends them.
+        await asyncio.gather(*(asyncio.shield(self._spawn(close())) for close in self._closers))
+
+    async def _end_tasks(self) -> None:
         if self._detecting is not None:
             self._detecting.cancel()
         self._deadlines.clear()
@@ -197,15 +207,17 @@ class PendingRequestMap(CallSender):
         try:
             if last:
                 await asyncio.wait(last, timeout=_CLOSING)
+        finally:
             for task in last:
                 task.cancel()
-            await asyncio.gather(*last, return_exceptions=True)
-        finally:
-            subscription, self._subscription = self._subscription, None
-            if subscription is not None:
-                await subscription.aclose()
+        await asyncio.gather(*last, return_exceptions=True)
 
-    async def close_with(self, close: Callable[[], Awaitable[None]]) -> None:
+    async def _stop_listening(self) -> None:
+        subscription, self._subscription = self._subscription, None
+        if subscription is not None:
+            await subscription.aclose()
+
+    async def close_with(self, close: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Await `close` when this map is closed.
 
         Raises:
@@ -218,8 +230,8 @@ class PendingRequestMap(CallSender):
 
     @property
     def workers_by_specs(self) -> dict[str, str]:
-        """One worker mailbox for each version of the group's operations, by the digest of their specs."""
-        return self._detector.workers_by_specs
+        """The address of one worker for each version of the group's operations, by the digest of their specs."""
+        return self._workers.by_specs
 
     async def has_workers(self) -> bool:
         """Return whether any worker of the group is connected to the broker.
@@ -261,9 +273,6 @@ class PendingRequestMap(CallSender):
             CallError: The operation's own error, or `TIMEOUT`, `UNAVAILABLE`, `ABORTED`, `RESOURCE_EXHAUSTED`;
                 `VALIDATION_ERROR` also for a timeout that is not a number.
         """
-        loop = asyncio.get_running_loop()
-        if self._loop is not loop or self._closed:
-            await self._ready()
         if timeout is None:
             timeout = self.timeout
         else:
@@ -276,6 +285,9 @@ class PendingRequestMap(CallSender):
             enforce_number("timeout", limit)
             message = f"{operation_id} was not sent: its time had run out"
             raise timeout_error(message, None if context is None else context.deadline)
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop or self._closed:
+            limit -= await self._ready(operation_id, limit)
         payload = self._request(operation_id, input, context, limit, identity, credential, metadata)
         future: asyncio.Future[ResponseEnvelope[Any]] = loop.create_future()
         now = loop.time()
@@ -300,22 +312,22 @@ class PendingRequestMap(CallSender):
         metadata: JSONObject | None = None,
         window: int = DEFAULT_WINDOW,
         worker: str = "",
-    ) -> CallStream:
+    ) -> EnvelopeStream:
         """Open a subscription on one worker of the group: an async iterator of envelopes.
 
         The request is sent when the iteration starts. A slow reader slows the producer: the worker sends at most
-        `window` unread items. `worker` is the mailbox of a specific worker to call.
+        `window` unread items. `worker` is the address of a specific worker to call.
 
         Raises:
             CallError: When iterated; as `call`, and `TIMEOUT` if no item arrives for `idle_timeout` seconds.
         """
         idle = self.idle_timeout if idle_timeout is None else idle_timeout
 
-        async def start() -> StreamEntry:
-            await self._ready()
+        async def items() -> AsyncGenerator[ResponseEnvelope[Any], None]:
+            limit = remaining(context, NEVER)
             if idle is not None:
                 enforce_number("idle_timeout", idle)
-            limit = remaining(context, NEVER)
+            limit -= await self._ready(operation_id, limit if idle is None else min(limit, idle))
             payload = self._request(
                 operation_id, input, context, limit, identity, credential, metadata
             )
@@ -331,9 +343,16 @@ class PendingRequestMap(CallSender):
             except BaseException as error:
                 self._forget(call, error)
                 raise
-            return stream
+            try:
+                while (envelope := await stream.read(idle)) is not None:
+                    self._grant(call.worker, stream)
+                    yield envelope
+            finally:
+                if self._remove(payload.request_id) is not None:
+                    # The reader has stopped, or no item came in time.
+                    self._ask_to_stop(call)
 
-        return CallStream(self._drop, self._grant, operation_id, start, idle)
+        return EnvelopeStream(items())
 
     def abort(self, request_id: str) -> None:
         """End a pending call with `ABORTED` and ask its worker to stop; does nothing if it is not pending."""
@@ -341,19 +360,36 @@ class PendingRequestMap(CallSender):
         if call is not None:
             self._abort(call, CallError(ErrorCode.ABORTED, "the call was aborted"))
 
-    async def _ready(self) -> None:
+    async def _ready(self, operation_id: str, limit: float) -> float:
+        """Open the map if necessary; return the seconds that this took, at most `limit`."""
+        loop = asyncio.get_running_loop()
+        started_at = loop.time()
         if self._subscription is None or self._closed:
+            opener = self._opener
+            if opener is None or opener.done():
+                # A task of its own: it may take time to give up, and the next call profits from it.
+                opener = self._opener = self._spawn(self.open())
+                opener.add_done_callback(retrieve_exception)
+            await asyncio.wait([opener], timeout=limit)
+            if not opener.done():
+                reason = f"no connection was possible within {in_seconds(limit)}"
+                raise timeout_error(f"{operation_id} was not sent: {reason}")
+            if self._closed or opener.cancelled():
+                raise closed_error()
             try:
-                await self.open()
+                opener.result()
             except TransportError as error:
-                self._was_unreachable = True
                 raise CallError(ErrorCode.UNAVAILABLE, str(error), begun=False) from error
-        elif self._loop is not asyncio.get_running_loop():
+        elif self._loop is not loop:
             raise CallError(
                 ErrorCode.UNAVAILABLE,
                 "these calls belong to another event loop: open a PendingRequestMap on this one",
                 retryable=False,
             )
+        elapsed = loop.time() - started_at
+        if elapsed >= limit:
+            raise timeout_error(f"{operation_id} was not sent: its time had run out")
+        return elapsed
 
     # ---------------------------------------------------------------------------------------- sending
 
@@ -373,28 +409,6 @@ class PendingRequestMap(CallSender):
         if isinstance(error, asyncio.CancelledError):
             self._ask_to_stop(call)
 
-    async def _resend(self, call: PendingCall, *, may_have_begun: bool = True) -> None:
-        """Send a call again, to any worker."""
-        call.attempt += may_have_begun
-        call.misses = 0
-        call.sent_at = 0.0
-        call.worker = None
-        call.is_claimed = False
-        call.dropped_by = frozenset()
-        limit = None
-        if call.expires_at != NEVER:
-            limit = max(0.0, call.expires_at - asyncio.get_running_loop().time()) * 1000
-        call.payload = msgspec.structs.replace(call.payload, attempt=call.attempt, timeout_ms=limit)
-        await self._send_again(call)
-
-    async def _send_again(self, call: PendingCall, pause: float = 0.0) -> None:
-        await asyncio.sleep(pause)
-        if call.payload.request_id in self.pending:
-            try:
-                await self._send(call)
-            except CallError as error:
-                self._end(call.payload.request_id, error)
-
     # ---------------------------------------------------------------------------------------- receiving
 
     def receive(self, delivery: Delivery) -> None:
@@ -410,7 +424,11 @@ class PendingRequestMap(CallSender):
         elif isinstance(event, (CallCompleted, CallFailed, CallAborted)):
             self._apply(event, len(delivery.body))
         elif isinstance(event, CallAlive):
-            self._detector.on_alive(event.payload)
+            # Requests are sent to the address in it.
+            if self.target.is_worker(event.payload.worker):
+                self._detector.on_alive(event.payload)
+            else:
+                self.malformed += 1
         elif isinstance(event, CallOffered):
             self._spawn(self._answer_offer(event.payload))
         elif isinstance(event, MalformedEvent):
@@ -445,33 +463,6 @@ class PendingRequestMap(CallSender):
             if call.stream.must_stop:
                 self._ask_to_stop(call)
 
-    def _send_elsewhere(self, call: PendingCall, failure: ErrorPayload) -> bool:
-        """Send a request that its worker did not start to another worker; return False if there is none."""
-        if failure.begun is not False or not failure.retryable or self.target.direct:
-            return False
-        if failure.resends <= call.rejected or failure.resends < call.payload.resends:
-            # A repeated reply, or one about an earlier copy: the next copy may run.
-            return True
-        if not self.target.names_consumer and self._detector.may_be_restored(call):
-            # Another worker may have started it before the outage, so all workers are asked.
-            return True
-        if call.sends >= MAX_SENDS or call.payload.request_id not in self.pending:
-            return False
-        if failure.code == ErrorCode.OPERATION_NOT_FOUND:
-            # Try one worker of each version, by its mailbox.
-            call.refused += (self._detector.specs_of(failure.worker),)
-            others = self._detector.workers_by_specs
-            call.to = next((others[each] for each in others if each not in call.refused), "")
-            if not call.to:
-                return False
-        elif failure.code != ErrorCode.UNAVAILABLE:
-            return False
-        else:
-            call.to = ""
-        call.rejected = failure.resends
-        self._spawn(self._resend(call, may_have_begun=False))
-        return True
-
     def _succeed(
         self,
         call: PendingCall,
@@ -492,8 +483,6 @@ class PendingRequestMap(CallSender):
         self._remove(payload.request_id)
         if not future.done():
             future.set_result(envelope)
-        if call.sender is not None:
-            call.interrupt()
 
     async def _answer_offer(self, offer: OfferPayload) -> None:
         """Allow a worker to start a request that waited, unless it may have started elsewhere or its call has ended."""
@@ -508,18 +497,6 @@ class PendingRequestMap(CallSender):
         error = CallError(ErrorCode.UNAVAILABLE, "this end serves no operations")
         body = encode_error(request.request_id, error)
         self._spawn(self._post(reply_to or request.reply_to or "", body))
-
-    def undelivered(self, key: str, misdirected: bool = False) -> None:
-        """Handle a request for which the broker has no worker."""
-        call = self.pending.get(key.partition("-")[0])
-        if call is None:
-            return
-        if misdirected or self._detector.expects_workers():
-            self._spawn(self._send_again(call, 0.0 if misdirected else RETRY))
-        else:
-            reason = f"no worker serves the group {self.group!r}"
-            error = CallError(ErrorCode.UNAVAILABLE, reason, begun=False)
-            self._end(call.payload.request_id, error)
 
     def lost(self, reason: str) -> None:
         """Handle a lost connection. If the connection is the peer itself, its calls are lost as well."""
@@ -551,18 +528,6 @@ class PendingRequestMap(CallSender):
         """Ask the worker to stop and end the call with `error`."""
         self._ask_to_stop(call)
         self._end(call.payload.request_id, error)
-
-    def _end(self, request_id: str, error: CallError) -> None:
-        """End a pending call with `error`; does nothing if it has ended."""
-        call = self._remove(request_id, has_failed=True)
-        if call is not None:
-            call.fail(error)
-
-    def _drop(self, request_id: str) -> None:
-        """Remove a subscription whose reader has stopped, and ask its worker to stop."""
-        call = self._remove(request_id)
-        if call is not None:
-            self._ask_to_stop(call)
 
 
 def _failure_in(event: CallEvent) -> CallError:

@@ -125,7 +125,7 @@ class ResponsePayload(_Payload, frozen=True, kw_only=True):
     """The position of the item in a subscription, counted from 0."""
 
     reply_to: Name | None = None
-    """The mailbox of the worker."""
+    """The address of the worker."""
 
 
 class CompletePayload(_Payload, frozen=True, kw_only=True):
@@ -163,7 +163,7 @@ class ErrorPayload(_Payload, frozen=True, kw_only=True):
     """False if the handler was not started, so that the request can be sent to another worker."""
 
     worker: Name | None = None
-    """The mailbox of the worker, if `begun` is false."""
+    """The address of the worker, if `begun` is false."""
 
     resends: int = 0
     """The number of the copy of the request, if `begun` is false."""
@@ -214,10 +214,10 @@ class ProbePayload(_Payload, frozen=True, kw_only=True):
 
 
 class AlivePayload(_Payload, frozen=True, kw_only=True):
-    """The calls in a probe that the worker has."""
+    """A report of a worker: that it is present, and which calls of a probe it has."""
 
     worker: Name
-    """The worker's mailbox."""
+    """The address of the worker."""
 
     request_ids: list[Name] = []
 
@@ -226,6 +226,9 @@ class AlivePayload(_Payload, frozen=True, kw_only=True):
 
     arrived: bool = False
     """The worker has connected or reconnected: requests that were being sent to it may be lost."""
+
+    accepts: bool = False
+    """The worker accepts requests at its address."""
 
     leaving: bool = False
     """The worker does not accept further requests."""
@@ -242,7 +245,7 @@ class OfferPayload(_Payload, frozen=True, kw_only=True):
 
     request_id: Name
     worker: Name
-    """The worker's mailbox."""
+    """The address of the worker."""
 
     attempt: int = 1
     resends: int = 0

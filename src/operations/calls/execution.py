@@ -211,7 +211,6 @@ class JobRunner(ABC):
         registry: The operations that it serves.
         target: Transports the requests and replies.
         group: The worker group.
-        name: The name of this worker at the broker.
         mailbox: The address of this worker.
         jobs: The requests without a last reply, by their keys.
         counters: The counters of the calls.
@@ -223,8 +222,7 @@ class JobRunner(ABC):
         self.registry = registry
         self.target = target
         self.group = config.group
-        self.name = token_hex(16)
-        self.mailbox = target.control(self.name)
+        self.mailbox = target.control(token_hex(16))
         self.jobs: dict[str, Job] = {}
         self._shared = config.front
         # The queue limits calls per caller; behind a broker all callers have one address.
@@ -273,13 +271,7 @@ class JobRunner(ABC):
             if job.claim is not None or job.is_stale:
                 await self._prepare(job)
             if not job.answered:
-                # The timer cannot fire while a handler blocks the loop.
-                if job.expires_at <= self._loop.time():
-                    await quietly(self._fail(job, job.timeout_error()))
-                elif self._shared is None and job.request.credential is None:
-                    await self._execute(job, job.identity)
-                else:
-                    await self._attend(job)
+                await self._attend(job)
         except GeneratorExit:
             # The event loop is closed, so no other job can start.
             raise
@@ -356,9 +348,6 @@ class JobRunner(ABC):
             if reason is not None:
                 self._refuse(job, exhausted(reason))
                 return
-            if job.expires_at <= self._loop.time():
-                await quietly(self._fail(job, job.timeout_error()))
-                return
         if self._shared is None:
             await self._execute(job, identity)
         else:
@@ -384,6 +373,10 @@ class JobRunner(ABC):
 
     async def _execute(self, job: Job, identity: Identity | None) -> None:
         """Run the operation and send its results."""
+        if job.expires_at <= self._loop.time():
+            # The timer cannot fire while a handler blocks the loop.
+            await quietly(self._fail(job, job.timeout_error()))
+            return
         job.identity_id = None if identity is None else identity.id
         request, registry = job.request, job.registry
         deadline = None
@@ -436,8 +429,10 @@ class JobRunner(ABC):
         except CallError as error:
             if not job.begun and error.code == ErrorCode.OPERATION_NOT_FOUND:
                 # Another worker of the group may have the operation, because its code may be newer.
-                error = CallError(error.code, error.message, error.details, retryable=True)
-            await quietly(self._fail(job, error, sequence))
+                refusal = CallError(error.code, error.message, error.details, retryable=True)
+                self._refuse(job, refusal)
+            else:
+                await quietly(self._fail(job, error, sequence))
         except TransportError as error:
             # The caller will request the reply again.
             logger.debug("%s: a reply could not be sent: %s", printable(request.request_id), error)

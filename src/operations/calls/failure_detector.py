@@ -23,10 +23,8 @@ Rule 4: probes are not used for workers of other implementations, which never re
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from itertools import islice
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
@@ -41,8 +39,8 @@ from operations.calls.events import (
     ProbePayload,
     encode_event,
 )
-from operations.calls.jobs import is_there
 from operations.calls.states import NEVER, SETTLING, Outages, PendingCall
+from operations.calls.workers import KnownWorkers
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, NotSentError, TransportError
 from operations.pubsub.base import EventTarget
@@ -61,6 +59,10 @@ _RETURN = 1.0
 _ROLL_CALL_PAUSE = 60.0
 """The longest pause between two probes of all workers, in seconds, while a worker does not respond."""
 
+_ASK_EVERY = 5.0
+"""Seconds between two probes of all workers while this client chooses among them. It does not choose those that did not
+respond to the last but one."""
+
 _ANSWER = 0.4
 """The fraction of a heartbeat within which the workers of a group respond to a probe."""
 
@@ -69,12 +71,6 @@ _LOOKS = 2
 
 _PER_PROBE = 1000
 """Calls in one probe."""
-
-_MAX_WORKERS = 10_000
-"""The largest number of tracked workers of a group, because any client may claim to be a worker."""
-
-_MAX_DEPARTED = 1000
-"""The number of stored workers that were lost or have left."""
 
 _STUCK = 2.0
 """Seconds that a subscription may wait for a missing item after later items have arrived."""
@@ -106,6 +102,7 @@ class FailureDetector:
         group: The worker group.
         mailbox: The address for responses to probes.
         pending: The calls of the client.
+        workers: The workers that the client knows.
         end: Ends a call with an error.
         resend: Sends a call again.
         call: Calls an operation of the group.
@@ -113,10 +110,7 @@ class FailureDetector:
         silence: Seconds after which a connected worker that does not respond counts as lost.
 
     Attributes:
-        is_complete: Whether every worker that can start its requests without confirmation is known.
-        departures: The number of workers that were lost or have left.
         restorations: How often the connection was restored.
-        specs_changed: Set when the workers serve other operations than before.
     """
 
     def __init__(
@@ -125,6 +119,7 @@ class FailureDetector:
         group: str,
         mailbox: str,
         pending: Mapping[str, PendingCall],
+        workers: KnownWorkers,
         *,
         end: Callable[[str, CallError], None],
         resend: Callable[..., Awaitable[None]],
@@ -136,18 +131,15 @@ class FailureDetector:
         self._group = group
         self._mailbox = mailbox
         self._pending = pending
+        self._workers = workers
         self._end = end
         self._resend = resend
         self._call = call
         self._all_workers = target.control(group)
         self._heartbeat = heartbeat
+        self._patience = max(_RETURN, 2 * heartbeat)
         self._silence = silence
-        self.is_complete = False
-        self.departures = self.restorations = 0
-        self._workers: dict[str, float] = {}
-        self._departed: deque[str] = deque(maxlen=_MAX_DEPARTED)
-        self._specs: dict[str, str] = {}
-        self.specs_changed = asyncio.Event()
+        self.restorations = 0
         self._answers = False
         self._were_there = False
         self._replayable: dict[str, bool] = {}
@@ -158,7 +150,7 @@ class FailureDetector:
         self._absent_since: dict[str, float] = {}
         self._unserved_since = NEVER
         # Only known workers can be detected as lost.
-        self._roll_call_at = 0.0
+        self._roll_call_at = self._roll_called_at = 0.0
         self._roll_call_pause = heartbeat
 
     def on_alive(self, alive: AlivePayload) -> None:
@@ -168,17 +160,11 @@ class FailureDetector:
         now = asyncio.get_running_loop().time()
         if alive.arrived:
             self._changed_at = now
+        self._absent_since.pop(alive.worker, None)
         if alive.leaving and all(call.worker != alive.worker for call in self._pending.values()):
-            self._forget(alive.worker)
-        elif alive.worker not in self._workers and len(self._workers) >= _MAX_WORKERS:
-            self.is_complete = False
+            self._workers.forget(alive.worker)
         else:
-            self._workers[alive.worker] = now
-            self._absent_since.pop(alive.worker, None)
-            if alive.specs and self._specs.get(alive.worker) != alive.specs:
-                self._specs.pop(alive.worker, None)
-                self._specs[alive.worker] = alive.specs
-                self.specs_changed.set()
+            self._workers.record(alive, now)
         for request_id in alive.request_ids:
             call = self._pending.get(request_id)
             if call is not None:
@@ -192,21 +178,19 @@ class FailureDetector:
                 call.fenced_by |= {alive.worker}
                 call.dropped_by |= {alive.worker}
 
-    def _forget(self, worker: str) -> None:
-        if self._workers.pop(worker, None) is not None:
-            self.departures += 1
-            self._departed.append(worker)
-        if self._specs.pop(worker, None) is not None:
-            self.specs_changed.set()
+    def on_absent(self, worker: str) -> None:
+        """Handle a worker that the broker does not have: do not choose it, and remove it if it does not return."""
+        self._workers.skip(worker)
+        if worker in self._workers.heard_at:
+            now = asyncio.get_running_loop().time()
+            since = self._absent_since.setdefault(worker, now)
+            if self._outages.is_settled and now - since >= self._patience:
+                self._remove(worker, now)
 
-    @property
-    def workers_by_specs(self) -> dict[str, str]:
-        """One worker for each digest of specs in the group, ordered by arrival."""
-        return {digest: worker for worker, digest in self._specs.items()}
-
-    def specs_of(self, worker: str | None) -> str:
-        """Return the digest of the specs of a worker; empty if it is unknown."""
-        return self._specs.get(worker or "", "")
+    def _remove(self, worker: str, now: float) -> None:
+        self._workers.forget(worker)
+        self._absent_since.pop(worker, None)
+        self._changed_at = now
 
     async def find_workers(self) -> bool:
         """Return whether any worker is connected to the broker; if none is, remove all known workers.
@@ -214,10 +198,9 @@ class FailureDetector:
         Raises:
             TransportError: If that cannot be known now.
         """
-        if await is_there(self._target, self._all_workers):
+        if await self._target.is_present(self._all_workers):
             return True
-        for worker in tuple(self._workers):
-            self._forget(worker)
+        self._workers.forget_all()
         return False
 
     def expects_workers(self) -> bool:
@@ -229,11 +212,10 @@ class FailureDetector:
         if self._unserved_since == NEVER:
             self._unserved_since = now
         if not self._outages.is_settled or (
-            self._workers and now - self._unserved_since < SETTLING
+            self._workers.heard_at and now - self._unserved_since < SETTLING
         ):
             return True
-        for worker in tuple(self._workers):
-            self._forget(worker)
+        self._workers.forget_all()
         return False
 
     def may_be_restored(self, call: PendingCall) -> bool:
@@ -244,7 +226,7 @@ class FailureDetector:
     def is_unanswered(self, call: PendingCall) -> bool:
         """Return whether no worker has responded to the probes of a call."""
         waited = asyncio.get_running_loop().time() - call.made_at
-        answered_at = max(self._workers.values(), default=0.0)
+        answered_at = max(self._workers.heard_at.values(), default=0.0)
         return waited > 2 * self._heartbeat and answered_at < call.made_at
 
     async def accepts(self, offer: OfferPayload) -> bool:
@@ -268,12 +250,14 @@ class FailureDetector:
 
     def lost(self) -> None:
         """Handle a lost connection: until it is restored, workers may start and stop unnoticed."""
-        self.is_complete = False
+        self._workers.is_complete = False
         self._outages.lost()
 
     def restored(self) -> None:
         """Handle a restored connection: probe at once for workers and for missed replies."""
         self._outages.restored()
+        # None is chosen until it responds.
+        self._workers.skip_silent(NEVER)
         self._roll_call_at = 0.0
         self._roll_call_pause = self._heartbeat
         self.restorations += 1
@@ -281,7 +265,7 @@ class FailureDetector:
         self._hurry.set()
         if self._target.direct:
             # The peer may have been replaced by another version.
-            self.specs_changed.set()
+            self._workers.specs_changed.set()
 
     async def run(self) -> None:
         """Probe and check calls until cancelled."""
@@ -309,10 +293,17 @@ class FailureDetector:
             for call in self._pending.values()
             if call.sent_at and asked_at - call.seen_at >= patience
         ]
-        is_roll_call = asked_at >= self._roll_call_at
+        roll_call_at = self._roll_call_at
+        if self._workers.has_chosen:
+            roll_call_at = min(roll_call_at, self._roll_called_at + _ASK_EVERY)
+        is_roll_call = asked_at >= roll_call_at
         if not self._target.is_connected or not (quiet or is_roll_call):
             return
+        if is_roll_call:
+            self._workers.skip_silent(self._roll_called_at)
         await self._probe_all(quiet, is_roll_call)
+        if is_roll_call:
+            self._roll_called_at, self._workers.has_chosen = asked_at, False
         await asyncio.sleep(_ANSWER * self._heartbeat)
         if is_roll_call:
             await self._take_census(asked_at)
@@ -342,19 +333,19 @@ class FailureDetector:
         """Record whether all workers have responded to a probe."""
         self._roll_call_at = NEVER
         count = await self._target.count_present(self._all_workers)
-        heard = sum(seen_at >= asked_at for seen_at in self._workers.values())
+        heard = sum(heard_at >= asked_at for heard_at in self._workers.heard_at.values())
         if count is not None and self._outages.changed_at < asked_at:
-            self.is_complete = heard >= count
+            self._workers.is_complete = heard >= count
             if heard < count:
                 self._roll_call_at = asked_at + self._roll_call_pause
                 self._roll_call_pause = min(2 * self._roll_call_pause, _ROLL_CALL_PAUSE)
 
     async def _are_there(self, moment: float) -> bool | None:
         """Return whether workers are present that respond to probes; None if there never were any."""
-        if any(seen_at >= moment for seen_at in self._workers.values()):
+        if any(heard_at >= moment for heard_at in self._workers.heard_at.values()):
             self._were_there = True
             return True
-        there = await is_there(self._target, self._all_workers)
+        there = await self._target.is_present(self._all_workers)
         self._were_there = self._were_there or there
         return there if self._were_there else None
 
@@ -383,26 +374,26 @@ class FailureDetector:
 
     async def _view(
         self, missing: list[PendingCall], moment: float, are_there: bool | None
-    ) -> "_View":
-        """Return the workers that have not responded since `since`, and remove those that have left."""
+    ) -> _View:
+        """Return the workers that have not responded since `moment`, and remove those that have left."""
         known = {call.worker: 0.0 for call in missing if call.worker is not None}
-        known.update(self._workers)
-        silent = [worker for worker, seen_at in known.items() if seen_at < moment]
-        present = await asyncio.gather(*(is_there(self._target, worker) for worker in silent))
+        known.update(self._workers.heard_at)
+        silent = [worker for worker, heard_at in known.items() if heard_at < moment]
+        present = await asyncio.gather(*map(self._target.is_present, silent))
         absent = {worker for worker, there in zip(silent, present, strict=True) if not there}
         self._absent_since = {worker: self._absent_since.get(worker, moment) for worker in absent}
-        patience = max(_RETURN, 2 * self._heartbeat)
         gone = {
-            worker for worker, since in self._absent_since.items() if moment - since >= patience
+            worker
+            for worker, since in self._absent_since.items()
+            if moment - since >= self._patience
         }
         for worker in gone:
-            self._forget(worker)
-            self._changed_at = moment
+            self._remove(worker, moment)
         count = await self._target.count_present(self._all_workers)
-        others = None if count is None else count > len(self._workers.keys() - absent)
+        others = None if count is None else count > len(self._workers.heard_at.keys() - absent)
         return _View(gone, absent - gone, set(silent) - absent, others, are_there)
 
-    async def _is_lost(self, call: PendingCall, view: "_View") -> bool:
+    async def _is_lost(self, call: PendingCall, view: _View) -> bool:
         if call.worker in view.gone:
             return True
         if view.absent and (call.worker is None or call.worker in view.absent):
@@ -482,14 +473,11 @@ class FailureDetector:
             return False
         if call.worker is not None:
             return call.worker in call.dropped_by
-        departures = self.departures - call.departures
-        if count is None or departures > len(self._departed):
-            return False
         # A worker that has left since then may have dropped the call before.
-        left = islice(reversed(self._departed), departures)
-        return call.dropped_by.issuperset((*self._workers, *left)) and (
-            0 < count <= len(call.fenced_by)
-        )
+        workers = self._workers.since(call.departures)
+        if count is None or workers is None:
+            return False
+        return workers <= call.dropped_by and 0 < count <= len(call.fenced_by)
 
     def _can_be_fenced(self, call: PendingCall) -> bool:
         """Return whether the workers that can have a call are known, and none has claimed it."""
@@ -566,4 +554,5 @@ class FailureDetector:
                 self._end(call.payload.request_id, error)
             elif call.worker is not None:
                 # The last credit may have been lost. It is a total, so sending it twice is harmless.
-                await self._target.send(call.worker, call.stream.credit())
+                with suppress(NotSentError):
+                    await self._target.send(call.worker, call.stream.credit())

@@ -8,7 +8,6 @@ import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from operator import is_not
 from time import time
 from typing import Annotated, Any
 
@@ -22,7 +21,6 @@ from operations.calls.states import NEVER
 from operations.errors import (
     CallError,
     ErrorCode,
-    NotSentError,
     TransportError,
     timed_out,
     timeout_error,
@@ -342,7 +340,7 @@ async def quietly(sending: Awaitable[None]) -> None:
     try:
         await sending
     except TransportError as error:
-        logger.debug("a reply could not be sent: %s", error)
+        logger.debug("a message could not be sent: %s", error)
 
 
 async def then(sending: Awaitable[None], callback: Callable[[], object]) -> None:
@@ -415,20 +413,6 @@ class WorkerCounters:
         )
 
 
-async def is_there(target: EventTarget, address: str) -> bool:
-    """Return whether a process listens at `address`; False for a malformed address.
-
-    Raises:
-        TransportError: If that cannot be known now.
-    """
-    try:
-        return await target.is_present(address)
-    except NotSentError:
-        if target.is_connected:
-            return False
-        raise
-
-
 _CHECK_CALLERS = 0.25
 """Seconds between two checks of the callers; a caller that is missing in two checks has disconnected."""
 
@@ -449,7 +433,7 @@ async def abandoned_jobs(target: EventTarget, jobs: Mapping[str, Job]) -> AsyncG
             continue
         callers = list({job.reply_to for job in old})
         try:
-            present = await asyncio.gather(*(is_there(target, caller) for caller in callers))
+            present = await asyncio.gather(*(target.is_present(caller) for caller in callers))
         except TransportError:
             continue
         gone = {caller for caller, there in zip(callers, present, strict=True) if not there}
@@ -481,14 +465,3 @@ async def watch_loop_lag(jobs: Mapping[str, Job]) -> None:
                 lag,
                 ", ".join(suspects[:10]) or "no call that is still running",
             )
-
-
-async def spec_changes(registry: OperationRegistry, seconds: float) -> AsyncGenerator[None]:
-    """Yield when operations were registered, replaced or removed; check every `seconds`."""
-    known = registry.specs()
-    while True:
-        await asyncio.sleep(seconds)
-        specs = registry.specs()
-        if len(specs) != len(known) or any(map(is_not, specs, known)):
-            known = specs
-            yield

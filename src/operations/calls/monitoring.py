@@ -22,6 +22,7 @@ from operations.calls.events import (
     encode_event,
     read_event,
 )
+from operations.calls.jobs import DEFAULT_GROUP
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, TransportError
 from operations.pubsub.base import (
@@ -55,7 +56,7 @@ class WorkerReport(WorkerStats, frozen=True, kw_only=True, omit_defaults=False):
     """A connected worker."""
 
     worker: str
-    """The mailbox of the worker."""
+    """The address of the worker."""
 
 
 class GroupReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -284,7 +285,7 @@ def _no_letter(letter_id: str) -> CallError:
 
 @asynccontextmanager
 async def monitor_group(
-    target: EventTarget, group: str = "operations"
+    target: EventTarget, group: str = DEFAULT_GROUP
 ) -> AsyncGenerator[GroupMonitor]:
     """Monitor a group of workers for the duration of an `async with` block."""
     async with aclosing(GroupMonitor(usable(target), group)) as monitor:

@@ -15,13 +15,13 @@ from typing import Any, Self, TypeAlias
 
 from msgspec.structs import replace
 
+from operations._pipeline.streams import Subscription as EnvelopeStream
 from operations._resilience import Bulkhead
 from operations._text import enforce_lists, printable
 from operations.access import AccessControl
 from operations.authority.grants import Delegate
 from operations.calls.client import PendingRequestMap
 from operations.calls.jobs import DEFAULT_GROUP
-from operations.calls.sending import CallStream
 from operations.calls.services import DESCRIBE, SERVICES, SpecDecoder
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
@@ -286,7 +286,7 @@ class RemoteService:
                 limit = seconds if context.deadline is None else None
                 return await calls.call(there, input, context, timeout=limit, replayable=replayable)
 
-        def subscribe(input: Any, context: OperationContext) -> CallStream:
+        def subscribe(input: Any, context: OperationContext) -> EnvelopeStream:
             return calls.subscribe(there, input, context)
 
         if spec.type is OperationType.SUBSCRIPTION:

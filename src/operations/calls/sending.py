@@ -1,21 +1,19 @@
 """Send the messages of a client: requests, aborts and credit, and replies to requests that the program serves.
 
 Rule 1: a request that certainly was not delivered is sent again while workers may be reconnecting; after that it fails
-        with `UNAVAILABLE`.
-Rule 2: this module never sends a request again that may have been delivered.
+        with `UNAVAILABLE`. A request that its worker did not start is sent to another worker.
+Rule 2: whether a request that may have started is sent again is decided by the failure detector.
 Rule 3: the deadline of a call also limits the time for sending it.
-Rule 4: when a reader stops, by `aclose`, `break`, cancellation or by dropping the last reference, all resources are
-        freed.
 """
 
 import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from math import isnan
 from time import time
-from typing import Any, Self, cast
+from typing import Any, cast
 
 from msgspec.structs import replace
 
@@ -28,6 +26,7 @@ from operations.calls.events import (
     CallCompleted,
     CallRequested,
     CompletePayload,
+    ErrorPayload,
     RequestPayload,
     encode_error,
     encode_event,
@@ -35,10 +34,12 @@ from operations.calls.events import (
     encode_response,
     refusal_of,
 )
-from operations.calls.failure_detector import FailureDetector
+from operations.calls.failure_detector import MAX_SENDS, FailureDetector
+from operations.calls.jobs import quietly
 from operations.calls.states import NEVER, PendingCall, StreamEntry
+from operations.calls.workers import KnownWorkers
 from operations.context import OperationContext, new_request_id
-from operations.envelopes import ResponseEnvelope, lift_envelope
+from operations.envelopes import lift_envelope
 from operations.errors import (
     CallError,
     ErrorCode,
@@ -64,11 +65,7 @@ MAX_WAITING_BYTES = 2 * 1024 * 1024
 MAX_ABORTS = 10_000
 """The largest number of unsent abort messages; the workers of further calls stop at the deadline."""
 
-_FAILED_SECONDS = 1.0
-"""Seconds for which a call that failed counts as open at its consumer; otherwise a worker whose calls fail at once
-would get nearly all of them."""
-
-RETRY = 0.1
+_RETRY = 0.1
 """Seconds between attempts while workers may be reconnecting."""
 
 
@@ -96,6 +93,7 @@ class CallSender(ABC):
         self.group = group
         self.mailbox = target.mailbox()
         self.pending: dict[str, PendingCall] = {}
+        self._workers = KnownWorkers()
         self._workers_address = target.control(group)
         self._callers_topic = target.topic(f"{group}.callers")
         self._credential = credential
@@ -204,8 +202,11 @@ class CallSender(ABC):
             reason = "too many calls are waiting for the broker"
             raise CallError(ErrorCode.UNAVAILABLE, reason, begun=False)
         call.sends += 1
-        detector = self._detector
-        call.departures = detector.departures if detector.is_complete else -1
+        detector, workers, worker = self._detector, self._workers, call.to
+        if target.chooses_worker:
+            worker = worker or workers.choose()
+            workers.occupy(call, worker)
+        call.departures = workers.departures if workers.is_complete else -1
         restorations = detector.restorations
         # A broker drops a message whose key it has already received.
         key = request.request_id if call.sends == 1 else f"{request.request_id}-{call.sends}"
@@ -216,18 +217,12 @@ class CallSender(ABC):
         cancellations = task.cancelling()
         try:
             try:
-                receipt = await self._deliver(body, key, call.to, PATIENCE)
+                call.receipt = await self._deliver(body, key, worker, PATIENCE)
             except TransportError as error:
-                receipt = await self._deliver_again(error, body, key, call.to)
-            if target.names_consumer:
+                call.receipt = await self._deliver_again(error, body, key, worker)
+            if worker or target.chooses_worker:
                 # Only this worker can have the request.
-                call.worker = receipt or call.to or None
-                self._release(call)
-                call.consumer = receipt or ""
-                if request.request_id not in self.pending:
-                    self._release(call)
-            else:
-                call.receipt = receipt or ""
+                call.worker = worker or None
         except asyncio.CancelledError:
             # Other code may have cancelled the task as well.
             if call.interrupted is not task or task.cancelling() > cancellations + 1:
@@ -246,26 +241,28 @@ class CallSender(ABC):
         call.sent_at = call.seen_at = loop.time()
 
     # Not a coroutine: the caller awaits the returned awaitable, which saves one step per call.
-    def _deliver(
-        self, body: bytes, key: str, worker: str, wait: float
-    ) -> Coroutine[Any, Any, str | None]:
+    def _deliver(self, body: bytes, key: str, worker: str, wait: float) -> Coroutine[Any, Any, str]:
         """Send a request to one worker or to the group; return its receipt, if there is one."""
+        target, box = self.target, self.mailbox
         if worker:
-            return self.target.send(worker, body)
-        return self.target.enqueue(self.group, body, key=key, reply_to=self.mailbox, wait=wait)
+            return target.send_request(worker, body, key=key, reply_to=box, wait=wait)
+        return target.enqueue(self.group, body, key=key, reply_to=box, wait=wait)
 
     async def _deliver_again(
         self, error: TransportError, body: bytes, key: str, worker: str
-    ) -> str | None:
+    ) -> str:
         """Send a request that found no worker again, while workers may be reconnecting; return its receipt.
 
         Raises:
             CallError: If the request was not delivered for another reason.
         """
+        if worker and isinstance(error, NoReceiverError):
+            self.undelivered(key, worker)
+            return ""
         while isinstance(error, NoReceiverError) and self._detector.expects_workers():
-            await asyncio.sleep(RETRY)
+            await asyncio.sleep(_RETRY)
             try:
-                return await self._deliver(body, key, worker, RETRY)
+                return await self._deliver(body, key, "", _RETRY)
             except TransportError as failure:
                 error = failure
         if isinstance(error, TooLargeError):
@@ -276,23 +273,104 @@ class CallSender(ABC):
         if isinstance(error, NotSentError):
             raise CallError(ErrorCode.UNAVAILABLE, str(error), begun=False) from error
         logger.debug("%s may not have been sent: %s", key, error)
-        return None
+        return ""
+
+    # ---------------------------------------------------------------------------------------- resending
+
+    async def _resend(self, call: PendingCall, *, may_have_begun: bool = True) -> None:
+        """Send a call again, to any worker."""
+        call.attempt += may_have_begun
+        call.misses = 0
+        call.sent_at = 0.0
+        call.worker = None
+        call.is_claimed = False
+        call.dropped_by = frozenset()
+        limit = None
+        if call.expires_at != NEVER:
+            limit = max(0.0, call.expires_at - asyncio.get_running_loop().time()) * 1000
+        call.payload = replace(call.payload, attempt=call.attempt, timeout_ms=limit)
+        await self._send_again(call)
+
+    async def _send_again(self, call: PendingCall, pause: float = 0.0) -> None:
+        await asyncio.sleep(pause)
+        if call.payload.request_id in self.pending:
+            try:
+                await self._send(call)
+            except CallError as error:
+                self._end(call.payload.request_id, error)
+
+    def _send_elsewhere(self, call: PendingCall, failure: ErrorPayload) -> bool:
+        """Send a request that its worker did not start to another worker; return False if there is none."""
+        if failure.begun is not False or not failure.retryable or self.target.direct:
+            return False
+        if failure.resends <= call.rejected or failure.resends < call.payload.resends:
+            # A repeated reply, or one about an earlier copy: the next copy may run.
+            return True
+        if not self.target.chooses_worker and self._detector.may_be_restored(call):
+            # Another worker may have started it before the outage, so all workers are asked.
+            return True
+        if call.sends >= MAX_SENDS or call.payload.request_id not in self.pending:
+            return False
+        if call.is_pinned:
+            return False
+        if failure.code == ErrorCode.OPERATION_NOT_FOUND:
+            call.refused += (self._workers.specs_of(failure.worker),)
+        elif failure.code == ErrorCode.UNAVAILABLE:
+            self._workers.skip(failure.worker or "")
+        else:
+            return False
+        if not self._redirect(call):
+            return False
+        call.rejected = failure.resends
+        self._spawn(self._resend(call, may_have_begun=False))
+        return True
+
+    def _redirect(self, call: PendingCall) -> bool:
+        """Let a call be sent to another worker; return False if all other versions have refused it."""
+        call.to = self._workers.find_other(call.refused) if call.refused else ""
+        return bool(call.to) or not call.refused
+
+    def undelivered(self, key: str, worker: str = "") -> None:
+        """Handle a request for which the broker has no worker."""
+        if worker:
+            self._detector.on_absent(worker)
+        request_id = key.partition("-")[0]
+        call = self.pending.get(request_id)
+        if call is None:
+            return
+        reason = ""
+        if not worker:
+            if not self._detector.expects_workers():
+                reason = f"no worker serves the group {self.group!r}"
+        elif call.is_pinned:
+            reason = "its worker left"
+        elif not self._redirect(call):
+            operation_id = call.payload.operation_id
+            reason = f"no worker that responds has {operation_id}, and another worker left"
+        if reason:
+            self._end(request_id, CallError(ErrorCode.UNAVAILABLE, reason, begun=False))
+        else:
+            # Without another worker of its version, the one that left may be reconnecting.
+            self._spawn(self._send_again(call, 0.0 if worker and not call.to else _RETRY))
+
+    # ---------------------------------------------------------------------------------------- ending
+
+    def _end(self, request_id: str, error: CallError) -> None:
+        """End a pending call with `error`; does nothing if it has ended."""
+        call = self._remove(request_id, has_failed=True)
+        if call is not None:
+            call.fail(error)
 
     def _remove(self, request_id: str, *, has_failed: bool = False) -> PendingCall | None:
-        """Remove a call that has ended; return None if it was already removed."""
+        """Remove a call that has ended, and stop sending it; return None if it was already removed."""
         call = self.pending.pop(request_id, None)
-        if call is not None and call.consumer:
-            if has_failed:
-                asyncio.get_running_loop().call_later(_FAILED_SECONDS, self._release, call)
-            else:
-                self._release(call)
+        if call is None:
+            return None
+        if call.occupies:
+            self._workers.release(call, has_failed=has_failed)
+        if call.sender is not None:
+            call.interrupt()
         return call
-
-    def _release(self, call: PendingCall) -> None:
-        """Tell the target that its consumer has one request less."""
-        if call.consumer:
-            self.target.release(self.group, call.consumer)
-            call.consumer = ""
 
     def _ask_to_stop(self, call: PendingCall) -> None:
         """Ask the worker that has the call, or all workers, to stop it. Runs in the background."""
@@ -308,25 +386,20 @@ class CallSender(ABC):
                 call = self._aborts.popleft()
                 event = CallAborted(payload=AbortPayload(request_id=call.payload.request_id))
                 await self._post(call.worker or self._workers_address, encode_event(event))
+                if call.receipt and not call.is_claimed:
+                    await quietly(self.target.withdraw(self.group, call.receipt))
         finally:
             self._is_aborting = False
 
-    def _grant(self, request_id: str) -> None:
+    def _grant(self, worker: str | None, stream: StreamEntry) -> None:
         """Send credit after an item was read, if the worker needs it. Runs in the background."""
-        call = self.pending.get(request_id)
         # A worker without an address does not support credit.
-        if call is None or call.stream is None or call.worker is None:
-            return
-        credit = call.stream.grant()
-        if credit is not None:
-            self._spawn(self._post(call.worker, credit))
+        if worker is not None and (credit := stream.grant()) is not None:
+            self._spawn(self._post(worker, credit))
 
     async def _post(self, address: str, body: bytes) -> None:
         """Send a message and ignore failures: aborted calls have deadlines, and credit is sent again."""
-        try:
-            await self.target.send(address, body)
-        except TransportError as error:
-            logger.debug("a message could not be sent: %s", error)
+        await quietly(self.target.send(address, body))
 
     # ---------------------------------------------------------------------------------------- replies
 
@@ -356,7 +429,7 @@ class CallSender(ABC):
         """Publish the reply to a request; with a `sequence`, as one item of a subscription.
 
         Raises:
-            TypeError: If `output` is not an envelope.
+            TypeError: If `envelope` is not an envelope.
             ValueError: If the target has queues and the request is unknown, so that the reply has no address.
             TransportError: If it cannot be sent.
         """
@@ -407,91 +480,6 @@ class CallSender(ABC):
             # The target reaches only the peer, but the caller is in this process.
             self.receive(Delivery(body))
         await self.target.send(address, body)
-
-
-class CallStream:
-    """An async iterator of envelopes. Close it with `aclose` from any task, or by dropping the last reference."""
-
-    def __init__(
-        self,
-        drop: Callable[[str], None],
-        grant: Callable[[str], None],
-        operation_id: str,
-        start: Callable[[], Coroutine[Any, Any, StreamEntry]],
-        idle_timeout: float | None,
-    ) -> None:
-        self._drop = drop
-        self._grant = grant
-        self._operation_id = operation_id
-        self._start = start
-        self._idle_timeout = idle_timeout
-        self._entry: StreamEntry | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._closed = False
-        self._is_reading = False
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> ResponseEnvelope[Any]:
-        if self._closed:
-            raise StopAsyncIteration
-        if self._is_reading:
-            raise RuntimeError(f"{self!r} is being read by another task already")
-        self._is_reading = True
-        try:
-            return await self._next()
-        finally:
-            self._is_reading = False
-
-    async def _next(self) -> ResponseEnvelope[Any]:
-        entry = self._entry
-        if entry is None:
-            entry = await self._open()
-        try:
-            envelope = await entry.read(self._idle_timeout)
-        except BaseException:
-            await self.aclose()
-            raise
-        self._grant(entry.request_id)
-        return envelope
-
-    async def _open(self) -> StreamEntry:
-        self._loop = asyncio.get_running_loop()
-        try:
-            entry = await self._start()
-        except BaseException:
-            self._closed = True
-            raise
-        if self._closed:
-            # Closed by another task while it was being opened.
-            self._drop(entry.request_id)
-            raise StopAsyncIteration
-        self._entry = entry
-        return entry
-
-    async def aclose(self) -> None:
-        """Stop reading and ask the worker to stop. Closing twice, or from another task, is harmless."""
-        self._closed = True
-        entry = self._entry
-        if entry is not None:
-            self._entry = None
-            entry.end(None)
-            self._drop(entry.request_id)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        await self.aclose()
-
-    def __del__(self) -> None:
-        entry, loop = self._entry, self._loop
-        if entry is not None and loop is not None and not loop.is_closed():
-            loop.call_soon_threadsafe(self._drop, entry.request_id)
-
-    def __repr__(self) -> str:
-        return f"<CallStream of {self._operation_id}>"
 
 
 def not_json(operation_id: str, error: Exception) -> CallError:

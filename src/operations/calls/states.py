@@ -185,11 +185,10 @@ class StreamEntry:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    async def read(self, idle_timeout: float | None) -> ResponseEnvelope[Any]:
-        """Return the next item.
+    async def read(self, idle_timeout: float | None) -> ResponseEnvelope[Any] | None:
+        """Return the next item; None at the end.
 
         Raises:
-            StopAsyncIteration: At the end.
             CallError: The error of the worker, or `TIMEOUT` after `idle_timeout` seconds without an item.
         """
         while not self._items:
@@ -197,7 +196,7 @@ class StreamEntry:
                 error, self._error = self._error, None
                 if error is not None:
                     raise error
-                raise StopAsyncIteration
+                return None
             await self._wait(idle_timeout)
         envelope, size = self._items.popleft()
         self._bytes -= size
@@ -273,7 +272,7 @@ class PendingCall(msgspec.Struct, eq=False):
     """How often the request was sent."""
 
     to: str = ""
-    """The mailbox of the worker that the request is sent to; empty for any worker."""
+    """The address of the worker that the request is sent to; empty for any worker."""
 
     rejected: int = -1
     """The last copy that a worker did not start, and that is sent to another worker."""
@@ -285,7 +284,7 @@ class PendingCall(msgspec.Struct, eq=False):
     """The number of consecutive probes that found no worker with the call."""
 
     worker: str | None = None
-    """The mailbox of the worker that has the call, or of the only worker that can have it; None if unknown."""
+    """The address of the worker that has the call, or of the only worker that can have it; None if unknown."""
 
     is_claimed: bool = False
     """Whether a worker reported that it has the call, or was allowed to start it."""
@@ -308,13 +307,18 @@ class PendingCall(msgspec.Struct, eq=False):
     receipt: str = ""
     """Identifies the request at a broker that stores it until a worker starts it."""
 
-    consumer: str = ""
-    """The address to which the target sent the request, if it names consumers and the call still needs it."""
+    occupies: str = ""
+    """The worker whose open requests the call counts among, if callers choose the workers."""
 
     sent_at: float = 0.0
 
     seen_at: float = 0.0
     """When its worker last confirmed that it has the call, by the loop's clock."""
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether its caller chose the worker, so that no other may serve it."""
+        return bool(self.to) and not self.refused
 
     def fail(self, error: CallError) -> None:
         """End the call with an error, unless it has ended."""
@@ -325,8 +329,6 @@ class PendingCall(msgspec.Struct, eq=False):
             self.stream.end(error)
         elif self.future is not None and not self.future.done():
             self.future.set_exception(error)
-        if self.sender is not None:
-            self.interrupt()
 
     def interrupt(self) -> None:
         """Stop sending in the next iteration of the loop, because the sender itself may be ending the call."""

@@ -12,7 +12,7 @@ Rule 5: a client can refer only to its own requests, and receives replies only a
 import asyncio
 import logging
 from collections.abc import AsyncGenerator
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from typing import Any, cast
 
 from operations._resilience import LogThrottle
@@ -47,7 +47,6 @@ from operations.calls.jobs import (
     exhausted,
     may_have_run,
     set_after,
-    spec_changes,
     time_limits,
     watch_loop_lag,
 )
@@ -60,7 +59,6 @@ from operations.pubsub.base import (
     Delivery,
     EventTarget,
     Receiver,
-    Subscription,
     WorkerStats,
     shielded,
     usable,
@@ -99,14 +97,12 @@ class CallServer(JobRunner, Receiver):
         self._services = OperationRegistry(service_operations(registry, target))
         self._served: dict[str, Served] = {}
         self._served_revision = registry.revision
-        self._specs_digest = ""
+        self._specs_digest, self._is_accepting = "", False
         self._fenced: BoundedSet | None = None
         self._misdirections = LogThrottle()
         self._outages, self._connected_at = Outages(), 0.0
         self._watching: list[asyncio.Task[Any]] = []
-        self._consuming: Subscription | None = None
-        self._listening: Subscription | None = None
-        self._advertised: Subscription | None = None
+        self._accepting, self._listening = AsyncExitStack(), AsyncExitStack()
 
     # ---------------------------------------------------------------------------------------- lifetime
 
@@ -131,8 +127,14 @@ class CallServer(JobRunner, Receiver):
             TransportError: If the broker cannot be reached.
         """
         await self.listen()
-        self._consuming = await self.target.consume(self.group, self)
-        self._advertised = await self.target.advertise(self.group, self.stats)
+        consuming = await self.target.consume(self.group, self)
+        self._accepting.push_async_callback(consuming.aclose)
+        self._is_accepting = True
+        if not self.target.direct:
+            await self._announce()
+        advertised = await self.target.advertise(self.group, self.stats)
+        if advertised is not None:
+            self._accepting.push_async_callback(advertised.aclose)
 
     def capacity(self) -> int:
         """Return the number of requests that can start now."""
@@ -145,15 +147,19 @@ class CallServer(JobRunner, Receiver):
             TransportError: If the broker cannot be reached.
         """
         addresses = (self.mailbox, self.target.control(self.group))
-        self._listening = await self.target.listen(addresses, self)
+        listening = await self.target.listen(addresses, self)
+        self._listening.push_async_callback(listening.aclose)
         self._connected_at = self._loop.time()
         # Callers must know a worker before it can receive their calls, to be able to detect that it is lost.
         self._is_leaving = False
-        self._specs_digest = digest_of(self.registry)
+        revision, self._specs_digest = self.registry.revision, digest_of(self.registry)
         if not self.target.direct:
             await self._announce(arrived=True)
         self.is_serving = True
-        self._watching = [self._spawn(watch_loop_lag(self.jobs)), self._spawn(self._watch_specs())]
+        self._watching = [
+            self._spawn(watch_loop_lag(self.jobs)),
+            self._spawn(self._watch_specs(revision)),
+        ]
         if not self.target.direct:
             self._watching.append(self._spawn(self._watch_callers()))
 
@@ -182,11 +188,17 @@ class CallServer(JobRunner, Receiver):
         The error is retryable except for mutations that have started. Waiting requests are rejected at once.
         """
         was_serving, self.is_serving = self.is_serving, False
-        for subscription in filter(None, (self._consuming, self._advertised)):
-            with suppress(TransportError):
-                await subscription.aclose()
-        self._consuming = self._advertised = None
-        self._is_leaving = True
+        async with AsyncExitStack() as ending:
+            # A step that is cancelled ends early, but all later steps follow.
+            ending.push_async_callback(self._services.aclose)
+            ending.push_async_callback(self._stop_listening)
+            ending.push_async_callback(self._end_tasks)
+            await self._drain(was_serving)
+
+    async def _drain(self, was_serving: bool) -> None:
+        with suppress(TransportError):
+            await self._accepting.aclose()
+        self._is_leaving, self._is_accepting = True, False
         if was_serving and not self.target.direct:
             await self._announce()
             for job in [job for job in self.jobs.values() if not (job.begun or job.is_acquiring)]:
@@ -199,24 +211,28 @@ class CallServer(JobRunner, Receiver):
                 if was_serving and not self.target.direct:
                     # Callers that reconnect ask which of their requests did not start here.
                     await self._outages.settle()
+
+    async def _end_tasks(self) -> None:
+        self._is_leaving = True
         for job in tuple(self.jobs.values()):
             self._give_up(job, "the worker stops")
         for task in self._watching:
             task.cancel()
-        last = (*self._running, *self._background)
-        if last:
-            await asyncio.wait(last, timeout=_CLOSING)
-        for task in tuple(self._background):
-            task.cancel()
+        try:
+            last = (*self._running, *self._background)
+            if last:
+                await asyncio.wait(last, timeout=_CLOSING)
+        finally:
+            for task in tuple(self._background):
+                task.cancel()
+            self._deadlines.clear()
         await asyncio.gather(*self._background, return_exceptions=True)
-        self._deadlines.clear()
-        listening, self._listening = self._listening, None
-        if listening is not None:
-            with suppress(TransportError):
-                await listening.aclose()
+
+    async def _stop_listening(self) -> None:
+        with suppress(TransportError):
+            await self._listening.aclose()
         # Free the cached replies of a closed worker that is still referenced. Until here callers may ask for them.
         self._recent = Recent()
-        await self._services.aclose()
 
     def _give_up(self, job: Job, reason: str) -> None:
         """Cancel a job that will not be finished here."""
@@ -325,12 +341,13 @@ class CallServer(JobRunner, Receiver):
 
     def _is_stale(self, age: float) -> bool:
         """Return whether a request that waited for `age` seconds may be one that has run already."""
-        return (
+        if isinstance(self.target, SignedTarget):
             # Clients that can write to the broker could send the request to several workers.
-            isinstance(self.target, SignedTarget)
-            or age > self._config.heartbeat
-            or self._loop.time() - age < self._connected_at
-        )
+            return True
+        if self.target.broadcasts_replies:
+            # Such a target stores no requests, and callers of the original protocol cannot confirm one.
+            return False
+        return age > self._config.heartbeat or self._loop.time() - age < self._connected_at
 
     def _job_of(self, request: RequestPayload, reply_to: str, key: str, delivery: Delivery) -> Job:
         """Return the job of a request that has just arrived."""
@@ -474,6 +491,7 @@ class CallServer(JobRunner, Receiver):
             worker=self.mailbox,
             request_ids=held,
             fenced=[fence for fence in probe.fences if self._fence(fence, sender)],
+            accepts=self._is_accepting and not self._is_leaving,
             leaving=leaving,
             specs=self._specs_digest,
             stats=self.stats() if probe.stats else None,
@@ -483,7 +501,11 @@ class CallServer(JobRunner, Receiver):
     async def _announce(self, *, arrived: bool = False) -> None:
         """Announce to all callers of the group that this worker has started, stops, or serves other operations."""
         payload = AlivePayload(
-            worker=self.mailbox, arrived=arrived, leaving=self._is_leaving, specs=self._specs_digest
+            worker=self.mailbox,
+            arrived=arrived,
+            accepts=self._is_accepting and not self._is_leaving,
+            leaving=self._is_leaving,
+            specs=self._specs_digest,
         )
         callers = self.target.topic(f"{self.group}.callers")
         await self._send(callers, encode_event(CallAlive(payload=payload)))
@@ -515,11 +537,14 @@ class CallServer(JobRunner, Receiver):
                 # A caller that reconnects receives the error.
                 self._give_up(job, "the caller was disconnected")
 
-    async def _watch_specs(self) -> None:
-        """Announce operations that were registered, replaced or removed."""
-        async for _ in spec_changes(self.registry, self._config.heartbeat):
-            self._specs_digest = digest_of(self.registry)
-            await self._announce()
+    async def _watch_specs(self, revision: int) -> None:
+        """Announce operations that were registered, replaced or removed after `revision`."""
+        while True:
+            if self.registry.revision != revision:
+                revision = self.registry.revision
+                self._specs_digest = digest_of(self.registry)
+                await self._announce()
+            await asyncio.sleep(self._config.heartbeat)
 
 
 @options_of(WorkerConfig)

@@ -85,12 +85,12 @@ class Receiver(Protocol):
         """Process a message."""
         ...
 
-    def undelivered(self, key: str, misdirected: bool = False) -> None:
+    def undelivered(self, key: str, worker: str = "") -> None:
         """Handle a message that found no consumer.
 
         Args:
             key: The key of the message.
-            misdirected: Whether it was sent to one consumer, which has left; there may be others.
+            worker: The consumer that it was sent to, which has left; there may be others.
         """
         return
 
@@ -105,11 +105,6 @@ class Receiver(Protocol):
 
 class Consumer(Receiver, Protocol):
     """Receives the messages of a queue."""
-
-    @property
-    def name(self) -> str:
-        """The name of this consumer, 32 hex digits; `control(name)` is its address. Empty if it has no name."""
-        ...
 
     @property
     def backlog(self) -> int | None:
@@ -209,7 +204,7 @@ class EventTarget(Protocol):
         durable: Whether requests wait at the broker until there is a worker, and a started request is never delivered
             again.
         values: Values at the broker that several processes share (`authority.store.Values`); None if not supported.
-        names_consumer: Whether `enqueue` returns the address of the consumer that it sent a message to.
+        chooses_worker: Whether a caller chooses the worker of each request; otherwise the broker does.
         is_connected: Whether the other end can be reached now.
     """
 
@@ -221,7 +216,7 @@ class EventTarget(Protocol):
     broadcasts_replies: bool = False
     durable: bool = False
     values: Any = None
-    names_consumer: bool = False
+    chooses_worker: bool = False
 
     @property
     def is_connected(self) -> bool:
@@ -242,6 +237,10 @@ class EventTarget(Protocol):
     def control(self, name: str) -> str:
         """Return the address of the workers called `name`. Messages to it are received with their sender."""
         return self.mailbox()
+
+    def is_worker(self, address: str) -> bool:
+        """Return whether an address that a message claims is that of one worker; always true by default."""
+        return True
 
     async def listen(self, addresses: Sequence[str], receiver: Receiver) -> Subscription:
         """Subscribe to mailboxes, topics and control addresses. Messages that are sent after this returns arrive.
@@ -282,8 +281,7 @@ class EventTarget(Protocol):
             wait: Seconds to wait for a connection while there is none.
 
         Returns:
-            A receipt for `is_waiting`; or, if the target `names_consumer`, the address of the only consumer that can
-            have the message; or an empty string.
+            A receipt for `is_waiting`, or an empty string.
 
         Raises:
             NoReceiverError: If the broker reports that it has no consumer.
@@ -293,12 +291,15 @@ class EventTarget(Protocol):
         """
         ...
 
-    def release(self, queue: str, consumer: str) -> None:
-        """Record that a message from `enqueue` has been processed, if the target `names_consumer`."""
-        return
+    async def send_request(
+        self, worker: str, body: bytes, *, key: str, reply_to: str, wait: float
+    ) -> str:
+        """Send a message of a queue to one of its consumers, by its address; otherwise as `enqueue`."""
+        await self.send(worker, body)
+        return ""
 
     async def is_present(self, address: str) -> bool:
-        """Return whether a process listens at `address`, even if it is busy.
+        """Return whether a process listens at `address`, even if it is busy; False for a malformed address.
 
         Raises:
             TransportError: If that cannot be known now.
@@ -320,6 +321,10 @@ class EventTarget(Protocol):
             TransportError: If that cannot be known now.
         """
         return False
+
+    async def withdraw(self, queue: str, receipt: str) -> None:
+        """Remove a message whose sender does not wait any more, if no consumer has started it; by default ignored."""
+        return
 
     async def dead_letter(self, queue: str, body: bytes) -> None:
         """Store a message that crashed every worker which received it, for an operator."""

@@ -33,6 +33,12 @@ ANY_CLIENT = "any"
 """The default name of clients."""
 
 _CLIENT = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_WORKER = re.compile(r"[0-9a-f]{32}")
+
+
+def is_worker_in(space: str, address: str) -> bool:
+    """Return whether an address in the space of control addresses is that of one worker, not of a group."""
+    return address.startswith(space) and _WORKER.fullmatch(address, len(space)) is not None
 
 
 def enforce_client(name: str) -> None:

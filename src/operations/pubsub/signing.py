@@ -186,6 +186,13 @@ class SignedTarget:
         text = self.signer.sign(body, _queue(queue))
         return await self._target.enqueue(queue, text, key=key, reply_to=reply_to, wait=wait)
 
+    async def send_request(
+        self, worker: str, body: bytes, *, key: str, reply_to: str, wait: float
+    ) -> str:
+        """Sign and send a request to one worker."""
+        text = self.signer.sign(body, worker)
+        return await self._target.send_request(worker, text, key=key, reply_to=reply_to, wait=wait)
+
     def refuse(self) -> None:
         """Count and log a dropped message; its sender receives no reply."""
         self.forged += 1

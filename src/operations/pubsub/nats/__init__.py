@@ -1,8 +1,8 @@
 """An event target on NATS.
 
     queue     a subject for each client. Workers subscribe to the subjects of all clients in one queue group; without
-              workers, the server responds at once. Each consumer also has its own subjects, among which a caller that
-              knows them distributes its requests
+              workers, the server responds at once. A caller that knows the workers sends each request to the control
+              address of one of them
     mailbox   its own subject; the token after it is the id of the request
     topic     a subject
     control   a subject for each client
@@ -14,13 +14,10 @@ switch to durable queues without lost or repeated requests, switch the workers f
 
 import asyncio
 import logging
-import re
-from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from functools import lru_cache, partial
 from importlib.util import find_spec
-from random import Random
 from secrets import token_hex
 from typing import Any
 
@@ -32,6 +29,14 @@ if find_spec("nats") is None:
     raise MissingExtraError("operations.pubsub.nats", extra="nats")
 
 from nats.errors import NoRespondersError
+from nats.js.api import KeyValueConfig
+from nats.js.errors import (
+    BadRequestError,
+    BucketNotFoundError,
+    InvalidKeyError,
+    KeyNotFoundError,
+    ServiceUnavailableError,
+)
 
 from operations.pubsub.base import (
     Consumer,
@@ -53,6 +58,7 @@ from operations.pubsub.config import (
     connect_failure,
     enforce_address,
     enforce_client,
+    is_worker_in,
 )
 from operations.pubsub.nats.client import (
     NATS_ERRORS,
@@ -62,17 +68,13 @@ from operations.pubsub.nats.client import (
     sender_of,
     subject_of,
 )
-from operations.pubsub.nats.jetstream import JetStream
-from operations.pubsub.nats.values import NatsValues
+from operations.pubsub.nats.jetstream import NO_JETSTREAM, JetStream, stream_name
 from operations.pubsub.signing import signed
 from operations.types import options_of
 
 __all__ = ["NatsConfig", "NatsTarget", "connect_nats"]
 
 logger = logging.getLogger("operations")
-
-_NAME = re.compile(rb"[0-9a-f]{32}")
-"""Matches the name of a consumer."""
 
 _PING_SECONDS = 0.3
 """Seconds to wait for the response to a ping; without a response the listener counts as present, but busy."""
@@ -86,80 +88,6 @@ _SEND_WAIT = 3.0
 _MAX_KNOWN = 4096
 """The number of addresses and subjects that are cached, because a worker replies to the same callers repeatedly."""
 
-_MAX_CONSUMERS = 1000
-"""The largest number of known consumers of one plain queue."""
-
-_ASK_EVERY, _ASK_SOON = 5.0, 1.0
-"""Seconds between two queries for the consumers of a plain queue while requests are sent to it. The second value is
-used while fewer than two consumers are known, because a new consumer receives no requests until it is known."""
-
-
-_random = Random()  # noqa: S311 - it only distributes requests
-
-
-class _Consumers:
-    """The known consumers of a plain queue; each request goes to one with the fewest open requests of this caller.
-
-    The server would select a random consumer for every request: with 64 requests for 8 workers, some worker gets about
-    14, and a worker that hangs gets as many as the others. The caller would also not know which consumer to ask about a
-    request that may be lost.
-
-    Attributes:
-        subject: The subject for which the server selects a consumer.
-        inbox: The subject to which they send their names; empty before the first question.
-    """
-
-    def __init__(self, subject: str) -> None:
-        self.subject = subject
-        self.inbox = ""
-        self._seen_at: dict[str, float] = {}
-        # Also counts requests to consumers that are not known at the moment.
-        self._open: Counter[str] = Counter()
-        self._asked_at = float("-inf")
-        self._loop = asyncio.get_running_loop()
-
-    def is_due(self) -> bool:
-        """Return whether to query the consumers now, and record the query."""
-        now = self._loop.time()
-        if now - self._asked_at < (_ASK_EVERY if len(self._seen_at) > 1 else _ASK_SOON):
-            return False
-        # Consumers that did not respond to the last query are blocked or disconnected.
-        for name, seen_at in tuple(self._seen_at.items()):
-            if seen_at < self._asked_at:
-                self.remove(name)
-        self._asked_at = now
-        return True
-
-    def on_reply(self, name: str) -> None:
-        """Add a consumer that responded."""
-        if len(self._seen_at) < _MAX_CONSUMERS:
-            self._seen_at[name] = self._loop.time()
-
-    def forget(self) -> None:
-        """Query again before the next request, because the connection is new."""
-        self._seen_at.clear()
-        self._asked_at = float("-inf")
-
-    def remove(self, name: str) -> None:
-        """Remove a disconnected consumer."""
-        self._seen_at.pop(name, None)
-
-    def next(self) -> str:
-        """Return the consumer for the next request; empty if the server should select one."""
-        if not self._seen_at:
-            return ""
-        counts = {name: self._open.get(name, 0) for name in self._seen_at}
-        fewest = min(counts.values())
-        name = _random.choice([name for name, count in counts.items() if count == fewest])
-        self._open[name] += 1
-        return name
-
-    def release(self, name: str) -> None:
-        """Subtract a request that has ended."""
-        self._open[name] -= 1
-        if self._open[name] <= 0:
-            del self._open[name]
-
 
 class NatsTarget(EventTarget):
     """A client of a NATS server. Created by `connect_nats`."""
@@ -170,7 +98,7 @@ class NatsTarget(EventTarget):
         self.trusted = config.trusted
         self.max_bytes = 1024 * 1024
         self.max_values = config.max_values
-        self.durable, self.names_consumer = config.durable, not config.durable
+        self.durable, self.chooses_worker = config.durable, not config.durable
         self._prefix = config.prefix
         self._client = config.client
         enforce_client(self._client)
@@ -181,7 +109,6 @@ class NatsTarget(EventTarget):
         self._nats = ReconnectingClient()
         self._jetstream = JetStream(self._nats, config) if self.durable else None
         self._receivers: list[Receiver] = []
-        self._consumers: dict[str, _Consumers] = {}
         self._connected = asyncio.Event()
         self.values = NatsValues(self._nats, self._prefix, config.replicas)
 
@@ -256,8 +183,6 @@ class NatsTarget(EventTarget):
         self._nats.backoff.reset()
         self._note_limit()
         self._connected.set()
-        for consumers in self._consumers.values():
-            consumers.forget()
         for receiver in tuple(self._receivers):
             receiver.restored()
 
@@ -277,7 +202,7 @@ class NatsTarget(EventTarget):
             TransportError: If it does not.
         """
         other, name = token_hex(8), token_hex(16)
-        kinds = ("queue", "to", "control")
+        kinds = ("queue", "control")
         spaces = (f"box.{other}.{name}", *(f"{kind}.{name}.{other}" for kind in kinds))
         for subject in (f"{self._prefix}.{space}" for space in spaces):
             for attempt in (
@@ -308,6 +233,10 @@ class NatsTarget(EventTarget):
             TransportError: If it cannot be part of a subject.
         """
         return subject_of(f"{self._prefix}.control", name)
+
+    def is_worker(self, address: str) -> bool:
+        """Return whether an address is that of one worker."""
+        return is_worker_in(self._control_space, address)
 
     def _queue(self, name: str, kind: str = "queue") -> str:
         return subject_of(f"{self._prefix}.{kind}", name)
@@ -374,11 +303,8 @@ class NatsTarget(EventTarget):
                 if not is_control or message.reply.startswith(self._sender_of(message.subject)):
                     await self._nats.publish(message.reply)
             elif message.headers and message.headers.get("Status") == "503":
-                key, _, consumer = message.subject[len(address) + 1 :].partition("=")
-                if consumer:
-                    for consumers in self._consumers.values():
-                        consumers.remove(consumer)
-                receiver.undelivered(key, bool(consumer))
+                key, _, name = message.subject[len(address) + 1 :].partition("=")
+                receiver.undelivered(key, f"{self._control_space}{name}" if name else "")
 
         return handle, on_empty
 
@@ -396,7 +322,11 @@ class NatsTarget(EventTarget):
         """
         await self._ready(0)
         try:
-            await self._nats.request(self._subject(address), b"", timeout=_PING_SECONDS)
+            subject = self._subject(address)
+        except NotSentError:
+            return False
+        try:
+            await self._nats.request(subject, b"", timeout=_PING_SECONDS)
         except NoRespondersError:
             return False
         except TimeoutError:
@@ -424,31 +354,16 @@ class NatsTarget(EventTarget):
                 sender = "_INBOX."
             consumer.receive(Delivery(body, reply, sender=sender))
 
-        name = consumer.name or token_hex(16)
-        subject, roll_call = self._all_of(queue), self._all_of(queue, "who")
-        own = f"{self._prefix}.to.{name}.*"
-
-        def answer_roll_call(_: bytes, inbox: str, subject: str) -> None:
-            if inbox.startswith(self._sender_of(subject)) and SUBJECT.fullmatch(inbox):
-                self._nats.start(self._answer(inbox, name))
-
+        subject = self._all_of(queue)
         async with AsyncExitStack() as undo:
-
-            async def subscribe() -> None:
-                await self._nats.subscribe_to(subject, receive_request, undo, queue="workers")
-                await self._nats.subscribe_to(own, receive_request, undo)
-                await self._nats.subscribe_to(roll_call, answer_roll_call, undo)
-
-            await self._nats.confirm([subject, own, roll_call], subscribe)
+            await self._nats.confirm(
+                [subject],
+                partial(self._nats.subscribe_to, subject, receive_request, undo, queue="workers"),
+            )
             if self._jetstream is not None:
                 reader = await self._jetstream.consume(queue, consumer)
                 undo.push_async_callback(reader.aclose)
             return undo.pop_all()
-
-    async def _answer(self, inbox: str, name: str) -> None:
-        """Send the name of a consumer to a caller."""
-        with suppress(TransportError):
-            await self._nats.publish_now(inbox, name.encode())
 
     async def enqueue(
         self, queue: str, body: bytes, *, key: str, reply_to: str, wait: float
@@ -461,40 +376,20 @@ class NatsTarget(EventTarget):
             # Includes the secret part of the mailbox, because all clients of a stream share message ids.
             key = f"{key}.{reply_to.rpartition('.')[2]}"
             return await self._jetstream.enqueue(subject, body, key)
-        consumers = self._consumers.get(queue)
-        if consumers is None:
-            consumers = self._consumers[queue] = _Consumers(f"{self._queue(queue)}.{self._client}")
-        if consumers.is_due():
-            await self._query_consumers(queue, consumers)
-        subject, consumer = consumers.subject, consumers.next()
-        if consumer:
-            subject, key = f"{self._prefix}.to.{consumer}.{self._client}", f"{key}={consumer}"
-        try:
-            await self._nats.publish_now(subject, body, f"{reply_to}.{key}" if reply_to else "")
-        except BaseException:
-            consumers.release(consumer)
-            raise
-        return f"{self._control_space}{consumer}" if consumer else ""
+        subject = f"{self._queue(queue)}.{self._client}"
+        await self._nats.publish_now(subject, body, f"{reply_to}.{key}" if reply_to else "")
+        return ""
 
-    def release(self, queue: str, consumer: str) -> None:
-        """Subtract a request that has ended from the open requests of its consumer."""
-        self._consumers[queue].release(consumer[len(self._control_space) :])
-
-    async def _query_consumers(self, queue: str, consumers: _Consumers) -> None:
-        """Query the consumers of a queue; their names arrive later."""
-        try:
-            if not consumers.inbox:
-                consumers.inbox = self.mailbox()
-
-                async def on_reply(message: Any) -> None:
-                    if _NAME.fullmatch(message.data):
-                        consumers.on_reply(message.data.decode())
-
-                await self._nats.subscribe(consumers.inbox, cb=on_reply)  # pyright: ignore[reportUnknownMemberType]
-            subject = f"{self._queue(queue, 'who')}.{self._client}"
-            await self._nats.publish(subject, b"1", consumers.inbox)
-        except NATS_ERRORS as error:
-            logger.debug("the consumers of %s cannot be asked: %s", queue, error)
+    async def send_request(
+        self, worker: str, body: bytes, *, key: str, reply_to: str, wait: float
+    ) -> str:
+        """Publish to the subject of a worker. If the worker has left, the server sends a message to `reply_to`."""
+        subject = self._subject(worker)
+        if not self._connected.is_set():
+            await self._ready(wait)
+        name = worker[len(self._control_space) :]
+        await self._nats.publish_now(subject, body, f"{reply_to}.{key}={name}")
+        return ""
 
     async def is_waiting(self, queue: str, receipt: str) -> bool:
         """Return whether a durable queue still has a request."""
@@ -526,6 +421,81 @@ class NatsTarget(EventTarget):
     async def remove(self, queue: str, letter: str) -> bool:
         """Remove a dead letter."""
         return self._jetstream is not None and await self._jetstream.remove(queue, letter)
+
+
+_IDLE_SECONDS = 5.0
+"""Seconds after which the server removes a reader of values that has stopped."""
+
+
+class NatsValues:
+    """The values of a prefix, in a bucket of JetStream that is created when it is first used.
+
+    Args:
+        client: The connection.
+        prefix: The prefix of all subjects.
+        replicas: The number of servers that store the bucket.
+    """
+
+    poll_seconds = 5.0
+
+    def __init__(self, client: Any, prefix: str, replicas: int) -> None:
+        name = stream_name(f"{prefix}_authority")
+        self._client = client
+        self._settings = KeyValueConfig(bucket=name, history=1, replicas=replicas)
+        self._bucket: Any = None
+
+    async def _open(self) -> Any:
+        if not self._client.is_connected:
+            # The library would wait until its timeout.
+            raise NotSentError("NATS cannot be reached")
+        if self._bucket is None:
+            stream = self._client.jetstream()
+            try:
+                self._bucket = await stream.key_value(self._settings.bucket)
+            except BucketNotFoundError:
+                self._bucket = await stream.create_key_value(self._settings)
+            except ServiceUnavailableError as error:
+                lacks = f"a store on NATS {NO_JETSTREAM}" if error.err_code is None else str(error)
+                raise TransportError(lacks) from error
+        return self._bucket
+
+    async def get(self, key: str) -> bytes | None:
+        """Return a value."""
+        try:
+            value: bytes = (await (await self._open()).get(key)).value
+        except (KeyNotFoundError, InvalidKeyError):
+            return None
+        return value
+
+    async def swap(self, key: str, old: bytes | None, new: bytes | None) -> bool:
+        """Replace a value."""
+        bucket = await self._open()
+        try:
+            if old is None:
+                await bucket.create(key, new)
+                return True
+            held = await bucket.get(key)
+            if held.value != old:
+                return False
+            if new is None:
+                await bucket.delete(key, last=held.revision)
+            else:
+                await bucket.update(key, new, last=held.revision)
+        except (KeyNotFoundError, BadRequestError):
+            # The value was removed or changed by another client.
+            return False
+        return True
+
+    async def items(self, table: str) -> dict[str, bytes]:
+        """Return all values of a table."""
+        bucket, found = await self._open(), dict[str, bytes]()
+        options = {"ignore_deletes": True, "inactive_threshold": _IDLE_SECONDS}
+        watcher = await bucket.watch(f"{table}.*", **options)
+        # The watcher continues with later changes; None marks the end of the current values.
+        while (entry := await watcher.updates()) is not None:
+            found[entry.key] = entry.value
+        await watcher.stop()
+        return found
 
 
 @options_of(NatsConfig)

@@ -54,6 +54,7 @@ from operations.pubsub.config import (
     NOT_PRIVATE,
     RedisConfig,
     enforce_client,
+    is_worker_in,
     refusal,
 )
 from operations.pubsub.redis.connection import PipelinedConnection, RedisClient, WrongServerError
@@ -157,6 +158,10 @@ class RedisTarget(RedisClient):
         """Return the address of the workers called `name`. Each client sends to its own channel."""
         return f"{self._prefix}control:{name}"
 
+    def is_worker(self, address: str) -> bool:
+        """Return whether an address is that of one worker."""
+        return is_worker_in(self.control(""), address)
+
     def _queue(self, group: str, client: str) -> str:
         return f"{self._prefix}queue:{group}:{client}"
 
@@ -217,6 +222,20 @@ class RedisTarget(RedisClient):
             await self.link.post("PUBLISH", f"{address}:{self._client}", body)
         else:
             raise NotSentError(f"{address!r} is not an address of this prefix")
+
+    async def send_request(
+        self, worker: str, body: bytes, *, key: str, reply_to: str, wait: float
+    ) -> str:
+        """Publish to the channel of a worker, if it is there.
+
+        The number of receivers of a message that was published is not enough: a worker that is still subscribed to a
+        former master receives the message as well, and is not counted.
+        """
+        await self.ready(wait)
+        if not await self.is_present(worker):
+            raise NoReceiverError("its worker left")
+        await self.send(worker, body)
+        return ""
 
     async def count_present(self, address: str) -> int | None:
         """Return the number of listeners at `address`."""
@@ -321,6 +340,10 @@ class RedisTarget(RedisClient):
             return False
         name = self._queue(queue, self._client)
         return bool(await self._ask("XRANGE", name, receipt, receipt))
+
+    async def withdraw(self, queue: str, receipt: str) -> None:
+        """Delete an entry, which would count as waiting until a worker reads it."""
+        await self.link.post("XDEL", self._queue(queue, self._client), receipt)
 
     async def dead_letter(self, queue: str, body: bytes) -> None:
         """Store a request that crashed its workers in the stream `aside:`, which has the last thousand."""
