@@ -43,6 +43,33 @@ async def test_an_enum_for_the_items_of_an_array_can_be_given(echo: Echo) -> Non
         await sent(doc, echo, {"p": ["c"]})
 
 
+@pytest.mark.parametrize("keyword", ["allOf", "anyOf", "oneOf"])
+async def test_a_type_that_its_parts_contradict_is_ignored(echo: Echo, keyword: str) -> None:
+    kind = {"type": "string", "enum": ["a", "b"]}
+    schema = {"type": "object", keyword: [{"$ref": "#/components/schemas/Kind"}]}
+    doc = document(
+        parameters=[parameter("p", "query", schema)], components={"schemas": {"Kind": kind}}
+    )
+    assert (await sent(doc, echo, {"p": "a"})).query == "p=a"
+    with pytest.raises(CallError):
+        await sent(doc, echo, {"p": "c"})
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "number", "allOf": [{"type": "integer"}]},
+        {"type": "integer", "anyOf": [{"type": "string"}, {"type": "number"}]},
+        {"type": "integer", "allOf": [{"minimum": 1}]},
+    ],
+)
+async def test_a_type_that_fits_its_parts_is_kept(echo: Echo, schema: Any) -> None:
+    doc = document(parameters=[parameter("p", "query", schema)])
+    assert (await sent(doc, echo, {"p": 1})).query == "p=1"
+    with pytest.raises(CallError):
+        await sent(doc, echo, {"p": "1"})
+
+
 async def test_closed_parts_of_a_body_can_be_given_together(echo: Echo) -> None:
     other = {**CLOSED, "properties": {"b": {"type": "integer"}}}
     schema = {"allOf": [{"$ref": "#/components/schemas/A"}, other]}

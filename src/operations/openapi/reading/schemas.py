@@ -17,7 +17,6 @@ from typing import Any
 
 from operations._json import is_list, is_object, object_of
 from operations.openapi.reading.definitions import (
-    UNIONS,
     Definition,
     Definitions,
     Direction,
@@ -39,6 +38,7 @@ from operations.openapi.reading.keywords import (
     with_null,
 )
 from operations.openapi.reading.references import References
+from operations.openapi.reading.subtypes import UNIONS
 from operations.schema.compiling import drop_invalid_patterns
 from operations.schema.references import APPLIED, VARIANTS, subschemas
 from operations.types import JSONObject, JSONSchema
@@ -266,6 +266,8 @@ class Conversion:
             del out["multipleOf"]
         if "enum" in out:
             repair_enum(out)
+        if "type" in out and self.definitions.contradicts_type(schema):
+            del out["type"]
         if closes:
             out["unevaluatedProperties"] = False
         return out
