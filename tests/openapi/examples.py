@@ -5,7 +5,7 @@
 
 import sys
 from collections import Counter
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,10 +17,10 @@ from aiohttp import web
 from tests.openapi.serving import serving
 
 from operations import CallError, Operation, OperationRegistry, OperationType, Schema
-from operations._json import object_of
+from operations._json import is_list, is_object, object_of
 from operations.errors import DocumentError
 from operations.openapi import HTTPServiceConfig, from_openapi
-from operations.openapi.diagnosis import Example, differences, examples_of
+from operations.openapi.diagnosis import Example, examples_of
 from operations.openapi.parameters import template_names
 from operations.openapi.reading.document import Description
 from operations.openapi.reading.files import decode_document
@@ -124,19 +124,37 @@ async def _outcome(registry: OperationRegistry, spec: Any, arguments: Any) -> An
     return None
 
 
+def differences(before: Any, after: Any) -> Iterator[str]:
+    """Yield the kinds of all differences."""
+    if is_object(before) and is_object(after):
+        for name in before.keys() | after.keys():
+            if name not in after:
+                yield "stripped"
+            elif name not in before:
+                yield "filled"
+            else:
+                yield from differences(before[name], after[name])
+    elif is_list(before) and is_list(after) and len(before) == len(after):
+        for one, other in zip(before, after, strict=True):
+            yield from differences(one, other)
+    elif type(before) is not type(after) or before != after:
+        yield "converted"
+
+
 def _judge(report: Report, example: Example, outcome: Any, *, is_valid: bool) -> None:
     report.counts["valid"] += is_valid
+    where = f"{example.entry.method} {example.entry.path} {example.status}"
     if isinstance(outcome, CallError):
         body = object_of(outcome.details).get("body", example)
         is_same = example.status >= 300 and (
             body == example.value or object_of(outcome.details).get("truncated")
         )
         if not is_same:
-            report.failures.append(f"{example.where}: {outcome.code} {outcome.message}")
+            report.failures.append(f"{where}: {outcome.code} {outcome.message}")
         report.counts["errors"] += 1
         return
     if outcome is None:
-        report.failures.append(f"{example.where}: nothing arrived")
+        report.failures.append(f"{where}: nothing arrived")
         return
     found = Counter(differences(example.value, outcome.data))
     listed: Counter[str] = Counter()
@@ -152,7 +170,7 @@ def _judge(report: Report, example: Example, outcome: Any, *, is_valid: bool) ->
     ]
     if problems:
         report.failures.append(
-            f"{example.where}: {'valid' if is_valid else 'invalid'}: {'; '.join(problems)}"
+            f"{where}: {'valid' if is_valid else 'invalid'}: {'; '.join(problems)}"
         )
 
 

@@ -94,6 +94,14 @@ async def test_examples_are_compared_with_the_data_of_callers() -> None:
     ]
 
 
+@pytest.mark.parametrize("produces", [[{}], [5], True, [[]]], ids=repr)
+async def test_a_malformed_media_type_is_ignored(produces: Any) -> None:
+    response = {"description": "", "schema": {"type": "integer", "example": "5"}}
+    operation = {"operationId": "find", "produces": produces, "responses": {"200": response}}
+    found = await found_in({"swagger": "2.0", "paths": {"/a": {"get": operation}}})
+    assert [each.changes for each in found.changed] == [{"converted": 1}]
+
+
 LOOP = {"allOf": [{"$ref": "#/$defs/Loop"}]}
 ROOT = {"$defs": {"Never": False, "Text": {"type": "string"}}}
 

@@ -1,6 +1,7 @@
 """`to_openapi`, and importing its result."""
 
 import json
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,7 @@ from operations import (
     OperationType,
     from_schema,
 )
+from operations.openapi import HTTPServiceConfig, from_openapi
 from operations.openapi.exporting import to_openapi
 from operations.openapi.exporting.components import (
     Components,
@@ -496,3 +498,16 @@ def test_a_discriminator_refers_to_the_components() -> None:
     assert restored(document, "test.run").output_schema == from_schema(schema)
     pet["discriminator"]["mapping"]["fox"] = "#/$defs/Fox"
     assert shown(document_of(spec(output_schema=from_schema(schema))))["mapping"] == moved
+
+
+def test_the_items_of_a_stream_are_described_without_trust_in_the_export() -> None:
+    registry = OperationRegistry()
+
+    @registry.operation("task.watch")
+    async def watch() -> AsyncIterator[int]:
+        yield 1
+
+    service = from_openapi(to_openapi(registry), HTTPServiceConfig(namespace="hub"))
+
+    for operation in service:
+        assert operation.spec.output_schema.check(1), operation.spec.id

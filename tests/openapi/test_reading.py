@@ -20,6 +20,28 @@ from operations.openapi.reading.files import decode_document
 CONFIG = HTTPServiceConfig(namespace="api")
 
 
+@pytest.mark.requirement("R28")
+def test_a_document_with_a_lone_surrogate_is_rejected() -> None:
+    # The standard library decodes it.
+    decoded = json.loads(json.dumps(document(description="\ud800")))
+    with pytest.raises(DocumentError, match="contains a lone surrogate"):
+        from_openapi(decoded, CONFIG)
+
+
+def _cycle() -> list[Any]:
+    cycle: list[Any] = []
+    cycle.append(cycle)
+    return cycle
+
+
+@pytest.mark.requirement("R28")
+@pytest.mark.parametrize("value", [1 << 70, object(), _cycle()], ids=lambda v: type(v).__name__)
+@pytest.mark.parametrize("last", ["\ud800", {"\ud800": 1}, ["\ud800"]], ids=ascii)
+def test_a_lone_surrogate_is_found_after_a_value_that_is_not_json(value: Any, last: Any) -> None:
+    with pytest.raises(DocumentError, match="contains a lone surrogate"):
+        from_openapi({"x-value": value, **document(), "x-last": last}, CONFIG)
+
+
 @pytest.mark.requirement("R29")
 def test_yaml_is_the_core_schema_of_version_1_2() -> None:
     text = """
@@ -201,7 +223,7 @@ def test_an_undecoded_document_raises_with_advice(text: Any) -> None:
 
 
 async def test_a_path_instead_of_an_address_raises_with_advice() -> None:
-    with pytest.raises(DocumentError, match="from_openapi_file"):
+    with pytest.raises(DocumentError, match="name the file"):
         await from_openapi_url("petstore.yaml", CONFIG)
 
 
@@ -211,22 +233,24 @@ def test_a_document_without_paths_is_reported() -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "read_as"),
+    ("version", "expected"),
     [
-        ({"openapi": "4.0.0"}, "3.2"),
-        ({"openapi": "30.1"}, "3.2"),
-        ({"swagger": "1.2"}, "2.0"),
-        ({"openapi": "3.2.1-rc"}, None),
-        ({"openapi": 3.1}, None),
-        ({"swagger": 2}, None),
+        ({"openapi": "4.0.0"}, ["its version '4.0.0' is not known; read as 3.2"]),
+        ({"openapi": "30.1"}, ["its version '30.1' is not known; read as 3.2"]),
+        ({"openapi": ["3.1"]}, ["its version ['3.1'] is not known; read as 3.2"]),
+        ({"swagger": "1.2"}, ["its version '1.2' is not known; read as 2.0"]),
+        ({}, ["it names no version; read as 3.0"]),
+        ({"host": "a.example"}, ["it names no version; read as 2.0"]),
+        ({"openapi": "3.2.1-rc"}, []),
+        ({"openapi": 3.1}, []),
+        ({"swagger": 2}, []),
     ],
 )
-def test_an_unknown_version_is_reported(version: dict[str, Any], read_as: str | None) -> None:
+def test_an_unknown_version_is_reported(version: dict[str, Any], expected: list[str]) -> None:
     operation = {"operationId": "find", "responses": {"200": {"description": "ok"}}}
     service = from_openapi({**version, "paths": {"/items": {"get": operation}}}, CONFIG)
     assert [each.spec.id for each in service] == ["api.find"]
-    expected = [f"its version {version.get('openapi', '1.2')!r} is not known; read as {read_as}"]
-    assert [problem.reason for problem in service.problems] == (expected if read_as else [])
+    assert [problem.reason for problem in service.problems] == expected
 
 
 @pytest.mark.parametrize("whole", [None, [], "text", 7])
@@ -416,6 +440,17 @@ async def test_documents_are_fetched_with_credentials_only_if_enabled(is_signed:
         service = await from_openapi_url(f"{url}/openapi.json", config)
     assert [operation.spec.name for operation in service] == ["call", "more"]
     assert sent == [("Bearer T", "shop") if is_signed else (None, None)] * 2
+
+
+async def test_a_document_may_be_compressed() -> None:
+    async def respond(request: web.Request) -> web.Response:
+        response = web.json_response(document())
+        response.enable_compression()
+        return response
+
+    async with serving(respond) as url:
+        (operation,) = await from_openapi_url(f"{url}/openapi.json", CONFIG)
+    assert operation.spec.name == "call"
 
 
 async def test_a_credential_that_cannot_be_obtained_is_a_document_error() -> None:

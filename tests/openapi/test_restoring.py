@@ -86,6 +86,29 @@ def test_an_export_is_trusted_only_if_the_operator_allows_it() -> None:
     assert {operation.spec.access_control for operation in restored} == {AccessControl(["a"])}
 
 
+def test_other_operations_of_a_document_get_names_that_restored_ones_do_not_have() -> None:
+    def described(operation_id: str, *kinds: str) -> dict[str, Any]:
+        content = {kind: {"schema": {"type": "object"}} for kind in kinds}
+        responses = {"200": {"description": "", "content": content}}
+        return {"operationId": operation_id, "responses": responses}
+
+    both = ("application/json", "text/event-stream")
+    paths = {
+        "/one": {"post": {"x-operations": {"id": "x.list.stream"}, "responses": {}}},
+        "/two": {"post": {"x-operations": {"id": "x.taken"}, "responses": {}}},
+        "/list": {"get": described("list", *both)},
+        "/taken": {"get": described("taken", *both)},
+    }
+    document = {"openapi": "3.1.0", "info": {"title": "x", "version": "1"}, "paths": paths}
+    service = from_openapi(document, HTTPServiceConfig(namespace="x", restore=True))
+    registry = OperationRegistry(service)
+
+    assert {spec.name for spec in registry.specs()} == {
+        *("list", "list.stream", "list.stream_"),
+        *("taken", "taken_", "taken_.stream"),
+    }
+
+
 @pytest.mark.parametrize("extension", [7, {"id": "noname"}, {"id": "a.b", "errors": [7]}, {}])
 def test_a_malformed_extension_affects_at_most_its_operation(extension: Any) -> None:
     operation = {"x-operations": extension, "responses": {}}

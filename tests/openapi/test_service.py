@@ -3,9 +3,10 @@
 import asyncio
 import datetime
 import gc
+import re
 import threading
 import warnings
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
@@ -256,6 +257,21 @@ def test_rules_choose_and_rename(rules: dict[str, Any], expected: list[str]) -> 
     assert len(service) == len(expected)
 
 
+@pytest.mark.parametrize("method", ["LINK", "propfind", "PROPPATCH", "REPORT", "M-SEARCH"])
+def test_a_rule_can_select_any_method(method: str) -> None:
+    operations = {method: {"responses": OK}, "COPY": {"responses": OK}}
+    doc = {"openapi": "3.2.0", "paths": {"/x": {"additionalOperations": operations}}}
+    include = Select(methods=(method,))
+    (operation,) = from_openapi(doc, HTTPServiceConfig(namespace="api", include=include))
+    assert operation.spec.meta["method"] == method.upper()
+
+
+@pytest.mark.parametrize("method", ["GETT", "gte", "DELET", "PSOT", "a method", ""])
+def test_a_misspelled_method_is_rejected(method: str) -> None:
+    with pytest.raises(ValueError, match="HTTP methods"):
+        Select(methods=(method,))
+
+
 def test_an_invalid_name_is_rejected() -> None:
     with pytest.raises(ValueError, match="cannot be renamed"):
         from_openapi(PETS, HTTPServiceConfig(namespace="api", rename={"me": "é"}))
@@ -309,6 +325,80 @@ def test_an_invalid_part_skips_its_operation_and_is_reported() -> None:
     ]  # fmt: skip
     assert all(problem.reason for problem in service.problems)
     assert all(problem.is_skipped for problem in service.problems[:-2])
+
+
+@pytest.mark.parametrize("value", [True, 5, [], {}, [{}], "x"], ids=repr)
+@pytest.mark.parametrize(
+    "part",
+    [
+        lambda value: {"parameters": [{"name": "a", "in": value}]},
+        lambda value: {"parameters": [{"$ref": "#/components/parameters/P"}]},
+        lambda value: {"parameters": [{"$ref": value}]},
+        lambda value: {"responses": {"$ref": value}},
+        lambda value: {"requestBody": {"$ref": value}},
+        lambda value: {"$ref": value},
+    ],
+)
+def test_a_part_of_another_type_skips_its_operation_and_is_reported(
+    part: Callable[[Any], Any], value: Any
+) -> None:
+    doc = many(("post", "/good", {}), ("post", "/bad", part(value)))
+    doc["components"] = {"parameters": {"P": {"name": "p", "in": value}}}
+    service = from_openapi(doc, CONFIG)
+    assert [operation.spec.name for operation in service] == ["post_good"]
+    assert [problem.where for problem in service.problems if problem.is_skipped] == ["POST /bad"]
+
+
+@pytest.mark.parametrize("value", [True, 5, [], {}, [{}], "x", [[]]], ids=repr)
+@pytest.mark.parametrize(
+    "responses",
+    [
+        lambda value: value,
+        lambda value: {"200": value},
+        lambda value: {"200": {"content": value}},
+        lambda value: {"200": {"content": {"application/json": value}}},
+        lambda value: {"200": {"links": value}},
+        lambda value: {"404": value},
+        lambda value: {"404": {"content": value}},
+    ],
+)
+def test_an_invalid_response_of_any_type_is_ignored_and_reported(
+    responses: Callable[[Any], Any], value: Any
+) -> None:
+    reference = {"404": {"$ref": "#/components/responses/E"}}
+    doc = many(("get", "/a", {"responses": reference}), ("get", "/b", {}))
+    doc["paths"]["/b"]["get"]["responses"] = responses(value)
+    doc["components"] = {"responses": {"E": {"description": "gone"}}}
+    service = from_openapi(doc, CONFIG)
+    assert [operation.spec.name for operation in service] == ["get_a", "get_b"]
+    for operation in service:
+        operation.spec.output_schema.compile()
+    reported = [] if value == {} else ["GET /b"]
+    assert [problem.where for problem in service.problems] == reported
+    assert all("not an object" in problem.reason for problem in service.problems)
+    assert not any(problem.is_skipped for problem in service.problems)
+
+
+@pytest.mark.parametrize("value", [None, True, 5, [], {}, [{}], [[]]], ids=repr)
+@pytest.mark.parametrize("status", ["200", "404"])
+def test_a_reference_of_a_response_that_is_not_text_is_reported(status: str, value: Any) -> None:
+    response = {status: {"$ref": "#/components/responses/E"}}
+    doc = many(("get", "/a", {"responses": response}), ("get", "/b", {"responses": response}))
+    doc["components"] = {"responses": {"E": {"content": {"$ref": value}}}}
+    (problem,) = from_openapi(doc, CONFIG).problems
+    assert problem.where == "GET /a"
+    assert f"the content of its response {status} (#/components/responses/E)" in problem.reason
+
+
+@pytest.mark.parametrize(
+    "item", [{"additionalOperations": True}, {"additionalOperations": []}, {"$ref": 5}]
+)
+def test_a_malformed_path_is_reported(item: Any) -> None:
+    doc = many(("get", "/good", {}))
+    doc["paths"]["/bad"] = item
+    service = from_openapi(doc, CONFIG)
+    assert [operation.spec.name for operation in service] == ["get_good"]
+    assert [problem.where for problem in service.problems] == ["/bad"]
 
 
 def test_a_path_item_can_be_a_reference() -> None:
@@ -568,6 +658,35 @@ async def test_a_template_in_the_query_keeps_the_rest_of_the_query(echo: Echo) -
     assert echo.seen[0].target == "/v1/a?version=2&kind=x%20y&id=1"
 
 
+async def test_a_path_parameter_in_the_query_of_a_template_is_sent_there(echo: Echo) -> None:
+    echo.seen.clear()
+    parameters = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in ("id", "term")
+    ]
+    doc = many(("get", "/a/{id}?q={term}", {"operationId": "q", "parameters": parameters}))
+    async with imported(doc, base_url=echo.url) as registry:
+        await registry.execute("api.q", {"id": "1", "q": "a&b"})
+        with pytest.raises(CallError, match="/q is required"):
+            await registry.execute("api.q", {"id": "1"})
+    assert [seen.target for seen in echo.seen] == ["/a/1?q=a%26b"]
+
+
+@pytest.mark.parametrize(
+    ("path", "also", "expected"),
+    [("/a/{id}?q={id}", [], "/a/1"), ("/a?id={id}", [{"name": "id", "in": "query"}], "/a?id=1")],
+)
+async def test_a_parameter_with_a_place_of_its_own_keeps_it(
+    echo: Echo, path: str, also: list[dict[str, Any]], expected: str
+) -> None:
+    echo.seen.clear()
+    declared = {"name": "id", "in": "path", "required": True, "schema": {"type": "integer"}}
+    doc = many(("get", path, {"operationId": "q", "parameters": [declared, *also]}))
+    async with imported(doc, base_url=echo.url) as registry:
+        await registry.execute("api.q", {"id": 1})
+    assert [seen.target for seen in echo.seen] == [expected]
+
+
 @pytest.mark.parametrize(
     ("url", "variables", "expected"),
     [
@@ -592,9 +711,16 @@ async def test_a_server_needs_values_and_has_one_spelling(
             assert transport.sent[0].url == expected
 
 
-async def test_a_relative_server_is_resolved_against_the_address_of_the_document() -> None:
+@pytest.mark.parametrize(("own", "expected"), [(None, "/v1/x"), ("..", "/x"), ("", "/x")])
+async def test_a_relative_server_is_resolved_against_the_address_of_the_document(
+    own: str | None, expected: str
+) -> None:
+    doc = document("/x", servers=[{"url": "../v1"}])
+    if own is not None:
+        doc["paths"]["/x"]["get"]["servers"] = [{"url": own}]
+
     async def respond(request: web.Request) -> web.Response:
-        return web.json_response(document("/x", servers=[{"url": "../v1"}]) | {"at": request.path})
+        return web.json_response(doc | {"at": request.path})
 
     async with serving(respond) as url:
         service = await from_openapi_url(
@@ -602,16 +728,45 @@ async def test_a_relative_server_is_resolved_against_the_address_of_the_document
         )
         async with service:
             envelope = await OperationRegistry(list(service)).execute("api.call", {})
-    assert envelope.data["at"] == "/v1/x"
+    assert envelope.data["at"] == expected
 
 
-async def test_a_document_that_has_moved_is_reported_with_its_address() -> None:
+@pytest.mark.requirement("R13")
+async def test_keys_that_are_not_text_cost_only_their_own_part() -> None:
+    response = {
+        "description": "",
+        "headers": {None: {}},
+        "content": {5: {"schema": {"type": "string"}}, "application/json": {"schema": {}}},
+    }
+    doc = document("/x", responses={200: response}, components={"schemas": {404: {}}})
+    doc["servers"] = [{"url": "https://{1}.example", "variables": {1: {"default": "eu"}}}]
+    transport = Recording()
+    async with imported(doc, transport=transport, pagination="document") as registry:
+        await registry.execute("api.call", {})
+    assert transport.sent[0].url == "https://eu.example/x"
+
+
+@pytest.mark.parametrize(("location", "shown"), [("/new.json", "/new.json"), ("http://[x", "[x")])
+async def test_a_document_that_has_moved_is_reported_with_its_address(
+    location: str, shown: str
+) -> None:
     async def respond(request: web.Request) -> web.Response:
-        return web.Response(status=301, headers={"Location": "/new.json"})
+        return web.Response(status=301, headers={"Location": location})
 
     async with serving(respond) as url:
-        with pytest.raises(DocumentError, match=f"import {url}/new.json instead"):
+        with pytest.raises(DocumentError, match=re.escape(f"{shown} instead")):
             await from_openapi_url(f"{url}/old.json", HTTPServiceConfig(namespace="api"))
+
+
+async def test_a_malformed_server_in_a_document_is_no_address() -> None:
+    async def respond(request: web.Request) -> web.Response:
+        return web.json_response(document(servers=[{"url": "http://[x"}]))
+
+    async with serving(respond) as url:
+        service = await from_openapi_url(f"{url}/openapi.json", HTTPServiceConfig(namespace="api"))
+        async with service:
+            with pytest.raises(CallError, match="There is no address to send this to"):
+                await OperationRegistry(list(service)).execute("api.call", {})
 
 
 def test_rules_for_missing_operations_are_reported(

@@ -189,8 +189,10 @@ class Select:
         if not (self.tags or self.paths or self.methods):
             raise ValueError("it selects nothing: give tags, paths or methods")
         for method in self.methods:
-            if method.upper() not in _METHODS:
-                near = suggestion(method.upper(), _METHODS)
+            # A document may have other methods, so only similar ones of about the same length are misspelled.
+            alike = [name for name in _METHODS if abs(len(name) - len(method)) < 2]
+            near = "" if method.upper() in _METHODS else suggestion(method.upper(), alike)
+            if near or not is_header(method, ""):
                 raise ValueError(f"methods must be names of HTTP methods.{near}")
         if not all(path.startswith(("/", "*")) for path in self.paths):
             raise ValueError("paths must begin with '/' or '*'")

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from operations._json import is_list, is_object, list_of, object_of
+from operations._json import list_of, object_of, text_of
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, DocumentError, SchemaError
@@ -49,11 +49,6 @@ class Example:
     media_type: str
     value: Any
     schema: Any
-
-    @property
-    def where(self) -> str:
-        """The operation and the status."""
-        return f"{self.entry.method} {self.entry.path} {self.status}"
 
 
 def examples_of(
@@ -93,8 +88,8 @@ def _media(
     for media_type, value in object_of(response.get("examples")).items():
         yield media_type, schema, {"example": value}
     produces = entry.operation.get("produces", description.document.get("produces"))
-    for media_type in list_of(produces)[:1] or ["application/json"]:
-        yield media_type, schema, {}
+    kinds = filter(None, map(text_of, list_of(produces)))
+    yield next(kinds, "application/json"), schema, {}
 
 
 def _values(description: Description, schema: Any, holder: dict[str, Any]) -> Iterator[Any]:
@@ -124,23 +119,6 @@ def _meant(value: Any) -> Any:
     return value
 
 
-def differences(before: Any, after: Any) -> Iterator[str]:
-    """Yield the kinds of all differences."""
-    if is_object(before) and is_object(after):
-        for name in before.keys() | after.keys():
-            if name not in after:
-                yield "stripped"
-            elif name not in before:
-                yield "filled"
-            else:
-                yield from differences(before[name], after[name])
-    elif is_list(before) and is_list(after) and len(before) == len(after):
-        for one, other in zip(before, after, strict=True):
-            yield from differences(one, other)
-    elif type(before) is not type(after) or before != after:
-        yield "converted"
-
-
 @dataclass(frozen=True, slots=True)
 class ChangedExample:
     """A response example that does not reach the caller unchanged."""
@@ -149,7 +127,7 @@ class ChangedExample:
     status: int
 
     changes: dict[str, int]
-    """The number of changes by kind; `rejected` if the caller receives an error."""
+    """The number of reported changes by kind; `rejected` if the caller receives an error."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -251,7 +229,11 @@ async def _changes(
         envelope = await registry.execute(spec.id, {})
     except CallError:
         return Counter({"rejected": 1})
-    return Counter(differences(example.value, envelope.data))
+    changes = Counter[str]()
+    for change in envelope.meta.changes:
+        if change.kind != "mismatch":
+            changes[change.kind] += change.count
+    return changes
 
 
 # ------------------------------------------------------------ schemas that accept no value

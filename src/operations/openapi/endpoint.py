@@ -6,10 +6,10 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import urlsplit
 
 from operations._decoding import decode_known
-from operations._hosts import normal_url, origin_of
+from operations._hosts import joined_url, normal_url, origin_of
 from operations._json import canonical, is_object, object_of
 from operations.context import OperationContext
 from operations.envelopes import DescribedEnvelope, ResponseEnvelope
@@ -336,7 +336,7 @@ class Endpoint:
         if url is None:
             variables = shared.config.server_variables
             item, operation = self._entry.item, self._entry.operation
-            url = shared.description.reader.server_urls(item, operation, variables)[0]
+            url = shared.description.reader.server_url(item, operation, variables)
             if missing := template_names(url):
                 raise CallError(
                     ErrorCode.EXECUTION_ERROR,
@@ -344,7 +344,7 @@ class Endpoint:
                     " set server_variables, or base_url.",
                 )
             if shared.base is not None:
-                url = urljoin(shared.base, url)
+                url = joined_url(shared.base, url)
         with suppress(ValueError):
             url = normal_url(url)
         server, _, query = url.partition("?")

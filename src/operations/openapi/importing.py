@@ -258,17 +258,27 @@ class Importer:
         entries = list(self._exported()) if self._config.restore else description.entries()
         found = [self._read(entry) for entry in entries]
         names = operation_names((each.wanted, each.entry.method, each.entry.path) for each in found)
-        operations = self._restored
-        self._taken = set(names)
-        config = self._config
+        operations, config = self._restored, self._config
+        restored = {
+            each.spec.name for each in operations if each.spec.namespace == config.namespace
+        }
+        self._taken = {*names, *restored}
+        if restored:
+            names = [unused_name(name, self._taken) if name in restored else name for name in names]
+            self._taken.update(names)
         rules = (config.include, config.exclude, config.rename, config.pagination, config.access)
         is_ruled = any(rule is not None for rule in rules)
-        for unnamed, name in zip(found, names, strict=True):
-            if is_ruled:
-                operations.extend(self._ruled(unnamed, _outline(unnamed, name)))
-            else:
+        named = list(zip(found, names, strict=True))
+        if is_ruled:
+            outlined = [(unnamed, _outline(unnamed, name)) for unnamed, name in named]
+            wanted = [(u, o, self._renamed(o)) for u, o in outlined if self._is_wanted(o)]
+            self._taken.update(name for _, _, name in wanted)
+            for unnamed, outline, name in wanted:
+                operations.extend(self._ruled(unnamed, outline, name))
+        else:
+            for unnamed, name in named:
                 operations.extend(self._operations(unnamed, name, OPEN))
-        self._warn_of_names(self._taken)
+        self._warn_of_names(set(names))
         description.problems.extend(self._requests.problems())
         for problem in description.problems:
             _LOGGER.warning("%s: %s: %s", self._source, problem.where, problem.reason)
@@ -331,17 +341,17 @@ class Importer:
                         name,
                     )
 
-    def _ruled(self, unnamed: _Unnamed, outline: OperationOutline) -> Iterator[Operation]:
+    def _ruled(
+        self, unnamed: _Unnamed, outline: OperationOutline, name: str
+    ) -> Iterator[Operation]:
         """Yield the selected variants of one operation: the call, its stream and its pages."""
-        if self._is_wanted(outline):
-            name, access = self._renamed(outline), self._access(outline)
-            first, *streams = self._operations(unnamed, name, access)
-            yield first
-            exclude = self._config.exclude
-            stream = replace(outline, name=outline.name + STREAM)
-            if exclude is None or not exclude(stream):
-                yield from streams
-            yield from self._pages(unnamed.entry, first, outline)
+        first, *streams = self._operations(unnamed, name, self._access(outline))
+        yield first
+        exclude = self._config.exclude
+        stream = replace(outline, name=outline.name + STREAM)
+        if exclude is None or not exclude(stream):
+            yield from streams
+        yield from self._pages(unnamed.entry, first, outline)
 
     def _read(self, entry: DocumentOperation) -> _Unnamed:
         operation = entry.operation
@@ -446,7 +456,7 @@ class Importer:
         endpoint = Endpoint(self._shared, entry, is_stream=False)
         pages = msgspec.structs.replace(
             spec,
-            name=spec.name + PAGES,
+            name=unused_name(spec.name + PAGES, self._taken),
             type=OperationType.SUBSCRIPTION,
             description=f"Every page of {spec.id}, one by one.",
             input_schema=endpoint.input,

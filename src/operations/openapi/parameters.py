@@ -249,16 +249,35 @@ def _unencoded(text: str) -> str:
     return text
 
 
-def completed_parameters(path: str, parameters: Sequence[Parameter]) -> list[Parameter]:
-    """Return the parameters, with exactly the path parameters of the template; undeclared ones are strings."""
+def completed_parameters(path: str, query: str, parameters: Sequence[Parameter]) -> list[Parameter]:
+    """Return the parameters, with exactly the path parameters of the template; undeclared ones are strings.
+
+    Args:
+        path: The path of the template.
+        query: The query of the template. A path parameter with its placeholder only there is sent in the query.
+        parameters: The declared parameters.
+    """
     names = template_names(path)
-    known = {p.name for p in parameters if p.place == "path"}
+    declared = {p.name for p in parameters if p.place == "query"}
+    result: list[Parameter] = []
+    for parameter in parameters:
+        if parameter.place != "path" or parameter.name in names:
+            result.append(parameter)
+        elif (key := _query_key(parameter.name, query)) and key not in declared:
+            result.append(msgspec.structs.replace(parameter, name=key, place="query", style="form"))
+    known = {p.name for p in result if p.place == "path"}
     added = [
         Parameter(name=name, place="path", required=True, schema={"type": "string"})
         for name in names
         if name not in known
     ]
-    return [p for p in parameters if p.place != "path" or p.name in names] + added
+    return result + added
+
+
+def _query_key(name: str, query: str) -> str:
+    """Return the key of a placeholder in the query of a template; empty if it is not there."""
+    pieces = [piece.partition("=") for piece in query.split("&")]
+    return next((unquote(key) for key, _, value in pieces if value == f"{{{name}}}"), "")
 
 
 def argument_names(

@@ -436,7 +436,7 @@ class RequestPlan:
         template, _, literal_query = path.partition("#")[0].partition("?")
         self._template = template if template.startswith("/") else "/" + template
         self._pieces = tuple(split_template(self._template))
-        # A placeholder in the query is a query parameter anyway.
+        # A placeholder in the query is a query parameter.
         pieces = literal_query.split("&")
         self.literal_query = tuple(literal(p) for p in pieces if p and "{" not in p)
         self._body = (
@@ -445,7 +445,9 @@ class RequestPlan:
             else None
         )
         parameters = [
-            p for p in completed_parameters(template, model.parameters) if not _is_hidden(p, owned)
+            p
+            for p in completed_parameters(template, literal_query, model.parameters)
+            if not _is_hidden(p, owned)
         ]
         reserved = self._body.arguments if self._body is not None else []
         names = argument_names([(p.name, p.place) for p in parameters], reserved)

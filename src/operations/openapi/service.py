@@ -6,14 +6,17 @@ registry.register_all(service)
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import cached_property, partial
 from os import PathLike
 from pathlib import Path
 from typing import Any, Self, TypeAlias
 
+import msgspec
+
 from operations._decoding import gc_paused
 from operations._hosts import TrustedHosts
-from operations._json import text_of
+from operations._json import LONE_SURROGATE, is_list, is_object, text_of
 from operations._text import counted, without_secrets
 from operations.context import NO_CALL
 from operations.errors import CallError, DocumentError
@@ -121,13 +124,17 @@ def from_openapi(document: Any, config: HTTPServiceConfig | Mapping[str, Any]) -
             `HTTPServiceConfig`.
 
     Raises:
-        DocumentError: If it is not an object.
+        DocumentError: If it is not an object, or contains text that is not valid Unicode.
         ValueError: If the configuration is not valid.
     """
     if isinstance(document, (str, bytes, PathLike)):
         raise DocumentError(
             "from_openapi takes a decoded document: from_openapi_file and from_openapi_url read one"
         )
+    try:
+        _encode_texts(document)
+    except UnicodeEncodeError:
+        raise DocumentError(f"the document {LONE_SURROGATE}") from None
     return _import(Bundle(document), _config(config), None, None)
 
 
@@ -170,7 +177,7 @@ async def from_openapi_url(
         client = ServiceClient(config, TrustedHosts([url]))
     except ValueError as error:
         raise DocumentError(
-            f"{without_secrets(url)!r} is {error}: from_openapi_file reads files"
+            f"{without_secrets(url)!r} is {error}: download the document, and name the file"
         ) from None
     try:
         headers: dict[str, str] = {}
@@ -186,6 +193,28 @@ async def from_openapi_url(
     finally:
         await client.aclose()
     return await asyncio.to_thread(_import, document, config, url, url)
+
+
+def _encode_texts(document: Any) -> None:
+    """Raise UnicodeEncodeError for a lone surrogate, which the `json` module accepts.
+
+    Other values that are not JSON cost only their own part.
+    """
+    # Much faster than the loop, but stops at the first value that is not JSON.
+    with suppress(TypeError, OverflowError, RecursionError):
+        msgspec.msgpack.encode(document)
+        return
+    seen: set[int] = set()
+    stack = [document]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, str):
+            node.encode()
+        elif (is_object(node) or is_list(node)) and id(node) not in seen:
+            seen.add(id(node))
+            stack.extend(node)
+            if is_object(node):
+                stack.extend(node.values())
 
 
 def _config(config: HTTPServiceConfig | Mapping[str, Any]) -> HTTPServiceConfig:

@@ -32,6 +32,7 @@ _METHODS = {spelled: method.upper() for method in METHODS for spelled in (method
 
 
 _VERSION = re.compile(r"2(\.0)?|3(\.[012](\..+)?)?")
+_SWAGGER_KEYS = frozenset({"swagger", "definitions", "basePath", "host", "securityDefinitions"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,33 +83,24 @@ class Description:
         self.info = self.references.object_at(self.document.get("info"))
         kind = Swagger2Reader if self.is_swagger else OpenAPI3Reader
         self.reader: OpenAPI3Reader = kind(self.references, self.document)
-        self._places = frozenset({"path", "query", "header"})
+        # Tuples, because a malformed document may have a value here that is not hashable.
+        self._places = ("path", "query", "header")
         self._good: set[str] = set()
         self.authorized: dict[int, JSONObject] = {}
         """The path items and operations with a required `Authorization` header, by `id()`."""
 
     def _version(self) -> str:
-        for key in ("openapi", "swagger"):
-            version = self.document.get(key)
-            if isinstance(version, (str, int, float)):
-                return self._known(str(version), "3.2" if key == "openapi" else "2.0")
-        is_swagger = not self.document.keys().isdisjoint(
-            {"definitions", "basePath", "host", "securityDefinitions"}
-        )
-        version = "2.0" if is_swagger else "3.0"
-        reason = f"it names no version; read as {version}"
-        if "paths" not in self.document:
-            reason = "it names no version and has no paths: is it an OpenAPI document?"
-        self.problems.append(Problem("document", reason, is_skipped=False))
+        """Return the version of the document; report one that is missing or not known."""
+        document = self.document
+        given = document.get("openapi", document.get("swagger"))
+        if _VERSION.fullmatch(str(given)):
+            return str(given)
+        is_swagger = "openapi" not in document and not _SWAGGER_KEYS.isdisjoint(document)
+        version = "2.0" if is_swagger else "3.0" if given is None else "3.2"
+        found = "it names no version" if given is None else f"its version {given!r} is not known"
+        doubt = "" if "paths" in document else ": is it an OpenAPI document?"
+        self.problems.append(Problem("document", f"{found}; read as {version}{doubt}", False))
         return version
-
-    def _known(self, version: str, otherwise: str) -> str:
-        """Return `version`; `otherwise` with a problem if it is not a known version."""
-        if _VERSION.fullmatch(version):
-            return version
-        reason = f"its version {version!r} is not known; read as {otherwise}"
-        self.problems.append(Problem("document", reason, is_skipped=False))
-        return otherwise
 
     def all_problems(self) -> list[Problem]:
         """Return all parts of the document that could not be used, including unresolved references.
@@ -150,7 +142,11 @@ class Description:
             if "additionalOperations" not in item:
                 continue
             # 3.2: additional methods without their own field.
-            for method, operation in object_of(item["additionalOperations"]).items():
+            additional = item["additionalOperations"]
+            if not is_object(additional):
+                self.problems.append(Problem(path, "its additionalOperations are not an object"))
+                continue
+            for method, operation in additional.items():
                 problem = shared
                 if not is_header(method, ""):
                     problem = "its method is not an HTTP method"
@@ -254,7 +250,7 @@ class Description:
                         self.authorized[id(holder)] = holder
                     continue
                 problem = self.reader.check_parameter(node)
-            elif ref in good:
+            elif type(ref) is str and ref in good:
                 continue
             else:
                 try:
@@ -302,9 +298,11 @@ class DeclaredResponses:
 
     def __init__(self, description: Description) -> None:
         self._description = description
-        self._errors: dict[str, dict[str | None, ErrorDefinition]] = {}
+        self._errors: dict[str, dict[str, ErrorDefinition]] = {}
         """Errors by status, then by a key that is equal for equal responses."""
         self._produces = description.document.get("produces")
+        self._seen: set[str] = set()
+        """The references to responses that were checked."""
 
     def read(self, entry: DocumentOperation) -> Declared:
         """Return the declared responses of this operation."""
@@ -312,40 +310,71 @@ class DeclaredResponses:
         links: JSONObject | None = None
         streams = others = False
         shared, references = self._errors, self._description.references
-        responses = cast("dict[str, JSONObject]", object_of(entry.operation.get("responses")))
+        declared = entry.operation.get("responses", {})
+        if not is_object(declared):
+            self._ignore(entry, "its responses are not an object")
+        responses = cast("dict[str, JSONObject]", object_of(declared))
         for status, node in responses.items():
-            if type(node) is not dict and not is_object(node):
-                continue
             if type(status) is not str:
                 # YAML parses an unquoted 200 as a number.
                 status = str(status)  # noqa: PLW2901 - the same status, spelled
+            if type(node) is not dict and not is_object(node):
+                if status[:2] != "x-":
+                    self._ignore(entry, f"its response {status} is not an object")
+                continue
             ref = node.get("$ref")
             same_status = shared.get(status)
-            if same_status is not None and ref in same_status:
+            if same_status is not None and type(ref) is str and ref in same_status:
                 errors.append(same_status[ref])
                 continue
             if status[:1] != "2":
                 if status[:2] != "x-":
                     errors.append(self._error(entry, status, node))
                 continue
-            if ref is not None:
-                node = references.object_at(node)  # noqa: PLW2901 - the same response, found
-            if "links" in node:
-                links = {**(links or {}), **object_of(node["links"])}
-            content = node.get("content")
-            if content:
-                if "$ref" in content:
-                    content = references.object_at(content)
-                for kind in content:
-                    if is_stream(kind):
-                        streams = True
-                    else:
-                        others = True
+            found = self._checked(entry, status, node)
+            if "links" in found:
+                links = {**(links or {}), **object_of(found["links"])}
+            for kind in references.object_at(found.get("content")):
+                if is_stream(str(kind)):
+                    streams = True
+                else:
+                    others = True
         if self._description.is_swagger:
             produces = entry.operation.get("produces", self._produces)
             kinds = [is_stream(text_of(kind)) for kind in list_of(produces)]
             streams, others = True in kinds, False in kinds
         return Declared(tuple(errors), links, streams, others or not streams)
+
+    def _checked(self, entry: DocumentOperation, status: str, node: JSONObject) -> JSONObject:
+        """Return a response, or the target of a reference, and report its parts that have a wrong type, once."""
+        references, ref = self._description.references, node.get("$ref")
+        what = f"its response {status}"
+        if ref is not None:
+            found = references.object_at(node)
+            if str(ref) in self._seen:
+                return found
+            self._seen.add(str(ref))
+            what = f"{what} ({ref})"
+            if references.is_misplaced(node):
+                self._ignore(entry, f"{what} is not an object")
+                return found
+            node = found
+        wrong = [
+            part
+            for part in ("content", "links")
+            if part in node and references.is_misplaced(node[part])
+        ]
+        for part in wrong:
+            self._ignore(entry, f"the {part} of {what} is not an object")
+        content = {} if "content" in wrong else references.object_at(node.get("content"))
+        for kind, offered in content.items():
+            if references.is_misplaced(offered):
+                self._ignore(entry, f"the media type {kind!r} of {what} is not an object")
+        return node
+
+    def _ignore(self, entry: DocumentOperation, reason: str) -> None:
+        where = f"{entry.method} {entry.path}"
+        self._description.problems.append(Problem(where, f"{reason}: ignored", False))
 
     def _error(self, entry: DocumentOperation, status: str, node: JSONObject) -> ErrorDefinition:
         """Return the error that a response declares; equal responses share one error."""
@@ -366,7 +395,7 @@ class DeclaredResponses:
     def _definition(
         self, entry: DocumentOperation, status: str, node: JSONObject
     ) -> ErrorDefinition:
-        found = self._description.references.object_at(node)
+        found = self._checked(entry, status, node)
         return ErrorDefinition(
             "HTTP_ERROR" if status == "default" else f"HTTP_{status.upper()}",
             text_of(found.get("description")),

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from operations._json import object_of
+from operations._json import list_of, object_of
 from operations.openapi.reading import media
 from operations.openapi.reading.keywords import as_object
 from operations.openapi.reading.media import EVENT_STREAM
@@ -278,10 +278,19 @@ def _raw(declared: Media, schemas: SchemaConverter) -> Any:
     item = declared.item_schema
     if item is None:
         whole = schemas.resolve(declared.schema)
-        is_list = media.is_sequence(declared.media_type) and whole.get("type") == "array"
-        return whole.get("items", True) if is_list else declared.schema
+        if media.is_sequence(declared.media_type):
+            return whole.get("items", True) if whole.get("type") == "array" else declared.schema
+        # Our own exports describe whole events.
+        events: list[Any] = list_of(whole.get("anyOf")) or [whole]
+        items = [_event_data(event, schemas) for event in events]
+        return declared.schema if None in items else {"anyOf": items}
     if media.is_sequence(declared.media_type):
         return item
     # 3.2 describes a whole event, but a subscription yields only its data.
     data = schemas.properties(item).get("data")
     return item if data is None else schemas.resolve(data).get("contentSchema", data)
+
+
+def _event_data(event: Any, schemas: SchemaConverter) -> Any:
+    """Return the schema of the JSON in the data of an event; None if the schema does not describe an event."""
+    return schemas.resolve(schemas.properties(event).get("data")).get("contentSchema")

@@ -124,7 +124,9 @@ def best(offered: Iterable[Media]) -> Media | None:
     return min(offered, key=_rank, default=None)
 
 
-_PLACES = frozenset({"path", "query", "header", "cookie"})
+# Tuples, because a malformed document may have a value here that is not hashable.
+_PLACES = ("path", "query", "header", "cookie", "querystring")
+_SWAGGER_PLACES = ("path", "query", "header", "body", "formData")
 _STYLES: dict[str, frozenset[str]] = {
     "path": frozenset({"simple", "label", "matrix"}),
     "query": frozenset({"form", "spaceDelimited", "pipeDelimited", "deepObject"}),
@@ -195,8 +197,7 @@ class OpenAPI3Reader:
         """Return the problem of a parameter; None if it has none."""
         if type(node.get("name")) is not str:
             return "a parameter has no name"
-        # 3.2 adds `querystring`, which is the whole query.
-        if node.get("in") not in _PLACES and node.get("in") != "querystring":
+        if node.get("in") not in _PLACES:
             return f"the parameter {node['name']!r} is in no known place: {node.get('in')!r}"
         return None
 
@@ -232,7 +233,8 @@ class OpenAPI3Reader:
 
     def _media(self, node: JSONObject) -> tuple[Media, ...]:
         result: list[Media] = []
-        for media_type, entry in self._references.object_at(node.get("content")).items():
+        for key, entry in self._references.object_at(node.get("content")).items():
+            media_type = str(key)
             if not is_header_value(media_type):
                 continue
             # 3.2 lets a media type be a reference, and streams describe one item.
@@ -273,34 +275,26 @@ class OpenAPI3Reader:
         found = {name: references.find(node) for name, node in schemes.items()}
         return {name: scheme for name, scheme in found.items() if scheme is not None}
 
-    def server_urls(
+    def server_url(
         self, item: JSONObject, operation: JSONObject, variables: Mapping[str, str]
-    ) -> list[str]:
-        """Return the server addresses of an operation; variables without a value stay in place."""
+    ) -> str:
+        """Return the first server address of an operation; variables without a value stay in place."""
+        references = self._references
         for holder in (operation, item, self._document):
-            urls = self._urls(holder.get("servers"), variables)
-            if urls:
-                return urls
-        return ["/"]
-
-    def _urls(self, nodes: Any, variables: Mapping[str, str]) -> list[str]:
-        urls: list[str] = []
-        for node in self._references.list_at(nodes):
-            server = self._references.object_at(node)
-            defaults = {
-                name: str(variable["default"])
-                for name, variable in self._references.object_at(server.get("variables")).items()
-                if is_object(variable) and "default" in variable
-            }
-            url = text_of(server.get("url"))
-            for name, chosen in {**defaults, **variables}.items():
-                url = url.replace("{" + name + "}", str(chosen))
-            if url:
-                urls.append(url)
-        return urls
+            for server in map(references.object_at, references.list_at(holder.get("servers"))):
+                defaults = {
+                    name: str(variable["default"])
+                    for name, variable in references.object_at(server.get("variables")).items()
+                    if is_object(variable) and "default" in variable
+                }
+                url = server.get("url")
+                if type(url) is str:
+                    for name, chosen in {**defaults, **variables}.items():
+                        url = url.replace(f"{{{name}}}", str(chosen))
+                    return url or "/"
+        return "/"
 
 
-_SWAGGER_PLACES = frozenset({"path", "query", "header", "body", "formData"})
 _FORM = "application/x-www-form-urlencoded"
 _MULTIPART = "multipart/form-data"
 
@@ -344,24 +338,20 @@ class Swagger2Reader(OpenAPI3Reader):
         types = self._media_types(operation, "produces") or ["application/json"]
         return tuple(Media(media_type=kind, schema=response["schema"]) for kind in types)
 
-    def server_urls(
+    def server_url(
         self, item: JSONObject, operation: JSONObject, variables: Mapping[str, str]
-    ) -> list[str]:
-        """Return the addresses from `host`, `basePath` and `schemes`; without a host they are relative."""
+    ) -> str:
+        """Return the address from `host`, `basePath` and `schemes`; without a host it is relative."""
         host = text_of(self._document.get("host")).strip("/")
         base = text_of(self._document.get("basePath")) or "/"
         if not base.startswith("/"):
             base = "/" + base
-        if not host:
-            return [base]
-        if "://" in host:
-            return [host + base]
-        schemes = [
-            text_of(s).lower()
-            for s in list_of(operation.get("schemes") or self._document.get("schemes"))
-        ]
-        usable = [scheme for scheme in schemes if scheme in {"https", "http"}]
-        return [f"{scheme}://{host}{base}" for scheme in sorted(usable or ["https"], reverse=True)]
+        if not host or "://" in host:
+            return host + base
+        declared = list_of(operation.get("schemes") or self._document.get("schemes"))
+        schemes = [text_of(scheme).lower() for scheme in declared]
+        is_plain = "http" in schemes and "https" not in schemes
+        return f"{'http' if is_plain else 'https'}://{host}{base}"
 
     def security_schemes(self) -> JSONObject:
         """Return `securityDefinitions` in the form of 3.x."""

@@ -69,6 +69,8 @@ class References:
         found = self.value(node)
         if not is_object(found):
             raise DocumentError("an object was expected")
+        if found.get("$ref") is not None:
+            raise DocumentError("its $ref is not text")
         return found
 
     def find(self, node: Any) -> JSONObject | None:
@@ -77,6 +79,16 @@ class References:
             return self.follow(node)
         except DocumentError:
             return None
+
+    def is_misplaced(self, node: Any) -> bool:
+        """Return whether `node`, or its target, is not an object; False if `unresolved` reports the reference."""
+        if is_object(node) and "$ref" not in node:
+            return False
+        try:
+            found = self.value(node)
+        except DocumentError:
+            return False
+        return not is_object(found) or "$ref" in found
 
     def object_at(self, node: Any) -> JSONObject:
         """Return `node`, or its target, if it is an object; else an empty object."""
