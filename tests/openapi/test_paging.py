@@ -6,7 +6,7 @@ import pytest
 from aiohttp import web
 from tests.openapi.serving import document, imported, serving
 
-from operations import CallError, OperationType
+from operations import CallError, ErrorCode, OperationType
 from operations.openapi import (
     CursorPaging,
     HTTPServiceConfig,
@@ -72,6 +72,42 @@ async def test_every_page_is_an_envelope(paging: Paging) -> None:
     assert found == ITEMS
 
 
+@pytest.mark.parametrize(
+    "paging", [PagePaging(items="/items"), OffsetPaging(items="/items")], ids=lambda p: p.argument
+)
+async def test_an_argument_that_is_null_counts_from_the_first_page(
+    paging: PagePaging | OffsetPaging,
+) -> None:
+    async with (
+        serving(pages) as url,
+        imported(listing(paging.argument), base_url=url, pagination={"call": paging}) as registry,
+    ):
+        found: list[int] = []
+        async for envelope in registry.subscribe("api.call.pages", {paging.argument: None}):
+            found += envelope.data["items"]
+    assert found == ITEMS
+
+
+@pytest.mark.parametrize(
+    "paging", [PagePaging(items="/items"), OffsetPaging(items="/items")], ids=lambda p: p.argument
+)
+def test_an_argument_that_is_not_a_number_cannot_count_pages(
+    paging: PagePaging | OffsetPaging,
+) -> None:
+    page = Page({paging.argument: "last"}, "http://a/", {}, {"items": [1]})
+    with pytest.raises(CallError) as caught:
+        paging.following(page)
+    assert caught.value.code == ErrorCode.VALIDATION_ERROR
+
+
+def test_the_name_of_a_subscription_to_pages_is_unused() -> None:
+    doc = listing()
+    doc["paths"]["/pages"] = document(operationId="call.pages")["paths"]["/thing"]
+    config = HTTPServiceConfig(namespace="api", pagination={"call": LinkPaging()})
+    service = from_openapi(doc, config)
+    assert [each.spec.name for each in service] == ["call", "call.pages_", "call.pages"]
+
+
 async def test_a_rule_decides_by_operation() -> None:
     config = HTTPServiceConfig(
         namespace="api",
@@ -133,9 +169,10 @@ def test_a_document_can_describe_its_paging(more: dict[str, Any], expected: Pagi
 
 
 @pytest.mark.requirement("R06")
-async def test_a_next_page_at_another_origin_is_not_requested() -> None:
+@pytest.mark.parametrize("following", ["https://elsewhere.example/items?page=2", "http://[x"])
+async def test_a_next_page_at_another_origin_is_not_requested(following: str) -> None:
     async def respond(request: web.Request) -> web.Response:
-        return web.json_response({"next": "https://elsewhere.example/items?page=2"})
+        return web.json_response({"next": following})
 
     async with (
         serving(respond) as url,
@@ -223,6 +260,7 @@ def test_pointers_refer_to_a_value_or_to_none() -> None:
     assert value_at(data, "/a/0/b~1c") == 1
     assert value_at(data, "/a/-1/b~1c") == 1
     assert value_at(data, "/a/7") is None
+    assert value_at(data, "/a/--1") is None
     assert value_at(data, "/x/y") is None
     assert value_at("text", "/a") is None
 

@@ -8,11 +8,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
-from urllib.parse import urljoin
 
-from operations._json import list_of, object_of, text_of, unescape
+from operations._hosts import joined_url
+from operations._json import list_of, object_of, pointer, text_of, unescape
+from operations.errors import invalid_argument
 from operations.types import JSONObject
 
+_INDEX = re.compile("-?[0-9]{1,9}")
 _LINK = re.compile(r"<([^<>]*)>([^<]*)")
 _REL = re.compile(r";\s*rel\s*=\s*(?:\"([^\"]*)\"|([^\s;,]+))", re.IGNORECASE)
 
@@ -42,7 +44,7 @@ class LinkPaging:
         for target, attributes in _LINK.findall(page.headers.get("link", "")):
             for quoted, bare in _REL.findall(attributes):
                 if "next" in (quoted or bare).lower().split():
-                    return urljoin(page.url, str(target))
+                    return joined_url(page.url, str(target))
         return None
 
 
@@ -58,7 +60,7 @@ class URLPaging:
     def following(self, page: Page) -> Next:
         """Return how to request the page after `page`; None if it is the last."""
         url = text_of(value_at(page.data, self.next))
-        return urljoin(page.url, url) if url else None
+        return joined_url(page.url, url) if url else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,8 +104,8 @@ class PagePaging:
         """Return how to request the page after `page`; None if it is the last."""
         if not list_of(value_at(page.data, self.items)):
             return None
-        number = page.arguments.get(self.argument, self.first)
-        return {**page.arguments, self.argument: int(number) + 1}
+        number = _number(page, self.argument, self.first)
+        return {**page.arguments, self.argument: number + 1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,18 +129,32 @@ class OffsetPaging:
         wanted = page.arguments.get(self.limit) if self.limit else None
         if not count or (isinstance(wanted, int) and count < wanted):
             return None
-        offset = int(page.arguments.get(self.argument, 0))
+        offset = _number(page, self.argument, 0)
         return {**page.arguments, self.argument: offset + count}
+
+
+def _number(page: Page, argument: str, first: int) -> int:
+    """Return the number in an argument of a page's request; `first` if it is absent or null.
+
+    Raises:
+        CallError: `VALIDATION_ERROR` if it is not a number.
+    """
+    given = page.arguments.get(argument)
+    try:
+        return first if given is None else int(given)
+    except (TypeError, ValueError):
+        message = f"{argument!r} must be a number, because it counts the pages."
+        raise invalid_argument(pointer(argument), message, "type") from None
 
 
 Paging: TypeAlias = LinkPaging | URLPaging | CursorPaging | PagePaging | OffsetPaging
 
 
-def value_at(data: Any, pointer: str) -> Any:
+def value_at(data: Any, place: str) -> Any:
     """Return the value at a JSON pointer in `data`; None if it does not exist."""
-    for token in pointer.split("/")[1:]:
+    for token in place.split("/")[1:]:
         key = unescape(token)
-        if isinstance(data, list) and key.isascii() and key.lstrip("-").isdigit():
+        if isinstance(data, list) and _INDEX.fullmatch(key):
             items, index = list_of(data), int(key)  # pyright: ignore[reportUnknownArgumentType]
             data = items[index] if -len(items) <= index < len(items) else None
         else:
@@ -155,7 +171,7 @@ def declared_paging(operation: JSONObject, responses: JSONObject) -> Paging | No
     if speakeasy:
         return _speakeasy(speakeasy)
     for status, response in responses.items():
-        headers = {name.lower() for name in object_of(object_of(response).get("headers"))}
+        headers = {str(name).lower() for name in object_of(object_of(response).get("headers"))}
         if status.startswith("2") and "link" in headers:
             return LinkPaging()
     return None
