@@ -12,6 +12,7 @@ Rule 4: the timer of a time limit stops while a person answers a question, and r
 
 import asyncio
 import logging
+import os
 from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -21,7 +22,7 @@ from email.utils import parsedate_to_datetime
 from math import inf
 from secrets import SystemRandom
 from time import monotonic, time
-from typing import Final
+from typing import Any, Final
 
 from operations.errors import CallError, ErrorCode
 
@@ -504,3 +505,41 @@ class LogBudget:
             self._began, self._left = now, self.LINES
         self._left = max(-1, self._left - 1)
         return self._left
+
+
+def reason_of(error: OSError) -> str:
+    """Return why a connection failed, without its address."""
+    # The text of asyncio only repeats the address. Errors of TLS have numbers of their own.
+    if error.strerror and "Connect call failed" not in error.strerror:
+        return error.strerror
+    return str(error) if error.errno is None else os.strerror(error.errno)
+
+
+def fail_if_closed(response: Any, error: Exception) -> None:
+    """Let the reader of an aiohttp response fail with `error` if the connection closes before the body is complete.
+
+    aiohttp reports this itself, except after an invalid chunk size.
+    """
+    content, connection = response.content, response.connection
+    if connection is None or connection.protocol is None:
+        # The body is complete.
+        return
+
+    def fail(_closed: object) -> None:
+        if not content.is_eof() and content.exception() is None:
+            content.set_exception(error)
+
+    closed: asyncio.Future[None] | None = connection.protocol.closed
+    if closed is None:
+        fail(closed)
+        return
+    # Once per connection, which serves many requests; asyncio logs an error that is not retrieved.
+    closed.remove_done_callback(_retrieve)
+    closed.add_done_callback(_retrieve)
+    closed.add_done_callback(fail)
+    content.on_eof(lambda: closed.remove_done_callback(fail))
+
+
+def _retrieve(closed: asyncio.Future[None]) -> None:
+    if not closed.cancelled():
+        closed.exception()

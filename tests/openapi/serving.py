@@ -1,5 +1,6 @@
 """A real HTTP server in the test's own loop, and documents in one line."""
 
+import asyncio
 import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -30,6 +31,26 @@ async def serving(
         yield f"http://127.0.0.1:{runner.addresses[0][1]}"
     finally:
         await runner.cleanup()
+
+
+@asynccontextmanager
+async def writing(*parts: bytes | asyncio.Event, ends: bool = False) -> AsyncGenerator[str]:
+    """Answer the first request of every connection with these bytes, and wait for the events between them."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        for part in parts:
+            if isinstance(part, asyncio.Event):
+                await part.wait()
+            else:
+                writer.write(part)
+        if not ends:
+            await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
 
 def document(path: str = "/thing", method: str = "get", /, **operation: Any) -> dict[str, Any]:

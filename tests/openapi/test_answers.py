@@ -179,6 +179,30 @@ async def test_an_errors_body_is_capped() -> None:
     assert caught.value.details["truncated"] is True
 
 
+@pytest.mark.requirement("R16")
+async def test_an_error_can_be_encoded_and_shows_no_credential() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        head = b"HTTP/1.1 400 \xff s3cret-key\r\nContent-Type: text/plain; charset=unicode_escape; a=s3cret-key"
+        writer.write(head + b"\r\nContent-Length: 6\r\n\r\n\\udcff")
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with (
+        server,
+        imported(
+            SCHEMALESS, base_url=url, auth={"type": "bearer", "token": "s3cret-key"}
+        ) as registry,
+    ):
+        with pytest.raises(CallError) as caught:
+            await registry.execute("api.call", {})
+
+    error = json.dumps([caught.value.message, caught.value.details], ensure_ascii=False)
+    assert "s3cret-key" not in error.encode().decode()
+    assert caught.value.details["body"] == "\\udcff"
+
+
 async def test_bytes_in_an_error_are_base64() -> None:
     async with (
         serving(responding(b"\x00\xff", "application/pdf", 400)) as url,
@@ -577,6 +601,7 @@ def test_retry_after_is_a_number_or_a_date() -> None:
     assert retry_after("Wed, 21 Oct 2999 07:28:00 GMT") > 10**9
     assert retry_after("Wed, 21 Oct 2999 07:28:00") > 10**9
     assert retry_after("soon") == 0
+    assert retry_after("Wed, 21 Oct 2015 07:28:00 +99999999999999999999") == 0
     assert retry_after("") == 0
 
 

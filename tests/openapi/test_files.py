@@ -350,7 +350,7 @@ async def test_a_compressed_response_is_saved_without_its_coding(tmp_path: Path)
     assert (tmp_path / "saved").read_bytes() == b"plain" * 1000
 
 
-@pytest.mark.parametrize("fault", ["status", "cut", "limit"])
+@pytest.mark.parametrize("fault", ["status", "cut", "limit", "gzip"])
 async def test_a_file_is_not_replaced_by_half_a_response(fault: str, tmp_path: Path) -> None:
     path = tmp_path / "kept"
     path.write_bytes(b"kept")
@@ -360,6 +360,9 @@ async def test_a_file_is_not_replaced_by_half_a_response(fault: str, tmp_path: P
             server.statuses = [404]
         elif fault == "cut":
             server.headers = {"Content-Length": "900"}
+        elif fault == "gzip":
+            server.content = gzip.compress(server.content)[:-8]
+            server.headers = {"Content-Encoding": "gzip"}
         else:
             server.chunks = 2
         with pytest.raises(CallError):

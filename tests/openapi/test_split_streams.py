@@ -11,7 +11,12 @@ from tests.openapi.serving import document, imported, serving
 from tests.openapi.test_corpus import SHARED, needs_documents
 
 from operations import CallError, OperationRegistry, OperationType
-from operations.openapi import HTTPServiceConfig, from_openapi, from_openapi_file
+from operations.openapi import (
+    HTTPServiceConfig,
+    LinkPaging,
+    from_openapi,
+    from_openapi_file,
+)
 
 JSON, SSE, NDJSON = "application/json", "text/event-stream", "application/x-ndjson"
 WHOLE = {"type": "object", "properties": {"text": {"type": "string"}}}
@@ -105,6 +110,16 @@ async def test_a_response_of_the_other_kind_is_delivered() -> None:
         assert parts == [{"delta": "a"}, {"delta": "b"}]
         server.always = JSON
         assert await items(registry, "api.call.stream", {"body": {}}) == [{"text": "ab"}]
+
+
+@pytest.mark.parametrize("kind", [SSE, NDJSON])
+async def test_an_empty_response_of_the_other_kind_has_no_items(kind: str) -> None:
+    async def respond(request: web.Request) -> web.StreamResponse:
+        return web.Response(content_type=kind)
+
+    async with serving(respond) as url, imported(chat(kind=kind), base_url=url) as registry:
+        assert (await registry.execute("api.call", {"body": {}})).data == []
+        assert await items(registry, "api.call.stream", {"body": {}}) == []
 
 
 @pytest.mark.parametrize(
@@ -303,3 +318,17 @@ async def test_an_operation_of_a_real_document_is_streamed_and_executed() -> Non
         parts = await items(registry, "tgi.chat_completions.stream", arguments)
     assert bodies == [{"messages": [message], "stream": True}]
     assert parts == [chunk]
+
+
+def test_a_new_name_of_another_operation_is_not_used_for_a_stream_or_its_pages() -> None:
+    doc = chat()
+    doc["paths"]["/chat"] = {"get": doc["paths"]["/chat"]["post"]}
+    del doc["paths"]["/chat"]["get"]["requestBody"]
+    doc["paths"]["/a"] = {"get": {"operationId": "a", "responses": {}}}
+    doc["paths"]["/b"] = {"get": {"operationId": "b", "responses": {}}}
+    found = names(
+        doc,
+        rename={"call": "chat", "a": "chat.stream", "b": "chat.pages"},
+        pagination={"call": LinkPaging()},
+    )
+    assert found == ["chat", "chat.stream_", "chat.pages_", "chat.stream", "chat.pages"]

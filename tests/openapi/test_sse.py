@@ -2,6 +2,7 @@
 
 import base64
 import json
+import tracemalloc
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from operations.errors import CallError, ErrorCode
-from operations.openapi.responses import EventStreamDecoder, ServerSentEvent
+from operations.openapi.responses import EventStreamDecoder, JSONLinesDecoder, ServerSentEvent
 
 TABLE = Path(__file__).parents[3] / "shared" / "sse" / "cases.json"
 CASES: list[dict[str, Any]] = json.loads(TABLE.read_bytes())["cases"] if TABLE.exists() else []
@@ -73,6 +74,41 @@ def test_an_event_without_end_is_rejected_while_it_arrives(piece: bytes) -> None
     assert caught.value.code == ErrorCode.RESOURCE_EXHAUSTED
 
 
+@pytest.mark.requirement("R18")
+@pytest.mark.parametrize(
+    "event",
+    [b"data: " + b"x" * 990, b"data: " + "\u20ac".encode() * 330, b": " + b"x" * 990],
+)
+@pytest.mark.parametrize("extra", [0, 10])
+def test_the_limit_counts_bytes_and_does_not_depend_on_chunks(event: bytes, extra: int) -> None:
+    body = event + b"x" * (1000 - len(event) + extra) + b"\n\n"
+    outcomes: list[bool] = []
+    for step in (1, 7, len(body)):
+        decoder = EventStreamDecoder(max_event_bytes=1000)
+        try:
+            for at in range(0, len(body), step):
+                decoder.feed(body[at : at + step])
+        except CallError:
+            outcomes.append(False)
+        else:
+            outcomes.append(True)
+    assert outcomes == [extra == 0] * 3
+
+
+@pytest.mark.requirement("R18")
+@pytest.mark.parametrize("piece", [b"xy", b"data:xy\n"])
+def test_many_small_pieces_take_no_more_memory_than_their_bytes(piece: bytes) -> None:
+    size = 1 << 18
+    decoder = EventStreamDecoder(max_event_bytes=size)
+    tracemalloc.start()
+    try:
+        for _ in range(size // len(piece)):
+            decoder.feed(piece)
+        assert tracemalloc.get_traced_memory()[1] < 3 * size
+    finally:
+        tracemalloc.stop()
+
+
 def test_an_id_is_committed_by_the_blank_line_only() -> None:
     decoder = EventStreamDecoder(last_event_id="1")
     decoder.feed(b"id: 2\ndata: x\n")
@@ -84,3 +120,27 @@ def test_an_id_is_committed_by_the_blank_line_only() -> None:
 def test_a_huge_retry_is_capped() -> None:
     _, decoder = decode([b"retry: " + b"9" * 5000 + b"\n\n"])
     assert decoder.retry == 10**9
+
+
+@settings(deadline=None)
+@given(st.lists(st.binary(max_size=8), max_size=8), st.integers(1, 6))
+def test_lines_do_not_depend_on_their_chunks(pieces: list[bytes], step: int) -> None:
+    body = b"\n".join(pieces)
+    whole = JSONLinesDecoder()
+    split = JSONLinesDecoder()
+    chunks = [body[at : at + step] for at in range(0, len(body), step)]
+    expected = [line for line in body.replace(b"\x1e", b"\n").split(b"\n") if line.strip()]
+    assert whole.feed(body) + whole.finish() == expected
+    assert [line for each in chunks for line in split.feed(each)] + split.finish() == expected
+
+
+def test_the_chunks_of_one_line_are_not_searched_again() -> None:
+    # Searching the whole line for each chunk would take longer than the time limit of a test.
+    size = 1 << 22
+    decoder = JSONLinesDecoder(max_event_bytes=size)
+    for _ in range(size // 8):
+        assert decoder.feed(b"x" * 8) == []
+    assert decoder.finish() == [b"x" * size]
+    with pytest.raises(CallError) as caught:
+        decoder.feed(b"x" * (size + 1))
+    assert caught.value.code == ErrorCode.RESOURCE_EXHAUSTED

@@ -7,7 +7,8 @@ from typing import Any
 import anyio
 import pytest
 from aiohttp import web
-from tests.openapi.serving import document, imported, serving
+from anyio.abc import SocketAttribute, SocketStream
+from tests.openapi.serving import document, imported, serving, writing
 
 from operations import CallError, ErrorCode, OperationRegistry, OperationType
 from operations.openapi import HTTPServiceConfig, from_openapi
@@ -331,6 +332,49 @@ async def test_the_pauses_before_reconnecting_are_bounded(monkeypatch: pytest.Mo
     assert count > 14
 
 
+@pytest.mark.parametrize("has_begun", [True, False])
+@pytest.mark.parametrize("status", [200, 503])
+async def test_a_stream_is_requested_again_as_often_as_other_calls(
+    has_begun: bool, status: int
+) -> None:
+    count = 0
+
+    async def respond(request: web.Request) -> web.StreamResponse:
+        nonlocal count
+        count += 1
+        if status == 503 and (count > 1 or not has_begun):
+            return web.Response(status=503, headers={"Retry-After": "0"})
+        response = await begin(request)
+        if count == 1 and has_begun:
+            await response.write(b"retry: 1\nid: 1\ndata: 1\n\ndata: lo")
+        assert request.transport is not None
+        request.transport.abort()
+        return response
+
+    async with serving(respond) as url:
+        with pytest.raises(CallError):
+            await collected(streaming(), url, retries=2)
+    assert count == 3
+
+
+async def test_a_stream_without_a_response_is_not_requested_in_two_loops() -> None:
+    count = 0
+
+    async def accept(stream: SocketStream) -> None:
+        nonlocal count
+        count += 1
+        await stream.aclose()
+
+    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
+    port: int = listener.extra(SocketAttribute.local_port)  # noqa: S610 - not Django
+    async with listener, anyio.create_task_group() as tasks:
+        tasks.start_soon(listener.serve, accept)
+        with pytest.raises(CallError):
+            await collected(streaming(), f"http://127.0.0.1:{port}", retries=1)
+        tasks.cancel_scope.cancel()
+    assert count == 2
+
+
 async def test_a_stream_closed_after_its_end_has_ended() -> None:
     count = 0
 
@@ -480,6 +524,36 @@ async def test_the_connection_ends_when_the_consumer_stops(how: str) -> None:
             await gone.wait()
 
 
+@pytest.mark.requirement("R12")
+@pytest.mark.parametrize("rest", [b"no size\r\n", b"1\r\nxyz", b"f" * 20 + b"\r\n"])
+async def test_an_invalid_chunk_ends_a_stream_at_once(rest: bytes) -> None:
+    received = asyncio.Event()
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n"
+    async with (
+        writing(head + b"\r\n9\r\ndata: 1\n\n\r\n", received, rest) as url,
+        imported(streaming(), base_url=url) as registry,
+    ):
+        with anyio.fail_after(20), pytest.raises(CallError) as caught:
+            async for envelope in registry.subscribe("api.call", {}):
+                assert envelope.data == 1
+                received.set()
+
+    assert caught.value.code == ErrorCode.EXECUTION_ERROR
+    assert "not valid HTTP" in caught.value.message
+
+
+@pytest.mark.parametrize("kind", ["text/event-stream", "application/jsonl"])
+async def test_a_stream_of_a_status_without_content_is_empty(kind: str) -> None:
+    body = b"data: 1\n\n" if kind == "text/event-stream" else b"1\n"
+    doc = streaming() if kind == "text/event-stream" else lines()
+
+    async def respond(request: web.Request) -> web.StreamResponse:
+        return web.Response(body=body, status=205, content_type=kind)
+
+    async with serving(respond) as url:
+        assert await collected(doc, url) == []
+
+
 def lines(schema: Any = None, method: str = "get") -> dict[str, Any]:
     media = {} if schema is None else {"itemSchema": schema}
     content = {"application/jsonl": media}
@@ -526,16 +600,47 @@ async def test_a_stream_of_lines_may_end_with_a_mark(end: bytes) -> None:
     assert [item.data for item in items] == [{"n": 1}]
 
 
-async def test_the_last_line_needs_no_line_end() -> None:
+@pytest.mark.parametrize(
+    ("schema", "body", "expected"),
+    [({"type": "string"}, b'"one"\ntwo', ["one", "two"]), (None, b"1\n12", [1, 12])],
+)
+async def test_the_last_line_needs_no_line_end(schema: Any, body: bytes, expected: Any) -> None:
     async def respond(request: web.Request) -> web.StreamResponse:
         response = await begin_lines(request)
-        await response.write(b'"one"\ntwo')
+        await response.write(body)
         return response
 
     async with serving(respond) as url:
-        items = await collected(lines({"type": "string"}), url)
+        items = await collected(lines(schema), url)
 
-    assert [item.data for item in items] == ["one", "two"]
+    assert [item.data for item in items] == expected
+
+
+async def test_a_byte_order_mark_is_no_part_of_the_first_line() -> None:
+    async def respond(request: web.Request) -> web.StreamResponse:
+        response = await begin_lines(request)
+        for piece in (b"\xef", b"\xbb\xbf1", b"\n2\n"):
+            await response.write(piece)
+        return response
+
+    async with serving(respond) as url:
+        assert [item.data for item in await collected(lines(), url)] == [1, 2]
+
+
+async def test_a_last_number_without_line_end_and_length_may_be_cut_off() -> None:
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/jsonl\r\n"
+    received: list[Any] = []
+    async with (
+        writing(head + b"\r\n1\n12", ends=True) as url,
+        imported(lines(), base_url=url) as registry,
+    ):
+        with pytest.raises(CallError) as caught:
+            async for envelope in registry.subscribe("api.call", {}):
+                received += [envelope.data]
+
+    assert received == [1]
+    assert caught.value.code == ErrorCode.EXECUTION_ERROR
+    assert caught.value.details == {"item": "12"}
 
 
 @pytest.mark.parametrize("retries", [0, 2])

@@ -3,10 +3,13 @@
 import asyncio
 import base64
 import errno
+import gc
+import socket
 import ssl
+import struct
 import subprocess
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +20,12 @@ from tests.openapi.echo import Echo
 from tests.openapi.serving import document, imported, serving
 
 from operations import CallError, ErrorCode, Identity, OperationContext
+from operations._hosts import TrustedHosts
+from operations._resilience import FAILURES
+from operations.errors import DocumentError
 from operations.openapi import HTTPServiceConfig, from_openapi
 from operations.openapi.aiohttp_transport import _call_error as failure
+from operations.openapi.client import ServiceClient
 from operations.openapi.transport import HTTPRequest
 
 
@@ -361,3 +368,141 @@ def test_a_lost_connection_is_reported_with_its_own_reason() -> None:
         assert reason in error.message
     refused = failure(OSError(errno.ECONNREFUSED, "Connect call failed ('127.0.0.1', 1)"), request)
     assert "(Connection refused)" in refused.message
+
+
+async def test_a_reset_of_an_unused_connection_is_not_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/jsonl\r\nTransfer-Encoding: chunked\r\n"
+    received, read, reset = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(head + b"\r\n2\r\n1\n\r\n")
+        await received.wait()
+        writer.write(b"0\r\n\r\n")
+        await read.wait()
+        linger = struct.pack("ii", 1, 0)
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        writer.transport.abort()
+        reset.set()
+
+    responses = {"200": {"description": "", "content": {"application/jsonl": {}}}}
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with imported(document(responses=responses), base_url=url) as registry:
+            for _ in range(2):
+                async for _item in registry.subscribe("api.call", {}):
+                    received.set()
+                read.set()
+                await reset.wait()
+            gc.collect()
+
+    assert "never retrieved" not in caplog.text
+
+
+class Resetting:
+    """A server that answers a number of requests per connection, and resets the connection after the next."""
+
+    def __init__(self, answered: int) -> None:
+        self.answered = answered
+        self.requests = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for _ in range(self.answered):
+            await reader.readuntil(b"\r\n\r\n")
+            self.requests += 1
+            writer.write(
+                b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 1\r\n\r\n1"
+            )
+        with suppress(asyncio.IncompleteReadError):
+            await reader.readuntil(b"\r\n\r\n")
+            self.requests += 1
+        writer.transport.abort()
+
+
+@pytest.mark.parametrize("retries", [0, 1, 2])
+@pytest.mark.parametrize("method", ["get", "delete"])
+async def test_a_request_is_sent_once_and_as_often_as_it_may_be_retried(
+    method: str, retries: int
+) -> None:
+    resetting = Resetting(answered=0)
+    async with await asyncio.start_server(resetting.serve, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with imported(document("/thing", method), base_url=url, retries=retries) as registry:
+            with pytest.raises(CallError) as caught:
+                await registry.execute("api.call", {})
+
+    assert caught.value.code == ErrorCode.UNAVAILABLE
+    assert resetting.requests == 1 + retries
+
+
+async def test_unused_connections_that_a_server_has_closed_do_not_open_the_breaker() -> None:
+    resetting = Resetting(answered=1)
+    async with await asyncio.start_server(resetting.serve, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with imported(document(), base_url=url, retries=1) as registry:
+            for _ in range(2):
+                calls = [registry.execute("api.call", {}) for _ in range(2 * FAILURES)]
+                assert [each.data for each in await asyncio.gather(*calls)] == [1] * len(calls)
+
+
+async def test_a_repeated_request_uses_a_new_connection() -> None:
+    resetting = Resetting(answered=1)
+    async with await asyncio.start_server(resetting.serve, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with imported(document(), base_url=url, retries=1) as registry:
+            await asyncio.gather(*(registry.execute("api.call", {}) for _ in range(2)))
+            assert (await registry.execute("api.call", {})).data == 1
+
+
+@pytest.mark.parametrize(
+    ("method", "retries", "sent"), [("GET", 2, 2), ("GET", 0, 1), ("POST", 2, 1)]
+)
+async def test_a_request_outside_a_call_is_repeated_once(
+    method: str, retries: int, sent: int
+) -> None:
+    resetting = Resetting(answered=0)
+    async with await asyncio.start_server(resetting.serve, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        client = ServiceClient(
+            HTTPServiceConfig(namespace="api", retries=retries), TrustedHosts([url])
+        )
+        with pytest.raises(CallError) as caught:
+            await client.fetch(method, url, {}, None)
+        await client.aclose()
+
+    assert caught.value.code == ErrorCode.UNAVAILABLE
+    assert resetting.requests == sent
+
+
+async def test_documents_are_fetched_if_a_server_has_closed_unused_connections() -> None:
+    resetting = Resetting(answered=1)
+    async with await asyncio.start_server(resetting.serve, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        client = ServiceClient(HTTPServiceConfig(namespace="api"), TrustedHosts([url]))
+        for _ in range(2):
+            fetched = [client.download(url) for _ in range(2 * FAILURES)]
+            assert await asyncio.gather(*fetched) == [b"1"] * len(fetched)
+        await client.aclose()
+
+
+async def test_a_request_outside_a_call_is_not_repeated_after_the_client_was_closed() -> None:
+    requests: list[str] = []
+    arrived = asyncio.Event()
+
+    async def handler(request: web.Request) -> web.Response:
+        requests.append(request.path)
+        arrived.set()
+        await asyncio.Event().wait()
+        return web.Response()
+
+    async with serving(handler) as url:
+        client = ServiceClient(HTTPServiceConfig(namespace="api"), TrustedHosts([url]))
+        fetching = asyncio.create_task(client.download(url))
+        await arrived.wait()
+        await client.aclose()
+        with pytest.raises(DocumentError, match="cannot be fetched"):
+            await fetching
+
+    assert requests == ["/"]

@@ -1,7 +1,6 @@
 """The HTTP transport with aiohttp: one pool for hosts that the operator configured, one for public addresses only."""
 
 import asyncio
-import os
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Mapping
 from contextlib import aclosing, suppress
@@ -10,7 +9,7 @@ from io import BytesIO
 from urllib.request import getproxies
 
 from operations._hosts import enforce_public, is_public, not_public, origin_of
-from operations._resilience import IDLE_SECONDS
+from operations._resilience import IDLE_SECONDS, fail_if_closed, reason_of
 from operations.errors import CallError, ErrorCode, MissingExtraError, timed_out
 from operations.openapi.files import StreamedBody
 from operations.openapi.transport import REPEATABLE, HTTPRequest, HTTPResponse, TLSFiles
@@ -59,7 +58,9 @@ class AiohttpTransport:
         if proxy is not None:
             self._proxies = {"http": proxy, "https": proxy}
         self.has_proxies = bool(self._proxies)
-        self._sessions: dict[asyncio.AbstractEventLoop, dict[bool, aiohttp.ClientSession]] = {}
+        self._sessions: dict[
+            asyncio.AbstractEventLoop, dict[tuple[bool, bool], aiohttp.ClientSession]
+        ] = {}
 
     def send(self, request: HTTPRequest) -> "_Exchange":
         """Send `request`; see `HTTPTransport.send`."""
@@ -89,16 +90,17 @@ class AiohttpTransport:
             else:
                 await session.close()
 
-    def session(self, *, public_only: bool) -> aiohttp.ClientSession:
+    def session(self, *, public_only: bool, new_connection: bool) -> aiohttp.ClientSession:
         """Return the session of the running event loop for these requests."""
         sessions = self._sessions.setdefault(asyncio.get_running_loop(), {})
-        session = sessions.get(public_only)
+        session = sessions.get((public_only, new_connection))
         if session is None or session.closed:
             resolver = self._resolver or ThreadedResolver()
-            session = sessions[public_only] = aiohttp.ClientSession(
+            session = sessions[public_only, new_connection] = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(
                     limit=self._connections,
-                    keepalive_timeout=IDLE_SECONDS,
+                    keepalive_timeout=None if new_connection else IDLE_SECONDS,
+                    force_close=new_connection,
                     ssl=self._tls.context(presents_certificate=not public_only) or True,
                     resolver=_PublicResolver(resolver) if public_only else resolver,
                     # Not cached, because each connection must check the resolved address.
@@ -110,6 +112,7 @@ class AiohttpTransport:
                 timeout=_NO_TIMEOUT,
                 max_line_size=_LONGEST_HEADER,
                 max_field_size=_LONGEST_HEADER,
+                middlewares=(_sent_once,),
             )
         return session
 
@@ -118,6 +121,22 @@ class AiohttpTransport:
         if request.public_only or _is_direct(url, self._proxies.get("no", "")):
             return None
         return self._proxies.get(url.scheme) or self._proxies.get("all")
+
+
+class _LostError(aiohttp.ClientError):
+    """A connection was lost; the cause is the error of aiohttp."""
+
+
+async def _sent_once(
+    request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
+) -> aiohttp.ClientResponse:
+    """Send a request once: aiohttp would repeat it after these errors, but the settings of the service decide."""
+    try:
+        return await handler(request)
+    except aiohttp.ClientConnectorError:
+        raise
+    except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as error:
+        raise _LostError from error
 
 
 _AUTOMATIC = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
@@ -194,7 +213,9 @@ class _Exchange:
             enforce_public(url.raw_host or "")
         if transport.is_new:
             await transport.close_left()
-        session = transport.session(public_only=request.public_only)
+        session = transport.session(
+            public_only=request.public_only, new_connection=request.new_connection
+        )
         try:
             async with asyncio.timeout(request.timeout) as waiting:
                 response = await self._sent(session, url, waiting)
@@ -241,6 +262,7 @@ class _Exchange:
 
     async def chunks(self) -> AsyncGenerator[bytes]:
         content = self._content
+        fail_if_closed(self._response, aiohttp.ClientError())
         try:
             while not content.at_eof():
                 async with asyncio.timeout_at(self._end):
@@ -307,6 +329,8 @@ def _call_error(error: Exception, request: HTTPRequest) -> CallError:
     where = f"{request.method} {origin}"
     if isinstance(request.body, StreamedBody) and request.body.failure is not None:
         return request.body.failure
+    if isinstance(error, _LostError) and isinstance(error.__cause__, Exception):
+        error = error.__cause__
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, NotPublicError):
@@ -325,10 +349,7 @@ def _call_error(error: Exception, request: HTTPRequest) -> CallError:
     if isinstance(error, (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, OSError)):
         reason = type(error).__name__
         if isinstance(error, OSError) and error.errno is not None:
-            # The text of asyncio only repeats the address. Errors of TLS have numbers of their own.
-            text = error.strerror or ""
-            is_clear = text and "Connect call failed" not in text
-            reason = text if is_clear else os.strerror(error.errno)
+            reason = reason_of(error)
         # After a connection was made, the request may have arrived.
         is_connected = not isinstance(error, aiohttp.ClientConnectorError)
         return CallError(

@@ -14,11 +14,10 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from time import monotonic, time
 from typing import Any, TypeAlias
-from urllib.parse import urljoin
 
 import msgspec
 
-from operations._hosts import Origin, TrustedHosts, enforce_public, origin_of
+from operations._hosts import Origin, TrustedHosts, enforce_public, joined_url, origin_of
 from operations._json import object_of
 from operations._resilience import (
     Backoff,
@@ -28,6 +27,7 @@ from operations._resilience import (
     retry_after,
 )
 from operations._text import without_secrets
+from operations.caller_tokens import oauth_error
 from operations.context import OperationContext
 from operations.errors import CallError, DocumentError, ErrorCode, timed_out
 from operations.observe import trace_context
@@ -37,10 +37,10 @@ from operations.openapi.reading.expected import ANY_JSON
 from operations.openapi.responses import (
     WholeResponse,
     decoded,
-    http_error,
-    oauth_error,
     over_limit,
     read_data,
+    read_error,
+    read_in_time,
     read_whole,
 )
 from operations.openapi.security import (
@@ -68,6 +68,8 @@ _SHORT_WAIT = 0.5
 """Seconds after which a response that did not arrive by the caller's own deadline is a failure of the upstream."""
 
 _FIRST_PAUSE = 0.2
+_MAX_TOKEN_BYTES = 1 << 20
+_ACCEPT = {"Accept": "application/json, application/yaml;q=0.9, */*;q=0.5"}
 _Opened: TypeAlias = AbstractAsyncContextManager[HTTPResponse]
 _LOGGER = logging.getLogger("operations")
 
@@ -96,6 +98,9 @@ class _Call(msgspec.Struct):
 
     retries: int = 0
     """The number of retries so far, not counting the one with a new token."""
+
+    was_lost: bool = False
+    """Whether the connection of the last attempt was lost."""
 
     has_new_token: bool = False
     """Whether a rejected token was replaced."""
@@ -170,14 +175,15 @@ class ServiceClient:
         return known
 
     async def send(
-        self, request: HTTPRequest, origin: Origin, context: OperationContext | None = None
+        self, request: HTTPRequest, origin: Origin, call: _Call | None = None, *, repeats: bool
     ) -> tuple[_Opened, HTTPResponse]:
         """Send a request; return its response, and the context manager that closes it.
 
         Args:
             request: The request.
             origin: The origin of the request's URL.
-            context: The context of the call, if the request belongs to one.
+            call: The call, if the request belongs to one.
+            repeats: Whether the caller sends the request again if its connection is lost.
 
         Raises:
             CallError: The errors of the transport; `UNAVAILABLE` without an attempt if the last attempts failed.
@@ -190,7 +196,8 @@ class ServiceClient:
         except BaseException as error:
             # Otherwise a client with very short deadlines could keep others from the upstream.
             is_patient = monotonic() - began >= min(self._config.timeout * 0.9, _SHORT_WAIT)
-            if _is_failure(error, context, is_patient=is_patient):
+            is_repeated = repeats and _is_lost(error)
+            if not is_repeated and _is_failure(error, call, is_patient=is_patient):
                 breaker.fail(is_probe=is_probe)
             else:
                 breaker.abandon(is_probe=is_probe)
@@ -258,13 +265,13 @@ class ServiceClient:
                 await self._wait(draft.base)
             try:
                 request, response = await self._respond(call, is_stream=target is not None)
-                content, saved = b"", None
+                content, saved, limit = b"", None, self._config.max_response_bytes
                 if target is not None:
                     saved = await self._save(response, target, context)
                 elif isinstance(request.body, StreamedBody):
-                    content = await self._read_in_time(request, response)
+                    content = await read_in_time(response, limit, self._config.timeout)
                 elif request.method != "HEAD":
-                    content = await read_whole(response, self._config.max_response_bytes)
+                    content = await read_whole(response, limit)
                 secrets = call.signature.secrets
                 return WholeResponse(
                     request.url, response.status, response.headers, content, secrets, saved
@@ -279,14 +286,21 @@ class ServiceClient:
 
     @asynccontextmanager
     async def stream(
-        self, draft: Draft, security: Security, context: OperationContext
+        self, draft: Draft, security: Security, context: OperationContext, retries: int = 0
     ) -> AsyncGenerator[tuple[HTTPResponse, AsyncIterator[bytes]]]:
         """Send a request; yield the head of a successful response and its bytes as they arrive.
+
+        Args:
+            draft: The request.
+            security: Signs it.
+            context: The context of the call.
+            retries: How often the caller has already repeated it.
 
         Raises:
             CallError: As `exchange` does.
         """
         call = self._call(draft, security, context)
+        call.retries = retries
         while True:
             if not self.bulkhead.try_enter():
                 await self._wait(draft.base)
@@ -314,21 +328,7 @@ class ServiceClient:
             CallError: `UNAVAILABLE` if the provider does not respond.
             TokenRefusedError: If the provider rejects the request.
         """
-        origin, is_trusted = self.enforce_reachable(url)
-        request = HTTPRequest(
-            method=method,
-            url=url,
-            headers=merged_headers(DEFAULT_HEADERS, headers),
-            body=body,
-            timeout=self._config.timeout,
-            public_only=not is_trusted,
-        )
-        opened, response = await self.send(request, origin)
-        try:
-            content = await read_whole(response, 1 << 20)
-        finally:
-            await opened.__aexit__(None, None, None)
-        content_type = response.headers.get("content-type", "")
+        response, content = await self._whole(method, url, headers, body, _MAX_TOKEN_BYTES)
         if response.status != 200:
             # The rest of the response is not reported, because it concerns the operator's credentials.
             code = oauth_error(content)
@@ -336,7 +336,7 @@ class ServiceClient:
             if response.status == 429 or response.status >= 500:
                 raise CallError(ErrorCode.UNAVAILABLE, message)
             raise TokenRefusedError(message)
-        return read_data(content, content_type, ANY_JSON, status=200)
+        return read_data(content, response.headers.get("content-type", ""), ANY_JSON, status=200)
 
     async def download(self, url: str, headers: Mapping[str, str] | None = None) -> bytes:
         """Fetch a document from an address that the operator configured, or from the same folder.
@@ -348,26 +348,47 @@ class ServiceClient:
         Raises:
             DocumentError: If it cannot be fetched, or is too large.
         """
-        request = HTTPRequest(
-            method="GET",
-            url=url,
-            headers=merged_headers(
-                {"Accept": "application/json, application/yaml;q=0.9, */*;q=0.5"},
-                headers or {},
-            ),
-            timeout=self._config.timeout,
-        )
-        shown = without_secrets(url)
+        shown, headers = without_secrets(url), merged_headers(_ACCEPT, headers or {})
         try:
-            async with self.transport.send(request) as response:
-                if response.status in REDIRECTS:
-                    there = without_secrets(urljoin(url, response.headers.get("location", "")))
-                    raise DocumentError(f"{shown} has moved: import {there} instead")
-                if response.status != 200:
-                    raise DocumentError(f"{shown} responded with HTTP {response.status}")
-                return await read_whole(response, self._config.max_document_bytes)
+            limit = self._config.max_document_bytes
+            response, content = await self._whole("GET", url, headers, None, limit)
         except CallError as error:
             raise DocumentError(f"{shown} cannot be fetched: {error.message}") from error
+        if response.status in REDIRECTS:
+            there = without_secrets(joined_url(url, response.headers.get("location", "")))
+            raise DocumentError(f"{shown} has moved: import {there} instead")
+        if response.status != 200:
+            raise DocumentError(f"{shown} responded with HTTP {response.status}")
+        return content
+
+    async def _whole(
+        self, method: str, url: str, headers: dict[str, str], body: bytes | None, limit: int
+    ) -> tuple[HTTPResponse, bytes]:
+        """Send a request outside of any operation; return the response and its whole body."""
+        origin, is_trusted = self.enforce_reachable(url)
+        request = HTTPRequest(
+            method=method,
+            url=url,
+            headers=merged_headers(DEFAULT_HEADERS, headers),
+            body=body,
+            timeout=self._config.timeout,
+            public_only=not is_trusted,
+        )
+        end, closings = monotonic() + self._config.timeout, self.closings
+        # The server may have closed the connection while it was unused.
+        repeats = method in REPEATABLE and self._config.retries > 0
+        while True:
+            try:
+                opened, response = await self.send(request, origin, repeats=repeats)
+                try:
+                    return response, await read_whole(response, limit)
+                finally:
+                    await opened.__aexit__(None, None, None)
+            except CallError as error:
+                if not repeats or not _is_lost(error) or closings != self.closings:
+                    raise
+            repeats, left = False, end - monotonic()
+            request = msgspec.structs.replace(request, timeout=left, new_connection=True)
 
     def _call(
         self,
@@ -402,10 +423,22 @@ class ServiceClient:
             error, call, status, wanted
         ):
             return None
+        call.was_lost = _is_lost(error)
+        if call.was_lost and self._repeats_at_once(call):
+            call.retries = 1
+            return 0
         call.retries += 1
         call.backoff = call.backoff or Backoff(_FIRST_PAUSE)
         pause = call.backoff.pause() + retry_after(wanted)
         return pause if monotonic() + pause < call.end else None
+
+    def _repeats_at_once(self, call: _Call) -> bool:
+        """Return whether a call that loses its first connection is repeated without a pause."""
+        return (
+            call.retries == 0 < self._config.retries
+            and call.is_repeatable
+            and call.draft.method in REPEATABLE
+        )
 
     def _may_repeat(self, error: CallError, call: _Call, status: object, wanted: str) -> bool:
         """Return whether a request may be sent again; `wanted` is the response's `Retry-After`."""
@@ -440,10 +473,12 @@ class ServiceClient:
             seconds,
             is_stream=is_stream,
             public_only=not is_trusted,
+            new_connection=call.was_lost,
         )
+        repeats = self._repeats_at_once(call)
         for redirects in range(_MAX_REDIRECTS):
             try:
-                opened, response = await self.send(request, origin, call.context)
+                opened, response = await self.send(request, origin, call, repeats=repeats)
             except CallError as error:
                 if redirects:
                     # The server has received the first request.
@@ -458,7 +493,11 @@ class ServiceClient:
             if self._config.follow_redirects and status in REDIRECTS and location:
                 onward = redirected(request, status, location, call.end - monotonic())
             if onward is None:
-                raise await self._error(request, response, call.signature, call.end)
+                if status == 401:
+                    for source in call.signature.tokens:
+                        source.refuse(request.headers.get("Authorization", ""))
+                limit = self._config.max_error_bytes
+                raise await read_error(response, limit, call.end, call.signature.secrets)
             call.opened = None
             await opened.__aexit__(None, None, None)
             request = onward
@@ -497,53 +536,6 @@ class ServiceClient:
                 progress=context.progress,
             )
 
-    async def _read_in_time(self, request: HTTPRequest, response: HTTPResponse) -> bytes:
-        """Read the response to a streamed body within the time limit, which the transport does not enforce here."""
-        try:
-            async with asyncio.timeout(self._config.timeout):
-                return await read_whole(response, self._config.max_response_bytes)
-        except TimeoutError:
-            where = f"{request.method} {origin_of(request.url)}"
-            raise timed_out(where, self._config.timeout, "respond") from None
-
-    async def _error(
-        self,
-        request: HTTPRequest,
-        response: HTTPResponse,
-        signature: RequestCredentials,
-        end: float,
-    ) -> CallError:
-        """Return the error for an error response, with the part of its body within the limits of size and time.
-
-        A rejected token is not used again.
-        """
-        if response.status == 401:
-            for source in signature.tokens:
-                source.refuse(request.headers.get("Authorization", ""))
-        limit = self._config.max_error_bytes
-        content, is_cut = b"", False
-        try:
-            async with (
-                asyncio.timeout(end - monotonic()),
-                aclosing(decoded(response)) as body,
-            ):
-                async for piece in body:
-                    content += piece
-                    if len(content) > limit:
-                        content, is_cut = content[:limit], True
-                        break
-        except (CallError, TimeoutError):
-            # The status decides; an incomplete body does not change the error.
-            is_cut = True
-        return http_error(
-            response.status,
-            response.reason,
-            response.headers,
-            content,
-            is_cut=is_cut,
-            secrets=signature.secrets,
-        )
-
     def _warn(self, origin: Origin) -> None:
         config = self._config
         if origin not in self._warned and (config.auth or config.credentials or config.headers):
@@ -556,14 +548,19 @@ class ServiceClient:
             )
 
 
-def _is_failure(
-    error: BaseException, context: OperationContext | None, *, is_patient: bool
-) -> bool:
+def _is_lost(error: BaseException) -> bool:
+    """Return whether a connection was lost, which the server may have closed while it was unused."""
+    return (
+        isinstance(error, CallError) and error.code == ErrorCode.UNAVAILABLE and error.begun is None
+    )
+
+
+def _is_failure(error: BaseException, call: _Call | None, *, is_patient: bool) -> bool:
     """Return whether `error` means that the upstream did not respond, although the caller waited long enough."""
     if isinstance(error, CallError):
         return error.code == ErrorCode.UNAVAILABLE or (
             is_patient and error.code == ErrorCode.TIMEOUT
         )
     # Cancelled: at the deadline, or because the caller was cancelled.
-    deadline = None if context is None else context.deadline
+    deadline = None if call is None else call.context.deadline
     return is_patient and deadline is not None and time() * 1000 >= deadline

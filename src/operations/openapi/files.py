@@ -358,9 +358,14 @@ class FilesRoot:
     def __init__(self, folder: str | Path) -> None:
         if os.open not in os.supports_dir_fd or os.link not in os.supports_dir_fd:
             raise ValueError("files_root is not supported on this system")
-        self._folder = os.path.realpath(folder)
-        if not Path(self._folder).is_dir():
-            raise ValueError(f"files_root {str(folder)!r} is not a folder")
+        try:
+            self._folder = os.path.realpath(folder)
+            is_folder = Path(self._folder).is_dir()
+        except (OSError, ValueError):
+            # The name is too long, or contains NUL.
+            is_folder = False
+        if not is_folder:
+            raise ValueError(f"files_root {str(folder)[:200]!r} is not a folder")
 
     def content(self, text: str, name: str) -> FileContent:
         """Return the content of the file in the argument `name`.

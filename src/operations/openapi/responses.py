@@ -13,6 +13,7 @@ from base64 import b64encode
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from contextlib import aclosing
 from http.client import responses as PHRASES  # noqa: N812 - a table
+from time import monotonic
 from typing import Any
 
 import msgspec
@@ -24,10 +25,9 @@ from operations._json import (
     JSONLimitError,
     JSONValueError,
     count_values,
-    object_of,
 )
 from operations.envelopes import HTTPResponseMeta
-from operations.errors import CallError, ErrorCode
+from operations.errors import CallError, ErrorCode, timed_out
 from operations.front.public_errors import Redactor, parts_of
 from operations.openapi.reading import media
 from operations.openapi.reading.expected import ResponseData
@@ -35,8 +35,8 @@ from operations.openapi.reading.files import MARKS
 from operations.openapi.transport import HTTPResponse
 from operations.types import JSONObject
 
-_LINE_END = re.compile("\r\n|\n|\r")
-_DIGITS = re.compile("[0-9]+")
+_LINE_END = re.compile(b"\r\n|\n|\r")
+_DIGITS = re.compile(b"[0-9]+")
 
 
 def over_limit(what: str, limit: int) -> CallError:
@@ -44,7 +44,7 @@ def over_limit(what: str, limit: int) -> CallError:
     return CallError(ErrorCode.RESOURCE_EXHAUSTED, f"{what} is larger than {limit} bytes.")
 
 
-_META = "operations-meta "
+_META = b"operations-meta "
 
 
 class ServerSentEvent(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,14 +75,12 @@ class EventStreamDecoder:
         self.last_event_id = last_event_id
         self.retry: int | None = None
         self._max = max_event_bytes
-        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._at_start = True
         self._after_cr = False
-        self._partial: list[str] = []
-        self._partial_size = 0
-        self._data_size = 0
+        self._partial = bytearray()
+        self._data = bytearray()
+        """The data of the current block; every line ends with a line feed."""
         self._event = ""
-        self._data: list[str] = []
         self._meta = ""
         self._id = last_event_id
 
@@ -92,55 +90,52 @@ class EventStreamDecoder:
         Raises:
             CallError: With code `RESOURCE_EXHAUSTED`, if one event is larger than allowed.
         """
-        text = self._utf8.decode(chunk)
-        if not text:
-            return []
-        if self._at_start:
-            self._at_start = False
-            text = text.removeprefix("\ufeff")
         # A line feed at the start of a chunk belongs to the carriage return at the end of the previous chunk.
-        if self._after_cr and text:
+        if self._after_cr and chunk:
             self._after_cr = False
-            text = text.removeprefix("\n")
-        if text.endswith("\r"):
+            chunk = chunk.removeprefix(b"\n")
+        if chunk.endswith(b"\r"):
             self._after_cr = True
         events: list[ServerSentEvent] = []
         start = 0
-        for end in _LINE_END.finditer(text):
-            line = text[start : end.start()]
+        for end in _LINE_END.finditer(chunk):
+            line = chunk[start : end.start()]
             start = end.end()
             if self._partial:
-                line = "".join((*self._partial, line))
+                line = bytes(self._partial + line)
                 self._partial.clear()
-                self._partial_size = 0
+            self._enforce_size(line)
             self._take(line, events)
-        if start < len(text):
-            rest = text[start:]
-            self._partial.append(rest)
-            self._partial_size += len(rest)
-            self._enforce_size()
+        self._partial += chunk[start:]
+        self._enforce_size(self._partial)
         return events
 
-    def _take(self, line: str, events: list[ServerSentEvent]) -> None:
+    def _enforce_size(self, line: bytes | bytearray) -> None:
+        if len(line) + len(self._data) > self._max:
+            raise over_limit("One event", self._max)
+
+    def _take(self, line: bytes, events: list[ServerSentEvent]) -> None:
         """Process one complete line."""
+        if self._at_start:
+            self._at_start = False
+            line = line.removeprefix(codecs.BOM_UTF8)
         if not line:
             self._dispatch(events)
             return
-        name, _, value = line.partition(":")
-        value = value.removeprefix(" ")
-        if not name:
+        name, _, value = line.partition(b":")
+        value = value.removeprefix(b" ")
+        if name == b"data":
+            self._data += value
+            self._data += b"\n"
+        elif not name:
             if value.startswith(_META):
-                self._meta = value.removeprefix(_META)
-        elif name == "data":
-            self._data.append(value)
-            self._data_size += len(value) + 1
-            self._enforce_size()
-        elif name == "event":
-            self._event = value
-        elif name == "id":
-            if "\0" not in value:
-                self._id = value
-        elif name == "retry" and _DIGITS.fullmatch(value):
+                self._meta = _utf8(value.removeprefix(_META))
+        elif name == b"event":
+            self._event = _utf8(value)
+        elif name == b"id":
+            if b"\0" not in value:
+                self._id = _utf8(value)
+        elif name == b"retry" and _DIGITS.fullmatch(value):
             # Limit the digits before the conversion: such a number would be too long to wait for.
             self.retry = int(value) if len(value) < 10 else 10**9
 
@@ -151,18 +146,17 @@ class EventStreamDecoder:
             events.append(
                 ServerSentEvent(
                     event=self._event or "message",
-                    data="\n".join(self._data),
+                    data=_utf8(self._data[:-1]),
                     last_event_id=self._id,
                     meta=self._meta,
                 )
             )
             self._data.clear()
         self._event = self._meta = ""
-        self._data_size = 0
 
-    def _enforce_size(self) -> None:
-        if self._partial_size + self._data_size > self._max:
-            raise over_limit("One event", self._max)
+
+def _utf8(value: bytes | bytearray) -> str:
+    return value.decode(errors="replace")
 
 
 class JSONLinesDecoder:
@@ -173,6 +167,7 @@ class JSONLinesDecoder:
 
     def __init__(self, *, max_event_bytes: int = 1 << 20) -> None:
         self._max = max_event_bytes
+        self._at_start = True
         self._rest = bytearray()
 
     def feed(self, chunk: bytes) -> list[bytes]:
@@ -181,13 +176,17 @@ class JSONLinesDecoder:
         Raises:
             CallError: With code `RESOURCE_EXHAUSTED`, if one line is larger than allowed.
         """
+        lines: list[bytes] = []
         # A record of `json-seq` begins with a separator and ends with a line feed.
-        self._rest += chunk.replace(b"\x1e", b"\n")
-        *lines, rest = self._rest.split(b"\n")
-        self._rest = bytearray(rest)
-        if len(rest) > self._max or any(len(line) > self._max for line in lines):
-            raise over_limit("One line", self._max)
-        return [bytes(line) for line in lines if line.strip()]
+        for index, piece in enumerate(chunk.replace(b"\x1e", b"\n").split(b"\n")):
+            if index:
+                mark, self._at_start = codecs.BOM_UTF8 if self._at_start else b"", False
+                lines.append(bytes(self._rest).removeprefix(mark))
+                self._rest.clear()
+            self._rest += piece
+            if len(self._rest) > self._max:
+                raise over_limit("One line", self._max)
+        return [line for line in lines if line.strip()]
 
     def finish(self) -> list[bytes]:
         """Return the last line, if it has no line end."""
@@ -203,12 +202,8 @@ DONE = "[DONE]"
 _WITHHELD = frozenset({"set-cookie", "set-cookie2", "authorization", "proxy-authorization"})
 """Response headers that are credentials; they are not returned to callers."""
 
-_EMPTY = frozenset({204, 205, 304})
-_OAUTH_ERRORS = frozenset({
-    "invalid_client", "invalid_grant", "invalid_request", "invalid_scope", "unauthorized_client",
-    "unsupported_grant_type",
-})  # fmt: skip
-"""RFC 6749, 5.2."""
+EMPTY = frozenset({204, 205, 304})
+"""Statuses of responses without content."""
 
 _WIDTHS = {
     b"\0\0\0\1": "utf-32-be",
@@ -226,7 +221,8 @@ async def decoded(response: HTTPResponse, *, max_bytes: int | None = None) -> As
         max_bytes: The largest total number of decoded bytes; None for an endless stream.
 
     Raises:
-        CallError: `RESOURCE_EXHAUSTED` if `max_bytes` is exceeded, `EXECUTION_ERROR` for an unknown or invalid coding.
+        CallError: `RESOURCE_EXHAUSTED` if `max_bytes` is exceeded, `EXECUTION_ERROR` for an unknown or invalid coding,
+            `UNAVAILABLE` if a stream is cut off.
     """
     coding, chunks = response.headers.get("content-encoding", "").strip().lower(), response.chunks()
     decoder = _Decompressor(coding) if coding not in {"", "identity"} else None
@@ -244,10 +240,10 @@ async def decoded(response: HTTPResponse, *, max_bytes: int | None = None) -> As
                     # Compressed data may expand greatly: let other tasks run in between.
                     turn = total + _TURN
                     await asyncio.sleep(0)
-    if max_bytes is not None and decoder and not decoder.is_whole:
-        raise CallError(
-            ErrorCode.EXECUTION_ERROR, "The response's compressed content is incomplete."
-        )
+    if decoder and not decoder.is_whole:
+        # A stream that is cut off can be continued.
+        code = ErrorCode.UNAVAILABLE if max_bytes is None else ErrorCode.EXECUTION_ERROR
+        raise CallError(code, "The response's compressed content is incomplete.")
 
 
 class _Decompressor:
@@ -314,8 +310,25 @@ async def read_whole(response: HTTPResponse, limit: int) -> bytes:
             raise over_limit("The response", limit)
         if content is not None:
             return content
+    # Not a list, because many small pieces would take several times their size.
+    body = bytearray()
     async with aclosing(decoded(response, max_bytes=limit)) as chunks:
-        return b"".join([piece async for piece in chunks])
+        async for piece in chunks:
+            body += piece
+    return bytes(body)
+
+
+async def read_in_time(response: HTTPResponse, limit: int, seconds: float) -> bytes:
+    """As `read_whole`, within a time limit, for responses for which the transport does not enforce one.
+
+    Raises:
+        CallError: As `read_whole`; `TIMEOUT` if the response does not end in time.
+    """
+    try:
+        async with asyncio.timeout(seconds):
+            return await read_whole(response, limit)
+    except TimeoutError:
+        raise timed_out("The response", seconds, "end") from None
 
 
 class WholeResponse(msgspec.Struct, frozen=True, gc=False):
@@ -357,7 +370,7 @@ def read_data(
     status: int,
     max_values: int = MAX_RESPONSE_VALUES,
 ) -> Any:
-    """Return the data of a successful response: JSON, text, bytes, or None if it is empty.
+    """Return the data of a successful response: JSON, text, bytes, a list of items, or None if it is empty.
 
     Args:
         content: The body, without content coding.
@@ -371,7 +384,7 @@ def read_data(
         CallError: `EXECUTION_ERROR` if the content type or the document declares JSON and the body is not JSON;
             `RESOURCE_EXHAUSTED` if it has too many values.
     """
-    if not content or status in _EMPTY:
+    if status in EMPTY or not (content or (described.is_stream and media.is_stream(content_type))):
         return "" if described.is_text else None
     if media.is_json(content_type):
         return _json(content, content_type, max_values)
@@ -422,7 +435,7 @@ def _json(content: bytes, content_type: str, max_values: int) -> Any:
             # Rarely, it is JSON in another charset or with a byte order mark.
             text = _text(content, content_type, errors="strict")
             return decode_json(text, max_values=max_values)
-    except (JSONValueError, LookupError, UnicodeDecodeError) as error:
+    except (JSONValueError, LookupError, UnicodeError) as error:
         if isinstance(error, JSONLimitError) and error.limit == "values":
             raise CallError(ErrorCode.RESOURCE_EXHAUSTED, f"The response {error.reason}.") from None
         kind = media.essence(content_type) or "without a content type"
@@ -440,24 +453,46 @@ def _text(content: bytes, content_type: str, errors: str = "replace") -> str:
         # JSON begins with ASCII, so zeros among the first bytes show the encoding.
         charset = _WIDTHS.get(bytes(byte != 0 for byte in content[:4]), "")
     try:
-        return content.decode(charset or "utf-8")
+        text = content.decode(charset or "utf-8")
+        # Some codecs of Python that are no charsets produce text that cannot be encoded.
+        text.encode()
     except (LookupError, ValueError):
         # The charset is unknown, or the text is not valid in it.
         if errors == "strict":
             raise
-        return content.decode("utf-8", "replace") if charset else content.decode("latin-1")
+        text = content.decode("utf-8", "replace") if charset else content.decode("latin-1")
+    return text
 
 
-def oauth_error(content: bytes) -> str:
-    """Return the error code of a token provider, if it is a standard code."""
+async def read_error(
+    response: HTTPResponse, limit: int, end: float, secrets: list[str]
+) -> CallError:
+    """Return the error for an error response, with the part of its body within the limits of size and time.
+
+    Args:
+        response: The response.
+        limit: The limit of its body in bytes.
+        end: When it must have arrived, by the monotonic clock.
+        secrets: The credentials of the request.
+    """
+    content, is_cut = b"", False
     try:
-        code = object_of(decode_json(content, max_values=MAX_REQUEST_VALUES)).get("error")
-    except JSONValueError:
-        return ""
-    return code if isinstance(code, str) and code in _OAUTH_ERRORS else ""
+        async with asyncio.timeout(end - monotonic()), aclosing(decoded(response)) as body:
+            async for piece in body:
+                content += piece
+                if len(content) > limit:
+                    content, is_cut = content[:limit], True
+                    break
+    except (CallError, TimeoutError):
+        # The status decides; an incomplete body does not change the error.
+        is_cut = True
+    headers = response.headers
+    return _http_error(
+        response.status, response.reason, headers, content, is_cut=is_cut, secrets=secrets
+    )
 
 
-def http_error(
+def _http_error(
     status: int,
     reason: str,
     headers: Mapping[str, str],
@@ -472,25 +507,26 @@ def http_error(
     details: JSONObject = {
         "statusCode": status,
         "headers": {k: redactor.redact(v) for k, v in shown_headers(headers).items()},
-        "contentType": content_type,
+        "contentType": redactor.redact(content_type),
         "body": None,
     }
+    phrase = reason.encode(errors="replace").decode() or PHRASES.get(status, "Unknown")
     if content:
         _add_error_body(details, content, content_type, is_cut=is_cut, redactor=redactor)
     if is_cut:
         details["truncated"] = True
     return CallError(
         ErrorCode.EXECUTION_ERROR,
-        f"HTTP {status}: {reason or PHRASES.get(status, 'Unknown')}",
+        f"HTTP {status}: {redactor.redact(phrase)}",
         details,
         retryable=status in {429, 502, 503, 504},
     )
 
 
 def with_response(error: CallError, response: WholeResponse, limit: int) -> CallError:
-    """Return `error` with the response in its details, in the form of `http_error`."""
+    """Return `error` with the response in its details, in the form of `read_error`."""
     content, is_cut = response.content[:limit], len(response.content) > limit
-    about = http_error(
+    about = _http_error(
         response.status, "", response.headers, content, is_cut=is_cut, secrets=response.secrets
     )
     return CallError(error.code, error.message, about.details)

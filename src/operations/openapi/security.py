@@ -273,6 +273,7 @@ def signed_request(
     *,
     is_stream: bool,
     public_only: bool,
+    new_connection: bool,
 ) -> HTTPRequest:
     """Return the signed request for `draft`."""
     headers = merged_headers(DEFAULT_HEADERS, draft.headers)
@@ -302,6 +303,7 @@ def signed_request(
         timeout=max(seconds, 0.001),
         is_stream=is_stream,
         public_only=public_only,
+        new_connection=new_connection,
     )
 
 

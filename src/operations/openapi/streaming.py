@@ -24,23 +24,24 @@ from operations.envelopes import (
     ResponseEnvelope,
     read_changes,
 )
-from operations.errors import CallError, ErrorCode, timed_out
+from operations.errors import CallError, ErrorCode
 from operations.openapi.client import ServiceClient
 from operations.openapi.config import HTTPServiceConfig
 from operations.openapi.reading import media
 from operations.openapi.reading.expected import ResponseData
 from operations.openapi.responses import (
     DONE,
+    EMPTY,
     EventStreamDecoder,
     JSONLinesDecoder,
     ServerSentEvent,
     event_data,
     meta_of,
-    over_limit,
     read_data,
+    read_in_time,
 )
 from operations.openapi.security import Security
-from operations.openapi.transport import REPEATABLE, Draft
+from operations.openapi.transport import REPEATABLE, Draft, HTTPResponse
 
 MAX_PAUSE = 30.0
 """The longest pause before reconnecting, in seconds, even if the server asks for more."""
@@ -49,6 +50,9 @@ _PAUSE = 0.25
 _REMEMBERED = 1000
 _SHOWN = 1000
 """The largest number of characters of an incomplete item in an error."""
+
+_SIZED = frozenset({"content-length", "transfer-encoding"})
+"""Headers with which the end of a body is known."""
 
 _RANDOM = SystemRandom()
 
@@ -70,6 +74,12 @@ class EventStream:
     """Whether the server is an exported registry, which sends `error` and `complete` events, and the meta of an item as
     a comment."""
 
+    _failures: int = 0
+    """The number of lost connections since the last event."""
+
+    _has_head: bool = False
+    """Whether the server responded to the last request."""
+
     _last_id: str = ""
     _pause: float = _PAUSE
     _seen: dict[str, None] = field(default_factory=dict[str, None])
@@ -78,7 +88,7 @@ class EventStream:
     async def envelopes(self) -> AsyncGenerator[ResponseEnvelope[Any]]:
         """Yield the events until the stream ends."""
         retries = self.config.retries if self.draft.method in REPEATABLE else 0
-        failures, closings = 0, self.client.closings
+        closings = self.client.closings
         lost: CallError | None = None
         while True:
             count, was_lost, lost = 0, lost is not None, None
@@ -95,15 +105,16 @@ class EventStream:
                 if not self._may_reconnect(error, count, closings):
                     raise
                 lost = error
-            failures = 0 if count else failures + 1
+            self._failures = 1 if count else self._failures + 1
             if self._is_over:
                 return
             if lost is not None:
-                if failures > retries or not retries:
+                # A request without a response has been repeated already.
+                if self._failures > retries or not self._has_head:
                     raise lost
             elif not self._last_id or not retries or count == 0:
                 return
-            pause = min(self._pause * 2**failures, MAX_PAUSE)
+            pause = min(self._pause * 2 ** (self._failures - 1), MAX_PAUSE)
             await asyncio.sleep(pause * _RANDOM.uniform(0.5, 1))
 
     def _may_reconnect(self, error: CallError, count: int, closings: int) -> bool:
@@ -117,18 +128,22 @@ class EventStream:
         draft = self.draft
         if self._last_id:
             draft.headers["Last-Event-ID"] = self._last_id
-        async with self.client.stream(draft, self.security, self.context) as (response, chunks):
+        self._has_head = False
+        request = self.client.stream(draft, self.security, self.context, self._failures)
+        async with request as (response, chunks):
+            self._has_head = True
             kind = response.headers.get("content-type", "")
-            if response.status == 204:
+            if response.status in EMPTY:
                 self._is_over = True
                 return
             described, meta = self.describe(response.status, kind), meta_of(response)
             is_resumable = media.essence(kind) == media.EVENT_STREAM
             if is_resumable:
                 items = self._events(chunks, described, meta, was_lost=was_lost)
+            elif media.is_sequence(kind):
+                items = self._lines(chunks, described, meta)
             else:
-                read = self._lines if media.is_sequence(kind) else self._single
-                items = read(chunks, described, meta)
+                items = self._single(response, described, meta)
             async with aclosing(items):
                 async for item in items:
                     yield item
@@ -152,21 +167,27 @@ class EventStream:
         for data, is_raw in map(_line, lines.finish()):
             if is_raw and data == DONE:
                 return
-            if is_raw and (data.startswith(("{", "[", '"')) or not described.takes_text(data)):
-                message = "The stream ended within an item, which is therefore not JSON."
-                raise CallError(ErrorCode.EXECUTION_ERROR, message, {"item": data[:_SHOWN]})
+            if is_raw:
+                is_cut = data.startswith(("{", "[", '"')) or not described.takes_text(data)
+            else:
+                # Without a length, nothing shows that the last digits are missing.
+                is_cut = type(data) in {int, float} and _SIZED.isdisjoint(meta.headers)
+            if is_cut:
+                message = "The stream ended within an item, which is therefore incomplete."
+                raise CallError(ErrorCode.EXECUTION_ERROR, message, {"item": str(data)[:_SHOWN]})
             yield DescribedEnvelope(data, meta, described.schema, is_raw)
 
     async def _single(
-        self, chunks: AsyncIterator[bytes], described: ResponseData, meta: HTTPResponseMeta
+        self, response: HTTPResponse, described: ResponseData, meta: HTTPResponseMeta
     ) -> AsyncGenerator[ResponseEnvelope[Any]]:
         """Yield the data of a response that is not a stream."""
+        config = self.config
         data = read_data(
-            await self._whole(chunks),
+            await read_in_time(response, config.max_response_bytes, config.timeout),
             meta.content_type,
             described,
             status=meta.status_code,
-            max_values=self.config.max_response_values,
+            max_values=config.max_response_values,
         )
         yield DescribedEnvelope(data, meta, described.schema)
 
@@ -238,19 +259,6 @@ class EventStream:
             # A server that restarts repeats the first ids, a server with overlap the last ids, so the ids in between
             # can be dropped.
             del self._seen[list(self._seen)[_REMEMBERED // 2]]
-
-    async def _whole(self, chunks: AsyncIterator[bytes]) -> bytes:
-        """Read a response that is not a stream."""
-        content, config = bytearray(), self.config
-        try:
-            async with asyncio.timeout(config.timeout):
-                async for chunk in chunks:
-                    content += chunk
-                    if len(content) > config.max_response_bytes:
-                        raise over_limit("The response", config.max_response_bytes)
-        except TimeoutError:
-            raise timed_out("The response", config.timeout, "end") from None
-        return bytes(content)
 
 
 def _line(line: bytes) -> tuple[Any, bool]:

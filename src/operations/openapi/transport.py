@@ -12,11 +12,11 @@ from contextlib import AbstractAsyncContextManager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
-from urllib.parse import unquote_plus, urljoin
+from urllib.parse import unquote_plus
 
 import msgspec
 
-from operations._hosts import normal_url, origin_of
+from operations._hosts import joined_url, normal_url, origin_of
 from operations.errors import CallError, ErrorCode, invalid_argument
 from operations.openapi.files import StreamedBody
 
@@ -105,6 +105,9 @@ class HTTPRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     public_only: bool = False
     """Whether the connection must be to a public address."""
+
+    new_connection: bool = False
+    """Whether no unused connection may be used: one was lost, so the server may have closed the others as well."""
 
     def __repr__(self) -> str:
         # Query, headers and body may contain secrets.
@@ -281,7 +284,7 @@ def redirected(
         seconds: The remaining time.
     """
     try:
-        url = normal_url(urljoin(request.url, location))
+        url = normal_url(joined_url(request.url, location))
         if origin_of(url) != origin_of(request.url):
             return None
     except ValueError:
