@@ -11,6 +11,7 @@ from operations.authority import Authority
 from operations.config import FILE_NAME, ConfigFile, load_config
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
+from operations.front.config import ASGIApp
 from operations.hub.hub import ALL, Hub, SourceFilter, is_unreadable
 from operations.hub.journal import recording
 from operations.hub.source import Source, SourceState, load_setup
@@ -71,7 +72,7 @@ async def _opened(
             yield hub
 
 
-def _build_app(hub: Hub) -> Any:
+def _build_app(hub: Hub) -> ASGIApp:
     from operations.hub.serving import build_app  # noqa: PLC0415 - needs extras
 
     return build_app(hub)

@@ -26,6 +26,7 @@ from operations.authority.grants import PREFIX
 from operations.config import ConfigError, ConfigFile, load_config
 from operations.errors import CallError, ErrorCode, OperationsError, operation_not_found
 from operations.front import Front
+from operations.front.config import ASGIApp
 from operations.hub.journal import recall_ids
 from operations.hub.source import (
     ListedServer,
@@ -90,7 +91,7 @@ class Hub:
     """
 
     def __init__(
-        self, registry: OperationRegistry, file: ConfigFile, build_app: Callable[["Hub"], Any]
+        self, registry: OperationRegistry, file: ConfigFile, build_app: Callable[["Hub"], ASGIApp]
     ) -> None:
         self.registry = registry
         self.file = file
@@ -124,7 +125,7 @@ class Hub:
         return [supervisor.source for supervisor in self.supervisors]
 
     @cached_property
-    def app(self) -> Any:
+    def app(self) -> ASGIApp:
         """The ASGI application that `operations serve` runs, with the HTTP API, MCP, WebSocket and console.
 
         Raises:

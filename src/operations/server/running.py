@@ -16,11 +16,10 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, context
 from typing import Any, cast
 
 import uvicorn
-from starlette.applications import Starlette
 
 from operations._resilience import LogThrottle
 from operations.front import OpenStreams
-from operations.front.config import ListenConfig
+from operations.front.config import ASGIApp, ListenConfig
 from operations.front.http import RequestPipeline
 from operations.front.limits import Limits
 from operations.server.exchange import (
@@ -117,11 +116,10 @@ class _GracefulServer(uvicorn.Server):
     noticed yet.
     """
 
-    def __init__(self, config: uvicorn.Config, app: Starlette) -> None:
+    def __init__(self, config: uvicorn.Config, app: ASGIApp) -> None:
         super().__init__(config)
-        # Other ASGI applications have neither.
-        self._readiness: Readiness | None = getattr(app.state, "readiness", None)
-        pipeline: RequestPipeline | None = getattr(app.state, "pipeline", None)
+        self._readiness: Readiness | None = _state_of(app, "readiness")
+        pipeline: RequestPipeline | None = _state_of(app, "pipeline")
         self._streams = OpenStreams() if pipeline is None else pipeline.front.open_streams
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -160,7 +158,7 @@ class _GracefulServer(uvicorn.Server):
 class _EmbeddedServer(_GracefulServer):
     """A server that runs on an existing event loop and leaves signals to the application."""
 
-    def __init__(self, config: uvicorn.Config, app: Starlette) -> None:
+    def __init__(self, config: uvicorn.Config, app: ASGIApp) -> None:
         super().__init__(config, app)
         self.is_ready = asyncio.Event()
 
@@ -174,7 +172,7 @@ class _EmbeddedServer(_GracefulServer):
 
 
 @options_of(ListenConfig)
-def build_server(config: ListenConfig, app: Starlette) -> uvicorn.Server:
+def build_server(config: ListenConfig, app: ASGIApp) -> uvicorn.Server:
     """Return a uvicorn server for an application. Its `run` also handles SIGINT and SIGTERM: running calls finish.
 
     The options are the fields of `ListenConfig`.
@@ -185,10 +183,14 @@ def build_server(config: ListenConfig, app: Starlette) -> uvicorn.Server:
     return _GracefulServer(_config(app, config), app)
 
 
-def _config(app: Starlette, config: ListenConfig) -> uvicorn.Config:
+def _state_of(app: ASGIApp, name: str) -> Any:
+    """Return a part of an application of `create_app`; None for other ASGI applications."""
+    return getattr(getattr(app, "state", None), name, None)
+
+
+def _config(app: ASGIApp, config: ListenConfig) -> uvicorn.Config:
     host, proxies = config.host, ",".join(config.trusted_proxies)
-    # Other ASGI applications, such as the API of the demo, have no pipeline.
-    pipeline: RequestPipeline | None = getattr(app.state, "pipeline", None)
+    pipeline: RequestPipeline | None = _state_of(app, "pipeline")
     limits = Limits() if pipeline is None else pipeline.front.limits
     if not is_loopback(host) and (pipeline is None or pipeline.resolve is None):
         if not config.public:
@@ -242,7 +244,7 @@ def _summarize_accept_failure(record: logging.LogRecord) -> bool:
 
 
 @options_of(ListenConfig)
-def running(config: ListenConfig, app: Starlette) -> AbstractAsyncContextManager[str]:
+def running(config: ListenConfig, app: ASGIApp) -> AbstractAsyncContextManager[str]:
     """Serve on this event loop for the duration of an `async with` block; yield the address.
 
     The options are the fields of `ListenConfig`.
@@ -256,7 +258,7 @@ def running(config: ListenConfig, app: Starlette) -> AbstractAsyncContextManager
 
 @asynccontextmanager
 async def running_on(
-    app: Starlette, config: ListenConfig, listener: socket.socket | None = None
+    app: ASGIApp, config: ListenConfig, listener: socket.socket | None = None
 ) -> AsyncGenerator[str]:
     """As `running`, also on an existing listening socket, which several processes may share."""
     # Build the server first, so that errors are raised before the port is bound.
