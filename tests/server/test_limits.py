@@ -57,7 +57,7 @@ async def test_a_body_of_unknown_size_is_rejected_while_it_arrives() -> None:
         return {"type": "http.request", "body": b"x" * 1000, "more_body": True}
 
     with pytest.raises(CallError) as caught:
-        await read_body(receive, {}, Limits(body_bytes=10_000))
+        await read_body({}, receive, {}, Limits(body_bytes=10_000))
 
     assert caught.value.code == ErrorCode.RESOURCE_EXHAUSTED
     assert taken == 11
@@ -66,7 +66,7 @@ async def test_a_body_of_unknown_size_is_rejected_while_it_arrives() -> None:
 @pytest.mark.parametrize("length", ["99999999999999999999999", "-1", "1_0", "٣"])
 async def test_an_invalid_length_is_rejected(length: str) -> None:
     with pytest.raises(CallError):
-        await read_body(_never, {b"content-length": length.encode()}, Limits())
+        await read_body({}, _never, {b"content-length": length.encode()}, Limits())
 
 
 async def _never() -> Message:

@@ -1,9 +1,11 @@
 """One path per operation."""
 
 import asyncio
+import gzip
 import logging
 from collections.abc import AsyncIterator, Callable
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from tests.server.asgi import Client
@@ -23,6 +25,7 @@ from operations import (
 )
 from operations.envelopes import TextContent
 from operations.server import APIKeys, create_app, hash_key
+from operations.server.running import running
 
 KEYS = APIKeys(
     {hash_key("k-alice"): Identity("alice", ["write"]), hash_key("k-bob"): Identity("bob")}
@@ -239,6 +242,8 @@ async def test_null_is_a_value_if_it_is_valid_and_otherwise_no_input() -> None:
         ({"content-type": "application/x-www-form-urlencoded"}, 415),
         ({}, 415),
         ({"content-type": "application/json", "content-encoding": "gzip"}, 415),
+        ({"content-type": "application/json", "content-encoding": "gzip, identity"}, 415),
+        ({"content-type": "application/json", "content-encoding": "Identity,identity"}, 200),
         ({"content-type": "application/json", "content-length": "x"}, 400),
     ],
 )
@@ -248,6 +253,21 @@ async def test_a_body_must_have_the_media_type_of_json(
     response = await serving(echo).request("POST", "/test/run", body=b"{}", headers=headers)
 
     assert response.status == status
+
+
+async def test_every_content_encoding_header_counts() -> None:
+    body = gzip.compress(b"{}")
+    lines = (
+        "POST /test/run HTTP/1.1", "Host: 127.0.0.1", "Connection: close", f"Content-Length: {len(body)}",
+        "Content-Type: application/json", "Content-Encoding: gzip", "Content-Encoding: identity", "", "",
+    )  # fmt: skip
+    async with running(serving(echo).app) as url:
+        reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(url).port)
+        writer.write("\r\n".join(lines).encode() + body)
+        status = await reader.readline()
+        writer.close()
+
+    assert status.startswith(b"HTTP/1.1 415 ")
 
 
 # ------------------------------------------------------------ what comes back

@@ -296,7 +296,7 @@ class RequestState:
         """
         limits = self.front.limits
         self.timeout.start(limits.body_seconds)
-        body = await read_body(self.receive, self.headers, limits)
+        body = await read_body(self.scope, self.receive, self.headers, limits)
         if body:
             check_json_body(self.headers)
         return body

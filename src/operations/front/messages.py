@@ -42,7 +42,9 @@ from operations.specs import OperationSpec
 from operations.types import JSONObject
 
 
-async def read_body(receive: Receive, headers: Mapping[bytes, bytes], limits: Limits) -> bytes:
+async def read_body(
+    scope: Scope, receive: Receive, headers: Mapping[bytes, bytes], limits: Limits
+) -> bytes:
     """Return the body of a request. The caller sets a timeout.
 
     Raises:
@@ -68,9 +70,16 @@ async def read_body(receive: Receive, headers: Mapping[bytes, bytes], limits: Li
         chunks.append(chunk)
         if not message.get("more_body", False):
             break
-    if size and headers.get(b"content-encoding", b"identity") != b"identity":
+    if size and b"content-encoding" in headers and _is_coded(scope):
         raise unsupported("Send the body without Content-Encoding")
     return b"".join(chunks) if len(chunks) > 1 else chunk
+
+
+def _is_coded(scope: Scope) -> bool:
+    """Return whether a `Content-Encoding` header names a coding; there may be several, and each may be a list."""
+    values = (value for name, value in scope["headers"] if name == b"content-encoding")
+    codings = (one.strip().lower() for value in values for one in value.split(b","))
+    return any(one not in (b"", b"identity") for one in codings)
 
 
 def matches_tag(condition: bytes, tag: bytes) -> bool:

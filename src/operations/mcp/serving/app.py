@@ -274,7 +274,7 @@ class MCPApp:
 async def _read(state: RequestState) -> bytes:
     limits = state.front.limits
     state.timeout.start(limits.body_seconds)
-    body = await read_body(state.receive, state.headers, limits)
+    body = await read_body(state.scope, state.receive, state.headers, limits)
     state.timeout.pause()
     enforce_body_bounds(body, limits)
     if len(body) > _LARGE:
