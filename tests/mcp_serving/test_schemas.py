@@ -9,6 +9,7 @@ from operations.mcp.codec import (
     WRAPPED,
     accepts_only_objects,
     boxed,
+    inlined,
     object_schema,
     pruned,
     restore_schemas,
@@ -110,6 +111,70 @@ def test_a_schema_without_definitions_is_unchanged() -> None:
 
     assert pruned(document, 1) is document
     assert pruned(True, 1) is True
+
+
+def test_definitions_take_the_place_of_their_references() -> None:
+    document: Any = {
+        "type": "object",
+        "properties": {
+            "lines": {"type": "array", "items": {"$ref": "#/$defs/Line"}},
+            "first": {"$ref": "#/$defs/Line", "description": "The first line."},
+        },
+        "$defs": {
+            "Line": {"title": "Line", "properties": {"colour": {"$ref": "#/$defs/Colour"}}},
+            "Colour": {"enum": ["red", "green"]},
+            "Unused": {"$ref": "#/$defs/Unused"},
+        },
+    }
+    line = {"title": "Line", "properties": {"colour": {"enum": ["red", "green"]}}}
+
+    assert inlined(document, 1000) == {
+        "type": "object",
+        "properties": {
+            "lines": {"type": "array", "items": line},
+            "first": {**line, "description": "The first line."},
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"type": "object"},
+        True,
+        TREE,
+        {"items": {"$ref": "#/$defs/a"}, "$defs": {"a": {"items": {"$ref": "#/$defs/a"}}}},
+        {"items": {"$ref": "#/$defs/missing"}, "$defs": {"a": {}}},
+        {"items": {"$ref": "#/$defs/a"}, "$defs": {"a": True}},
+        {"items": {"$ref": "#/$defs/a"}, "$defs": {"a": {"title": "x" * 1000}}},
+        {"items": {"$ref": "#/$defs/a", "required": ["b"]}, "$defs": {"a": {"type": "object"}}},
+        {"items": {"$ref": "#/$defs/a"}, "$defs": {"a": {"$id": "a", "items": {"$ref": "#"}}}},
+        {"items": {"$dynamicRef": "#a"}, "$defs": {"a": {"$dynamicAnchor": "a"}}},
+        {"contentSchema": {"$ref": "#/$defs/a"}, "$defs": {"a": {}}},
+        {
+            "items": {"$ref": "#/$defs/0"},
+            "$defs": {
+                **{str(n): {"items": {"$ref": f"#/$defs/{n + 1}"}} for n in range(20)},
+                "20": {},
+            },
+        },
+        {
+            "items": {"$ref": "#/$defs/0"},
+            "$defs": {
+                **{
+                    str(n): {"anyOf": [{"$ref": f"#/$defs/{n + 1}"}, {"$ref": f"#/$defs/{n + 1}"}]}
+                    for n in range(30)
+                },
+                "30": {},
+            },
+        },
+    ],
+    ids=range(13),
+)
+def test_a_schema_stays_unchanged_if_its_definitions_cannot_take_the_place_of_references(
+    document: Any,
+) -> None:
+    assert inlined(document, 1000) is document
 
 
 def test_an_alternative_keeps_definitions_at_the_root_and_the_exact_schema() -> None:

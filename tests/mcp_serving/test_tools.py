@@ -2,7 +2,8 @@
 
 import asyncio
 from base64 import b64decode
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import pytest
 from mcp import Client, MCPError
@@ -42,6 +43,27 @@ async def call(
     async with Client(to_mcp(registry), mode=era) as client:
         await client.list_tools()
         return wire(await client.call_tool(name, arguments or {}))
+
+
+@dataclass
+class Line:
+    sku: str
+    colour: Literal["red", "green"] | None = None
+
+
+@BOTH
+async def test_arguments_are_described_without_references(era: str) -> None:
+    registry = OperationRegistry()
+
+    @registry.operation("shop.order")
+    async def order(lines: list[Line]) -> int:
+        return len(lines)
+
+    async with Client(to_mcp(registry), mode=era) as client:
+        (tool,) = (await client.list_tools()).tools
+
+    assert "$defs" not in tool.input_schema
+    assert tool.input_schema["properties"]["lines"]["items"]["required"] == ["sku"]
 
 
 @BOTH

@@ -8,6 +8,7 @@ structured value. Other values are boxed; the tool's `_meta` (`META_KEY`) record
     "output": "boxed"       under `result`                    "bytes"       bytes
               "items"       a subscription's list of items    "object"      `type` was added at the root
 
+    "inputSchema":  {...}           the listed schema has copies of its definitions; the schema with references
     "outputSchema": EXACT_OUTPUT    the listed schema accepts other results too; location of the exact schema
 
 Rule 1: an import uses this data only if the operator trusts the server.
@@ -26,7 +27,7 @@ import mcp_types as types
 import msgspec
 from msgspec.structs import replace
 
-from operations._json import is_list, list_of, object_of, unescape
+from operations._json import is_list, is_object, list_of, object_of, unescape
 from operations._references import objects_in, reference_of, target_of
 from operations.channel import NOTHING
 from operations.context import OperationContext
@@ -204,11 +205,11 @@ def restore_schemas(spec: OperationSpec, meta: Any) -> OperationSpec:
         meta: The tool's `_meta`.
     """
     extension = _extension(meta)
-    taken = spec.input_schema.document
+    taken = _restored(spec.input_schema.document, extension.get("input"), INPUT)
     given = _exact(spec.output_schema.document, extension.get("outputSchema"))
     return replace(
         spec,
-        input_schema=Schema(_restored(taken, extension.get("input"), INPUT), lenient=True),
+        input_schema=Schema(object_of(extension.get("inputSchema")) or taken, lenient=True),
         output_schema=Schema(_restored(given, extension.get("output"), RESULT), lenient=True),
     )
 
@@ -359,6 +360,63 @@ def pruned(document: JSONSchema, budget: int) -> JSONSchema:
         _, keyword, name = place.split("/")
         root.setdefault(keyword, {})[unescape(name)] = definition
     return root
+
+
+def inlined(document: JSONSchema, budget: int) -> JSONSchema:
+    """Return `document` with its definitions in place of the references to them, for clients that follow no references.
+
+    Returns `document` itself if it is recursive, or if the copies exceed `budget` bytes of JSON.
+    """
+    if not isinstance(document, dict) or not any(document.get(key) for key in DEFINITIONS):
+        return document
+    open_references = ["#"]
+
+    def change(schema: JSONObject) -> None:
+        nonlocal budget
+        for keyword in DEFINITIONS:
+            schema.pop(keyword, None)
+        if not _BOUND_TO_PLACE.isdisjoint(schema):
+            raise _CannotInlineError
+        reference = reference_of(schema)
+        if reference is None:
+            return
+        del schema["$ref"]
+        target = target_of(reference, document)
+        budget -= len(msgspec.json.encode(target))
+        is_plain = is_object(target) and _DESCRIBING.issuperset(schema)
+        is_nested = reference in open_references or len(open_references) > _MAX_NESTED
+        if not is_plain or is_nested or budget < 0:
+            raise _CannotInlineError
+        open_references.append(reference)
+        schema |= {**object_of(rewritten(object_of(target), change)), **schema}
+        open_references.pop()
+
+    try:
+        found = rewritten(
+            {key: document[key] for key in document if key not in DEFINITIONS}, change
+        )
+    except _CannotInlineError:
+        return document
+    # Keywords that do not validate, such as `contentSchema`, may contain references as well.
+    return document if any(_references(found)) else found
+
+
+class _CannotInlineError(Exception):
+    """Raised if a definition cannot take the place of a reference."""
+
+
+_BOUND_TO_PLACE: Final = frozenset({
+    "$id", "id", "$anchor", "$dynamicAnchor", "$dynamicRef", "$recursiveAnchor", "$recursiveRef", "discriminator",
+})  # fmt: skip
+"""Keywords that refer to other schemas, or to which other schemas refer, by other means than `$ref`."""
+
+_DESCRIBING: Final = frozenset({
+    "$comment", "default", "deprecated", "description", "examples", "readOnly", "title", "writeOnly",
+})  # fmt: skip
+"""Keywords beside a reference that do not change which values are valid."""
+
+_MAX_NESTED: Final = 8
+"""The most definitions inside one another, because clients limit the depth of JSON."""
 
 
 def _references(node: Any) -> Iterator[str]:

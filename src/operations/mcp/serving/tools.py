@@ -26,11 +26,11 @@ from operations.envelopes import (
     ResponseEnvelope,
     changes_to_wire,
 )
-from operations.errors import CallError, ErrorCode, with_code
+from operations.errors import CallError, SchemaError, unusable_schema, with_code
 from operations.front import Front, search
 from operations.front.public_errors import public_error
 from operations.mcp import codec
-from operations.schema import Schema, format_value_errors, schema_for
+from operations.schema import Schema, schema_for, validate_or_raise
 from operations.schema.references import possible_types
 from operations.specs import Operation, OperationSpec, OperationType
 from operations.types import JSONObject, JSONSchema
@@ -103,7 +103,7 @@ class Tool:
     @cached_property
     def mirrors_headers(self) -> bool:
         """Whether arguments are repeated in HTTP headers (`x-mcp-header`)."""
-        return bool(x_mcp_header_map(self._input))
+        return bool(x_mcp_header_map(self.input_schema))
 
     @cached_property
     def size(self) -> int:
@@ -133,6 +133,17 @@ class Tool:
         if wire is None:
             wire = self._wires[modern] = self._written(modern)
         return wire
+
+    def enforce_usable(self) -> None:
+        """Raise an error if a schema of the operation cannot be built.
+
+        Raises:
+            CallError: `EXECUTION_ERROR`.
+        """
+        try:
+            self.wire(modern=True)
+        except SchemaError as error:
+            raise unusable_schema(self.spec.id, error) from error
 
     def declares_output(self) -> bool:
         """Return whether the listing has an output schema."""
@@ -221,9 +232,17 @@ class Tool:
         return codec.with_passed(wire, spec.meta, export)
 
     @cached_property
+    def _pruned_input(self) -> JSONSchema:
+        return codec.pruned(self._input, self._budget)
+
+    @cached_property
+    def _inlined_input(self) -> JSONSchema:
+        return codec.inlined(self._pruned_input, self._budget)
+
+    @cached_property
     def input_schema(self) -> JSONObject:
         """Return the schema of the arguments."""
-        document = codec.pruned(self._input, self._budget)
+        document = self._inlined_input
         return (
             codec.boxed(document, codec.INPUT) if self.takes_box else codec.object_schema(document)
         )
@@ -248,6 +267,8 @@ class Tool:
                 {**error.to_wire(), "schema": codec.pruned(error.schema.document, _ERROR_BUDGET)}
                 for error in spec.error_schemas
             ]
+        if self._inlined_input is not self._pruned_input:
+            export["inputSchema"] = self._pruned_input
         if not self._input:
             export["input"] = "any"
         elif self.takes_box:
@@ -433,19 +454,15 @@ async def run_gateway_tool(
     meta: JSONObject = {}
     try:
         schema = tool.spec.input_schema.compile()
-        errors = list(schema.errors(arguments))
-        converted = convert_input(schema, arguments) if errors and context.lenient else None
+        may_convert = context.lenient and schema.errors(arguments)
+        converted = convert_input(schema, arguments) if may_convert else None
         if converted is not None:
             arguments, changes = converted
             count = sum(change.count for change in changes)
             noted = {"changes": to_builtins(changes), "changesCount": count}
             meta = {"_meta": {codec.CHANGES_KEY: noted}}
-        elif errors:
-            raise CallError(
-                ErrorCode.VALIDATION_ERROR,
-                f"the arguments of {name} do not match its schema: {format_value_errors(errors)}",
-                {"errors": to_builtins(errors)},
-            )
+        else:
+            validate_or_raise(tool.spec.input_schema, arguments, subject=f"arguments of {name}")
         request: Any = convert(arguments, _REQUESTS[name], strict=False)
         if isinstance(request, search.OperationCall):
             return await run(request.operation, request.input, context)
