@@ -21,6 +21,24 @@ from operations.server.protocol import HTTPProtocol
 ERAS = ["legacy", "auto"]
 """The modes of the SDK's client: clients before 2026-07-28, and since."""
 
+MODERN = "2026-07-28"
+MODERN_META: dict[str, Any] = {
+    "io.modelcontextprotocol/protocolVersion": MODERN,
+    "io.modelcontextprotocol/clientCapabilities": {},
+    "io.modelcontextprotocol/clientInfo": {"name": "test", "version": "1"},
+}
+"""The `_meta` of each request since 2026-07-28."""
+
+
+def modern_headers(method: str, name: str = "") -> dict[str, str]:
+    """Return the headers of a request since 2026-07-28."""
+    headers = {
+        "accept": "application/json, text/event-stream",
+        "mcp-protocol-version": MODERN,
+        "mcp-method": method,
+    }
+    return {**headers, "mcp-name": name} if name else headers
+
 
 def error_of(result: Any) -> Any:
     """Return the error of a tool: in the structured content, or in `_meta` if the tool declares an output schema."""

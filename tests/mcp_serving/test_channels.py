@@ -16,7 +16,8 @@ from mcp_types import (
     Root,
     TextContent,
 )
-from tests.mcp_serving.support import ERAS, error_of
+from tests.mcp_serving.support import ERAS, MODERN_META, error_of, modern_headers, serving
+from tests.server.asgi import Client as ASGIClient
 
 from operations import CallerChannel, Identity, OperationContext, OperationRegistry
 from operations.front import Front
@@ -24,6 +25,7 @@ from operations.front.limits import Limits
 from operations.mcp import list_roots, release_stream, to_mcp
 from operations.mcp.serving.caller import MCPCaller
 from operations.mcp.serving.channels import Elicitations
+from operations.server import create_app
 
 BOTH = pytest.mark.parametrize("era", ERAS)
 FORM = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
@@ -151,6 +153,40 @@ async def test_progress_reaches_the_caller(registry: OperationRegistry, era: str
     assert received == [(1, 2, "half"), (2, 2, None)]
 
 
+@BOTH
+async def test_progress_while_a_person_answers_reaches_the_caller(
+    registry: OperationRegistry, era: str
+) -> None:
+    asked, reported = asyncio.Event(), asyncio.Event()
+    received: list[float] = []
+
+    @registry.operation("job.run")
+    async def run(context: OperationContext) -> None:
+        question = asyncio.create_task(context.elicit("name?", FORM))
+        await asked.wait()
+        for step in (1, 2):
+            await context.progress(step)
+        reported.set()
+        await question
+        for step in (3, 4, 5):
+            await context.progress(step)
+
+    async def answer_late(context: Any, params: Any) -> ElicitResult:
+        asked.set()
+        await reported.wait()
+        return await answer(context, params)
+
+    async def hear(progress: float, total: float | None, message: str | None) -> None:
+        received.append(progress)
+
+    async with serving(to_mcp(registry).asgi_app()) as base:
+        address = f"{base}/mcp"
+        async with Client(address, mode=era, elicitation_callback=answer_late) as client:
+            await client.call_tool("job__run", {}, progress_callback=hear)
+
+    assert received == [1, 2, 3, 4, 5]
+
+
 async def test_log_messages_reach_the_caller_from_the_level_it_set(
     registry: OperationRegistry,
 ) -> None:
@@ -241,6 +277,29 @@ async def test_only_the_caller_can_answer_its_questions() -> None:
     assert done["said"] == {"action": "accept"}
     with pytest.raises(MCPError):
         await elicitations.resume(token, {}, CallerChannel(), ("ann", "x"))
+
+
+async def test_a_call_that_waits_for_answers_ends_with_its_server() -> None:
+    registry, ended = OperationRegistry(), asyncio.Event()
+
+    @registry.operation("job.ask")
+    async def ask(context: OperationContext) -> None:
+        try:
+            await context.elicit("name?", FORM)
+        finally:
+            ended.set()
+
+    app = create_app(registry, mcp=True)
+    capabilities: dict[str, Any] = {"elicitation": {"form": {}}}
+    meta = {**MODERN_META, "io.modelcontextprotocol/clientCapabilities": capabilities}
+    params = {"name": "job__ask", "arguments": {}, "_meta": meta}
+    message = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
+    headers = modern_headers("tools/call", "job__ask")
+    with anyio.fail_after(20):
+        async with app.router.lifespan_context(app):
+            response = await ASGIClient(app).post("/mcp", message, headers=headers)
+            assert response.json["result"]["resultType"] == "input_required"
+        await ended.wait()
 
 
 async def test_the_result_of_a_call_that_ends_while_it_asks_is_kept_for_the_client() -> None:

@@ -8,13 +8,15 @@ Rule 1: a token has 128 random bits. It is valid for one answer, and only for th
 Rule 2: a waiting call has a time limit like any other call; the timer stops while a person answers, up to a maximum.
         The number of waiting calls is limited, in total and per caller. If a call ends while it waits, the client
         receives its result instead of more questions.
-Rule 3: features that only MCP clients have (roots, URLs to open) are in a context variable, so that the core does not
+Rule 3: progress and log messages of a waiting call are sent when its client returns; of too many, the newest.
+Rule 4: features that only MCP clients have (roots, URLs to open) are in a context variable, so that the core does not
         depend on MCP.
 """
 
 import asyncio
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from secrets import token_urlsafe
 from typing import Any, Final, TypeAlias, cast
@@ -40,6 +42,9 @@ from operations.types import JSONObject
 
 MAX_WAITING: Final = 1_000
 MAX_WAITING_PER_CALLER: Final = 100
+MAX_MESSAGES: Final = 20
+"""The largest number of progress and log messages of a waiting call."""
+
 RESULT_SECONDS: Final = 60.0
 
 Key: TypeAlias = tuple[Any, ...]
@@ -116,6 +121,11 @@ class Elicitations:
         elif token in self._waiting:
             task.get_loop().call_later(RESULT_SECONDS, self._leave, token)
 
+    def cancel(self) -> None:
+        """End all waiting calls."""
+        for _, call in self._waiting.values():
+            call.task.cancel()
+
     def _leave(self, token: str) -> None:
         """Remove a call from the waiting calls."""
         known = self._waiting.pop(token, None)
@@ -142,6 +152,8 @@ class _AskingCall:
         self._open: dict[str, tuple[JSONObject, asyncio.Future[JSONObject]]] = {}
         self._asked = asyncio.Event()
         self._count = 0
+        self._is_waiting = False
+        self._unsent: deque[tuple[str, tuple[Any, ...]]] = deque(maxlen=MAX_MESSAGES)
         self.channel = channel
 
         async def body() -> JSONObject:
@@ -161,9 +173,10 @@ class _AskingCall:
         """Run the call until it ends or has questions, and return the outcome."""
         asked = asyncio.create_task(self._asked.wait())
         try:
+            await self._send_unsent()
             if not self._open:
                 await asyncio.wait({self.task, asked}, return_when=asyncio.FIRST_COMPLETED)
-        except asyncio.CancelledError:
+        except BaseException:
             # The client has disconnected.
             self.task.cancel()
             raise
@@ -173,6 +186,7 @@ class _AskingCall:
             return None
         # A handler that asks several questions at once does so in one iteration of the event loop.
         await asyncio.sleep(0)
+        self._is_waiting = True
         return {name: request for name, (request, _) in self._open.items()}
 
     def answer(self, answers: Mapping[str, Any]) -> None:
@@ -186,13 +200,30 @@ class _AskingCall:
         if not self._open:
             self._asked.clear()
 
-    async def _progress(self, progress: float, total: float | None, message: str | None) -> None:
-        if self.channel.progress is not None:
-            await self.channel.progress(progress, total, message)
+    async def _progress(self, *report: Any) -> None:
+        await self._send("progress", report)
 
-    async def _log(self, level: str, data: Any, logger_name: str | None) -> None:
-        if self.channel.log is not None:
-            await self.channel.log(level, data, logger_name)
+    async def _log(self, *message: Any) -> None:
+        await self._send("log", message)
+
+    async def _send(self, kind: str, message: tuple[Any, ...]) -> None:
+        if self._is_waiting:
+            self._unsent.append((kind, message))
+        else:
+            await self._deliver(kind, message)
+
+    async def _send_unsent(self) -> None:
+        while self._unsent:
+            message = self._unsent.popleft()
+            # A client that does not read fast enough loses messages, not the result.
+            with suppress(CallError):
+                await self._deliver(*message)
+        self._is_waiting = False
+
+    async def _deliver(self, kind: str, message: tuple[Any, ...]) -> None:
+        send = getattr(self.channel, kind)
+        if send is not None:
+            await send(*message)
 
     async def _ask(self, method: str, params: JSONObject, name: str | None = None) -> JSONObject:
         self._count += 1
