@@ -4,7 +4,6 @@ Rule 1: JSON text from outside is decoded by `decode_json`, or by a typed decode
         number of bytes and values and the depth before they build any object.
 """
 
-import asyncio
 import gc
 import re
 from collections.abc import Callable, Generator
@@ -224,16 +223,6 @@ def gc_paused(*, collects: bool = True) -> Generator[None]:
         if was_enabled:
             _collector.age(collects=collects)
             gc.enable()
-
-
-def pause_collector() -> None:
-    """Pause the garbage collector for this iteration of the event loop, while another library decodes a large body.
-
-    `build_from` does the same for our own decoders.
-    """
-    if gc.isenabled():
-        gc.disable()
-        asyncio.get_running_loop().call_soon(gc.enable)
 
 
 class _Collector:

@@ -11,6 +11,7 @@ import anyio
 import pytest
 from starlette.requests import HTTPConnection
 from tests.mcp_opening import INITIALIZE, MCP_HEADERS
+from tests.mcp_serving.test_http import post
 
 from operations import CallError, Identity, OperationContext, OperationRegistry
 from operations.authority import Grants, grants
@@ -18,6 +19,7 @@ from operations.calls import PendingRequestMap, serve_calls
 from operations.calls.hub import WebSocketHub
 from operations.front.credentials import RECHECK_SECONDS
 from operations.mcp import to_mcp
+from operations.observe import CallStarted
 from operations.pubsub.memory import MemoryTarget
 from operations.pubsub.websocket import connect_websocket
 from operations.server import CredentialError, create_app
@@ -31,7 +33,7 @@ KEY = {"x-api-key": "key"}
 def _recheck_often(monkeypatch: pytest.MonkeyPatch) -> None:
     # A check is due after this time, and made within a third of it.
     assert RECHECK_SECONDS * 4 / 3 < 5
-    monkeypatch.setattr("operations.front.RECHECK_SECONDS", 0.3)
+    monkeypatch.setattr("operations.front.credentials.RECHECK_SECONDS", 0.3)
 
 
 class Keys:
@@ -59,6 +61,10 @@ def following() -> OperationRegistry:
     @registry.operation("test.run", scopes=["run"])
     async def run() -> str:
         return "fine"
+
+    @registry.operation("test.wait", scopes=["run"])
+    async def wait() -> None:
+        await asyncio.Event().wait()
 
     @registry.operation("test.follow", scopes=["run"])
     async def follow() -> AsyncGenerator[int]:
@@ -182,6 +188,28 @@ async def test_a_socket_is_closed_at_shutdown(end: Any, seconds: float | None, k
 
 
 @pytest.mark.requirement("R57")
+async def test_a_call_on_a_socket_ends_in_the_grace_period_of_a_shutdown() -> None:
+    keys, registry, begun = Keys(), following(), asyncio.Event()
+    registry.observe(lambda event: begun.set() if isinstance(event, CallStarted) else None)
+    websocket = WebSocketEntry(registry, lambda _: None)
+    app = create_app(registry, identity=keys, websocket=websocket, scopes_supported=["run"])
+    with anyio.fail_after(30):
+        async with (
+            running(app) as url,
+            connect_websocket(url.replace("http", "ws") + "/ws", headers=KEY) as target,
+            PendingRequestMap(target) as calls,
+        ):
+            call = asyncio.create_task(calls.call("test.wait", {}, timeout=60))
+            await begun.wait()
+            app.state.pipeline.front.open_streams.close(60)
+            revoke(keys)
+            with pytest.raises(CallError) as caught:
+                await call
+
+    assert caught.value.code == "ACCESS_DENIED"
+
+
+@pytest.mark.requirement("R57")
 @ENDINGS
 async def test_a_subscription_through_a_worker_ends(end: Any, seconds: float | None) -> None:
     keys = keys_for(seconds)
@@ -225,10 +253,30 @@ async def test_the_stream_of_an_mcp_session_ends(end: Any, seconds: float | None
 
 
 @pytest.mark.requirement("R57")
+@ENDINGS
+async def test_a_long_mcp_call_ends(
+    end: Any, seconds: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("operations.mcp.serving.exchange.PING_SECONDS", 0.02)
+    keys = keys_for(seconds)
+    request = post("tools/call", {"name": "test__wait"})
+    request["headers"] |= KEY
+    async with (
+        serving(keys) as (url, session),
+        session.post(f"{url}/mcp", **request) as response,
+    ):
+        assert response.content_type == "text/event-stream"
+        end(keys)
+        rest = await response.content.read()
+
+    assert b"data:" not in rest
+
+
+@pytest.mark.requirement("R57")
 async def test_an_unavailable_identity_directory_ends_no_session(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("operations.front.RECHECK_SECONDS", 0.1)
+    monkeypatch.setattr("operations.front.credentials.RECHECK_SECONDS", 0.1)
     keys = Keys()
     async with (
         serving(keys) as (url, session),
@@ -243,7 +291,7 @@ async def test_an_unavailable_identity_directory_ends_no_session(
 async def test_a_stream_outlives_the_grant_with_which_a_hub_started_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("operations.front.RECHECK_SECONDS", 0.1)
+    monkeypatch.setattr("operations.front.credentials.RECHECK_SECONDS", 0.1)
     monkeypatch.setattr(grants, "_DELEGATED_MS", 1000)
     root = Grants(b"k" * 32)
     at_worker = Grants(root.for_name("workers"))

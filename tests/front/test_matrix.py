@@ -14,6 +14,7 @@ import anyio
 import msgspec
 import pytest
 from tests.front.outcomes import ACCESS, DEEP, SIZES, VALUES
+from tests.mcp_serving.support import MODERN_META, modern_headers
 from tests.receivers import SilentReceiver
 from tests.servers import NatsServer, RedisServer
 from tests.servers import running as serving
@@ -35,12 +36,6 @@ from operations.server.app import WebSocketEntry
 from operations.server.running import running
 
 CALLERS = {"ann": Identity("ann", ["run"]), "bob": Identity("bob", ["other"])}
-MODERN = "2026-07-28"
-CAPABILITIES = {
-    "io.modelcontextprotocol/protocolVersion": MODERN,
-    "io.modelcontextprotocol/clientCapabilities": {},
-    "io.modelcontextprotocol/clientInfo": {"name": "test", "version": "1"},
-}
 
 
 @dataclass
@@ -223,15 +218,9 @@ async def _over_mcp(
         "jsonrpc": "2.0",
         "id": 1,
         "method": "tools/call",
-        "params": {"name": name, "arguments": value, "_meta": CAPABILITIES},
+        "params": {"name": name, "arguments": value, "_meta": MODERN_META},
     }
-    headers = {
-        **headers,
-        "accept": "application/json, text/event-stream",
-        "mcp-protocol-version": MODERN,
-        "mcp-method": "tools/call",
-        "mcp-name": name,
-    }
+    headers = {**headers, **modern_headers("tools/call", name)}
     return await _posted(hub, "/mcp", body, key, headers)
 
 
@@ -290,7 +279,7 @@ async def test_null_stands_for_no_input(call: Call) -> None:
 async def test_wrong_credentials_are_rejected_and_slowed_down_but_valid_ones_pass(
     call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("operations.front.DELAY_SECONDS", 0.01)
+    monkeypatch.setattr("operations.front.credentials.DELAY_SECONDS", 0.01)
     limits = Limits(failed_attempts=2, failed_attempts_per_second=0.0001)
     async with hub(limits) as served:
         outcomes = [await call(served, "test.open", {}, f"guess {n}") for n in range(4)]
@@ -550,7 +539,7 @@ async def test_access_at_a_worker(operation: str, key: str | None, outcome: str)
 
 @pytest.mark.requirement("R54", "R60")
 async def test_wrong_credentials_at_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("operations.front.DELAY_SECONDS", 0.01)
+    monkeypatch.setattr("operations.front.credentials.DELAY_SECONDS", 0.01)
     async with worker(per_principal=1) as served:
         outcomes = [await at_worker(served, "test.open", {}, f"{n}") for n in range(22)]
         assert await at_worker(served, "test.advertised", {}, "ann") == "fine"

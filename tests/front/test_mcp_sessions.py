@@ -159,7 +159,7 @@ async def test_answers_have_their_own_limit() -> None:
 
 @pytest.mark.requirement("R57")
 async def test_a_session_ends_when_its_key_is_revoked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("operations.front.RECHECK_SECONDS", 0.3)
+    monkeypatch.setattr("operations.front.credentials.RECHECK_SECONDS", 0.3)
     keys = Keys()
     async with serving(Limits(), keys) as client:
         await client.open(**{"x-api-key": "first"})
@@ -174,7 +174,7 @@ async def test_a_session_ends_when_its_key_is_revoked(monkeypatch: pytest.Monkey
 
 @pytest.mark.requirement("R57")
 async def test_a_session_continues_with_a_renewed_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("operations.front.RECHECK_SECONDS", 0.2)
+    monkeypatch.setattr("operations.front.credentials.RECHECK_SECONDS", 0.2)
     keys = Keys()
     async with serving(Limits(), keys) as client:
         await client.open(**{"x-api-key": "first"})

@@ -12,13 +12,13 @@ import httpx2
 import msgspec
 import pytest
 from mcp import Client
-from tests.mcp_serving.support import error_of, example, serving
-from tests.mcp_serving.test_http import META, MODERN, PLAIN, identify
+from tests.mcp_serving.support import MODERN, MODERN_META, error_of, example, serving
+from tests.mcp_serving.test_http import PLAIN, identify
 
 from operations import OperationContext, OperationRegistry, mcp_envelope
 from operations.envelopes import AudioContent, ResourceLink, TextContent
 from operations.front import Front
-from operations.front.limits import PATIENCE
+from operations.front.limits import PATIENCE, Limits
 from operations.mcp import release_stream, to_mcp
 from operations.mcp.serving import exchange, sessions
 from operations.mcp.serving.sessions import STANDALONE, EventLog, Session, SessionTable
@@ -253,6 +253,24 @@ async def test_a_call_that_is_silent_for_long_keeps_its_connection_open(
 
     assert start["data"] == ""
     assert result["data"]["result"]["content"][0]["text"] == "done"
+
+
+async def test_a_stream_that_cannot_be_resumed_ends_with_the_reason_if_its_result_is_refused() -> (
+    None
+):
+    limits = Limits(output_bytes_per_caller=100_000)
+    app = to_mcp(Jobs().registry, stateless=True, limits=limits).asgi_app()
+    headers = {"accept": "text/event-stream, application/json"}
+    async with (
+        serving(app) as address,
+        httpx2.AsyncClient(base_url=address) as client,
+        Peer(client, headers).streamed("job__large") as stream,
+    ):
+        sent = [event["data"] async for event in stream]
+
+    assert [message["id"] for message in sent] == [1]
+    assert sent[0]["error"]["code"] == -32603
+    assert sent[0]["error"]["message"].startswith("Too many response bytes")
 
 
 async def test_a_result_may_be_larger_than_an_event_may_be() -> None:
@@ -493,7 +511,7 @@ async def test_a_request_is_freed_without_the_garbage_collector(mode: str) -> No
     elif mode == "modern":
         headers = [(b"mcp-protocol-version", MODERN.encode())]
         headers += [(b"mcp-method", b"tools/call"), (b"mcp-name", b"math__add")]
-        params["_meta"] = META
+        params["_meta"] = MODERN_META
     await post("tools/call", params, *headers)
     await asyncio.sleep(0)
     gc.collect()
@@ -528,6 +546,30 @@ async def test_a_lost_stream_is_resumed_where_it_was_lost() -> None:
     assert result["data"]["result"]["content"][0]["text"] == "done"
     assert rest == [], "the stream ends with the result"
     assert again == [result]
+
+
+async def test_a_stream_is_resumed_whose_server_reports_the_lost_client_as_an_error() -> None:
+    jobs, lost = Jobs(), asyncio.Event()
+    app = to_mcp(jobs.registry).asgi_app()
+
+    async def losing(scope: Any, receive: Any, send: Any) -> None:
+        async def send_or_fail(message: Any) -> None:
+            if lost.is_set() and scope["method"] == "POST":
+                raise ConnectionResetError
+            await send(message)
+
+        await app(scope, receive, send_or_fail)
+
+    async with connected(losing) as peer:
+        async with peer.streamed("job__report", **token(1)) as stream:
+            await anext(stream)
+            reported = await anext(stream)
+        lost.set()
+        jobs.release.set()
+        async with peer.get(**{"last-event-id": reported["id"]}) as stream:
+            rest = [event async for event in stream]
+
+    assert [event["data"]["result"]["content"][0]["text"] for event in rest] == ["done"]
 
 
 @pytest.mark.parametrize("accept", [BOTH, "text/event-stream, application/json"])
@@ -718,6 +760,14 @@ async def test_bodies_that_are_not_messages_are_rejected(body: bytes, code: int)
 
     assert answer.status_code == 400
     assert answer.json()["error"]["code"] == code
+
+
+async def test_numbers_of_any_length_are_unknown_events_and_answers() -> None:
+    digits = "9" * 5_000
+    async with connected(to_mcp(example()).asgi_app()) as peer:
+        async with peer.get(**{"last-event-id": digits}) as stream:
+            assert [event async for event in stream] == []
+        assert (await peer.answer(digits, {})).status_code == 202
 
 
 async def test_unknown_methods_get_the_error_message_of_the_sdk() -> None:

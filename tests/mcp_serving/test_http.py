@@ -13,21 +13,23 @@ import pytest
 from mcp import Client
 from mcp_types import ElicitResult
 from starlette.requests import Request
-from tests.mcp_serving.support import ERAS, error_of, example, serving, tool_names
+from tests.mcp_serving.support import (
+    ERAS,
+    MODERN,
+    MODERN_META,
+    error_of,
+    example,
+    serving,
+    tool_names,
+)
 
 from operations import CallError, Identity, OperationContext, OperationRegistry
 from operations.front.limits import Limits
 from operations.mcp import release_stream, to_mcp
-from operations.mcp.serving import caller
+from operations.mcp.serving import exchange
 from operations.types import JSONObject
 
 BOTH = pytest.mark.parametrize("era", ERAS)
-MODERN = "2026-07-28"
-META = {
-    "io.modelcontextprotocol/protocolVersion": MODERN,
-    "io.modelcontextprotocol/clientCapabilities": {},
-    "io.modelcontextprotocol/clientInfo": {"name": "t", "version": "1"},
-}
 
 
 def identify(request: Request) -> Identity | None:
@@ -41,7 +43,7 @@ def identify(request: Request) -> Identity | None:
 
 def post(method: str, params: JSONObject, version: str = MODERN, **headers: str) -> Any:
     if version == MODERN:
-        params = {**params, "_meta": {**META, **params.get("_meta", {})}}
+        params = {**params, "_meta": {**MODERN_META, **params.get("_meta", {})}}
         headers = {"mcp-method": method, "mcp-name": params.get("name", ""), **headers}
     return {
         "json": {"jsonrpc": "2.0", "id": 1, "method": method, "params": params},
@@ -163,6 +165,20 @@ async def test_requests_that_contradict_themselves_go_to_the_sdk(headers: dict[s
 
     assert (ours.status_code, ours.text) == (theirs.status_code, theirs.text)
     assert ours.status_code == 200 or ours.status_code >= 400
+
+
+async def test_an_unknown_version_gets_the_supported_versions() -> None:
+    request = post("tools/list", {}, **{"mcp-protocol-version": "2099-01-01"})
+    request["json"]["params"]["_meta"]["io.modelcontextprotocol/protocolVersion"] = "2099-01-01"
+    async with http(to_mcp(example()).asgi_app()) as client:
+        response = await client.post("/mcp", **request)
+        del request["json"]["id"]
+        notification = await client.post("/mcp", **request)
+
+    assert (response.status_code, notification.status_code) == (400, 400)
+    error = response.json()["error"]
+    assert error["data"] == {"supported": [MODERN], "requested": "2099-01-01"}
+    assert notification.json()["error"] == error
 
 
 @pytest.mark.requirement("R13", "R28")
@@ -366,7 +382,7 @@ async def test_a_call_that_takes_long_keeps_its_connection_open(
     monkeypatch: pytest.MonkeyPatch, timeout: float
 ) -> None:
     """As with the SDK, which sends the first comment after 15 seconds."""
-    monkeypatch.setattr(caller, "PING_SECONDS", 0.02)
+    monkeypatch.setattr(exchange, "PING_SECONDS", 0.02)
     registry, release = OperationRegistry(), asyncio.Event()
 
     @registry.operation("job.wait", timeout=timeout)
@@ -398,13 +414,41 @@ async def test_a_call_that_takes_long_keeps_its_connection_open(
 async def test_a_call_that_takes_long_gets_json_if_the_server_sends_nothing_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(caller, "PING_SECONDS", 0)
+    monkeypatch.setattr(exchange, "PING_SECONDS", 0)
     app = to_mcp(example(), json_response=True).asgi_app()
     async with http(app) as client:
         request = post("tools/call", {"name": "math__add", "arguments": {"a": 1}})
         response = await client.post("/mcp", **request)
 
     assert response.headers["content-type"] == "application/json"
+
+
+@pytest.mark.requirement("R58")
+@pytest.mark.parametrize("json_response", [True, False])
+async def test_a_response_of_the_sdk_is_refused_if_too_much_is_unread(json_response: bool) -> None:
+    registry, limits = OperationRegistry(), Limits(output_bytes_per_caller=100_000)
+
+    served = {"resource": {"uri": "note://all"}, "tool": True}
+
+    @registry.operation("note.all", type="query", meta={"mcp": served})
+    async def notes(context: OperationContext) -> str:
+        await context.progress(1, 2, "half")
+        return "x" * 200_000
+
+    app = to_mcp(registry, json_response=json_response, limits=limits).asgi_app()
+    async with http(app) as client:
+        uri = {"uri": "note://all"}
+        whole = await client.post("/mcp", **post("resources/read", uri, **{"mcp-name": uri["uri"]}))
+        reporting = {"name": "note__all", "_meta": {"progressToken": 1}}
+        streamed = await client.post("/mcp", **post("tools/call", reporting))
+
+    assert whole.status_code == 429
+    assert whole.json()["code"] == "RESOURCE_EXHAUSTED"
+    if json_response:
+        assert streamed.status_code == 429
+    else:
+        last = msgspec.json.decode(streamed.text.rstrip().rpartition("data: ")[2])
+        assert last["error"]["message"].startswith("Too many response bytes")
 
 
 @pytest.mark.parametrize("lean", [True, False])
@@ -429,6 +473,71 @@ async def test_white_space_around_a_header_is_removed(lean: bool) -> None:
 
     assert sent[0]["status"] == 200
     assert b'"structuredContent":2' in sent[1]["body"]
+
+
+def asgi(method: str, params: JSONObject, version: str, **headers: str) -> tuple[Any, Any]:
+    """Return the scope and the `receive` of a POST."""
+    request = post(method, params, version, **headers)
+    named = {"host": "localhost", "content-type": "application/json", **request["headers"]}
+    pairs = [(name.encode(), value.encode()) for name, value in named.items()]
+    scope = {"type": "http", "method": "POST", "path": "/mcp", "headers": pairs}
+    return scope, once({"type": "http.request", "body": msgspec.json.encode(request["json"])})
+
+
+@pytest.mark.parametrize("version", [MODERN, "2025-06-18"])
+async def test_the_end_of_a_stream_waits_for_its_head(
+    version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange, "PING_SECONDS", 0.02)
+    registry = OperationRegistry()
+    sending, over, sent = asyncio.Event(), asyncio.Event(), list[Any]()
+
+    @registry.operation("job.wait")
+    async def wait() -> str:
+        await sending.wait()
+        asyncio.get_running_loop().call_later(0.05, over.set)
+        return "done"
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            sending.set()
+            await over.wait()
+        sent.append(message)
+
+    app = to_mcp(registry, stateless=True).asgi_app()
+    async with app.running():
+        with anyio.fail_after(20):
+            await app(*asgi("tools/call", {"name": "job__wait"}, version), send)
+
+    assert [message["type"].rpartition(".")[2] for message in sent[:2]] == ["start", "body"]
+    assert b"done" in sent[-2]["body"]
+    assert sent[-1] == {"type": "http.response.body", "body": b""}
+
+
+@pytest.mark.parametrize("version", [MODERN, "2025-06-18"])
+async def test_a_call_that_was_answered_late_does_not_become_a_stream(
+    version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange, "PING_SECONDS", 0.5)
+    registry = OperationRegistry()
+    over, sent = asyncio.Event(), list[Any]()
+
+    @registry.operation("job.stubborn")
+    async def stubborn() -> None:
+        asyncio.get_running_loop().call_later(1, over.set)
+        while not over.is_set():
+            with suppress(asyncio.CancelledError):
+                await over.wait()
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    app = to_mcp(registry, stateless=True, timeout=0.1).asgi_app()
+    async with app.running():
+        with anyio.fail_after(20):
+            await app(*asgi("tools/call", {"name": "job__stubborn"}, version), send)
+
+    assert [message["type"] for message in sent] == ["http.response.start", "http.response.body"]
 
 
 def once(message: Any) -> Any:

@@ -13,7 +13,7 @@ import uvloop
 from starlette.requests import HTTPConnection
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from tests.front.test_matrix import CAPABILITIES, MODERN
+from tests.mcp_serving.support import MODERN_META, modern_headers
 
 from operations import OperationContext, OperationRegistry
 from operations.front.limits import RequestTimeout
@@ -390,19 +390,14 @@ async def test_a_time_limit_of_middleware_ends_a_request_as_its_own() -> None:
 
     app = create_app(registry, mcp=True)
     app.add_middleware(Limiting)
-    tool = {"name": "test__wait", "arguments": {}, "_meta": CAPABILITIES}
+    tool = {"name": "test__wait", "arguments": {}, "_meta": MODERN_META}
     with anyio.fail_after(20):
         async with running(app) as url, aiohttp.ClientSession() as session:
             async with session.get(f"{url}/test/wait") as response:
                 called = response.status, await response.text()
             started.clear()
             message = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": tool}
-            headers = {
-                "accept": "application/json, text/event-stream",
-                "mcp-protocol-version": MODERN,
-                "mcp-method": "tools/call",
-                "mcp-name": "test__wait",
-            }
+            headers = modern_headers("tools/call", "test__wait")
             async with session.post(f"{url}/mcp", json=message, headers=headers) as response:
                 from_mcp = response.status, await response.text()
 

@@ -2,8 +2,7 @@
 
 MCP requests over HTTP pass the same steps as all other requests, and are then served by protocol revision.
 
-Rule 1: `HandshakeTransport` serves clients before 2026-07-28. For newer clients, the lean path serves plain requests
-        and the SDK serves all others.
+Rule 1: `HandshakeTransport` serves clients before 2026-07-28, `ModernTransport` serves newer clients.
 Rule 2: every message is first decoded with our own JSON rules, because the SDK's reader accepts NaN and replaces
         invalid UTF-8. On standard input, a malformed or too large message is answered with an error if it has an id.
 Rule 3: while standard input is served, descriptor 0 is the null device, so that handlers and child processes cannot
@@ -15,26 +14,30 @@ import logging
 import os
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Generator
-from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, BinaryIO, Final, TypedDict, Unpack, cast
 
 import anyio.to_thread
-import msgspec
 from mcp.server import Server
 from mcp.server.stdio import stdio_server
-from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
-from mcp.server.transport_security import TransportSecuritySettings
 from mcp.shared.message import SessionMessage
-from mcp_types import INTERNAL_ERROR, PARSE_ERROR, ErrorData, JSONRPCError
+from mcp_types import (
+    INTERNAL_ERROR,
+    INVALID_REQUEST,
+    PARSE_ERROR,
+    ErrorData,
+    JSONRPCError,
+    jsonrpc_message_adapter,
+)
+from pydantic import ValidationError
 from starlette.routing import Router
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
-from operations._decoding import pause_collector
 from operations._hosts import LOOPBACK
 from operations._text import enforce_lists
 from operations.errors import CallError, ErrorCode
+from operations.front import Front
 from operations.front.http import PIPELINE, STATE, RequestPipeline, RequestState
-from operations.front.limits import UNCOUNTED_OUTPUT, Limits
 from operations.front.messages import (
     REQUEST_ID,
     HostGuard,
@@ -45,12 +48,13 @@ from operations.front.messages import (
     route_path,
 )
 from operations.front.public_errors import not_found, too_large
+from operations.mcp.serving.handshake import HandshakeTransport
 from operations.mcp.serving.requests import (
-    FastPath,
-    HandshakeTransport,
+    LISTEN,
+    ModernTransport,
     called_tool,
+    is_answer,
     is_handshake_version,
-    reject_malformed,
 )
 from operations.mcp.serving.service import Service
 from operations.mcp.serving.sessions import SessionTable
@@ -58,8 +62,6 @@ from operations.mcp.serving.sessions import SessionTable
 logger = logging.getLogger("operations")
 
 _LARGE: Final = 1024 * 1024
-_STREAMS: Final = b"subscriptions/listen"
-"""The method whose response stays open."""
 
 
 class AppOptions(TypedDict, total=False):
@@ -92,7 +94,7 @@ class MCPApp:
         server: Server[Any],
         service: Service,
         pipeline: RequestPipeline,
-        fast_path: FastPath,
+        modern: ModernTransport,
         **options: Unpack[AppOptions],
     ) -> None:
         self._server = server
@@ -104,37 +106,28 @@ class MCPApp:
         origins = options.get("origins", ())
         enforce_lists(hosts=hosts, origins=origins)
         self._guard = HostGuard(self._alone, ("*",) if hosts is None else hosts, origins)
-        lean = options.get("lean", True)
-        self._fast_path = fast_path if lean else None
+        self._lean = options.get("lean", True)
+        self._modern = modern
         settings = service.settings
-        self._json_response = settings.json_response
         self._sessions = None if settings.stateless else SessionTable(settings.session_idle_timeout)
         self._handshake = HandshakeTransport(
-            server, service, self._sessions, json_response=self._json_response, lean=lean
+            server, service, self._sessions, json_response=settings.json_response, lean=self._lean
         )
-        self._manager: StreamableHTTPSessionManager | None = None
+        self._is_running = False
         self._background: asyncio.Task[None] | None = None
         self._is_ready = asyncio.Event()
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
         """Serve for the duration of an `async with` block."""
-        manager = StreamableHTTPSessionManager(
-            self._server,
-            json_response=self._json_response,
-            stateless=True,
-            # The SDK's own limits and guards are off, because they would only repeat ours.
-            security_settings=TransportSecuritySettings(enable_dns_rebinding_protection=False),
-            max_request_body_size=1 << 40,
-        )
-        async with manager.run():
-            self._manager = manager
+        async with self._server.lifespan(self._server):
+            self._is_running = True
             sessions = self._sessions
             expiring = None if sessions is None else asyncio.create_task(sessions.expire())
             try:
                 yield
             finally:
-                self._manager = None
+                self._is_running = False
                 if sessions is not None and expiring is not None:
                     expiring.cancel()
                     with suppress(asyncio.CancelledError):
@@ -148,7 +141,7 @@ class MCPApp:
         elif scope["type"] != "http":
             raise RuntimeError("MCP is served over HTTP")
         else:
-            if self._manager is None:
+            if not self._is_running:
                 await self._start()
             if PIPELINE in scope:
                 pipeline: RequestPipeline = scope[PIPELINE]
@@ -188,7 +181,7 @@ class MCPApp:
             scope["headers"] = [(name, value.strip()) for name, value in scope["headers"]]
             state.headers = dict(scope["headers"])
         method = scope["method"]
-        is_stream = method == "GET" or state.headers.get(b"mcp-method") == _STREAMS
+        is_stream = method == "GET" or state.headers.get(b"mcp-method") == LISTEN
         if not state.is_anonymous():
             await state.identify()
         state.admit(is_stream=is_stream)
@@ -196,19 +189,13 @@ class MCPApp:
         scope[STATE] = state
         scope[REQUEST_ID] = state.context.request_id
         body = await _read(state) if method == "POST" else b""
-        if exhausted is not None and not _is_answer(body):
+        if exhausted is not None and not is_answer(body):
             raise exhausted
         if state.front.challenge.authorization_servers and method == "POST":
             self._enforce_scopes(called_tool(body), state)
         if is_handshake_version(state.headers):
             return await self._handshake.serve(state, body)
-        if method == "POST":
-            reply = None if self._fast_path is None else await self._fast_path.serve(state, body)
-            reply = reply or reject_malformed(body, state.front.limits.values)
-            if reply is not None:
-                return reply
-        await self._by_sdk(state, _replayed(body, state.receive), is_idle=is_stream)
-        return None
+        return await self._modern.serve(state, body, lean=self._lean)
 
     def _enforce_scopes(self, name: str, state: RequestState) -> None:
         """Reject a call of a tool whose scopes are advertised, so that an OAuth client requests them.
@@ -243,33 +230,6 @@ class MCPApp:
             return error
         return None
 
-    async def _by_sdk(self, state: RequestState, receive: Receive, *, is_idle: bool) -> None:
-        """Let the SDK respond. Its streams are counted, and end when the caller's credential expires.
-
-        A stream of notifications (`is_idle`) also ends when the server shuts down.
-        """
-        is_open = False
-
-        async def send(message: Message) -> None:
-            nonlocal is_open
-            is_body = message["type"] == "http.response.body"
-            is_open = message.get("more_body", False) if is_body else True
-            body = message.get("body", b"")
-            if len(body) <= UNCOUNTED_OUTPUT:
-                await state.send(message)
-                return
-            await state.send_part(body)
-            if not is_open:
-                await state.send({"type": "http.response.body", "body": b""})
-
-        front = state.front
-        idle = front.open_streams.idle() if is_idle else nullcontext(asyncio.Event())
-        with front.credentials.ending(state.credential) as revoked, idle as closed:
-            if self._manager is not None:
-                await self._manager.handle_request(state.scope, receive, send)
-        if is_open and (revoked.is_set() or closed.is_set()):
-            await state.send({"type": "http.response.body", "body": b""})
-
 
 async def _read(state: RequestState) -> bytes:
     limits = state.front.limits
@@ -283,16 +243,6 @@ async def _read(state: RequestState) -> bytes:
     return body
 
 
-class _Kind(msgspec.Struct):
-    """The fields that distinguish requests, responses and notifications."""
-
-    method: str | None = None
-    id: Any = None
-
-
-_decode_kind = msgspec.json.Decoder(_Kind).decode
-
-
 def _is_stripped(state: RequestState) -> bool:
     """Return whether no header value has surrounding white space, which not every server removes."""
     if len(state.headers) != len(state.scope["headers"]):
@@ -300,41 +250,20 @@ def _is_stripped(state: RequestState) -> bool:
     return all(value.strip() == value for value in state.headers.values())
 
 
-def _is_answer(body: bytes) -> bool:
-    """Return whether a message does not start a call: an answer to a question, or a notification."""
-    try:
-        kind = _decode_kind(body)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        return False
-    return kind.method is None or kind.id is None
-
-
-def _replayed(body: bytes, receive: Receive) -> Receive:
-    waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def replay() -> Message:
-        if not waiting:
-            return await receive()
-        # The SDK decodes the message as soon as it receives it.
-        pause_collector()
-        return waiting.pop()
-
-    return replay
-
-
 # ------------------------------------------------------------ standard input and output
 
 _STDIN: Final = 0
 
-# Matches only if no nested value precedes the id, so that it is the id of the message itself.
+# These match only if no nested value precedes the name, so that it is a name of the message itself.
 _ID: Final = re.compile(rb'\s*\{[^\[{]{0,1000}?"id"\s*:\s*(?:(-?\d{1,18})|"([^"\\]{1,200})")')
+_OUTCOME: Final = re.compile(rb'\s*\{[^\[{]{0,1000}?"(?:result|error)"\s*:')
 
 
 @asynccontextmanager
-async def bounded_stdio(limits: Limits) -> AsyncGenerator[tuple[Any, Any]]:
-    """Yield the SDK's streams of standard input and output."""
+async def bounded_stdio(front: Front) -> AsyncGenerator[tuple[Any, Any]]:
+    """Yield the SDK's streams of standard input and output, with the limits of a front."""
     with _claimed_stdin() as file:
-        lines = _BoundedLines(file, limits)
+        lines = _BoundedLines(file, front)
         async with stdio_server(stdin=cast("Any", lines)) as (incoming, outgoing):
             lines.send = outgoing.send
             yield incoming, outgoing
@@ -357,9 +286,9 @@ def _claimed_stdin() -> Generator[BinaryIO]:
 class _BoundedLines:
     """The lines of a file that are within the limits, for the SDK's reader."""
 
-    def __init__(self, file: BinaryIO, limits: Limits) -> None:
+    def __init__(self, file: BinaryIO, front: Front) -> None:
         self._file = file
-        self._limits = limits
+        self._front = front
         self.send: Callable[[SessionMessage], Awaitable[None]] | None = None
 
     async def __aiter__(self) -> AsyncGenerator[str]:
@@ -372,28 +301,36 @@ class _BoundedLines:
             else:
                 return
 
-    def _read(self) -> tuple[bytes, CallError | None]:
+    def _read(self) -> tuple[bytes, ErrorData | None]:
         """Return the next line and the reason if it is invalid; only the beginning of a line that is too long."""
-        most = self._limits.body_bytes
+        limits = self._front.limits
+        most = limits.body_bytes
         line = self._file.readline(most + 1)
         if len(line) > most and not line.endswith(b"\n"):
             while (rest := self._file.readline(most)) and not rest.endswith(b"\n"):
                 pass
-            return line, too_large(f"The message is larger than {most} bytes")
+            return line, _refusal(too_large(f"The message is larger than {most} bytes"))
         try:
             if line:
-                decode_body(line, self._limits)
+                jsonrpc_message_adapter.validate_python(decode_body(line, limits), by_name=False)
         except CallError as error:
-            return line, error
+            return line, _refusal(error)
+        except ValidationError:
+            reason = "Invalid Request: the line is not a message of JSON-RPC 2.0"
+            return line, ErrorData(code=INVALID_REQUEST, message=reason)
         return line, None
 
-    async def _reject(self, line: bytes, error: CallError) -> None:
-        found = _ID.match(line)
+    async def _reject(self, line: bytes, error: ErrorData) -> None:
+        # Responses are not answered: their id is ours.
+        found = None if _OUTCOME.match(line) else _ID.match(line)
         if found is None or self.send is None:
             logger.warning("dropped an MCP message: %s", error.message)
             return
         number, text = found.groups()
         request_id = int(number) if number is not None else text.decode(errors="replace")
-        code = PARSE_ERROR if error.code == ErrorCode.VALIDATION_ERROR else INTERNAL_ERROR
-        data = ErrorData(code=code, message=error.message, data=error.to_wire())
-        await self.send(SessionMessage(JSONRPCError(jsonrpc="2.0", id=request_id, error=data)))
+        await self.send(SessionMessage(JSONRPCError(jsonrpc="2.0", id=request_id, error=error)))
+
+
+def _refusal(error: CallError) -> ErrorData:
+    code = PARSE_ERROR if error.code == ErrorCode.VALIDATION_ERROR else INTERNAL_ERROR
+    return ErrorData(code=code, message=error.message, data=error.to_wire())

@@ -1,26 +1,22 @@
-"""The client of an MCP request: what it may see, how long its calls take, and the form of its results and replies."""
+"""The client of an MCP request: what it may see, how long its calls take, and the form of its results."""
 
 import asyncio
 from collections.abc import Awaitable, Iterable, Mapping
-from contextlib import suppress
 from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
-from mcp_types import INTERNAL_ERROR
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from operations._resilience import TimeLimit
 from operations.access import Identity
 from operations.channel import NOTHING
 from operations.context import OperationContext
-from operations.errors import CallError, retrieve_exception, timed_out
+from operations.errors import CallError, timed_out
 from operations.front import Front
 from operations.front.http import RequestState
 from operations.front.limits import call_seconds
-from operations.front.messages import EVENT_STREAM, Reply
 from operations.front.search import may_call
-from operations.mcp.serving.sessions import PING, PING_SECONDS, event
 from operations.mcp.serving.tools import Tool, model_text, text_block
 from operations.specs import Operation, OperationSpec, OperationType
 from operations.types import JSONObject
@@ -184,56 +180,3 @@ def _known_block(block: JSONObject, version: str) -> JSONObject:
     """Return a block; as text with its JSON if its type is newer than the client's revision."""
     is_newer = version < _BLOCKS_SINCE.get(block.get("type", ""), "")
     return text_block(model_text(block)) if is_newer else block
-
-
-class SlowReply:
-    """A response to a client since 2026-07-28, which becomes an event stream if it takes long.
-
-    Attributes:
-        has_begun: Whether the response has become a stream.
-    """
-
-    def __init__(self, state: RequestState, *, streams: bool) -> None:
-        self.has_begun = False
-        self._state = state
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(PING_SECONDS, self._begin) if streams else None
-        self._has_head = False
-        self._over: asyncio.Event | None = None
-        self._pinging: asyncio.Task[None] | None = None
-
-    def _begin(self) -> None:
-        self.has_begun = True
-        self._over = asyncio.Event()
-        self._pinging = asyncio.create_task(self._ping(self._over))
-        self._pinging.add_done_callback(retrieve_exception)
-
-    async def _ping(self, over: asyncio.Event) -> None:
-        """Send the head and comments. This is not cancelled: the last event must follow a complete head."""
-        start = {"type": "http.response.start", "status": 200, "headers": list(EVENT_STREAM)}
-        await self._state.send(start)
-        self._has_head = True
-        while not over.is_set():
-            await self._state.send_part(PING)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(PING_SECONDS):
-                    await over.wait()
-
-    def stop(self) -> None:
-        """Send no more comments."""
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._over is not None:
-            self._over.set()
-
-    async def end(self, request_id: Any, reply: Reply) -> None:
-        """Send the last event: the reply, or an error if the caller has too many unread bytes."""
-        if self._pinging is not None and not self._has_head:
-            await self._pinging
-        try:
-            await self._state.send_part(event(reply.body))
-        except CallError as error:
-            refused = {"code": INTERNAL_ERROR, "message": error.message}
-            message = {"jsonrpc": "2.0", "id": request_id, "error": refused}
-            await self._state.send_part(event(msgspec.json.encode(message)))
-        await self._state.send({"type": "http.response.body", "body": b""})

@@ -1,4 +1,4 @@
-"""One request of a client before 2026-07-28, and its response.
+"""One request, and its response.
 
 Rule 1: the response is JSON, unless other messages must be sent before the result, the client prefers event streams, or
         nothing was sent for some time, because proxies close idle connections: then it is an event stream.
@@ -7,8 +7,8 @@ Rule 2: the work ends when its client disconnects, unless the response is a stre
 """
 
 import asyncio
-from collections.abc import Awaitable, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import AsyncGenerator, Awaitable, Mapping
+from contextlib import ExitStack, asynccontextmanager, suppress
 from functools import partial
 from typing import Any, Final
 
@@ -18,13 +18,14 @@ from mcp.server.runner import modern_error_data
 from mcp.server.streamable_http import REQUEST_CANCELLED
 from mcp.shared.dispatcher import CallOptions
 from mcp.shared.exceptions import NoBackChannelError
+from mcp.shared.inbound import ERROR_CODE_HTTP_STATUS
 from mcp.shared.message import ServerMessageMetadata
 from mcp.shared.transport_context import TransportContext
-from mcp_types import ErrorData
+from mcp_types import INTERNAL_ERROR, ErrorData
 from mcp_types.version import is_version_at_least
 from starlette.requests import Request
 
-from operations.errors import CallError
+from operations.errors import CallError, retrieve_exception
 from operations.front.http import RequestState
 from operations.front.messages import EVENT_STREAM, JSON, Reply
 from operations.front.public_errors import Header
@@ -54,6 +55,7 @@ class Exchange:
         progress_token: The token of progress reports, if the client requested them.
         streams: Whether the response may become a stream; otherwise messages before the result are dropped.
         prefers_stream: Whether the response is a stream from the beginning.
+        stamp: The `_meta` of every result since 2026-07-28. With it, the status of an error depends on its code.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class Exchange:
         *,
         streams: bool,
         prefers_stream: bool = False,
+        stamp: Mapping[str, Any] | None = None,
     ) -> None:
         self.request_id = request_id
         self._state = state
@@ -74,13 +77,16 @@ class Exchange:
         self._streams = streams
         self._prefers_stream = prefers_stream
         self._progress_token = progress_token
+        self._stamp = stamp
+        self._status = 200
         self._task: asyncio.Task[Any] = asyncio.current_task()  # type: ignore[assignment]
         self._stream: int | None = None
         self._is_attached = False
-        self._is_cancelled = self._is_revoked = False
+        self._is_cancelled = self._is_ended = False
         self._lock: asyncio.Lock | None = None
         self._resources: ExitStack | None = None
-        self._keeper: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._pinging: asyncio.Task[None] | None = None
 
     # ------------------------------------------------------------ serving
 
@@ -102,22 +108,17 @@ class Exchange:
             limited.start()
             work = limited.run(work)
             state.answer_late = partial(self._answer_late, limited)
-        loop = asyncio.get_running_loop()
-        timer = loop.call_later(PING_SECONDS, self._keep_open) if self._streams else None
+        self._ping_later()
         if session is not None:
             session.running[self.request_id] = self.cancel
         try:
             if self._prefers_stream:
-                await self._start()
+                async with self._writing():
+                    await self._start()
             message = await self._outcome(work)
         finally:
             state.timeout.pause()
-            # Tasks that the handler left running cannot send messages any more.
-            self._streams = False
-            if timer is not None:
-                timer.cancel()
-            if self._keeper is not None:
-                self._keeper.cancel()
+            self._stop()
             if session is not None and session.running.get(self.request_id) == self.cancel:
                 del session.running[self.request_id]
             if self._resources is not None:
@@ -125,25 +126,38 @@ class Exchange:
         if state.is_answered:
             return None
         if self._stream is None:
-            return Reply(200, message, [JSON, *headers])
+            return Reply(self._status, message, [JSON, *headers])
         await self._end_stream(self._stream, message)
         return None
 
+    def _stop(self) -> None:
+        """Send no more messages before the result, also not of tasks that the handler left running."""
+        self._streams = False
+        if self._timer is not None:
+            self._timer.cancel()
+
     async def _end_stream(self, stream: int, message: bytes) -> None:
-        async with self._writing():
-            if not self._is_revoked:
-                # A client that reads too slowly can still fetch the result with a new request.
-                with suppress(CallError):
-                    await self._write(message)
-            await self._detach()
-        if self._session is not None:
-            self._session.log.close_stream(stream)
+        try:
+            async with self._writing():
+                if not self._is_ended:
+                    await self._write_last(message)
+                await self._detach()
+        finally:
+            if self._session is not None:
+                self._session.log.close_stream(stream)
+
+    async def _write_last(self, message: bytes) -> None:
+        try:
+            await self._write(message)
+        except CallError as error:
+            # In a session, a client that reads too slowly can still fetch the result with a new request.
+            if self._session is None:
+                refused = ErrorData(code=INTERNAL_ERROR, message=error.message)
+                await self._write(self._failure(refused))
 
     async def _answer_late(self, limited: LimitedCall) -> None:
         """Respond with a timeout, although the work has not ended."""
-        self._streams = False
-        if self._keeper is not None:
-            self._keeper.cancel()
+        self._stop()
         message = self._message(limited.late_result())
         if self._stream is None:
             await Reply(200, message, [JSON]).send(self._state.send)
@@ -151,19 +165,27 @@ class Exchange:
             await self._end_stream(self._stream, message)
 
     def _message(self, result: JSONObject) -> bytes:
+        if self._stamp is not None:
+            noted = result.get("_meta")
+            result["_meta"] = self._stamp if noted is None else {**noted, **self._stamp}
         return _encode({"jsonrpc": "2.0", "id": self.request_id, "result": result})
 
     async def _outcome(self, work: Awaitable[JSONObject]) -> bytes:
         try:
             result = await work
         except asyncio.CancelledError:
-            if not (self._is_cancelled or self._is_revoked) or self._task.uncancel():
+            if not (self._is_cancelled or self._is_ended) or self._task.uncancel():
                 raise
             error = ErrorData(code=REQUEST_CANCELLED, message="Request cancelled")
         except Exception as failure:  # noqa: BLE001 - the caller gets a response in any case
             error = modern_error_data(failure)
         else:
             return self._message(result)
+        if self._stamp is not None:
+            self._status = ERROR_CODE_HTTP_STATUS.get(error.code, 200)
+        return self._failure(error)
+
+    def _failure(self, error: ErrorData) -> bytes:
         failed = error.model_dump(by_alias=True, mode="json", exclude_none=True)
         return _encode({"jsonrpc": "2.0", "id": self.request_id, "error": failed})
 
@@ -173,10 +195,10 @@ class Exchange:
             self._is_cancelled = self._state.is_withdrawn = True
             self._task.cancel()
 
-    def _revoke(self) -> None:
-        """End the work and the stream: the caller's credential is no longer valid."""
-        if not self._is_revoked:
-            self._is_revoked = self._state.is_withdrawn = True
+    def end(self) -> None:
+        """End the work and the stream without a response."""
+        if not self._is_ended:
+            self._is_ended = self._state.is_withdrawn = True
             self._task.cancel()
 
     # ------------------------------------------------------------ the stream
@@ -191,18 +213,24 @@ class Exchange:
             state.timeout.unwatch()
             headers.append((SESSION_HEADER, session.id.encode()))
         self._resources = ExitStack()
-        watching = state.front.credentials.watching(state.credential, self._revoke)
+        watching = state.front.credentials.watching(state.credential, self.end)
         self._resources.enter_context(watching)
         self._is_attached = True
         await state.send({"type": "http.response.start", "status": 200, "headers": headers})
         if session is not None and is_version_at_least(self._version, _RESUMABLE):
             await self._send(session.log.add_start(self._stream))
 
-    def _writing(self) -> asyncio.Lock:
-        """Return the lock of the stream, created on first use, because most responses are not streams."""
+    @asynccontextmanager
+    async def _writing(self) -> AsyncGenerator[None]:
+        """Write to the stream alone. Detach a client that has disconnected, which some servers report as an error."""
         if self._lock is None:
+            # Created on first use, because most responses are not streams.
             self._lock = asyncio.Lock()
-        return self._lock
+        async with self._lock:
+            try:
+                yield
+            except OSError:
+                self._is_attached = False
 
     async def _emit(self, message: bytes) -> None:
         """Send a message before the result."""
@@ -246,16 +274,23 @@ class Exchange:
             and is_version_at_least(self._version, _RESUMABLE)
         )
 
-    def _keep_open(self) -> None:
-        self._keeper = asyncio.create_task(self._ping())
+    def _ping_later(self) -> None:
+        if self._streams:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(PING_SECONDS, self._start_ping)
+
+    def _start_ping(self) -> None:
+        # This task is not cancelled: the end of the stream must follow a complete head.
+        self._pinging = asyncio.create_task(self._ping())
+        self._pinging.add_done_callback(retrieve_exception)
 
     async def _ping(self) -> None:
-        while True:
-            async with self._writing():
+        async with self._writing():
+            if self._streams:
                 if self._stream is None:
                     await self._start()
                 await self._send(PING)
-            await asyncio.sleep(PING_SECONDS)
+        self._ping_later()
 
     # ------------------------------------------------------------ as the SDK's `DispatchContext`
 

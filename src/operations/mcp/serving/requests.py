@@ -1,43 +1,55 @@
 """Serve MCP requests over HTTP, if possible without the SDK's models and streams.
 
-`FastPath` serves clients since 2026-07-28. `HandshakeTransport` serves clients before it, which open a session with a
-handshake.
+`ModernTransport` serves clients since 2026-07-28; `handshake` serves clients before it.
 
 Rule 1: the lean path serves only well-formed `tools/list` and `tools/call` requests. All others, in particular invalid
-        requests, are passed to the SDK unchanged; requests of a session in the same exchange.
+        requests, are passed to the SDK unchanged, in the same exchange.
 Rule 2: responses are identical to those of the SDK; a test compares them.
-Rule 3: a session belongs to the caller that opened it; other callers cannot use it.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import aclosing, nullcontext
-from functools import partial
-from typing import Any, Final, Literal, cast
+from contextlib import nullcontext
+from typing import Any, Final, Literal, TypeVar, cast
 
 import mcp_types as types
 import msgspec
 from mcp import MCPError
 from mcp.server import Server
 from mcp.server.connection import Connection
-from mcp.server.runner import ServerRunner, serve_one
+from mcp.server.runner import serve_one
+from mcp.shared.inbound import (
+    InboundLadderRejection,
+    classify_inbound_request,
+    find_duplicated_routing_header,
+    unsupported_protocol_version_rejection,
+    validate_mcp_param_headers,
+)
 from mcp.shared.jsonrpc_dispatcher import progress_token_from_params
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
+from starlette.datastructures import Headers
 
 from operations._decoding import build_from, decode_json
-from operations._json import JSONValueError, object_of
-from operations.channel import NOTHING
+from operations._json import JSONValueError, object_of, text_of
+from operations.channel import NOTHING, CallerChannel
 from operations.front.http import RequestState
-from operations.front.messages import EVENT_STREAM, JSON, Reply
+from operations.front.messages import JSON, Reply
 from operations.front.public_errors import Header
 from operations.mcp.codec import sent_meta
-from operations.mcp.serving.caller import LimitedCall, MCPCaller, SlowReply
-from operations.mcp.serving.channels import SILENT, can_answer, lean_channel
-from operations.mcp.serving.exchange import SESSION_HEADER, Exchange
+from operations.mcp.serving.caller import MCPCaller
+from operations.mcp.serving.channels import SILENT, can_answer
+from operations.mcp.serving.exchange import Exchange
 from operations.mcp.serving.service import Service
-from operations.mcp.serving.sessions import STANDALONE, Session, SessionTable
 from operations.observe import trace_context
 from operations.types import JSONObject
+
+VerdictT = TypeVar("VerdictT")
+
+LISTEN: Final = b"subscriptions/listen"
+"""The method whose response stays open."""
+
+VERSION: Final = b"mcp-protocol-version"
+"""The header with the protocol revision of a request."""
 
 # ------------------------------------------------------------ plain requests
 
@@ -74,7 +86,7 @@ class _Params(msgspec.Struct, rename="camel"):
     name: str | None = None
     arguments: dict[str, Any] | None = None
     cursor: str | None = None
-    meta: _Meta | None = msgspec.field(default=None, name="_meta")
+    meta: _Meta = msgspec.field(default_factory=_Meta, name="_meta")
     task: msgspec.Raw | None = None
     request_state: msgspec.Raw | None = None
     input_responses: msgspec.Raw | None = None
@@ -104,130 +116,148 @@ def decode_plain(body: bytes) -> PlainRequest | None:
     return None if request.params.task is not None else request
 
 
-class _Named(msgspec.Struct):
-    name: str
+class _Subject(msgspec.Struct):
+    name: Any = None
+    meta: Any = msgspec.field(default=None, name="_meta")
 
 
-class _ToolCall(msgspec.Struct):
-    method: Literal["tools/call"]
-    params: _Named
+class _Outline(msgspec.Struct):
+    method: Any = None
+    id: Any = None
+    params: _Subject | None = None
 
 
-_decode_call = msgspec.json.Decoder(_ToolCall).decode
+_decode_outline = msgspec.json.Decoder(_Outline).decode
+
+
+def _outline(body: bytes) -> _Outline | None:
+    """Return the fields that tell what a message is; None if the body is not a message."""
+    try:
+        return _decode_outline(body)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return None
 
 
 def called_tool(body: bytes) -> str:
     """Return the name of the tool that a request calls; empty if the request does not call a tool."""
-    try:
-        return _decode_call(body).params.name
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+    message = _outline(body)
+    if message is None or message.params is None or message.method != "tools/call":
         return ""
+    return text_of(message.params.name)
 
 
-class _MetaOnly(msgspec.Struct):
-    meta: dict[str, Any] | None = msgspec.field(default=None, name="_meta")
-
-
-class _MetaRequest(msgspec.Struct):
-    params: _MetaOnly
-
-
-_decode_meta = msgspec.json.Decoder(_MetaRequest).decode
+def is_answer(body: bytes) -> bool:
+    """Return whether a message does not start a call: an answer to a question, or a notification."""
+    message = _outline(body)
+    return message is not None and (message.method is None or message.id is None)
 
 
 def decode_meta(body: bytes, request: PlainRequest, service: Service) -> Mapping[str, Any]:
     """Return the `_meta` of a plain request to forward to the server of its tool."""
     tool = service.catalog.tools.get(request.params.name or "")
-    if request.params.meta is None or tool is None or not tool.is_imported:
+    if tool is None or not tool.is_imported:
         return NOTHING
-    return sent_meta(_decode_meta(body).params.meta)
+    message = _outline(body)
+    return sent_meta(message and message.params and message.params.meta)
 
 
-class FastPath:
-    """Serves plain requests of clients since 2026-07-28.
+class ModernTransport:
+    """Serves the requests of all clients since 2026-07-28.
 
     Args:
-        service: Serves the requests.
+        server: The SDK's server, which handles all other requests.
+        service: Serves plain requests.
         run_interactive: Runs calls of clients that can answer questions; see `RegistryServer.run_interactive`.
-        server_info: The description of the server, which is part of every response since 2026-07-28.
     """
 
     def __init__(
         self,
+        server: Server[Any],
         service: Service,
         run_interactive: Callable[..., Awaitable[JSONObject]],
-        server_info: JSONObject,
     ) -> None:
+        self._server = server
         self._service = service
         self._streams = not service.settings.json_response
         self._run_interactive = run_interactive
-        self._stamp = {types.SERVER_INFO_META_KEY: msgspec.Raw(_encode(server_info))}
+        self._stamp = {types.SERVER_INFO_META_KEY: msgspec.Raw(_encode(server.server_info_stamp))}
 
-    async def serve(self, state: RequestState, body: bytes) -> Reply | None:
-        """Return the response to a POST if it is plain, else None."""
-        headers = state.headers
-        version = headers.get(b"mcp-protocol-version", b"").decode("latin-1")
+    async def serve(self, state: RequestState, body: bytes, *, lean: bool) -> Reply | None:
+        """Serve one request; return the response unless it was sent as a stream."""
+        plain = self._find(state, body) if lean else None
+        if plain is not None:
+            return await self._plain(state, plain, body)
+        is_stream = state.headers.get(b"mcp-method") == LISTEN
+        streams = self._streams or is_stream
+        rejected = rejection(state, (b"POST",), streams=streams)
+        if rejected is not None:
+            return rejected
+        message = decode_message(body, state.front.limits.values)
+        if isinstance(message, Reply):
+            return message
+        if "method" not in message:
+            return failure(400, "Invalid Request: responses are not accepted")
+        if "id" not in message:
+            refused = unsupported_protocol_version_rejection(
+                state.headers[VERSION].decode("latin-1")
+            )
+            if refused is None:
+                return accepted_reply()
+            return failure(400, refused.message, code=refused.code, data=refused.data)
+        token = progress_token_from_params(message.get("params"))
+        options: Any = {"streams": streams, "stamp": self._stamp}
+        exchange = Exchange(state, message["id"], "", None, token, **options)
+        ending = state.front.open_streams.watching(exchange.end, is_idle=True)
+        with ending if is_stream else nullcontext():
+            return await exchange.serve(self._run(state, message, exchange))
+
+    async def _run(
+        self, state: RequestState, message: JSONObject, exchange: Exchange
+    ) -> JSONObject:
+        """Let the SDK's server handle a request whose headers match its body.
+
+        Raises:
+            MCPError: If they do not match.
+        """
+        headers = Headers(raw=state.scope["headers"])
+        duplicated = find_duplicated_routing_header(headers.items())
+        if duplicated is not None:
+            raise MCPError(types.HEADER_MISMATCH, f"{duplicated} header appears more than once")
+        route = _accept(classify_inbound_request(message, headers=dict(headers)))
+        method, params = message["method"], message.get("params")
+        schema_of = self._server.get_tool_input_schema
+        if method == "tools/call" and schema_of is not None:
+            called = object_of(params)
+            schema, arguments = schema_of(text_of(called.get("name"))), called.get("arguments")
+            _accept(validate_mcp_param_headers(schema, object_of(arguments), headers))
+        connection = Connection.from_envelope(
+            route.protocol_version, route.client_info, route.client_capabilities
+        )
+        options: Any = {"connection": connection, "lifespan_state": None}
+        return await serve_one(self._server, exchange, method, params, **options)
+
+    def _find(self, state: RequestState, body: bytes) -> PlainRequest | None:
+        """Return the plain request in a POST, if there is one."""
+        version = state.headers.get(VERSION, b"").decode("latin-1")
         if version not in MODERN_PROTOCOL_VERSIONS or not _is_routable(state):
             return None
         request = decode_plain(body)
-        if request is None or not self._is_plain(request, headers, version):
-            return None
-        meta = request.params.meta
-        capabilities = meta.capabilities if meta is not None and meta.capabilities else NOTHING
-        trace = NOTHING if meta is None else meta.trace
-        sent = decode_meta(body, request, self._service)
-        caller = MCPCaller.of(state, version, capabilities, trace, sent)
-        stream = SlowReply(state, streams=self._streams and request.method == "tools/call")
-        try:
-            reply = self._reply(request, await self._answer(request, caller, state, stream))
-        except MCPError:
-            if stream.has_begun:
-                raise
-            # The SDK reports errors of the protocol, which are detected before the call starts.
-            state.timeout.pause()
-            return None
-        finally:
-            stream.stop()
-            is_late, state.is_answered = state.is_answered, state.is_answered or stream.has_begun
-        if stream.has_begun and not is_late:
-            await stream.end(request.id, reply)
-        return reply
+        is_plain = request is not None and self._is_plain(request, state.headers, version)
+        return request if is_plain else None
 
-    async def _answer(
-        self, request: PlainRequest, caller: MCPCaller, state: RequestState, stream: SlowReply
-    ) -> JSONObject:
-        params, service = request.params, self._service
-        if request.method == "tools/list":
-            return service.list_tools_encoded(caller, params.cursor)
-        name, arguments = params.name or "", params.arguments or {}
-        if caller.capabilities and can_answer(caller.capabilities):
-            work = self._run_interactive(
-                caller, service.call_tool, SILENT, "tools/call", NOTHING, name, arguments
-            )
-            return await _until_disconnect(work, state)
-        limited = service.limited_call(caller, state, name)
-        work = service.call_tool(caller, name, arguments, SILENT, limited)
-        if limited is None:
-            return await _until_disconnect(work, state)
-        state.answer_late = partial(self._answer_late, request, limited, stream)
-        limited.start()
-        return await limited.run(work)
-
-    async def _answer_late(
-        self, request: PlainRequest, limited: LimitedCall, stream: SlowReply
-    ) -> None:
-        stream.stop()
-        reply = self._reply(request, limited.late_result())
-        if stream.has_begun:
-            await stream.end(request.id, reply)
-        else:
-            await reply.send(limited.state.send)
-
-    def _reply(self, request: PlainRequest, result: JSONObject) -> Reply:
-        noted = result.get("_meta")
-        result["_meta"] = self._stamp if noted is None else {**noted, **self._stamp}
-        message = {"jsonrpc": "2.0", "id": request.id, "result": result}
-        return Reply(200, _encode(message), [JSON])
+    async def _plain(self, state: RequestState, request: PlainRequest, body: bytes) -> Reply | None:
+        """Serve a plain request without the SDK's models."""
+        service, params, meta = self._service, request.params, request.params.meta
+        version, capabilities = meta.version or "", meta.capabilities or NOTHING
+        sent = decode_meta(body, request, service)
+        caller = MCPCaller.of(state, version, capabilities, meta.trace, sent)
+        is_call = request.method == "tools/call"
+        streams = self._streams and is_call
+        exchange = Exchange(state, request.id, version, None, streams=streams, stamp=self._stamp)
+        if is_call and capabilities and can_answer(capabilities):
+            what = (SILENT, "tools/call", NOTHING, params.name, params.arguments or {})
+            return await exchange.serve(self._run_interactive(caller, service.call_tool, *what))
+        return await serve_plain(service, state, request, exchange, caller, SILENT)
 
     def _is_plain(self, request: PlainRequest, headers: dict[bytes, bytes], version: str) -> bool:
         params = request.params
@@ -235,7 +265,6 @@ class FastPath:
         if (
             params.request_state is not None
             or params.input_responses is not None
-            or meta is None
             or meta.progress is not None
             or meta.level is not None
             or meta.version != version
@@ -253,12 +282,33 @@ class FastPath:
         )
 
 
-async def _until_disconnect(work: Awaitable[JSONObject], state: RequestState) -> JSONObject:
-    """Return the result of work that is cancelled when its client disconnects."""
-    state.timeout.start(None, state.receive)
-    result = await work
-    state.timeout.pause()
-    return result
+def _accept(verdict: VerdictT | InboundLadderRejection) -> VerdictT:
+    """Return the verdict of a check of the SDK.
+
+    Raises:
+        MCPError: If the request is rejected.
+    """
+    if isinstance(verdict, InboundLadderRejection):
+        raise MCPError(verdict.code, verdict.message, verdict.data)
+    return verdict
+
+
+def serve_plain(
+    service: Service,
+    state: RequestState,
+    request: PlainRequest,
+    exchange: Exchange,
+    caller: MCPCaller,
+    channel: CallerChannel,
+) -> Awaitable[Reply | None]:
+    """Serve a plain request; return the response unless it was sent as a stream."""
+    params = request.params
+    if request.method == "tools/list":
+        return exchange.serve(service.list_tools_encoded(caller, params.cursor))
+    name = params.name or ""
+    limited = service.limited_call(caller, state, name)
+    call = service.call_tool(caller, name, params.arguments or {}, channel, limited)
+    return exchange.serve(call, limited=limited)
 
 
 def _is_routable(state: RequestState) -> bool:
@@ -276,252 +326,35 @@ def _is_routable(state: RequestState) -> bool:
     return not any(name.startswith(b"mcp-param-") for name in headers)
 
 
-# ------------------------------------------------------------ clients before 2026-07-28
-
-_VERSION: Final = b"mcp-protocol-version"
-_NO_SESSION: Final = "Session not found"
+# ------------------------------------------------------------ headers and messages
 
 
 def is_handshake_version(headers: Mapping[bytes, bytes]) -> bool:
     """Return whether a request comes from a client before 2026-07-28, by its headers."""
-    version = headers.get(_VERSION)
+    version = headers.get(VERSION)
     return version is None or version.decode("latin-1") in HANDSHAKE_PROTOCOL_VERSIONS
 
 
-class HandshakeTransport:
-    """Serves the requests of all clients before 2026-07-28.
-
-    Args:
-        server: The SDK's server, which handles all other requests.
-        service: Serves plain calls.
-        sessions: The open sessions; None without sessions.
-        json_response: Whether responses are always JSON.
-        lean: Whether plain calls use the lean path.
-    """
-
-    def __init__(
-        self,
-        server: Server[Any],
-        service: Service,
-        sessions: SessionTable | None,
-        *,
-        json_response: bool,
-        lean: bool,
-    ) -> None:
-        self._server = server
-        self._service = service
-        self._sessions = sessions
-        self._streams = not json_response
-        self._lean = lean
-        self._stateless = {
-            version: Connection.from_envelope(version, None, None)
-            for version in HANDSHAKE_PROTOCOL_VERSIONS
-        }
-
-    async def serve(self, state: RequestState, body: bytes) -> Reply | None:
-        """Serve one request; return the response unless it was sent as a stream."""
-        method = state.scope["method"]
-        rejected = self._rejection(method, state.headers)
-        if rejected is not None:
-            return rejected
-        if self._sessions is None:
-            return await self._post(state, body, None)
-        session_id = state.headers.get(SESSION_HEADER)
-        if session_id is None:
-            if method != "POST":
-                return _failure(400, "Bad Request: Missing session ID")
-            return await self._post(state, body, None)
-        session = self._find(state)
-        if session is None:
-            return _failure(404, _NO_SESSION)
-        if method == "DELETE":
-            await self._sessions.end(session)
-            return Reply(200, b"", [JSON])
-        self._sessions.begin(session, state.credential, state.front.credentials)
-        try:
-            if method == "GET":
-                return await self._read(state, session)
-            return await self._post(state, body, session)
-        finally:
-            self._sessions.finish(session)
-
-    def _rejection(self, method: str, headers: Mapping[bytes, bytes]) -> Reply | None:
-        """Return the error response to a request whose method or headers the transport does not support."""
-        if method != "POST" and (self._sessions is None or method not in ("GET", "DELETE")):
-            allowed = b"POST" if self._sessions is None else b"GET, POST, DELETE"
-            return _failure(405, "Method Not Allowed", (b"allow", allowed))
-        accepts_json, accepts_stream, _ = _accepted(headers)
-        if method == "GET" and not accepts_stream:
-            return _failure(406, "Not Acceptable: Client must accept text/event-stream")
-        if method != "POST":
-            return None
-        if not accepts_json or (self._streams and not accepts_stream):
-            kinds = "both application/json and text/event-stream"
-            kinds = kinds if self._streams else "application/json"
-            return _failure(406, f"Not Acceptable: Client must accept {kinds}")
-        kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
-        if kind != b"application/json":
-            return _failure(415, "Unsupported Media Type: Content-Type must be application/json")
+def rejection(state: RequestState, allowed: tuple[bytes, ...], *, streams: bool) -> Reply | None:
+    """Return the error response to a request whose method or headers are not supported."""
+    method, headers = state.scope["method"], state.headers
+    if method.encode() not in allowed:
+        return failure(405, "Method Not Allowed", (b"allow", b", ".join(allowed)))
+    accepts_json, accepts_stream, _ = accepted_kinds(headers)
+    if method == "GET" and not accepts_stream:
+        return failure(406, "Not Acceptable: Client must accept text/event-stream")
+    if method != "POST":
         return None
-
-    def knows(self, state: RequestState) -> bool:
-        """Return whether a request names an open session of its caller."""
-        return self._find(state) is not None
-
-    def _find(self, state: RequestState) -> Session | None:
-        if self._sessions is None:
-            return None
-        session_id = state.headers.get(SESSION_HEADER, b"").decode("latin-1")
-        owner = None if state.identity is None else state.identity.key
-        return self._sessions.find(session_id, owner)
-
-    # ------------------------------------------------------------ POST
-
-    async def _post(
-        self, state: RequestState, body: bytes, session: Session | None
-    ) -> Reply | None:
-        plain = decode_plain(body) if self._lean else None
-        if plain is not None and (plain.params.meta is None or plain.params.meta.version is None):
-            sent = decode_meta(body, plain, self._service)
-            return await self._plain(state, plain, session, sent)
-        message = _decode_message(body, state.front.limits.values)
-        if isinstance(message, Reply):
-            return message
-        is_notification = "id" not in message
-        if "method" not in message:
-            if session is not None:
-                session.answer(message)
-            return _accepted_reply()
-        method, params = message["method"], message.get("params")
-        if self._sessions is not None and session is None:
-            if method != "initialize" or is_notification:
-                return _failure(400, "Bad Request: Missing session ID")
-            return await self._open(state, message)
-        version = self._version(state, session)
-        request_id = "" if is_notification else message["id"]
-        token = progress_token_from_params(params)
-        exchange = self._exchange(state, request_id, version, session, token)
-        # The SDK checks the message and calls our handler for it.
-        if session is None:
-            if is_notification:
-                return _accepted_reply()
-            connection = Connection.from_envelope(version, None, None)
-            options: Any = {"connection": connection, "lifespan_state": None}
-            work = serve_one(self._server, exchange, method, params, **options)
-            return await exchange.serve(work)
-        runner = ServerRunner(self._server, session.connection, None)
-        if not is_notification:
-            return await exchange.serve(runner.on_request(exchange, method, params))
-        if method == "notifications/cancelled":
-            session.cancel(object_of(params).get("requestId"))
-        else:
-            await runner.on_notify(exchange, method, params)
-        return _accepted_reply()
-
-    async def _open(self, state: RequestState, message: Mapping[str, Any]) -> Reply | None:
-        """Serve the request that opens a session."""
-        sessions = self._sessions
-        assert sessions is not None  # noqa: S101 - only called with sessions
-        await sessions.make_room(state.caller, state.front.limits)
-        session = Session(state.caller, None if state.identity is None else state.identity.key)
-        params = message.get("params")
-        exchange = Exchange(state, message["id"], "", session, streams=False)
-        options = self._server.create_initialization_options()
-        options.instructions = self._service.instructions(state.identity)
-        runner = ServerRunner(self._server, session.connection, None, init_options=options)
-        reply = await exchange.serve(
-            runner.on_request(exchange, "initialize", params),
-            (SESSION_HEADER, session.id.encode()),
-        )
-        if session.connection.initialize_accepted:
-            session.opened()
-            sessions.add(session, state.credential, state.front.credentials)
-        return reply
-
-    async def _plain(
-        self,
-        state: RequestState,
-        request: PlainRequest,
-        session: Session | None,
-        sent: Mapping[str, Any],
-    ) -> Reply | None:
-        """Serve a plain call without the SDK's models."""
-        if self._sessions is not None and session is None:
-            return _failure(400, "Bad Request: Missing session ID")
-        version = self._version(state, session)
-        connection = self._stateless[version] if session is None else session.connection
-        meta = request.params.meta
-        token = None if meta is None else meta.progress
-        exchange = self._exchange(state, request.id, version, session, token)
-        trace = NOTHING if meta is None else meta.trace
-        capabilities = NOTHING if session is None else session.capabilities
-        caller = MCPCaller.of(state, version, capabilities, trace, sent)
-        params = request.params
-        if request.method == "tools/list":
-            return await exchange.serve(self._list(caller, params.cursor))
-        name = params.name or ""
-        channel = lean_channel(exchange, connection, version, capabilities)
-        limited = self._service.limited_call(caller, state, name)
-        call = self._service.call_tool(caller, name, params.arguments or {}, channel, limited)
-        return await exchange.serve(call, limited=limited)
-
-    async def _list(self, caller: MCPCaller, cursor: str | None) -> JSONObject:
-        return self._service.list_tools_encoded(caller, cursor)
-
-    def _exchange(
-        self,
-        state: RequestState,
-        request_id: int | str,
-        version: str,
-        session: Session | None,
-        progress_token: int | str | None,
-    ) -> Exchange:
-        return Exchange(
-            state,
-            request_id,
-            version,
-            session,
-            progress_token,
-            streams=self._streams,
-            prefers_stream=self._streams and _accepted(state.headers)[2],
-        )
-
-    @staticmethod
-    def _version(state: RequestState, session: Session | None) -> str:
-        if session is not None:
-            return session.connection.protocol_version
-        return state.headers.get(_VERSION, b"").decode() or types.DEFAULT_NEGOTIATED_VERSION
-
-    # ------------------------------------------------------------ GET
-
-    async def _read(self, state: RequestState, session: Session) -> Reply | None:
-        """Send the events of a stream until it ends, live or after the last event that the client received."""
-        log = session.log
-        last = state.headers.get(b"last-event-id")
-        place: tuple[int, int] | None
-        if last is None:
-            if log.is_read(STANDALONE):
-                return _failure(409, "Conflict: Only one SSE stream is allowed per session")
-            place = (log.latest, STANDALONE)
-        else:
-            place = log.find(last.decode("latin-1"))
-        headers = [*EVENT_STREAM, (SESSION_HEADER, session.id.encode())]
-        await state.send({"type": "http.response.start", "status": 200, "headers": headers})
-        state.timeout.start(None, state.receive)
-        idle = nullcontext() if last is not None else state.front.open_streams.idle()
-        with state.front.credentials.ending(state.credential), idle:
-            if place is not None:
-                # Some servers send the headers only with the first part of the body.
-                await state.send_part(b": open\n\n")
-                async with aclosing(log.follow(place[1], place[0])) as parts:
-                    async for part in parts:
-                        await state.send_part(part)
-        state.timeout.pause()
-        await state.send({"type": "http.response.body", "body": b""})
-        return None
+    if not accepts_json or (streams and not accepts_stream):
+        kinds = "both application/json and text/event-stream" if streams else "application/json"
+        return failure(406, f"Not Acceptable: Client must accept {kinds}")
+    kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+    if kind != b"application/json":
+        return failure(415, "Unsupported Media Type: Content-Type must be application/json")
+    return None
 
 
-def _accepted(headers: Mapping[bytes, bytes]) -> tuple[bool, bool, bool]:
+def accepted_kinds(headers: Mapping[bytes, bytes]) -> tuple[bool, bool, bool]:
     """Return whether a client accepts JSON, whether it accepts event streams, and whether it prefers event streams."""
     accept = headers.get(b"accept", b"")
     kinds = [part.partition(b";")[0].strip().lower() for part in accept.split(b",")]
@@ -532,39 +365,32 @@ def _accepted(headers: Mapping[bytes, bytes]) -> tuple[bool, bool, bool]:
     return accepts_json, accepts_stream, prefers_stream
 
 
-def _decode_message(body: bytes, max_values: int) -> JSONObject | Reply:
+def decode_message(body: bytes, max_values: int) -> JSONObject | Reply:
     """Return the JSON-RPC message in a body; the error response if it is not valid."""
     try:
         message = decode_json(body, max_values=max_values)
     except JSONValueError as error:
-        return _failure(400, f"Parse error: the body {error.reason}", code=types.PARSE_ERROR)
+        return failure(400, f"Parse error: the body {error.reason}", code=types.PARSE_ERROR)
     try:
         checked = types.jsonrpc_message_adapter.validate_python(message, by_name=False)
     except ValidationError:
         reason = "the body is not a message of JSON-RPC 2.0"
         if isinstance(message, list):
             reason = "batches are not supported, send one message per request"
-        return _failure(400, f"Invalid Request: {reason}")
+        return failure(400, f"Invalid Request: {reason}")
     if isinstance(checked, types.JSONRPCNotification) and "id" in message:
-        return _failure(400, "Validation error: the id is neither a number nor a string")
+        return failure(400, "Validation error: the id is neither a number nor a string")
     return cast("JSONObject", message)
 
 
-def _accepted_reply() -> Reply:
+def accepted_reply() -> Reply:
+    """Return the response to a message that has no result."""
     return Reply(202, b"", [])
 
 
-def _failure(
-    status: int, message: str, *headers: Header, code: int = types.INVALID_REQUEST
+def failure(
+    status: int, message: str, *headers: Header, code: int = types.INVALID_REQUEST, data: Any = None
 ) -> Reply:
-    body = {"jsonrpc": "2.0", "id": None, "error": {"code": code, "message": message}}
-    return Reply(status, msgspec.json.encode(body), [JSON, *headers])
-
-
-def reject_malformed(body: bytes, max_values: int) -> Reply | None:
-    """Return the error response to a body that is not valid JSON by our rules; None if it is valid."""
-    try:
-        decode_json(body, max_values=max_values)
-    except JSONValueError as error:
-        return _failure(400, f"Parse error: the body {error.reason}", code=types.PARSE_ERROR)
-    return None
+    """Return the response to a message that is rejected."""
+    error = {"code": code, "message": message, **({"data": data} if data else {})}
+    return Reply(status, _encode({"jsonrpc": "2.0", "id": None, "error": error}), [JSON, *headers])

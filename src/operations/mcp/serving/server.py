@@ -39,7 +39,7 @@ from operations.mcp.serving.channels import (
     session_key,
     set_level,
 )
-from operations.mcp.serving.requests import FastPath
+from operations.mcp.serving.requests import ModernTransport
 from operations.mcp.serving.service import Service
 from operations.observe import CallEvent, trace_context
 from operations.registry import OperationRegistry
@@ -66,8 +66,11 @@ class RegistryServer(Server[None]):
     def __init__(self, registry: OperationRegistry, settings: MCPServerSettings) -> None:
         self.service = Service(registry, settings)
         self.elicitations = Elicitations()
+        self.identity = settings.identity
+        """The caller on stdio and in memory."""
+
         self._settings = settings
-        self._front = Front(
+        self.front = Front(
             registry,
             settings.limits,
             timeout=settings.timeout,
@@ -78,6 +81,9 @@ class RegistryServer(Server[None]):
         self._listen = subscriptions.ListenHandler(self._bus)
         self._connections: set[Connection] = set()
         self._announced = self.service.catalog
+        self._transports = 0
+        """The number of running transports."""
+
         super().__init__(
             settings.name,
             version=settings.version,
@@ -109,15 +115,15 @@ class RegistryServer(Server[None]):
 
     async def run_stdio(self) -> None:
         """Serve the process that started this one, until it closes standard input."""
-        async with bounded_stdio(self._front.limits) as (incoming, outgoing):
+        async with bounded_stdio(self.front) as (incoming, outgoing):
             await self.run(incoming, outgoing, self.create_initialization_options())
 
     def asgi_app(self, **options: Unpack[AppOptions]) -> MCPApp:
         """Return an ASGI application that serves streamable HTTP; see `AppOptions`."""
-        fast_path = FastPath(self.service, self.run_interactive, self.server_info_stamp)
+        modern = ModernTransport(self, self.service, self.run_interactive)
         resolve = None if self._settings.identify is None else self._resolve
-        pipeline = RequestPipeline(self._front, resolve)
-        return MCPApp(self, self.service, pipeline, fast_path, **options)
+        pipeline = RequestPipeline(self.front, resolve)
+        return MCPApp(self, self.service, pipeline, modern, **options)
 
     # ------------------------------------------------------------ callers
 
@@ -137,9 +143,9 @@ class RegistryServer(Server[None]):
             return MCPCaller.of(state, request.protocol_version, capabilities, trace, sent)
         # On stdio and in memory.
         return MCPCaller(
-            identity := self._settings.identity,
+            identity := self.identity,
             request.protocol_version,
-            self._front,
+            self.front,
             capabilities,
             caller_key(identity, ""),
             metadata=trace,
@@ -357,7 +363,7 @@ class RegistryServer(Server[None]):
 
     @asynccontextmanager
     async def _running(self, _server: Server[None]) -> AsyncGenerator[None]:
-        """Announce changes of the registry while a transport runs."""
+        """Announce changes of the registry while a transport runs; end waiting calls with the last one."""
         changed = asyncio.Event()
 
         def notice(_event: CallEvent) -> None:
@@ -365,9 +371,13 @@ class RegistryServer(Server[None]):
 
         stop = self.service.registry.watch(notice)
         announcer = asyncio.create_task(self._announce(changed))
+        self._transports += 1
         try:
             yield
         finally:
+            self._transports -= 1
+            if not self._transports:
+                self.elicitations.cancel()
             stop()
             announcer.cancel()
             with suppress(asyncio.CancelledError):
@@ -402,7 +412,7 @@ class RegistryServer(Server[None]):
             experimental_capabilities,
             extensions,
         )
-        options.instructions = self.service.instructions(self._settings.identity)
+        options.instructions = self.service.instructions(self.identity)
         return options
 
     async def _discover(

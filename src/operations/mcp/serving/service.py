@@ -97,7 +97,7 @@ class Service:
         """Return one page of the tools, or the gateway tools."""
         return self._tool_page(caller, cursor, Tool.wire)
 
-    def list_tools_encoded(self, caller: MCPCaller, cursor: str | None = None) -> JSONObject:
+    async def list_tools_encoded(self, caller: MCPCaller, cursor: str | None = None) -> JSONObject:
         """As `list_tools`, with the tools already encoded."""
         return self._tool_page(caller, cursor, Tool.raw)
 
@@ -195,6 +195,8 @@ class Service:
             tool = self.catalog.by_id.get(operation_id)
             if tool is None:
                 tool = Tool(operation_id, spec, self.settings.schema_budget)
+                # Before the call runs: its result cannot be written without the schemas.
+                tool.enforce_usable()
             limit = caller.limit(self.registry.get(spec.id))
             if limit is not None:
                 context = context.changed(deadline=limit.deadline, limit=limit)

@@ -43,6 +43,8 @@ STANDALONE: Final = 0
 _RETRY_MILLISECONDS: Final = 500
 """Milliseconds after which a client should reconnect when its stream ended early."""
 
+_MAX_DIGITS: Final = 18
+
 _encode = msgspec.json.Encoder().encode
 
 
@@ -58,6 +60,11 @@ def notification(method: str, params: Mapping[str, Any] | None) -> bytes:
     if params is not None:
         message["params"] = params
     return _encode(message)
+
+
+def _number(text: str) -> int:
+    """Return the number of an event or question that a client sent; 0, which is never used, if it is not a number."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS else 0
 
 
 class EventLog:
@@ -115,7 +122,7 @@ class EventLog:
 
     def find(self, event_id: str) -> tuple[int, int] | None:
         """Return the number and the stream of an event; None if it is unknown."""
-        number = int(event_id) if event_id.isascii() and event_id.isdigit() else 0
+        number = _number(event_id)
         return next(((known, of) for known, of, _ in self._events if known == number), None)
 
     @property
@@ -199,9 +206,7 @@ class Session:
 
     def answer(self, message: Mapping[str, Any]) -> None:
         """Process the client's answer to a question; ignore unknown answers."""
-        text = str(message["id"])
-        number = int(text) if text.isascii() and text.isdigit() else 0
-        answer = self._questions.get(number)
+        answer = self._questions.get(_number(str(message["id"])))
         if answer is None or answer.done():
             return
         error = message.get("error")
