@@ -8,9 +8,20 @@ import msgspec
 import pytest
 from tests.mcp_import.support import raw
 
-from operations import MCPResponseMeta, OperationRegistry, ResponseEnvelope
+from operations import (
+    CallError,
+    ErrorCode,
+    MCPResponseMeta,
+    OperationRegistry,
+    ResponseEnvelope,
+)
 from operations.mcp import connect_mcp, map_content_blocks
-from operations.mcp.tools import content_to_wire, tool_envelope
+from operations.mcp.tools import (
+    content_to_wire,
+    prompt_envelope,
+    resource_envelope,
+    tool_envelope,
+)
 from operations.schema import Schema, from_schema
 
 BLOCKS: list[dict[str, Any]] = [
@@ -110,15 +121,33 @@ async def test_an_error_result_is_an_envelope_with_everything_in_it(
     assert envelope.meta.meta == {"t": 1}
 
 
-@pytest.mark.parametrize("result", [{}, {"content": None}, {"content": "text"}, {"isError": "yes"}])
-async def test_a_malformed_result_is_treated_as_empty(
+@pytest.mark.parametrize("result", [{}, {"content": None}, {"isError": None}])
+async def test_a_result_without_content_is_empty(
     registry: OperationRegistry, result: dict[str, Any]
 ) -> None:
     envelope = await answer(registry, result)
 
     assert envelope.data == []
     assert isinstance(envelope.meta, MCPResponseMeta)
-    assert not envelope.meta.is_error
+    assert envelope.meta.is_error is False
+
+
+@pytest.mark.parametrize("result", [{"content": "text"}, {"content": {}}, {"isError": "yes"}])
+async def test_a_malformed_result_is_an_error(
+    registry: OperationRegistry, result: dict[str, Any]
+) -> None:
+    with pytest.raises(CallError) as caught:
+        await answer(registry, result)
+
+    assert caught.value.code == ErrorCode.EXECUTION_ERROR
+
+
+@pytest.mark.parametrize("items", ["text", {}, ["text"]])
+def test_malformed_resources_and_prompts_are_errors(items: Any) -> None:
+    with pytest.raises(CallError):
+        resource_envelope({"contents": items})
+    with pytest.raises(CallError):
+        prompt_envelope({"messages": items})
 
 
 SCHEMA = from_schema(

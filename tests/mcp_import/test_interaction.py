@@ -285,3 +285,38 @@ async def test_endless_questions_are_ended() -> None:
                 await OperationRegistry(client).execute("w.wait", {})
 
     assert caught.value.code == ErrorCode.EXECUTION_ERROR
+
+
+ELICIT = {"method": "elicitation/create", "params": {"message": "?", "requestedSchema": {}}}
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        ({"inputRequests": "who"}, "does not allow"),
+        ({"inputRequests": ["who"]}, "does not allow"),
+        ({"inputRequests": {"who": "?"}}, "does not allow"),
+        ({"inputRequests": {"who": {"method": 7}}}, "does not allow"),
+        ({"inputRequests": {"who": {"method": "other/question"}}}, "does not allow"),
+        ({"inputRequests": {"who": {"method": "elicitation/create"}}}, "does not allow"),
+        ({"inputRequests": {"who": {**ELICIT, "params": "?"}}}, "does not allow"),
+        ({"inputRequests": {}}, "does not allow"),
+        ({"requestState": 7}, "does not allow"),
+        ({"inputRequests": {str(n): ELICIT for n in range(33)}}, "more than 32 questions"),
+    ],
+)
+async def test_malformed_questions_are_an_error_of_their_call(
+    asked: dict[str, Any], reason: str
+) -> None:
+    result = {"resultType": "input_required", **asked}
+    with anyio.fail_after(20):
+        async with connect_mcp("raw", raw()) as client:
+            registry = OperationRegistry(client)
+            with pytest.raises(CallError) as caught:
+                await registry.execute("raw.answer", {"result": result})
+
+            assert caught.value.code == ErrorCode.EXECUTION_ERROR
+            assert reason in caught.value.message
+            assert "raw.tools.resume" not in registry
+            again = await registry.execute("raw.answer", {"result": {"content": []}})
+    assert again.data == []

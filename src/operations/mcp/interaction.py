@@ -14,7 +14,7 @@ Rule 4: a question that neither can answer is declined up to 2025-11-25. From 20
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, Final, cast
@@ -207,6 +207,11 @@ class CallsInFlight:
     def __init__(self) -> None:
         self._calls: dict[CallInFlight, None] = {}
 
+    @property
+    def are_running(self) -> bool:
+        """Whether there are running calls."""
+        return bool(self._calls)
+
     @contextmanager
     def enter(self, call: CallInFlight) -> Generator[None]:
         """Register a running call for the duration of this block; messages on its stream belong to it."""
@@ -385,6 +390,22 @@ def is_question(result: JSONObject) -> bool:
     return result.get("resultType") == "input_required"
 
 
+def _questions(result: JSONObject) -> dict[str, JSONObject]:
+    """Return the questions in a result.
+
+    Raises:
+        CallError: `EXECUTION_ERROR` if the protocol does not allow them, or there are too many.
+    """
+    message = "the server asked for input in a form that the protocol does not allow"
+    with suppress(ValidationError):
+        types.InputRequiredResult.model_validate(result, by_name=False)
+        questions: dict[str, JSONObject] = result.get("inputRequests") or {}
+        if len(questions) <= MAX_QUESTIONS:
+            return questions
+        message = f"the server asked {_TOO_MANY}"
+    raise CallError(ErrorCode.EXECUTION_ERROR, message)
+
+
 async def settle(
     result: JSONObject,
     send: Callable[[JSONObject], Awaitable[JSONObject]],
@@ -400,18 +421,15 @@ async def settle(
         context: The context of the call, whose channel is asked first.
 
     Raises:
-        CallError: `EXECUTION_ERROR` if there are too many questions or a handler fails; `TIMEOUT` if a handler takes
-            too long.
+        CallError: `EXECUTION_ERROR` if the questions are malformed or too many, or a handler fails; `TIMEOUT` if a
+            handler takes too long.
     """
     for _ in range(MAX_ROUNDS):
         if not is_question(result):
             return result
-        asked: Any = result.get("inputRequests") or {}
-        if not isinstance(asked, dict) or len(cast("JSONObject", asked)) > MAX_QUESTIONS:
-            return result
         answers: JSONObject = {}
-        for key, question in cast("JSONObject", asked).items():
-            answer = await _settled(object_of(question), config, context)
+        for key, question in _questions(result).items():
+            answer = await _settled(question, config, context)
             if answer is None:
                 return result
             answers[key] = answer
@@ -431,9 +449,7 @@ async def _settled(
     question: JSONObject, config: MCPClientConfig, context: OperationContext
 ) -> JSONObject | None:
     """Return the answer of the caller or of the application; None if neither can answer."""
-    method, params = str(question.get("method")), object_of(question.get("params"))
-    if method not in _RESULTS:
-        return None
+    method, params = question["method"], object_of(question.get("params"))
     asking = caller_answer(method, params, context, client.get())
     seconds: float | None = config.answer_timeout
     if asking is None:
@@ -461,7 +477,12 @@ async def _settled(
 def question_envelope(
     result: JSONObject, resume: JSONObject | None = None
 ) -> ResponseEnvelope[Any]:
-    """Return the questions as data; `resume` has the operation that accepts the answers, and the rest of its input."""
+    """Return the questions as data; `resume` has the operation that accepts the answers, and the rest of its input.
+
+    Raises:
+        CallError: `EXECUTION_ERROR` if the protocol does not allow the questions, or there are too many.
+    """
+    _questions(result)
     kept = ("resultType", "inputRequests", "requestState")
     data = {key: result[key] for key in kept if key in result}
     if resume is not None:

@@ -66,15 +66,19 @@ def tool_envelope(result: JSONObject, output_schema: Schema) -> ResponseEnvelope
     """Return the envelope of a `tools/call` result. An error result is an envelope too.
 
     Raises:
+        CallError: `EXECUTION_ERROR` if the content is not a list, or `isError` is not a boolean.
         JSONValueError: If the result contains values that are not JSON (NaN, too deep nesting).
     """
-    content = list_of(result.get("content"))
+    content = _list_in(result, "content")
     blocks = map_content_blocks(content)
-    is_error = result.get("isError") is True
+    is_error = result.get("isError")
+    # Some servers write null for a missing field.
+    if not isinstance(is_error, bool | None):
+        raise _malformed("isError is not a boolean")
     structured = to_json(result.get("structuredContent"))
-    meta: Any = result.get("_meta")
+    meta = _meta_of(result)
     if is_error and structured is None:
-        structured = to_json(object_of(meta).get(codec.ERROR_KEY))
+        structured = object_of(meta).get(codec.ERROR_KEY)
     data = structured
     if structured is None:
         data = content_to_wire(blocks)
@@ -82,10 +86,10 @@ def tool_envelope(result: JSONObject, output_schema: Schema) -> ResponseEnvelope
             data = _json_in(content, data)
     envelope = mcp_envelope(
         data,
-        is_error=is_error,
+        is_error=bool(is_error),
         content=blocks,
         structured_content=structured,
-        meta=to_json(meta) if isinstance(meta, dict) else None,
+        meta=meta,
     )
     return read_changes(envelope, object_of(meta).get(codec.CHANGES_KEY))
 
@@ -105,20 +109,28 @@ def _json_in(content: list[Any], otherwise: Any) -> Any:
 
 
 def resource_envelope(result: JSONObject) -> ResponseEnvelope[Any]:
-    """Return the envelope of a `resources/read` result: its contents, also as `resource` blocks."""
-    contents = _objects(result.get("contents"))
+    """Return the envelope of a `resources/read` result: its contents, also as `resource` blocks.
+
+    Raises:
+        CallError: `EXECUTION_ERROR` if the contents are not a list of objects.
+    """
+    contents = _objects(result, "contents")
     blocks = [content_block({"type": "resource", "resource": item}) for item in contents]
-    return mcp_envelope(contents, is_error=False, content=blocks, meta=result.get("_meta"))
+    return mcp_envelope(contents, is_error=False, content=blocks, meta=_meta_of(result))
 
 
 def prompt_envelope(result: JSONObject) -> ResponseEnvelope[Any]:
-    """Return the envelope of a `prompts/get` result: data with description and messages, and meta with their blocks."""
-    messages = _objects(result.get("messages"))
+    """Return the envelope of a `prompts/get` result: data with description and messages, and meta with their blocks.
+
+    Raises:
+        CallError: `EXECUTION_ERROR` if the messages are not a list of objects.
+    """
+    messages = _objects(result, "messages")
     data: JSONObject = {"messages": messages}
     if isinstance(result.get("description"), str):
         data["description"] = result["description"]
     blocks = map_content_blocks(message.get("content") for message in messages)
-    return mcp_envelope(data, is_error=False, content=blocks, meta=result.get("_meta"))
+    return mcp_envelope(data, is_error=False, content=blocks, meta=_meta_of(result))
 
 
 def data_envelope(value: Any) -> ResponseEnvelope[Any]:
@@ -126,8 +138,29 @@ def data_envelope(value: Any) -> ResponseEnvelope[Any]:
     return mcp_envelope(to_json(value), is_error=False, content=[])
 
 
-def _objects(value: Any) -> list[JSONObject]:
-    return [to_json(item) for item in list_of(value) if is_object(item)]
+def _objects(result: JSONObject, key: str) -> list[JSONObject]:
+    items = _list_in(result, key)
+    if not all(map(is_object, items)):
+        raise _malformed(f"{key} has an item that is not an object")
+    return cast("list[JSONObject]", to_json(items))
+
+
+def _list_in(result: JSONObject, key: str) -> list[Any]:
+    """Return a list in a result; an empty one if it is missing."""
+    value = result.get(key)
+    if value is not None and not isinstance(value, list):
+        raise _malformed(f"{key} is not a list")
+    return list_of(value)
+
+
+def _meta_of(result: JSONObject) -> JSONObject | None:
+    meta = result.get("_meta")
+    return to_json(meta) if is_object(meta) else None
+
+
+def _malformed(reason: str) -> CallError:
+    message = f"the server sent a result that the protocol does not allow: {reason}"
+    return CallError(ErrorCode.EXECUTION_ERROR, message)
 
 
 # ------------------------------------------------------------ tools
@@ -193,8 +226,11 @@ def build_spec(
 def _schema(document: Any) -> Schema:
     if not isinstance(document, (dict, bool)):
         return Schema({})
-    usable = rewritten(cast("JSONSchema", document), drop_invalid_patterns)
-    return from_schema(usable, lenient=True)
+    schema = cast("JSONSchema", document)
+    # Searching the text is much faster than a copy, and few schemas have patterns.
+    if b'"pattern' in msgspec.json.encode(schema):
+        schema = rewritten(schema, drop_invalid_patterns)
+    return from_schema(schema, lenient=True)
 
 
 def _text(value: Any) -> str | None:
