@@ -31,6 +31,8 @@ USED = {
         "ClientSession._x_mcp_header_maps",
         "JSONRPCDispatcher._closed",
         "JSONRPCDispatcher._dispatch",
+        "JSONRPCDispatcher._final_write",
+        "JSONRPCDispatcher._handle_request",
         "JSONRPCDispatcher._running",
         "JSONRPCDispatcher._write",
         "_connection",
@@ -62,8 +64,9 @@ NOT_PRIVATE = {
     "_abc_impl",
     "_is_protocol",
     "_is_runtime_protocol",
+    "_unregister_task",
 }
-"""Public names of named tuples, and names that the standard library adds to classes."""
+"""Public names of named tuples, names that the standard library adds to classes, a documented function of asyncio."""
 
 
 def _is_private(name: str) -> bool:

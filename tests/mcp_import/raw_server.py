@@ -18,9 +18,9 @@ TOOLS: list[dict[str, Any]] = [
     {"name": name, "inputSchema": ANY, "description": f"The tool {name}."}
     for name in ("answer", "die", "garbage", "malformed", "big", "never", "cancelled", "pid", "env", "fail", "count",
                  "change", "remove", "progress", "log", "ask", "long_line_other_end", "not_json", "batch",
-                 "say", "exit_after", "listings", "deaf", "flood")
+                 "say", "exit_after", "listings", "deaf", "flood", "pings", "pinged", "orphan", "busy")
 ]  # fmt: skip
-STATE: dict[str, Any] = {"cancelled": [], "never": [], "asked": {}, "listings": 0}
+STATE: dict[str, Any] = {"cancelled": [], "never": [], "asked": {}, "listings": 0, "pinged": 0}
 
 
 def send(message: dict[str, Any]) -> None:
@@ -75,9 +75,14 @@ def call(request_id: Any, name: str, arguments: dict[str, Any], meta: dict[str, 
             {"id": request_id, "result": {"content": [], "structuredContent": {"x": value}}}
         )
     if name == "say":
-        sys.stdout.buffer.write(base64.b64decode(arguments["bytes"]) + b"\n")
-        sys.stdout.buffer.flush()
+        stream = getattr(sys, arguments.get("stream", "stdout")).buffer
+        stream.write(base64.b64decode(arguments["bytes"]) + b"\n")
+        stream.flush()
         return send({"id": request_id, "result": text("said")})
+    if name == "pings":
+        for number in range(arguments["count"]):
+            send({"id": f"ping-{number}", "method": "ping"})
+        return send({"id": request_id, "result": text("done")})
     if name == "batch":
         log = {
             "jsonrpc": "2.0",
@@ -107,6 +112,15 @@ def call(request_id: Any, name: str, arguments: dict[str, Any], meta: dict[str, 
                 | arguments,
             }
         )
+    if name == "orphan":
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        os._exit(arguments.get("code", 3))
+    if name == "busy":
+        os.close(STATE["parent"])
+        time.sleep(arguments["seconds"])
+        return send({"id": request_id, "result": text(str(os.getpid()))})
+    if name == "pinged":
+        return send({"id": request_id, "result": text(str(STATE["pinged"]))})
     if name == "listings":
         return send({"id": request_id, "result": text(str(STATE["listings"]))})
     if name == "deaf":
@@ -210,6 +224,12 @@ def handle(message: dict[str, Any]) -> None:
     )
     if method is None and request_id not in STATE["asked"]:
         return
+    if sys.argv[1] == "result" and method == sys.argv[2]:
+        sys.stdout.write(f'{{"jsonrpc": "2.0", "id": {request_id}, "result": {sys.argv[3]}}}\n')
+        sys.stdout.flush()
+        return
+    if sys.argv[1:3] == ["result", "server/discover"] and method == "initialize":
+        method = "unknown"
     if method is None:
         send(
             {
@@ -238,6 +258,7 @@ def handle(message: dict[str, Any]) -> None:
     elif method == "notifications/cancelled":
         STATE["cancelled"].append(params["requestId"])
     elif request_id is not None:
+        STATE["pinged"] += method == "ping"
         send({"id": request_id, "error": {"code": -32601, "message": "Method not found"}})
 
 
@@ -257,6 +278,17 @@ def main() -> None:
         sys.stdout.write('Welcome to the server!\n{"level": "info"}\n[1, 2]\n\n')
         sys.stdout.flush()
         sys.stderr.write("starting\n")
+    if mode == "launcher" and os.fork():
+        os._exit(0)
+    if mode == "later_launcher":
+        # The launcher exits when its child, the server, closes the pipe between them.
+        until, STATE["parent"] = os.pipe()
+        if os.fork():
+            os.close(STATE["parent"])
+            os.read(until, 1)
+            os._exit(0)
+    if mode == "bom":
+        sys.stdout.write("\ufeff")
     if mode == "stubborn":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if mode == "daemon":

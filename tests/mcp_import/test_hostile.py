@@ -1,5 +1,6 @@
 """Servers that misbehave on stdio: each fault has a defined outcome, and none causes a hang or a leak."""
 
+import asyncio
 import base64
 import json
 import logging
@@ -9,17 +10,20 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator
 from typing import Any
 
 import anyio
 import pytest
+from pydantic import TypeAdapter, ValidationError
 from tests.conftest import PROJECT
 from tests.mcp_import.support import RAW, children, eventually, is_alive, nothing_left_behind, raw
 
 from operations import CallError, ErrorCode, OperationContext, OperationRegistry
 from operations.channel import CallerChannel
 from operations.mcp import MCPClient, MCPClientConfig, connect_mcp
+from operations.mcp.listing import list_entries
 
 
 @pytest.fixture(autouse=True)
@@ -175,6 +179,37 @@ async def test_a_server_that_announces_changes_constantly_is_listed_less_often()
             took = time.monotonic() - began
 
     assert listings <= 8 * took / 2.5
+
+
+async def test_equal_change_notifications_are_combined(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: Counter[str] = Counter()
+    hear = MCPClient._hear
+
+    async def recorded(client: MCPClient, calls: Any, message: Any) -> None:
+        heard[type(message).__name__] += 1
+        await hear(client, calls, message)
+
+    monkeypatch.setattr(MCPClient, "_hear", recorded)
+    kinds = {
+        "tools/list_changed": "ToolListChangedNotification",
+        "prompts/list_changed": "PromptListChangedNotification",
+        "resources/list_changed": "ResourceListChangedNotification",
+        "resources/updated": "ResourceUpdatedNotification",
+    }
+    lines = "".join(
+        json.dumps({"jsonrpc": "2.0", "method": f"notifications/{kind}", "params": {"uri": "a:b"}})
+        + "\n"
+        for kind in kinds
+    ).encode()
+    async with connect_mcp("raw", raw()) as client:
+        registry = await connected(client)
+        flood = base64.b64encode(lines * 5_000).decode()
+        await registry.execute("raw.say", {"bytes": flood})
+        await registry.execute("raw.change", {"tool": "new"})
+        await eventually(lambda: "raw.new" in registry)
+
+    assert heard.keys() == set(kinds.values())
+    assert heard.total() < 5_000
 
 
 async def test_a_server_that_stops_reading_fails_only_the_calls_that_wait_for_it() -> None:
@@ -433,3 +468,201 @@ async def test_unread_progress_does_not_accumulate() -> None:
             assert (await registry.execute("raw.progress", {"steps": 2000}, context)).data
 
     assert reports == 100
+
+
+GOOD = '{"name": "good", "inputSchema": {"type": "object"}}'
+NOT_JSON = {
+    "surrogate": '{"name": "bad", "inputSchema": {"description": "\\ud800"}}',
+    "digits": '{"name": "bad", "inputSchema": {"maximum": ' + "9" * 10_000 + "}}",
+    "depth": '{"name": "bad", "inputSchema": {"default": ' + "[" * 300 + "]" * 300 + "}}",
+    "nan": '{"name": "bad", "inputSchema": {"default": NaN}}',
+}
+
+
+@pytest.mark.requirement("R25")
+@pytest.mark.parametrize("what", NOT_JSON)
+async def test_a_tool_that_is_not_json_hides_no_others(what: str) -> None:
+    listed = f'{{"tools": [{NOT_JSON[what]}, {GOOD}], "nextCursor": "\\ud800"}}'
+    async with connect_mcp("raw", raw("result", "tools/list", listed)) as client:
+        assert [operation.spec.name for operation in client] == ["good"]
+        assert client.skipped["bad"].startswith("it is not JSON: /inputSchema/")
+
+
+async def test_a_name_that_is_not_unicode_is_reported() -> None:
+    listed = f'{{"tools": [{{"name": "b\\ud800", "inputSchema": {{}}}}, {GOOD}]}}'
+    async with connect_mcp("raw", raw("result", "tools/list", listed)) as client:
+        assert client.skipped.keys() == {"b?"}
+
+
+async def test_a_date_of_the_wrong_type_costs_only_the_annotations() -> None:
+    tool = {"name": "a", "inputSchema": {}, "annotations": {"lastModified": 7, "title": "A"}}
+    async with connect_mcp("raw", raw("tools", json.dumps([tool]))) as client:
+        (operation,) = client
+
+    assert "annotations" not in operation.spec.meta
+
+
+@pytest.mark.parametrize("result", ["{}", '{"tools": null}', '{"tools": {"a": 1}}'])
+async def test_a_response_without_a_list_of_tools_is_reported(result: str) -> None:
+    async with connect_mcp("raw", raw("result", "tools/list", result)) as client:
+        assert client.skipped == {"tools": "the response of the server has no list of them"}
+
+
+@pytest.mark.requirement("R13")
+@pytest.mark.parametrize(
+    ("method", "fields"),
+    [
+        ("initialize", '"serverInfo": {"name": "a", "version": "1", "icons": "x"}'),
+        ("initialize", '"serverInfo": {"name": "a", "version": "1", "icons": [{"src": 7}]}'),
+        ("initialize", '"serverInfo": {"name": "\\ud800", "title": 7}, "instructions": 7'),
+        ("initialize", '"serverInfo": null, "instructions": "\\ud800", "_meta": 7'),
+        ("initialize", '"capabilities": null'),
+        ("initialize", '"capabilities": {"tools": true, "prompts": 7, "experimental": 7}'),
+        ("initialize", '"capabilities": {"tools": {"listChanged": "x"}, "x": ' + "9" * 10_000 + "}"),
+        ("server/discover", '"instructions": 7, "ttlMs": "x", "cacheScope": 7'),
+        ("server/discover", '"instructions": "\\ud800", "capabilities": {"tools": true}'),
+    ],
+)  # fmt: skip
+async def test_malformed_fields_of_a_handshake_are_ignored(method: str, fields: str) -> None:
+    versions = '"protocolVersion": "2025-11-25", "supportedVersions": ["2026-07-28"]'
+    config = raw("result", method, f"{{{versions}, {fields}}}")
+    with anyio.fail_after(20):
+        async with connect_mcp("raw", config) as client:
+            assert "pid" in {operation.spec.name for operation in client}
+            assert client.server_info is not None
+            assert client.server_info.name in ("a", "raw")
+
+
+async def test_a_malformed_discovery_is_the_reason_if_there_is_no_handshake() -> None:
+    error = await failure_of(raw("result", "server/discover", '{"supportedVersions": "x"}'))
+
+    assert error.message == "raw sent a response that the protocol does not allow"
+
+
+async def test_a_byte_order_mark_is_ignored() -> None:
+    with anyio.fail_after(20):
+        async with connect_mcp("raw", raw("bom", version="2025-11-25")) as client:
+            assert len(client)
+
+
+@pytest.mark.requirement("R13")
+async def test_requests_of_a_server_that_does_not_read_are_dropped_beyond_a_limit(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    most = 0
+
+    async def count_tasks() -> None:
+        nonlocal most
+        while True:
+            most = max(most, len(asyncio.all_tasks()))
+            await asyncio.sleep(0.01)
+
+    async with connect_mcp("raw", raw()) as client, anyio.create_task_group() as tasks:
+        registry = await connected(client)
+        tasks.start_soon(count_tasks)
+        with anyio.fail_after(60):
+            await registry.execute("raw.pings", {"count": 10_000})
+            assert (await registry.execute("raw.pid", {})).data
+        tasks.cancel_scope.cancel()
+
+    assert most < 1500
+    warnings = [each.message for each in caplog.records if each.levelno == logging.WARNING]
+    assert warnings == ["dropped a request of raw: too many of its requests are open"]
+
+
+@pytest.mark.requirement("R12")
+async def test_a_call_to_a_server_that_does_not_read_ends_soon_after_its_time_limit() -> None:
+    async with connect_mcp("raw", raw(timeout=1)) as client:
+        registry = await connected(client)
+        await registry.execute("raw.deaf", {})
+        began = time.monotonic()
+        with pytest.raises(CallError) as caught:
+            await registry.execute("raw.answer", {"result": "x" * 1_000_000})
+        took = time.monotonic() - began
+
+    assert caught.value.code == ErrorCode.TIMEOUT
+    assert took < 5
+
+
+class Turns(logging.Handler):
+    """Counts the turns of another task, and the lines that are logged between two of them."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.DEBUG)
+        self.count = 0
+        self.lines: Counter[int] = Counter()
+
+    async def take(self) -> None:
+        while True:
+            self.count += 1
+            await asyncio.sleep(0)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines[self.count] += 1
+
+
+async def test_a_flood_of_empty_lines_does_not_block_other_tasks(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    turns = Turns()
+    logger = logging.getLogger("operations.mcp")
+    caplog.set_level(logging.DEBUG, logger.name)
+    async with connect_mcp("raw", raw()) as client:
+        registry = await connected(client)
+        logger.addHandler(turns)
+        others = asyncio.create_task(turns.take())
+        lines = base64.b64encode(b"\n" * 5000).decode()
+        await registry.execute("raw.say", {"bytes": lines})
+        assert turns.count > 5000
+        await registry.execute("raw.say", {"bytes": lines, "stream": "stderr"})
+        await eventually(lambda: turns.lines.total() > 5000)
+        others.cancel()
+        logger.removeHandler(turns)
+
+    assert max(turns.lines.values()) < 10
+
+
+@pytest.mark.requirement("R55")
+async def test_a_long_list_does_not_block_other_tasks() -> None:
+    prompts = [{"name": f"prompt_{number}"} for number in range(5_000)]
+
+    async def fetch(method: str, params: dict[str, Any]) -> dict[str, Any]:
+        return {"prompts": prompts}
+
+    turns = Turns()
+    others = asyncio.create_task(turns.take())
+    listed = await list_entries(fetch, "prompts", 10_000)
+    others.cancel()
+
+    assert listed == prompts
+    assert turns.count >= 10
+
+
+@pytest.mark.requirement("R16")
+async def test_malformed_notifications_are_logged_seldom_and_without_their_data(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    line = b'{"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "canary"}}\n'
+    async with connect_mcp("raw", raw()) as client:
+        registry = await connected(client)
+        await registry.execute("raw.say", {"bytes": base64.b64encode(line * 50).decode()})
+        await registry.execute("raw.pid", {})
+
+    assert len([record for record in caplog.records if record.name == "client"]) <= 1
+    assert "canary" not in caplog.text
+
+
+async def test_records_of_an_application_that_logs_as_client_are_not_changed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with connect_mcp("raw", raw()):
+        pass
+    for _ in range(2):
+        try:
+            TypeAdapter(int).validate_python("x")
+        except ValidationError:
+            logging.getLogger("client").exception("https://example.com/?a=b is not a number")
+
+    records = [record for record in caplog.records if record.name == "client"]
+    assert [record.exc_info is not None for record in records] == [True, True]
+    assert "?a=b" in records[0].getMessage()

@@ -124,6 +124,7 @@ async def test_a_server_that_disconnects_and_returns_is_used_again(version: str)
             await connecting.__aexit__(None, None, None)
 
     assert caught.value.code == ErrorCode.UNAVAILABLE
+    assert str(port) not in caught.value.message
     assert again.data == {"result": 3}
 
 
@@ -329,6 +330,77 @@ async def test_a_large_response_within_the_limit_arrives() -> None:
 )
 async def test_a_malformed_response_fails_only_its_call(answer: Answer, code: ErrorCode) -> None:
     assert (await outcome(answer)).code == code
+
+
+def responding(method: str, result: str, media_type: str) -> Starlette:
+    """A server whose result of one method is `result`, a text that need not be JSON."""
+
+    async def endpoint(request: Request) -> Response:
+        message = await request.json() if request.method == "POST" else {}
+        if "id" not in message:
+            return Response(status_code=202 if message else 405)
+        about = '"capabilities": {"tools": {}}, "serverInfo": {"name": "a", "version": "1"}'
+        found = f'{{"protocolVersion": "2025-11-25", {about}}}'
+        outcome = result if message["method"] == method else found
+        known = message["method"] in ("initialize", "tools/list")
+        rest = f'"result": {outcome}' if known else '"error": {"code": -32601, "message": "no"}'
+        text = f'{{"jsonrpc": "2.0", "id": {message["id"]}, {rest}}}'
+        if media_type == "text/event-stream":
+            text = f"data: {text}\n\n"
+        return Response(text, media_type=media_type)
+
+    return Starlette(routes=[Route("/mcp", endpoint, methods=["GET", "POST", "DELETE"])])
+
+
+@pytest.mark.parametrize("media_type", ["application/json", "text/event-stream"])
+@pytest.mark.parametrize(
+    ("method", "result"),
+    [("initialize", "5"), ("initialize", '{"serverInfo": 5}'), ("tools/list", '"\\ud800 secret"')],
+)
+async def test_a_malformed_response_while_connecting_is_reported_in_one_line_without_its_data(
+    media_type: str, method: str, result: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with anyio.fail_after(20):
+        async with serving(responding(method, result, media_type)) as base:
+            with pytest.raises(CallError) as caught:
+                async with connect_mcp("odd", MCPClientConfig(url=base + "/mcp")):
+                    pass
+
+    assert caught.value.message == "odd sent a response that the protocol does not allow"
+    assert "secret" not in str(caught.value.details)
+    assert not any(record.exc_info for record in caplog.records if record.levelno >= 30)
+
+
+@pytest.mark.requirement("R25")
+@pytest.mark.parametrize("media_type", ["application/json", "text/event-stream"])
+@pytest.mark.parametrize(
+    "schema",
+    ['{"title": "\\ud800"}', '{"maximum": ' + "9" * 10_000 + "}", '{"default": NaN}'],
+    ids=["surrogate", "digits", "nan"],
+)
+async def test_a_tool_that_is_not_json_hides_no_others(schema: str, media_type: str) -> None:
+    bad, good = (f'{{"name": "{name}", "inputSchema": {{}}}}' for name in ("bad", "good"))
+    listed = f'{{"tools": [{bad.replace("{}", schema)}, {good}]}}'
+    with anyio.fail_after(20):
+        async with (
+            serving(responding("tools/list", listed, media_type)) as base,
+            connect_mcp("odd", MCPClientConfig(url=base + "/mcp")) as client,
+        ):
+            assert [operation.spec.name for operation in client] == ["good"]
+            assert client.skipped["bad"].startswith("it is not JSON: /inputSchema/")
+
+
+@pytest.mark.parametrize("media_type", ["application/json", "text/event-stream"])
+@pytest.mark.parametrize("name", ['"a", "icons": "x"', '"\\ud800"'])
+async def test_malformed_fields_of_a_handshake_are_ignored(name: str, media_type: str) -> None:
+    result = f'{{"protocolVersion": "2025-11-25", "serverInfo": {{"name": {name}}}}}'
+    with anyio.fail_after(20):
+        async with (
+            serving(responding("initialize", result, media_type)) as base,
+            connect_mcp("odd", MCPClientConfig(url=base + "/mcp")) as client,
+        ):
+            assert client.server_info is not None
+            assert client.server_info.name in ("a", "odd")
 
 
 async def test_an_error_status_is_reported_with_the_beginning_of_its_body() -> None:

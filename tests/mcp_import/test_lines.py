@@ -40,6 +40,7 @@ def test_a_line_beyond_the_limit_is_skipped_and_the_next_one_is_read(chunk: int,
     [
         (b'{"jsonrpc":"2.0","id":7,"result":', b"xxxxx", 7),
         (b'{"jsonrpc": "2.0", "id": 12, "result":', b"xxxxx", 12),
+        (b'{"id": 8, "jsonrpc": "2.0", "result":', b"xxxxx", 8),
         (b'{"result":{', b'},"jsonrpc":"2.0","id":3}', 3),
         (b'{"result":{', b'},"id":4,"jsonrpc":"2.0"}', 4),
         (b'{"result":{"id":9,', b"xxxxx", None),

@@ -13,7 +13,7 @@ from aiohttp import web
 
 from operations import CallerChannel, CallError, OperationContext, OperationRegistry
 from operations.mcp import MCPClientConfig, connect_mcp
-from operations.mcp.session import PlainCalls
+from operations.mcp.session import OpenStream, PlainCalls
 from operations.types import JSONObject
 
 SESSION = "mcp-session-id"
@@ -28,6 +28,7 @@ class Upstream:
         self.answers: asyncio.Queue[JSONObject] = asyncio.Queue()
         self.cancelled: asyncio.Queue[JSONObject] = asyncio.Queue()
         self.called = asyncio.Event()
+        self.heard = asyncio.Event()
         self.cookie = False
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
@@ -110,6 +111,17 @@ class Upstream:
 
     async def tool_many(self, request: web.Request, message: JSONObject) -> web.StreamResponse:
         return web.json_response(reply(message, {"content": [], "list": [[]] * 5_000}))
+
+    async def tool_malformed(self, request: web.Request, message: JSONObject) -> web.StreamResponse:
+        token = message["params"]["_meta"]["progressToken"]
+        params = {"progressToken": token, "progress": 1}
+        report = {"jsonrpc": "2.0", "method": "notifications/progress", "params": params}
+        await stream(request, report, end=False)
+        await self.heard.wait()
+        assert request.transport is not None
+        request.transport.write(b"no chunk size\r\n")
+        await asyncio.Event().wait()
+        raise AssertionError
 
     async def tool_manystream(
         self, request: web.Request, message: JSONObject
@@ -228,6 +240,28 @@ async def test_a_cancelled_call_is_cancelled_at_the_server() -> None:
     assert cancelled["requestId"] >= 1_000_000_001
 
 
+@pytest.mark.requirement("R31")
+async def test_a_call_that_is_cancelled_before_the_sdk_reads_its_stream_is_cancelled_at_the_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    upstream, streams = Upstream(), list[OpenStream]()
+    hand_over = PlainCalls._handed_over
+
+    def cancelled(calls: PlainCalls, *parts: Any) -> OpenStream:
+        streams.append(hand_over(calls, *parts))
+        task.cancel()
+        return streams[0]
+
+    monkeypatch.setattr(PlainCalls, "_handed_over", cancelled)
+    async with connected(upstream) as registry:
+        task = asyncio.create_task(registry.execute("raw.ask", {}))
+        with anyio.fail_after(20):
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            await upstream.cancelled.get()
+        assert streams[0].response.closed
+
+
 @pytest.mark.requirement("R55")
 @pytest.mark.parametrize("name", ["many", "manystream"])
 async def test_results_with_too_many_values_are_rejected_before_they_are_decoded(name: str) -> None:
@@ -236,6 +270,21 @@ async def test_results_with_too_many_values_are_rejected_before_they_are_decoded
             await registry.execute(f"raw.{name}", {})
 
     assert caught.value.code == "RESOURCE_EXHAUSTED"
+
+
+@pytest.mark.requirement("R12")
+async def test_an_invalid_chunk_ends_a_call_at_once() -> None:
+    upstream = Upstream()
+
+    async def hear(_done: float, _total: float | None, _message: str | None) -> None:
+        upstream.heard.set()
+
+    context = OperationContext(channel=CallerChannel(progress=hear))
+    async with connected(upstream) as registry:
+        with pytest.raises(CallError) as caught:
+            await registry.execute("raw.malformed", {}, context)
+
+    assert caught.value.code == "UNAVAILABLE"
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,9 @@
 """Resources, templates and prompts of a server."""
 
 import json
+import sys
 from collections.abc import AsyncGenerator
+from pathlib import Path
 
 import pytest
 from mcp.server.mcpserver import MCPServer
@@ -95,3 +97,40 @@ async def test_a_server_without_them_has_tools_only() -> None:
         assert [each.spec.id for each in client] == ["plain.only"]
     async with connect_mcp("raw", raw(allow=["pid"])) as client:
         assert [each.spec.id for each in client] == ["raw.pid"]
+
+
+SUBSCRIBED = """
+import json, sys
+CAPABILITIES = {"resources": {"subscribe": True}}
+for line in sys.stdin:
+    request = json.loads(line)
+    with open(sys.argv[1], "a") as file:
+        print(request["method"], file=file)
+    if "id" not in request or request["method"] == "resources/unsubscribe":
+        continue
+    result = {
+        "initialize": {
+            "protocolVersion": "2025-11-25",
+            "capabilities": CAPABILITIES,
+            "serverInfo": {"name": "notes", "version": "1"},
+        },
+        "resources/list": {"resources": [{"uri": "note://a", "name": "a"}]},
+        "resources/subscribe": {},
+        "resources/templates/list": {"resourceTemplates": []},
+    }.get(request["method"])
+    answer = {"error": {"code": -32601, "message": "unknown"}} if result is None else {"result": result}
+    print(json.dumps({"jsonrpc": "2.0", "id": request["id"], **answer}), flush=True)
+"""
+
+
+async def test_closing_does_not_wait_for_the_end_of_subscriptions(tmp_path: Path) -> None:
+    script, received = tmp_path / "server.py", tmp_path / "received"
+    script.write_text(SUBSCRIBED)
+    config = MCPClientConfig(command=sys.executable, args=[str(script), str(received)])
+    async with connect_mcp("notes", config) as client:
+        registry = OperationRegistry(client)
+        changes = registry.subscribe("notes.resources.watch", {"uri": "note://a"})
+        await anext(changes)
+
+    assert "resources/subscribe" in received.read_text().split()
+    assert "resources/unsubscribe" not in received.read_text().split()

@@ -23,6 +23,7 @@ import anyio
 import httpx2
 from mcp import MCPError
 from mcp.shared.memory import create_client_server_memory_streams
+from pydantic import ValidationError
 
 from operations._mcp_config import MCPClientConfig
 from operations._resilience import Backoff
@@ -45,6 +46,9 @@ _LONGEST_PAUSE = 15.0
 _STABLE_SECONDS = 5.0
 """A lost connection that was open for this many seconds, or served a call, is reopened at once; others after a
 pause."""
+
+_PROBE_SECONDS = 2.0
+"""Seconds that another process has to respond after the process of a server has exited, unless it may be busy."""
 
 MAX_CALLERS = 100
 """The largest number of callers with their own connection; beyond it, the least recently used idle one is closed."""
@@ -267,14 +271,15 @@ class LiveConnection:
         try:
             with anyio.fail_after(self.config.connect_timeout) as self._opening:
                 async with self._transport(child) as (read_stream, write_stream, *plain):
-                    dispatcher = Dispatcher(read_stream, write_stream)
+                    dispatcher = Dispatcher(self.name, read_stream, write_stream)
                     async with RelaySession(dispatcher, *plain, **self._callbacks) as session:
                         await session.negotiate(self.config.version)
                         await self._on_open(session)
                         self._opening.deadline = math.inf
                         self._hand_out(session)
-                        if await self._is_left(session):
-                            return None
+                        async with self._ending_with(child, session):
+                            if await self._is_left(session):
+                                return None
         except TimeoutError:
             return self._unavailable(
                 f"was not ready within {self.config.connect_timeout:g} s", child, advice=_SLOW
@@ -301,6 +306,34 @@ class LiveConnection:
                 return True
             idle = rest if rest > 0 else self.config.idle_timeout
         return self._closed
+
+    @asynccontextmanager
+    async def _ending_with(self, child: Child, session: RelaySession) -> AsyncGenerator[None]:
+        """End the session if its process exits in this block, unless another process responds in its place.
+
+        Processes that a server has started may hold its pipes open, so that the end of the pipes does not show its
+        exit.
+        """
+
+        async def watch() -> None:
+            await child.has_exited.wait()
+            # A launcher ends without an error, and the process that it has started may be busy with a call.
+            is_launcher = child.process is not None and child.process.returncode == 0
+            longest = self.config.timeout or self.config.max_timeout
+            seconds = longest if is_launcher and self.calls.are_running else _PROBE_SECONDS
+            try:
+                async with asyncio.timeout(seconds):
+                    await session.relay("ping", {})
+            except TimeoutError:
+                child.went_away = True
+                session.finished.set()
+            except MCPError as error:
+                logger.debug("a process responds after the exit of its parent: %s", error)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(watch)
+            yield
+            tasks.cancel_scope.cancel()
 
     def _hand_out(self, session: RelaySession) -> None:
         self._session = session
@@ -329,6 +362,7 @@ class LiveConnection:
     # ------------------------------------------------------------ transports
 
     def _transport(self, child: Child) -> AbstractAsyncContextManager[Any]:
+        failures.filter_logs()
         if self.config.kind == "stdio":
             return open_stdio(self.config, child)
         if self.config.kind == "memory":
@@ -347,7 +381,7 @@ class LiveConnection:
         if isinstance(error, SignInRequiredError):
             advice = f"run `operations login {self.name}`, or call operations.mcp.sign_in"
             return self._unavailable("needs a person to sign in", child, advice=advice)
-        if isinstance(error, MCPError | httpx2.HTTPError):
+        if isinstance(error, MCPError | ValidationError | httpx2.HTTPError):
             found = failures.read_failure(error, self.name, self.redactor).error
             return self._reported(
                 CallError(ErrorCode.UNAVAILABLE, found.message, found.details), child

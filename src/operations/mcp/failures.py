@@ -12,11 +12,13 @@ Rule 4: the values of `headers`, the token, and values from the environment are 
 """
 
 import logging
+import os
 import re
 import shlex
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from inspect import getfile
 from pathlib import Path
 from secrets import token_hex
 from typing import Any, Literal, TypeAlias, cast
@@ -25,12 +27,13 @@ from urllib.parse import unquote, unquote_plus
 import httpx2
 import msgspec
 from mcp import MCPError
-from mcp_types import CONNECTION_CLOSED, REQUEST_TIMEOUT, JSONRPCError
+from mcp_types import CONNECTION_CLOSED, PARSE_ERROR, REQUEST_TIMEOUT, JSONRPCError
 from pydantic import ValidationError
 
 from operations._decoding import decode_json
 from operations._json import MAX_REQUEST_VALUES, JSONValueError, is_list, is_object, object_of
 from operations._mcp_config import MCPClientConfig, MCPClientCredentials
+from operations._resilience import LogThrottle
 from operations._text import names_a_secret, without_secrets
 from operations.errors import CallError, ErrorCode, timeout_error
 from operations.front.public_errors import HIDDEN, SHORTEST, Redactor, parts_of
@@ -52,6 +55,7 @@ _TOO_LONG = re.compile(r"event exceeded the \d+ byte limit")
 
 # The SDK reports a lost connection and a timeout with codes that servers use for errors of their own.
 _LOST = re.compile(r"Connection closed|SSE stream (failed|ended)")
+_UNREADABLE = re.compile(r"Failed to parse (JSON response|SSE message): ")
 _LATE = re.compile(r"timed out", re.IGNORECASE)
 
 
@@ -97,8 +101,7 @@ def _read(error: Exception, server: str) -> Failure:
     if isinstance(error, MCPError):
         return _of_protocol(error, server)
     if isinstance(error, ValidationError):
-        message = f"{server} sent a response that the protocol does not allow"
-        return Failure(CallError(ErrorCode.EXECUTION_ERROR, message))
+        return _malformed(server)
     if isinstance(error, httpx2.HTTPStatusError):
         status = error.response.status_code
         message = f"{server} answered with HTTP status {status}"
@@ -107,6 +110,11 @@ def _read(error: Exception, server: str) -> Failure:
         message = f"{server} cannot be reached: {type(error).__name__}"
         found = CallError(ErrorCode.UNAVAILABLE, message)
     return Failure(found, broken=True)
+
+
+def _malformed(server: str) -> Failure:
+    message = f"{server} sent a response that the protocol does not allow"
+    return Failure(CallError(ErrorCode.EXECUTION_ERROR, message))
 
 
 def _of_protocol(error: MCPError, server: str) -> Failure:
@@ -119,6 +127,8 @@ def _of_protocol(error: MCPError, server: str) -> Failure:
     if error.code == CONNECTION_CLOSED and _LOST.match(error.message):
         message = f"the connection to {server} was lost during the call"
         return Failure(CallError(ErrorCode.UNAVAILABLE, message))
+    if error.code == PARSE_ERROR and _UNREADABLE.match(error.message):
+        return _malformed(server)
     details: JSONObject = {"code": error.code, "message": error.message}
     if data is not None:
         details["data"] = data
@@ -188,7 +198,7 @@ class _Answer(msgspec.Struct):
 
 _decode_answer = msgspec.json.Decoder(_Answer).decode
 
-_ID_FIRST = re.compile(rb'^\{\s*"jsonrpc"\s*:\s*"2\.0"\s*,\s*"id"\s*:\s*(\d{1,15})\s*,')
+_ID_FIRST = re.compile(rb'^\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?"id"\s*:\s*(\d{1,15})\s*,')
 _ID_LAST = re.compile(rb'"id"\s*:\s*(\d{1,15})\s*(?:,\s*"jsonrpc"\s*:\s*"2\.0"\s*)?\}\s*$')
 _IS_REQUEST = re.compile(rb'^\{\s*(?:"(?:jsonrpc|id)"\s*:[^,{]{1,64},\s*){0,2}"method"\s*:')
 
@@ -327,10 +337,30 @@ def _secrets_in(value: Any) -> Iterator[str]:
 # ------------------------------------------------------------ logs of other libraries
 
 
+_SDK_LOGGER = "client"
+"""The logger of the SDK's sessions, a name that applications may use as well."""
+
+_SDK_FOLDER = str(Path(getfile(MCPError)).parents[1]) + os.sep
+
+
 class _WithoutQueries(logging.Filter):
-    """Removes login and query from the URLs in log records."""
+    """Removes login and query from the URLs in log records, and tracebacks of validation, which contain responses.
+
+    Of records with such a traceback, one passes in a minute, because a server can cause any number of them. Records of
+    an application that uses the same logger as the SDK are not changed.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._throttle = LogThrottle()
 
     def filter(self, record: logging.LogRecord) -> bool:
+        if record.name == _SDK_LOGGER and not record.pathname.startswith(_SDK_FOLDER):
+            return True
+        if record.exc_info and isinstance(record.exc_info[1], ValidationError):
+            record.exc_info = None
+            if self._throttle.level() == logging.DEBUG:
+                return False
         message = record.getMessage()
         if "://" in message:
             record.msg = _URL.sub(lambda match: without_secrets(match[0]), message)
@@ -341,9 +371,9 @@ class _WithoutQueries(logging.Filter):
 _without_queries = _WithoutQueries()
 
 
-def redact_logged_addresses() -> None:
-    """Redact secrets in URLs that the HTTP client and the SDK log. Installed once per process."""
-    for name in ("httpx2", "mcp.client.streamable_http", "mcp.client.sse"):
+def filter_logs() -> None:
+    """Redact secrets in what the HTTP client and the SDK log. Installed once per process."""
+    for name in (_SDK_LOGGER, "httpx2", "mcp.client.streamable_http", "mcp.client.sse"):
         # The same filter is not added twice.
         logging.getLogger(name).addFilter(_without_queries)
 

@@ -22,7 +22,6 @@ from contextlib import (
 from contextvars import ContextVar
 from typing import Any, TypeAlias, cast
 
-import aiohttp
 import anyio
 import httpx2
 import mcp_types as types
@@ -51,12 +50,12 @@ from operations.errors import CallError
 from operations.front.public_errors import Redactor
 from operations.mcp import failures
 from operations.mcp.oauth import TokenStore, stored_login
+from operations.mcp.repairs import Repairs
 from operations.mcp.session import (
     CONNECT_SECONDS,
     EVENT_END,
     HANDOVER,
     READ_SECONDS,
-    OpenStream,
     PlainCalls,
     tls_context,
 )
@@ -126,7 +125,7 @@ async def _open_sse(config: MCPClientConfig, redactor: Redactor) -> AsyncGenerat
 
 def _failed_message(request: httpx2.Request, response: httpx2.Response) -> SessionMessage | None:
     """Return the JSON-RPC response for a failed message; None if no call waits for it."""
-    request_id = _decoded(request.content).get("id")
+    request_id = _decode_sent(request.content).id
     if request_id is None:
         return None
     status = response.status_code
@@ -179,16 +178,17 @@ def build_http_client(
         timeout: Used instead of the configured timeout.
         report: Called with failed messages, which then count as delivered.
     """
-    failures.redact_logged_addresses()
     read = max(READ_SECONDS, config.timeout or 0)
+    repairs = Repairs()
     return _Client(
         report,
         redactor,
         config,
+        repairs,
         headers={**config.headers, "accept-encoding": "identity"},
         timeout=timeout or httpx2.Timeout(CONNECT_SECONDS, read=read),
         auth=_authentication(config),
-        transport=_BoundedTransport(config, _named_by_operator(config)),
+        transport=_BoundedTransport(config, _named_by_operator(config), repairs),
     )
 
 
@@ -199,13 +199,29 @@ Report: TypeAlias = Callable[[httpx2.Request, httpx2.Response], Awaitable[None]]
 """Called with a message that failed, and the error response to it."""
 
 
+class _Sent(msgspec.Struct):
+    """The parts of our messages that identify a request."""
+
+    method: str = ""
+    id: Any = None
+
+
+_decode_sent = msgspec.json.Decoder(_Sent).decode
+
+
 class _Client(httpx2.AsyncClient):
     def __init__(
-        self, report: Report | None, redactor: Redactor, config: MCPClientConfig, **options: Any
+        self,
+        report: Report | None,
+        redactor: Redactor,
+        config: MCPClientConfig,
+        repairs: Repairs,
+        **options: Any,
     ) -> None:
         super().__init__(**options)
         self._report = report
         self._redactor = redactor
+        self._repairs = repairs
         self._max_bytes = config.max_message_bytes
         self._max_values = config.max_message_values
         self.plain: PlainCalls | None = None
@@ -219,6 +235,8 @@ class _Client(httpx2.AsyncClient):
         begun = request.headers.pop(HANDOVER, None)
         if begun is not None:
             return self._begun(begun, request)
+        sent = _decode_sent(request.content)
+        self._repairs.sent(sent.method, sent.id)
         response = await self._post(request, **options)
         if self._report is None or response.status_code < 400:
             return response
@@ -230,7 +248,7 @@ class _Client(httpx2.AsyncClient):
         stream = None if self.plain is None else self.plain.take(key)
         if stream is None:
             return _answer(request, "lost", "broke the connection off")
-        events = _BoundedEvents(_Begun(stream), self._max_bytes, self._max_values)
+        events = _BoundedEvents(stream, self._max_bytes, self._max_values, self._repairs)
         return httpx2.Response(200, headers={"content-type": _SSE}, stream=events, request=request)
 
     async def _post(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
@@ -244,6 +262,14 @@ class _Client(httpx2.AsyncClient):
                 enforce_bounds(
                     response.content, max_values=self._max_values, max_depth=MAX_DOCUMENT_DEPTH
                 )
+                content = await self._repairs.checked(response.content)
+                if content is not response.content:
+                    response = httpx2.Response(
+                        response.status_code,
+                        headers=response.headers,
+                        content=content,
+                        request=response.request,
+                    )
         except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout) as error:
             return _answer(request, "unreachable", f"cannot be reached: {error}")
         except _Refused as error:
@@ -318,8 +344,9 @@ def _without_login(url: httpx2.URL) -> str:
 class _BoundedTransport(httpx2.AsyncHTTPTransport):
     """Limits responses. Connects only to public addresses of hosts that the operator did not name."""
 
-    def __init__(self, config: MCPClientConfig, trusted: TrustedHosts) -> None:
+    def __init__(self, config: MCPClientConfig, trusted: TrustedHosts, repairs: Repairs) -> None:
         super().__init__(verify=tls_context())
+        self._repairs = repairs
         self._limit = config.max_message_bytes
         self._max_values = config.max_message_values
         self._trusted = trusted
@@ -343,7 +370,7 @@ class _BoundedTransport(httpx2.AsyncHTTPTransport):
             raise _Refused("responded with a compressed body, which was not requested")
         stream = cast("httpx2.AsyncByteStream", response.stream)
         if response.headers.get("content-type", "").lower().startswith(_SSE):
-            response.stream = _BoundedEvents(stream, self._limit, self._max_values)
+            response.stream = _BoundedEvents(stream, self._limit, self._max_values, self._repairs)
         else:
             response.stream = _BoundedStream(stream, self._limit)
         return response
@@ -375,23 +402,6 @@ async def _at_public_address(request: httpx2.Request) -> httpx2.Request:
     )
 
 
-class _Begun(httpx2.AsyncByteStream):
-    """An event stream whose beginning has already been read."""
-
-    def __init__(self, stream: OpenStream) -> None:
-        self._stream = stream
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        try:
-            async for part in self._stream.parts():
-                yield part
-        except (aiohttp.ClientError, TimeoutError) as error:
-            raise httpx2.ReadError(type(error).__name__) from error
-
-    async def aclose(self) -> None:
-        self._stream.response.close()
-
-
 class _BoundedStream(httpx2.AsyncByteStream):
     def __init__(self, stream: httpx2.AsyncByteStream, limit: int) -> None:
         self._stream = stream
@@ -413,11 +423,14 @@ _FIELD = re.compile(rb"^(?:data: ?|(?:event|id|retry)\b.*|:.*)", re.MULTILINE)
 
 
 class _BoundedEvents(_BoundedStream):
-    """Replaces each event that has too many values by an error for its request, before the SDK decodes it."""
+    """Repairs listings, and replaces each event with too many values by an error, before the SDK decodes them."""
 
-    def __init__(self, stream: httpx2.AsyncByteStream, limit: int, max_values: int) -> None:
+    def __init__(
+        self, stream: httpx2.AsyncByteStream, limit: int, max_values: int, repairs: Repairs
+    ) -> None:
         super().__init__(stream, limit)
         self._max_values = max_values
+        self._repairs = repairs
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         event = bytearray()
@@ -426,7 +439,7 @@ class _BoundedEvents(_BoundedStream):
             start = max(0, len(event) - 3)
             event += chunk
             while (end := EVENT_END.search(event, start)) is not None:
-                yield self._bounded(bytes(event[: end.end()]))
+                yield await self._bounded(bytes(event[: end.end()]))
                 del event[: end.end()]
                 start = 0
             if len(event) > self._limit:
@@ -435,7 +448,7 @@ class _BoundedEvents(_BoundedStream):
                 event.clear()
         yield bytes(event)
 
-    def _bounded(self, event: bytes) -> bytes:
+    async def _bounded(self, event: bytes) -> bytes:
         try:
             enforce_bounds(event, max_values=self._max_values, max_depth=MAX_DOCUMENT_DEPTH)
         except JSONLimitError as error:
@@ -443,7 +456,9 @@ class _BoundedEvents(_BoundedStream):
             message = failures.seal("too_large", f"sent a message that {error.reason}")
             wire = {"jsonrpc": "2.0", "id": request_id, "error": message}
             return b"data: %b\n\n" % msgspec.json.encode(wire) if request_id is not None else b""
-        return event
+        data = _FIELD.sub(b"", event).strip()
+        repaired = await self._repairs.checked(data)
+        return event if repaired is data else b"data: %b\n\n" % repaired
 
 
 # ------------------------------------------------------------ authentication

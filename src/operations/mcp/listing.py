@@ -28,12 +28,12 @@ from pydantic import BaseModel, ValidationError
 
 from operations._json import (
     JSONValueError,
+    as_json,
     canonical,
     is_object,
     list_of,
     object_of,
     text_of,
-    to_json,
 )
 from operations._mcp_config import PinPolicy
 from operations.context import OperationContext
@@ -41,6 +41,7 @@ from operations.errors import CallError, ErrorCode
 from operations.mcp.codec import META_KEY
 from operations.mcp.connection import LiveConnection
 from operations.mcp.interaction import CallsInFlight
+from operations.mcp.repairs import FAULT
 from operations.mcp.session import RelaySession
 from operations.types import JSONObject
 
@@ -66,6 +67,9 @@ Fetch: TypeAlias = Callable[[str, JSONObject], Awaitable[JSONObject]]
 """`(method, params)` -> the result of one request."""
 
 _MAX_PAGES = 1000
+_ENTRIES_PER_TURN: Final = 100
+"""The number of entries that are checked before other tasks run."""
+
 _MAX_DESCRIPTION = 100_000
 _MAX_INSTRUCTIONS = 10_000
 _MOMENT: Final = re.compile(
@@ -163,7 +167,7 @@ def cleaned(key: str, entry: JSONObject) -> JSONObject:
         wrong = {str(each["loc"][0]) for each in error.errors(include_url=False) if each["loc"]}
         entry = {name: value for name, value in entry.items() if name not in wrong & _OPTIONAL}
     modified = object_of(entry.get("annotations")).get("lastModified")
-    if modified is not None and not _MOMENT.fullmatch(modified):
+    if modified is not None and not _MOMENT.fullmatch(text_of(modified)):
         entry = {name: value for name, value in entry.items() if name != "annotations"}
     return entry
 
@@ -182,6 +186,8 @@ async def _pages(
     cursor: str | None = None
     for _ in range(_MAX_PAGES):
         result = await fetch(method, {} if cursor is None else {"cursor": cursor})
+        if not isinstance(result.get(key), list):
+            skipped[key] = "the response of the server has no list of them"
         for index, entry in enumerate(list_of(result.get(key))):
             reason = fault(entry)
             if reason is not None:
@@ -190,7 +196,9 @@ async def _pages(
                 skipped[key] = f"there are more than {limit}"
                 return entries
             else:
-                entries.append(cleaned(key, to_json(entry)))
+                entries.append(cleaned(key, entry))
+            if index % _ENTRIES_PER_TURN == 0:
+                await asyncio.sleep(0)
         cursor = result.get("nextCursor")
         if not isinstance(cursor, str) or not cursor:
             return entries
@@ -225,10 +233,12 @@ def _label(entry: Any, place: str) -> str:
 def _fault(entry: Any, named: str = "name") -> str | None:
     if not is_object(entry):
         return "it is not an object"
+    if FAULT in entry:
+        return f"it is not JSON: {entry[FAULT]}"
     if not text_of(entry.get(named)):
         return f"it has no {named}"
     try:
-        to_json(entry)
+        as_json(entry)
     except JSONValueError as error:
         return f"it is not JSON: {error}"
     return None

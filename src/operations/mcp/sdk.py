@@ -7,7 +7,7 @@ if the SDK is upgraded to another minor version, so that each of them is checked
 import asyncio
 import logging
 from collections.abc import Iterable
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import anyio
 import mcp_types as types
@@ -22,24 +22,44 @@ from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
 from mcp.shared.transport_context import TransportContext
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
 
+from operations._resilience import LogThrottle
 from operations.mcp.failures import Kind, sealed
+from operations.mcp.repairs import mended
 from operations.types import JSONObject
 
 logger = logging.getLogger("operations.mcp")
 
 _NOT_SENT: tuple[Kind, str] = ("closed", "disconnected before the request was sent")
+_HANDSHAKES: Final[dict[str, type[types.Result]]] = {
+    "initialize": types.InitializeResult,
+    "server/discover": types.DiscoverResult,
+}
+
+_MOST_REQUESTS: Final = 1000
+"""The largest number of requests of one server that are answered at a time; further ones are dropped."""
+
+_CANCEL_SECONDS: Final = 0.5
+"""Seconds for writing the message that cancels a request."""
 
 
 class Dispatcher(JSONRPCDispatcher[TransportContext]):
     """A dispatcher that reports when its connection has ended, and which requests were not sent.
 
+    Args:
+        name: The name of the server, for the log.
+        read_stream: The messages of the server.
+        write_stream: The messages to the server.
+
     Attributes:
         ended: Set when the connection has ended.
     """
 
-    def __init__(self, read_stream: Any, write_stream: Any) -> None:
+    def __init__(self, name: str, read_stream: Any, write_stream: Any) -> None:
         super().__init__(read_stream, write_stream)
         self.ended = asyncio.Event()
+        self._name = name
+        self._answering = 0
+        self._drops = LogThrottle()
 
     @property
     def is_open(self) -> bool:
@@ -53,22 +73,41 @@ class Dispatcher(JSONRPCDispatcher[TransportContext]):
         finally:
             self.ended.set()
 
-    async def send_raw_request(self, *args: Any, **options: Any) -> dict[str, Any]:
-        """Send a request and return its result.
+    async def send_raw_request(self, method: str, *args: Any, **options: Any) -> dict[str, Any]:
+        """Send a request and return its result, which is repaired if it is that of a handshake.
 
         Raises:
             MCPError: As the SDK raises it; a marked one (`failures.sealed`) if the request was not sent.
         """
         if self._closed:
             raise sealed(*_NOT_SENT)
-        return await super().send_raw_request(*args, **options)
+        result = await super().send_raw_request(method, *args, **options)
+        model = _HANDSHAKES.get(method)
+        return result if model is None else mended(result, model.model_validate)
 
-    async def _dispatch(self, *args: Any, **options: Any) -> None:
+    async def _dispatch(self, item: Any, *args: Any, **options: Any) -> None:
+        is_request = isinstance(getattr(item, "message", None), types.JSONRPCRequest)
+        if is_request and self._answering >= _MOST_REQUESTS:
+            text = "dropped a request of %s: too many of its requests are open"
+            logger.log(self._drops.level(), text, self._name)
+            return
         # A message that the SDK cannot handle, such as a progress of 10^400, must not end the connection.
         try:
-            await super()._dispatch(*args, **options)
+            await super()._dispatch(item, *args, **options)
         except Exception:
             logger.debug("dropped a message", exc_info=True)
+
+    async def _handle_request(self, *args: Any, **options: Any) -> None:
+        self._answering += 1
+        try:
+            await super()._handle_request(*args, **options)
+        finally:
+            self._answering -= 1
+
+    async def _final_write(self, *args: Any, timeout: float, **options: Any) -> None:
+        # The SDK would let a call wait five seconds longer for a server that does not read.
+        seconds = min(timeout, _CANCEL_SECONDS)
+        await super()._final_write(*args, timeout=seconds, **options)
 
     async def _write(self, message: Any, metadata: Any = None) -> None:
         try:
@@ -96,7 +135,13 @@ class NegotiatingSession(ClientSession):
             RuntimeError: If the server responds with an unknown revision.
         """
         if version == "auto":
-            await negotiate_auto(self)
+            try:
+                await negotiate_auto(self)
+            except MCPError as error:
+                if error.code != types.METHOD_NOT_FOUND:
+                    raise
+                # Without a handshake, the reason is the failure of `server/discover`.
+                await self.discover()
         elif version in MODERN_PROTOCOL_VERSIONS:
             await self._discover_patiently()
         else:

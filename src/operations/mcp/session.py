@@ -25,6 +25,7 @@ import httpx2
 import msgspec
 from mcp import MCPError
 from mcp.shared.dispatcher import CallOptions, ProgressFnT
+from mcp_types import RequestId
 from opentelemetry.propagate import inject
 
 from operations._decoding import decode_json
@@ -34,7 +35,7 @@ from operations._json import (
     JSONValueError,
 )
 from operations._mcp_config import MCPClientConfig
-from operations._resilience import IDLE_SECONDS
+from operations._resilience import IDLE_SECONDS, fail_if_closed, reason_of
 from operations.front.public_errors import Redactor
 from operations.mcp.failures import answered_id, refusal, sealed
 from operations.mcp.sdk import Dispatcher, NegotiatingSession
@@ -72,18 +73,24 @@ _encode = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True)
-class OpenStream:
-    """An event stream that the SDK should read."""
+class OpenStream(httpx2.AsyncByteStream):
+    """An event stream that the SDK should read. Its bytes begin with those that were already read."""
 
     key: str
     received: bytes
     response: aiohttp.ClientResponse
 
-    async def parts(self) -> AsyncIterator[bytes]:
-        """Yield all bytes of the stream, beginning with those that were already read."""
+    async def __aiter__(self) -> AsyncIterator[bytes]:
         yield self.received
-        async for part in self.response.content.iter_any():
-            yield part
+        try:
+            async for part in self.response.content.iter_any():
+                yield part
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise httpx2.ReadError(type(error).__name__) from error
+
+    async def aclose(self) -> None:
+        """Close the connection."""
+        self.response.close()
 
 
 class PlainCalls:
@@ -189,7 +196,7 @@ class PlainCalls:
         try:
             return await self._exchange(request_id, _encode(message), sent)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise sealed("unreachable", f"cannot be reached: {error}") from None
+            raise sealed("unreachable", f"cannot be reached: {reason_of(error)}") from None
         except JSONLimitError as error:
             raise sealed("too_large", f"answered with a message that {error.reason}") from None
         except (aiohttp.ClientError, TimeoutError) as error:
@@ -201,6 +208,7 @@ class PlainCalls:
     ) -> JSONObject | OpenStream:
         http = cast("aiohttp.ClientSession", self._http)
         response = await http.post(self._url, data=body, headers=headers, allow_redirects=False)
+        fail_if_closed(response, aiohttp.ClientPayloadError())
         keeps = False
         try:
             kind = response.headers.get("content-type", "").lower()
@@ -386,9 +394,21 @@ class RelaySession(NegotiatingSession):
             options["headers"] = {**headers, HANDOVER: outcome.key}
         if on_progress is not None:
             options["on_progress"] = cast("ProgressFnT", _bounded(on_progress))
-        return await self.dispatcher.send_raw_request(method, data["params"], options)
+        try:
+            return await self.dispatcher.send_raw_request(method, data["params"], options)
+        finally:
+            handed_over = options.get("request_id")
+            if plain is not None and handed_over is not None:
+                self._close_unread(plain, handed_over)
 
-    def _cancel(self, request_id: int) -> None:
+    def _close_unread(self, plain: PlainCalls, request_id: RequestId) -> None:
+        """Close the stream of a request that was cancelled before the SDK began to read it."""
+        stream = plain.take(str(request_id))
+        if stream is not None:
+            stream.response.close()
+            self._cancel(request_id)
+
+    def _cancel(self, request_id: RequestId) -> None:
         """Cancel a request at a server before 2026-07-28; for newer servers, closing the connection cancels it."""
         if self.is_modern or not self.is_open:
             return

@@ -13,14 +13,17 @@ import asyncio
 import inspect
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
 from asyncio.subprocess import PIPE, Process, SubprocessStreamProtocol
+from codecs import BOM_UTF8
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from threading import Lock
 from typing import Any, cast
 
@@ -32,10 +35,11 @@ from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCError, JSONRPCRequest, jsonrpc_message_adapter
 from pydantic import ValidationError
 
-from operations._decoding import enforce_bounds
+from operations._decoding import build_from, enforce_bounds
 from operations._json import MAX_DOCUMENT_DEPTH, JSONLimitError
 from operations._mcp_config import MCPClientConfig
 from operations.mcp.failures import EDGE, Kind, answered_id, id_at_edge, seal
+from operations.mcp.repairs import Repairs
 
 # ------------------------------------------------------------ lines
 
@@ -222,6 +226,9 @@ class Child:
         self.is_heard = anyio.Event()
         """Set when its stderr has ended."""
 
+        self.has_exited = anyio.Event()
+        """Set when the process has exited. Processes that it started may still hold its pipes."""
+
         self._redact = redact
 
     @property
@@ -252,6 +259,18 @@ class Child:
         return ascii(self._redact(line.decode("utf-8", "replace").rstrip()))[1:-1]
 
 
+class _Protocol(SubprocessStreamProtocol):
+    """Reports the exit of the process, which asyncio reports only after its pipes are closed."""
+
+    def __init__(self, child: Child, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(limit=_CHUNK, loop=loop)
+        self._child = child
+
+    def process_exited(self) -> None:
+        super().process_exited()
+        self._child.has_exited.set()
+
+
 @asynccontextmanager
 async def open_stdio(config: MCPClientConfig, child: Child) -> AsyncGenerator[Streams]:
     """Start the server and yield its two streams.
@@ -263,7 +282,7 @@ async def open_stdio(config: MCPClientConfig, child: Child) -> AsyncGenerator[St
     # Like `asyncio.create_subprocess_exec`, which does not return the transport that `_stop` has to close.
     starting = loop.create_task(
         loop.subprocess_exec(
-            lambda: SubprocessStreamProtocol(limit=_CHUNK, loop=loop),
+            lambda: _Protocol(child, loop),
             cast("str", config.command),
             *config.args,
             stdin=PIPE,
@@ -284,9 +303,10 @@ async def open_stdio(config: MCPClientConfig, child: Child) -> AsyncGenerator[St
     guard_group(process.pid)
     incoming, read_stream = anyio.create_memory_object_stream[SessionMessage | Exception](0)
     write_stream, outgoing = anyio.create_memory_object_stream[SessionMessage](0)
+    repairs = Repairs()
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_read, process, config, incoming, child)
-        tasks.start_soon(_write, process, outgoing, incoming)
+        tasks.start_soon(_read, process, config, incoming, child, repairs)
+        tasks.start_soon(_write, process, outgoing, incoming, repairs)
         tasks.start_soon(_read_stderr, process, child)
         try:
             yield read_stream, write_stream
@@ -304,7 +324,11 @@ async def open_stdio(config: MCPClientConfig, child: Child) -> AsyncGenerator[St
 
 
 async def _read(
-    process: Process, config: MCPClientConfig, incoming: Incoming, child: Child
+    process: Process,
+    config: MCPClientConfig,
+    incoming: Incoming,
+    child: Child,
+    repairs: Repairs,
 ) -> None:
     """Read messages until stdout ends, even after the end of the session, so that the child can exit."""
     assert process.stdout is not None  # noqa: S101 - asked for
@@ -312,10 +336,14 @@ async def _read(
     with suppress(*_GONE):
         async with incoming:
             while chunk := await process.stdout.read(_CHUNK):
-                for line in lines.feed(chunk):
-                    for message in _messages(line, config, child):
+                for line in _combined(lines.feed(chunk)):
+                    async for message in _messages(line, config, child, repairs):
                         with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):
-                            await incoming.send(message)
+                            if message is not None:
+                                await incoming.send(message)
+                                continue
+                        # A flood of lines without a message must not block other tasks.
+                        await asyncio.sleep(0)
             for line in lines.rest():
                 child.complain(
                     "a line without an end", line.head if isinstance(line, Oversized) else line
@@ -327,24 +355,41 @@ async def _read(
             await anyio.sleep(_DRAIN_SECONDS)
 
 
-def _messages(
-    line: bytes | Oversized, config: MCPClientConfig, child: Child
-) -> Iterator[SessionMessage]:
-    """Return the messages in a line: usually one, possibly none, or a batch (2025-03-26)."""
-    parts: list[SessionMessage | None]
+_CHANGED = re.compile(rb'"notifications/(?:\w+/list_changed|resources/updated)"')
+
+
+def _combined(lines: Iterator[bytes | Oversized]) -> Iterator[bytes | Oversized]:
+    """Yield lines; of equal notifications of a change with no other line in between, only the first."""
+    changes: set[bytes] = set()
+    for line in lines:
+        if isinstance(line, bytes) and len(line) <= EDGE and _CHANGED.search(line):
+            if line in changes:
+                continue
+            changes.add(line)
+        else:
+            changes.clear()
+        yield line
+
+
+async def _messages(
+    line: bytes | Oversized, config: MCPClientConfig, child: Child, repairs: Repairs
+) -> AsyncGenerator[SessionMessage | None]:
+    """Return the messages in a line: usually one, or a batch (2025-03-26). None stands for a part without a message."""
     if isinstance(line, Oversized):
         child.complain(f"a message of {line.size} bytes", line.head)
         message = f"answered with more than {config.max_message_bytes} bytes"
-        parts = [_failed(line.request_id, "too_large", message, size=line.size)]
+        yield _failed(line.request_id, "too_large", message, size=line.size)
+        return
+    line = line.removeprefix(BOM_UTF8).strip()
+    if not line:
+        yield None
     elif (excess := _excess(line, config)) is not None:
         child.complain(f"a message that {excess}", line[:_COMPLAINT])
         message = f"answered with a message that {excess}"
-        parts = [_failed(answered_id(line), "too_large", message, size=len(line))]
-    elif line.lstrip().startswith(b"["):
-        parts = [_message(part, child) for part in _batch(line)]
+        yield _failed(answered_id(line), "too_large", message, size=len(line))
     else:
-        parts = [_message(line, child)] if line.strip() else []
-    yield from (part for part in parts if part is not None)
+        for part in _batch(line) if line.startswith(b"[") else (line,):
+            yield await _message(part, child, repairs)
 
 
 def _excess(line: bytes, config: MCPClientConfig) -> str | None:
@@ -363,14 +408,24 @@ def _batch(line: bytes) -> list[bytes]:
         return [line]
 
 
-def _message(line: bytes, child: Child) -> SessionMessage | None:
+async def _message(line: bytes, child: Child, repairs: Repairs) -> SessionMessage | None:
     try:
-        return SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
+        return _decoded(line)
     except ValidationError:
+        repaired = await repairs.repaired(line)
+        with suppress(ValidationError):
+            return _decoded(repaired)
         child.complain("a line that is not a message", line)
     return _failed(
         answered_id(line), "malformed", "sent a response that the protocol does not allow"
     )
+
+
+_validate = partial(jsonrpc_message_adapter.validate_json, by_name=False)
+
+
+def _decoded(line: bytes) -> SessionMessage:
+    return SessionMessage(build_from(_validate, line))
 
 
 def _failed(request_id: Any, kind: Kind, message: str, **details: Any) -> SessionMessage | None:
@@ -380,7 +435,9 @@ def _failed(request_id: Any, kind: Kind, message: str, **details: Any) -> Sessio
     return SessionMessage(JSONRPCError.model_validate(error))
 
 
-async def _write(process: Process, outgoing: Outgoing, incoming: Incoming) -> None:
+async def _write(
+    process: Process, outgoing: Outgoing, incoming: Incoming, repairs: Repairs
+) -> None:
     """Write messages as lines.
 
     If a message cannot be written, its caller receives an error, because it was not sent.
@@ -388,6 +445,8 @@ async def _write(process: Process, outgoing: Outgoing, incoming: Incoming) -> No
     async with outgoing:
         async for message in outgoing:
             body = message.message
+            if isinstance(body, JSONRPCRequest):
+                repairs.sent(body.method, body.id)
             line = body.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n"
             try:
                 await _send(process, line)
@@ -423,6 +482,7 @@ async def _read_stderr(process: Process, child: Child) -> None:
             while chunk := await process.stderr.read(_CHUNK):
                 for line in lines.feed(chunk):
                     child.log_output(line)
+                    await asyncio.sleep(0)
         for line in lines.rest():
             child.log_output(line)
     finally:
