@@ -2,9 +2,12 @@
 
 import asyncio
 import logging
+import socket
+import ssl
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -12,6 +15,7 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount
 from starlette.types import ASGIApp, Receive, Scope, Send
+from tests.hub.test_the_file_covers_the_product import make_certificate
 
 from operations.server.protocol import HTTPProtocol
 from operations.server.running import running
@@ -265,6 +269,7 @@ async def test_a_malformed_body_is_rejected_at_once(framing: bytes) -> None:
 @pytest.mark.parametrize(("status", "framing"), [
     (501, b"Transfer-Encoding: gzip, chunked\r\n"), (501, b"Transfer-Encoding: gzip\r\n"),
     (501, b"Transfer-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n"), (501, b"Transfer-Encoding: , chunked\r\n"),
+    (501, b"Transfer-Encoding: chun\r\nTransfer-Encoding: ked\r\n"),
     (501, b"Transfer-Encoding: xchunked\r\n"), (501, b"Transfer-Encoding: identity\r\n"),
     (501, b"Connection: upgrade\r\nUpgrade: h2c\r\nTransfer-Encoding: gzip, chunked\r\n"),
     (400, b"Transfer-Encoding: chunked, identity\r\n"), (400, b"Transfer-Encoding: chunked, chunked\r\n"),
@@ -287,6 +292,35 @@ async def test_a_body_whose_framing_or_coding_is_not_certain_is_rejected(
     assert bodies(await exchange(echo, GET % b"first" + request)) == [b"/first?:"]
 
 
+@pytest.mark.requirement("R18")
+async def test_a_client_of_an_old_version_cannot_send_chunks() -> None:
+    head = b"POST / HTTP/1.0\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+    received = await exchange(echo, head + b"5\r\nhello\r\n0\r\n\r\n")
+
+    assert received.startswith(b"HTTP/1.1 400 ")
+
+
+@pytest.mark.requirement("R21")
+@pytest.mark.parametrize(
+    ("target", "path"),
+    [
+        (b"http://localhost/a?b", b"/a?b:"), (b"HTTP://LOCALHOST/a", b"/a?:"), (b"http://localhost", b"/?:"),
+        (b"http://localhost?b", b"/?b:"), (b"http://evil.example/a", None), (b"http://localhost:1/a", None),
+        (b"http://me@localhost/a", None), (b"ftp://localhost/a", None),
+    ],
+)  # fmt: skip
+async def test_an_absolute_url_has_the_host_of_its_request(
+    target: bytes, path: bytes | None
+) -> None:
+    head = b"GET " + target + b" HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+
+    received = await exchange(echo, head)
+
+    assert bodies(received) == ([] if path is None else [path])
+    assert received.startswith(b"HTTP/1.1 400 " if path is None else b"HTTP/1.1 200 ")
+
+
 async def test_a_malformed_rest_of_a_body_gets_no_second_response() -> None:
     async def early(scope: Scope, receive: Receive, send: Send) -> None:
         await send(plain((b"content-length", b"0"), status=413))
@@ -302,6 +336,137 @@ async def test_a_malformed_rest_of_a_body_gets_no_second_response() -> None:
             writer.write(b"zz\r\n")
             assert await reader.read() == b""
         writer.close()
+
+
+@pytest.mark.parametrize("is_secure", [False, True])
+async def test_a_client_that_reads_after_sending_gets_an_early_response(
+    is_secure: bool, tmp_path: Path
+) -> None:
+    async def early(scope: Scope, receive: Receive, send: Send) -> None:
+        await send(plain((b"content-length", b"5"), (b"connection", b"close"), status=413))
+        await send(part(b"large"))
+
+    files: dict[str, Any] = {}
+    if is_secure:
+        make_certificate(tmp_path)
+        files = {
+            "certificate": str(tmp_path / "server.pem"),
+            "certificate_key": str(tmp_path / "key.pem"),
+        }
+    size = 20_000_000
+    head = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % size
+
+    def post(url: str) -> bytes:
+        connection = socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), 14)
+        if is_secure:
+            tls = ssl.create_default_context(cafile=files["certificate"])
+            connection = tls.wrap_socket(connection, server_hostname="127.0.0.1")
+        with connection:
+            connection.sendall(head + bytes(size))
+            return connection.makefile("rb").readline()
+
+    async with running(Starlette(routes=[Mount("/", early)]), **files) as url:
+        assert (await asyncio.to_thread(post, url)).startswith(b"HTTP/1.1 413 ")
+
+
+@pytest.mark.parametrize(
+    ("version", "sent"), [(b"1.0", 0), (b"1.0", 9), (b"1.0", 10), (b"1.1", 10)]
+)
+async def test_a_connection_ends_soon_after_an_early_response(
+    version: bytes, sent: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With TLS, if the whole body arrives, or if a client of HTTP/1.0 sends nothing more."""
+
+    async def early(scope: Scope, receive: Receive, send: Send) -> None:
+        await send(plain((b"content-length", b"5"), (b"connection", b"close"), status=413))
+        await send(part(b"large"))
+
+    monkeypatch.setattr("operations.server.protocol.DISCARD_SECONDS", 600)
+    make_certificate(tmp_path)
+    certificate, key = str(tmp_path / "server.pem"), str(tmp_path / "key.pem")
+    tls = ssl.create_default_context(cafile=certificate)
+    app = Starlette(routes=[Mount("/", early)])
+    with anyio.fail_after(14):
+        async with running(app, certificate=certificate, certificate_key=key) as url:
+            port = int(url.rpartition(":")[2])
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=tls)
+            writer.write(
+                b"POST / HTTP/%b\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n" % version
+            )
+            received = await reader.readuntil(b"large")
+            # Another request must not be served.
+            writer.write(bytes(sent) + (GET % b"a" if sent == 10 else b""))
+            received += await reader.read()
+            writer.close()
+    assert received.startswith(b"HTTP/1.1 413 ")
+    assert received.endswith(b"large")
+
+
+async def test_no_pipelined_request_is_served_after_the_last_response() -> None:
+    served, may_end = list[str](), asyncio.Event()
+
+    async def last(scope: Scope, receive: Receive, send: Send) -> None:
+        served.append(scope["path"])
+        await may_end.wait()
+        await send(plain((b"content-length", b"4"), (b"connection", b"close")))
+        await send(part(b"last"))
+
+    post = b"POST /b HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n"
+    with anyio.fail_after(14):
+        async with serving(last) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(GET % b"a" + post + bytes(5))
+            while not served:
+                await asyncio.sleep(0)
+            may_end.set()
+            received = await reader.readuntil(b"last")
+            writer.write(bytes(5) + GET % b"c")
+            received += await reader.read()
+            writer.close()
+    assert received.endswith(b"last")
+    assert served == ["/a"]
+
+
+async def test_the_rest_of_a_body_is_not_read_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def early(scope: Scope, receive: Receive, send: Send) -> None:
+        await send(plain((b"content-length", b"0"), (b"connection", b"close"), status=413))
+        await send(part(b""))
+
+    monkeypatch.setattr("operations.server.protocol.DISCARD_SECONDS", 0.1)
+    async with serving(early) as port:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000000\r\n\r\n")
+        with anyio.fail_after(14), pytest.raises(ConnectionError):
+            while True:
+                writer.write(bytes(1000))
+                await writer.drain()
+                await asyncio.sleep(0)
+        writer.close()
+
+
+async def test_the_rest_of_a_body_does_not_delay_a_shutdown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def early(scope: Scope, receive: Receive, send: Send) -> None:
+        await send(plain((b"content-length", b"0"), status=413))
+        await send(part(b""))
+
+    def shut_down(protocol: Any) -> None:
+        leave(protocol)
+        writer.write(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n")
+
+    leave = HTTPProtocol.shutdown
+    monkeypatch.setattr(HTTPProtocol, "shutdown", shut_down)
+    monkeypatch.setattr("operations.server.protocol.LINGER_SECONDS", 2)
+    monkeypatch.setattr("operations.server.protocol.DISCARD_SECONDS", 600)
+    monkeypatch.setattr("operations.server.running.GRACE", 600)
+    with anyio.fail_after(14):
+        async with serving(early) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(GET % b"a")
+            await reader.readuntil(b"\r\n\r\n")
+        assert (await reader.readline()).startswith(b"HTTP/1.1 413 ")
+    writer.close()
 
 
 @pytest.mark.requirement("R18")

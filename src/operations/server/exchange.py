@@ -7,10 +7,11 @@ Rule 3: control characters in headers are rejected, so that a value cannot injec
 
 import asyncio
 import logging
+import re
 from collections.abc import Awaitable, Callable
 from functools import lru_cache
 from http import HTTPStatus
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from operations.front.limits import Message, Scope
 
@@ -32,12 +33,8 @@ NO_BODY: Final = b"connection: close\r\ncontent-length: 0\r\n\r\n"
 _CONTROLS: Final = bytes({*range(32), 127} - {9})
 """Characters that must not be in a header: a line break would start another header."""
 
-_NAME_CHARACTERS: Final = (
-    b"!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
-)
-_MAX_NAMES: Final = 500
-_field_starts: dict[bytes, bytes] = {}
-"""The encoded beginning of a header line, by header name."""
+_NAME: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+"""A valid name of a header."""
 
 
 class UnreadTimer:
@@ -313,15 +310,46 @@ class HTTPExchange:
         self._on_complete(keep_alive)
 
     def _render(self, message: Message) -> bytes:
-        """Return the head of the response as bytes; raise if it is not valid (`render_head`)."""
+        """Return the head of the response as bytes.
+
+        Raises:
+            RuntimeError: If the name of a header is not valid, a header contains a control character, or the content
+                length is not one number.
+        """
         self._head = None
         # The client may or may not send the body now, so the following bytes are ambiguous.
         keep_alive = self.keep_alive and not (self._expects_continue and self._more_body)
-        headers = self._default_headers()
-        head = render_head(message, self.scope, headers, keep_alive=keep_alive)
-        self.keep_alive, self._left = head.keep_alive, head.length
-        self._is_chunked, self._has_body = head.is_chunked, head.has_body
-        return head.data
+        status: int = message["status"]
+        length: int | None = None
+        count = 0
+        fields: list[bytes] = []
+        for given, value in message.get("headers", ()):
+            if not _NAME.fullmatch(given):
+                raise RuntimeError("the response has a header with an invalid name")
+            name = given.lower()
+            if name == b"content-length":
+                if length is not None or not value.isdigit():
+                    raise RuntimeError("the content-length of the response is not one number")
+                length = int(value)
+            elif name == b"transfer-encoding":
+                # Chosen below.
+                continue
+            elif name == b"connection":
+                keep_alive = keep_alive and b"close" not in value.lower()
+                continue
+            fields += (name, b": ", value, b"\r\n")
+            count += 1
+        rendered = b"".join(fields)
+        if len(rendered) - len(rendered.translate(None, _CONTROLS)) != 2 * count:
+            raise RuntimeError("a header of the response contains a control character")
+        self.keep_alive, self._left = keep_alive, length
+        self._has_body = self.scope["method"] != "HEAD" and status not in (204, 304)
+        self._is_chunked = length is None and self._has_body and self.scope["http_version"] != "1.0"
+        end = b"\r\n" if keep_alive else b"connection: close\r\n\r\n"
+        if self._is_chunked:
+            end = b"transfer-encoding: chunked\r\n" + end
+        line = STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
+        return b"".join((line, self._default_headers(), rendered, end))
 
     def _default_headers(self) -> bytes:
         """Return the headers of every response, such as its date."""
@@ -332,82 +360,3 @@ class HTTPExchange:
 def _encoded(headers: tuple[tuple[bytes, bytes], ...]) -> bytes:
     """Return header lines. The default headers change once per second, with the date."""
     return b"".join([b"%b: %b\r\n" % header for header in headers])
-
-
-# ------------------------------------------------------------ the head of a response
-
-
-class Head(NamedTuple):
-    """The encoded head of a response, and its properties."""
-
-    data: bytes
-
-    length: int | None
-    """Bytes of the body; None if the length is not known."""
-
-    keep_alive: bool
-    """Whether the connection may stay open."""
-
-    is_chunked: bool
-
-    has_body: bool
-    """Whether the response may have a body."""
-
-
-def render_head(
-    message: Message, scope: Scope, default_headers: bytes, *, keep_alive: bool
-) -> Head:
-    """Return the head of a response as bytes.
-
-    Args:
-        message: The ASGI message that starts the response.
-        scope: The ASGI scope of the request.
-        default_headers: The headers of every response, such as its date.
-        keep_alive: Whether the connection may stay open, unless the response closes it.
-
-    Raises:
-        RuntimeError: If a header contains a control character, or the content length is not one number.
-    """
-    status: int = message["status"]
-    length: int | None = None
-    count = 0
-    fields: list[bytes] = []
-    for name, value in message.get("headers", ()):
-        start = _field_starts.get(name) or _field_start(name)
-        if start == b"content-length: ":
-            if length is not None or not value.isdigit():
-                raise RuntimeError("the content-length of the response is not one number")
-            length = int(value)
-        elif start == b"transfer-encoding: ":
-            # Chosen below.
-            continue
-        elif start == b"connection: ":
-            keep_alive = keep_alive and b"close" not in value.lower()
-            continue
-        fields += (start, value, b"\r\n")
-        count += 1
-    rendered = b"".join(fields)
-    if len(rendered) - len(rendered.translate(None, _CONTROLS)) != 2 * count:
-        raise RuntimeError("a header of the response contains a control character")
-    end = b"\r\n" if keep_alive else b"connection: close\r\n\r\n"
-    has_body = scope["method"] != "HEAD" and status not in (204, 304)
-    is_chunked = length is None and has_body and scope["http_version"] != "1.0"
-    if is_chunked:
-        end = b"transfer-encoding: chunked\r\n" + end
-    line = STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
-    data = b"".join((line, default_headers, rendered, end))
-    return Head(data, length, keep_alive, is_chunked, has_body)
-
-
-def _field_start(name: bytes) -> bytes:
-    """Return the encoded beginning of a header line.
-
-    Raises:
-        RuntimeError: If the name is not valid.
-    """
-    if not name or name.translate(None, _NAME_CHARACTERS):
-        raise RuntimeError("the response has a header with an invalid name")
-    start = name.lower() + b": "
-    if len(_field_starts) < _MAX_NAMES:
-        _field_starts[name] = start
-    return start

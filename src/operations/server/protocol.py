@@ -12,6 +12,7 @@ Rule 6: a request that the client sent before it could know of a shutdown gets i
 """
 
 import asyncio
+import re
 from collections import deque
 from contextvars import copy_context
 from typing import Any, Final, NoReturn, cast
@@ -32,7 +33,10 @@ BODY_SECONDS: Final = 60.0
 """Seconds for the body to arrive, also if the application, which has a shorter limit, does not read it."""
 
 LINGER_SECONDS: Final = 0.5
-"""Seconds that an unused connection stays open during a shutdown, for a request that the client has already sent."""
+"""Seconds that a connection stays open during a shutdown, for a request or body that the client has already sent."""
+
+DISCARD_SECONDS: Final = 10.0
+"""Seconds that the rest of a body is read after the response: many clients read the response only then."""
 
 _READ_BUFFER: Final = 64 * 1024
 """Reading pauses while more bytes of a body than this wait for the application."""
@@ -44,6 +48,7 @@ _MAX_AHEAD: Final = 8
 """Reading pauses while more pipelined requests than this wait. A disconnect is noticed only while reading."""
 
 _NEVER: Final = float("inf")
+_AUTHORITY: Final = re.compile(rb"https?://([^/?#]*)", re.IGNORECASE)
 
 
 class HTTPProtocol(asyncio.Protocol):
@@ -57,9 +62,10 @@ class HTTPProtocol(asyncio.Protocol):
     """
 
     __slots__ = (
-        "_app", "_app_state", "_client", "_config", "_context", "_due", "_exchange", "_expects_continue", "_flow",
-        "_headers", "_in_body", "_in_head", "_is_done", "_is_encoded", "_is_leaving", "_local", "_loop", "_overhead",
-        "_parser", "_pending", "_received_body", "_scheme", "_state", "_timer", "_timer_at", "_transport", "_url",
+        "_app", "_app_state", "_client", "_codings", "_config", "_context", "_discards_until", "_due", "_exchange",
+        "_expects_continue", "_flow", "_headers", "_in_body", "_in_head", "_is_done", "_is_leaving", "_local", "_loop",
+        "_overhead", "_parser", "_pending", "_received_body", "_scheme", "_state", "_timer", "_timer_at", "_transport",
+        "_url",
     )  # fmt: skip
 
     def __init__(
@@ -92,13 +98,17 @@ class HTTPProtocol(asyncio.Protocol):
         """Whether all further data is ignored."""
         self._is_leaving = False
         """Whether the server shuts down: the next response is the last one."""
+        self._discards_until = 0.0
+        """The time at which the connection is closed although its body, which is ignored, is not complete; 0 if the
+        body is not ignored."""
         self._in_head = self._in_body = False
         self._overhead = 0
         """Bytes of the head, of chunk sizes or of trailers since the last byte of the body."""
         self._received_body = False
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
-        self._expects_continue = self._is_encoded = False
+        self._expects_continue = False
+        self._codings: tuple[bytes, ...] = ()
 
     # ------------------------------------------------------------ the connection
 
@@ -144,6 +154,30 @@ class HTTPProtocol(asyncio.Protocol):
     def _close(self) -> None:
         self._is_done = True
         self._flow.close()
+
+    def _finish(self) -> None:
+        """Close the connection after its last response."""
+        if not self._in_body or self._transport.is_closing():
+            self._close()
+            return
+        # Closing now would reset the connection, and a client that still sends would lose the response.
+        seconds = LINGER_SECONDS if self._is_leaving else DISCARD_SECONDS
+        self._discards_until = self._loop.time() + seconds
+        # The rest of the body may belong to a pipelined request, which is not served.
+        self._pending.clear()
+        if self._transport.can_write_eof():
+            # Not possible with TLS, where the client ends the connection.
+            self._transport.write_eof()
+        self._flow.resume_reading()
+        self._expect_rest()
+
+    def _expect_rest(self) -> None:
+        """Wait for more of a body that is ignored."""
+        # A client of HTTP/1.0 that sends nothing may wait for the end of the connection.
+        is_old = self._parser.get_http_version() == "1.0"
+        is_waiting = is_old and not self._transport.can_write_eof()
+        seconds = LINGER_SECONDS if is_waiting else DISCARD_SECONDS
+        self._expect(min(seconds, self._discards_until - self._loop.time()))
 
     def pause_writing(self) -> None:
         """Pause sending: the client has to read first."""
@@ -197,6 +231,8 @@ class HTTPProtocol(asyncio.Protocol):
             if not self._is_done:
                 self._reject_rest()
             return
+        if self._discards_until and not self._is_leaving:
+            self._expect_rest()
         is_between = not (self._in_head or self._in_body)
         if is_between or (self._in_body and self._received_body):
             self._overhead = 0
@@ -245,7 +281,8 @@ class HTTPProtocol(asyncio.Protocol):
         self._due = _NEVER
         self._url = b""
         self._headers = []
-        self._expects_continue = self._is_encoded = False
+        self._expects_continue = False
+        self._codings = ()
 
     def on_url(self, url: bytes) -> None:
         """Add a part of the URL."""
@@ -258,9 +295,8 @@ class HTTPProtocol(asyncio.Protocol):
             self._headers.append((name, value))
             if name == b"expect" and value.lower() == b"100-continue":
                 self._expects_continue = True
-            elif name == b"transfer-encoding" and value.strip().lower() != b"chunked":
-                # The parser accepts every coding before `chunked`, but does not decode it.
-                self._is_encoded = True
+            elif name == b"transfer-encoding":
+                self._codings += (value.strip().lower(),)
 
     def on_headers_complete(self) -> None:
         """Serve the request, after the earlier ones."""
@@ -270,16 +306,19 @@ class HTTPProtocol(asyncio.Protocol):
             sizes = (len(name) + len(value) + 4 for name, value in self._headers)
             if len(self._url) + sum(sizes) > HEAD_BYTES:
                 self._reject_head(431)
-        if self._is_encoded:
-            self._reject_head(501)
+        version = parser.get_http_version()
+        if self._codings and (self._codings != (b"chunked",) or version == "1.0"):
+            # The parser accepts every coding before `chunked`, but does not decode it. HTTP/1.0 has no codings.
+            self._reject_head(400 if version == "1.0" else 501)
         if parser.should_upgrade():
             # `_upgrade` handles it.
             return
-        version = parser.get_http_version()
         if version not in ("1.1", "1.0") or len(self._pending) >= _MAX_PIPELINED:
             raise ValueError
         url = httptools.parse_url(self._url)
-        raw_path: bytes = url.path
+        if url.schema:
+            self._enforce_host()
+        raw_path: bytes = url.path or b"/"
         path = raw_path.decode("ascii")
         scope: Scope = {
             "type": "http",
@@ -315,6 +354,17 @@ class HTTPProtocol(asyncio.Protocol):
             if len(self._pending) >= _MAX_AHEAD:
                 self._flow.pause_reading()
 
+    def _enforce_host(self) -> None:
+        """Reject an absolute URL of another host than the Host header, which is checked (RFC 9112, 3.2.2).
+
+        Raises:
+            ValueError: To stop the parser.
+        """
+        authority = _AUTHORITY.match(self._url)
+        hosts = [value.strip().lower() for name, value in self._headers if name == b"host"]
+        if authority is None or hosts != [authority[1].lower()]:
+            self._reject_head(400)
+
     def _start(self, exchange: HTTPExchange) -> None:
         self._exchange = exchange
         task = RequestTask(exchange.run(self._app), loop=self._loop, context=self._context.copy())
@@ -336,6 +386,10 @@ class HTTPProtocol(asyncio.Protocol):
         if exchange is not None:
             exchange.end_body()
             self._due = _NEVER
+        elif self._discards_until:
+            self._close()
+            # Stop the parser: no request follows.
+            raise ValueError
         elif not self._transport.is_closing():
             # The response was sent before the request was complete.
             self._expect(self._config.timeout_keep_alive)
@@ -345,7 +399,7 @@ class HTTPProtocol(asyncio.Protocol):
         self._state.total_requests += 1
         self._exchange = None
         if not keep_alive:
-            self._close()
+            self._finish()
         elif self._pending:
             self._start(self._pending.popleft())
             if len(self._pending) < _MAX_AHEAD:
