@@ -4,6 +4,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from tests.mcp_serving.support import MODERN_META, modern_headers
 from tests.server.asgi import Client
 
 from operations import Identity, OperationRegistry
@@ -16,19 +17,9 @@ LIST = {
     "jsonrpc": "2.0",
     "id": 1,
     "method": "tools/list",
-    "params": {
-        "_meta": {
-            "io.modelcontextprotocol/protocolVersion": "2026-07-28",
-            "io.modelcontextprotocol/clientCapabilities": {},
-            "io.modelcontextprotocol/clientInfo": {"name": "t", "version": "1"},
-        }
-    },
+    "params": {"_meta": MODERN_META},
 }
-MCP = {
-    "accept": "application/json, text/event-stream",
-    "mcp-protocol-version": "2026-07-28",
-    "mcp-method": "tools/list",
-}
+MCP = modern_headers("tools/list")
 
 
 def serving(**options: Any) -> Any:
@@ -46,7 +37,7 @@ def serving(**options: Any) -> Any:
 async def test_failed_attempts_count_for_the_client_behind_a_trusted_proxy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("operations.front.DELAY_SECONDS", 0.01)
+    monkeypatch.setattr("operations.front.credentials.DELAY_SECONDS", 0.01)
     limits = Limits(failed_attempts=2, failed_attempts_per_second=0.0001)
 
     async def statuses(*trusted: str) -> list[int]:
@@ -77,6 +68,18 @@ async def test_a_prefix_works_whether_the_proxy_strips_it_or_not(
             assert response.status == 200, await response.text()
         async with session.get(f"{url}{prefix}/openapi.json") as response:
             assert (await response.json())["servers"] == [{"url": "/hub"}]
+
+
+@pytest.mark.parametrize("path", ["/hub", ""], ids=["unstripped", "stripped"])
+async def test_the_prefix_alone_leads_to_the_console(path: str) -> None:
+    client = Client(serving(root_path="/hub", console=True))
+
+    response = await client.get(path)
+    page = await client.get(response.headers["location"])
+
+    assert (response.status, page.status) == (307, 200)
+    # The addresses of its files are relative to the final slash.
+    assert (await client.get("/hub/~console/main.js")).status == 200
 
 
 @pytest.mark.parametrize("slash", ["", "/"])

@@ -4,13 +4,14 @@ access log -> root path -> Host and Origin -> operations, gateway, pages, mounte
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import Any, cast
 from weakref import finalize
 
 from starlette.applications import Starlette
+from starlette.responses import RedirectResponse
 from starlette.routing import BaseRoute, Mount
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
@@ -60,17 +61,17 @@ def create_app(config: ServerConfig, registry: OperationRegistry) -> Starlette:
     graph = config.graph
     if graph is None and config.console is True:
         graph = CallGraph(limit=_REMEMBERED)
-    recording = None if graph is None else _Recording(registry, graph)
     readiness = Readiness(config.ready)
     pages = Pages(config, sessions, metrics, readiness, graph)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncGenerator[None]:
         async with AsyncExitStack() as stack:
-            for counting in (metrics, recording):
-                if counting is not None:
-                    counting.open()
-                    stack.callback(counting.close)
+            metrics.open()
+            stack.callback(metrics.close)
+            if graph is not None:
+                unobserve()
+                stack.callback(registry.observe(graph))
             if _is_built(config.mcp):
                 await stack.enter_async_context(cast("Any", mcp).running())
             for resource in config.resources:
@@ -103,8 +104,9 @@ def create_app(config: ServerConfig, registry: OperationRegistry) -> Starlette:
     app = _App(wrap, routes=routes, lifespan=lifespan)
     app.state.pipeline, app.state.readiness = pipeline, readiness
     app.state.sessions, app.state.metrics = sessions, metrics
-    if recording is not None:
-        finalize(app, recording.close)
+    if graph is not None:
+        # Not every server runs the lifespan.
+        unobserve = finalize(app, registry.observe(graph))
     return app
 
 
@@ -167,25 +169,6 @@ def _mcp_app(config: ServerConfig, registry: OperationRegistry) -> ASGIApp:
     return RegistryServer(registry, settings).asgi_app(path=None, hosts=None)
 
 
-class _Recording:
-    """Makes a graph observe a registry as long as the app exists."""
-
-    def __init__(self, registry: OperationRegistry, graph: CallGraph) -> None:
-        self._registry = registry
-        self._graph = graph
-        self._stop: Callable[[], None] | None = None
-        self.open()
-
-    def open(self) -> None:
-        if self._stop is None:
-            self._stop = self._registry.observe(self._graph)
-
-    def close(self) -> None:
-        if self._stop is not None:
-            self._stop()
-            self._stop = None
-
-
 class _App(Starlette):
     """Runs our middleware outside Starlette's error handling, which calls do not need.
 
@@ -238,6 +221,10 @@ class _RootPath:
         if scope["type"] in ("http", "websocket"):
             root, path = self._root, scope["path"]
             scope["root_path"] = root
+            if path in (root, "") and scope["type"] == "http":
+                # The console's addresses are relative to the final slash.
+                await RedirectResponse(root + "/")(scope, receive, send)
+                return
             if not path.startswith(root + "/"):
                 scope["path"] = root + path
                 if "raw_path" in scope:
@@ -294,24 +281,36 @@ class WebSocketEntry:
         ):
             # Close the connection when its credential expires or is revoked, or the server shuts down.
             revoked, stopping = asyncio.Event(), asyncio.Event()
+
+            def revoke() -> None:
+                server.reason_to_stop, server.grace = credential_ended(), 0
+                revoked.set()
+
             with (
-                front.credentials.watching(scope.get(CREDENTIAL), revoked.set),
+                front.credentials.watching(scope.get(CREDENTIAL), revoke),
                 front.open_streams.watching(stopping.set, is_idle=True),
             ):
-                waits = (target.wait_closed(), revoked.wait(), stopping.wait())
-                ends = [asyncio.ensure_future(end) for end in waits]
-                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-                for end in ends:
-                    end.cancel()
-                if revoked.is_set():
-                    server.reason_to_stop = credential_ended()
-                elif stopping.is_set():
+                await _first_of(target.wait_closed(), revoked.wait(), stopping.wait())
+                if stopping.is_set() and not revoked.is_set():
                     adapter.closing_code = _SERVICE_RESTART
                     server.grace = front.open_streams.grace or 0
-                    await server.aclose()
+                    await _first_of(server.aclose(), revoked.wait())
 
 
 _SERVICE_RESTART = 1012
+
+
+async def _first_of(*waits: Coroutine[Any, Any, object]) -> None:
+    """Wait until one of several coroutines ends, and cancel the others."""
+    tasks = [asyncio.create_task(wait) for wait in waits]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in done:
+        task.result()
 
 
 class _Socket:
