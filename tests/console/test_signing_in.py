@@ -1,7 +1,7 @@
 """A denied call works after signing in, and the key is never stored."""
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 from tests.console.conftest import Eyes, keep
 from tests.console.hub import KEY
 
@@ -50,6 +50,53 @@ def test_an_expired_session_is_reported_with_a_button_to_sign_in(eyes: Eyes) -> 
     expect(page.get_by_label("id")).to_have_value("1")
     page.get_by_role("button", name="Call", exact=True).click()
     expect(page.locator(".chip.good")).to_be_visible()
+
+
+@pytest.mark.parametrize("value", [None, "x" * 43])
+def test_the_name_of_an_expired_session_disappears(eyes: Eyes, value: str | None) -> None:
+    if value is not None:
+        eyes.witness.expect("/operations", 401)
+    page = eyes.open()
+    sign_in(page)
+    expect(page.get_by_role("banner")).to_contain_text("alice")
+    [cookie] = page.context.cookies()
+    if value is None:
+        page.context.clear_cookies()
+    else:
+        stale = {**cookie, "value": value}
+        page.context.add_cookies([stale])  # type: ignore[list-item]
+
+    expect(page.get_by_role("banner")).not_to_contain_text("alice", timeout=15_000)
+    expect(page.get_by_role("banner").get_by_role("button", name="Sign in")).to_be_visible()
+
+
+@pytest.mark.parametrize("status", [200, 429])
+def test_the_caller_is_kept_and_not_drawn_again_while_nothing_changes(
+    eyes: Eyes, status: int
+) -> None:
+    if status != 200:
+        eyes.witness.expect("/session", status)
+    page = eyes.open("#/task.get")
+    sign_in(page)
+    expect(page.get_by_role("heading", level=1)).to_be_focused()
+    button = page.get_by_role("button", name="Sign out")
+    button.focus()
+
+    def changed(route: Route) -> None:
+        headers = {
+            name: value for name, value in route.request.headers.items() if name != "if-none-match"
+        }
+        route.continue_(headers=headers)
+
+    page.route("**/operations", changed)
+    if status != 200:
+        page.route("**/session", lambda route: route.fulfill(status=status))
+    for _ in range(2):
+        with page.expect_response("**/session"):
+            pass
+
+    expect(page.get_by_role("banner")).to_contain_text("alice")
+    expect(button).to_be_focused()
 
 
 def test_an_expired_cookie_does_not_prevent_signing_in(eyes: Eyes) -> None:

@@ -3,11 +3,14 @@
 import { parse, stringify } from "./json.js";
 import { readEvents } from "./events.js";
 
+/** No response, or the response of a proxy while the server restarts. */
+const UNREACHABLE = new Set([0, 502, 503, 504]);
+
 /** A failed call, as the server reports it. */
 export class Failure extends Error {
   constructor(status, { code, message, details, requestId, retryable }) {
     super(message);
-    Object.assign(this, { status, code, details, requestId, retryable });
+    Object.assign(this, { status, code, details, requestId, retryable, isLost: UNREACHABLE.has(status) });
   }
 }
 

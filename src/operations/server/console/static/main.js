@@ -18,8 +18,6 @@ import { WorkersPage } from "./workers.js";
 const MANY = 300;
 const LOOK_SECONDS = 2;
 const LONGEST_SECONDS = 60;
-/** No response, or the response of a proxy while the server restarts. */
-const UNREACHABLE = new Set([0, 502, 503, 504]);
 const CALLS = "~calls";
 const SOURCES = "~sources";
 const WORKERS = "~workers";
@@ -69,7 +67,9 @@ class Console {
       if (news !== null && this.tag === tag) await this.take(news);
       if (this.page?.isLost) await this.route();
       pause = LOOK_SECONDS;
-    } catch {
+    } catch (error) {
+      // The session may have ended.
+      if (error.status === 401) await this.session.look();
       // Keep the page while the server restarts.
       pause = Math.min(2 * pause, LONGEST_SECONDS);
     }
@@ -83,6 +83,8 @@ class Console {
     this.use(overview);
     this.drawFilters();
     this.refresh({ stay: true });
+    // The caller may have changed: the session may have ended, or another tab may have signed in.
+    await this.session.look();
     const wanted = this.wanted();
     if (!(wanted in PAGES) && wasMissing && (wanted === "" || this.catalog.byId.has(wanted))) await this.route();
   }
@@ -190,11 +192,13 @@ class Console {
       const source = this.catalog.byId.get(wanted)?.source ?? "local";
       return new OperationPage(spec, { source, isSignedIn, signIn });
     } catch (error) {
-      return { element: this.missing(wanted, error), isLost: UNREACHABLE.has(error.status) };
+      return { element: this.missing(wanted, error), isLost: error.isLost };
     }
   }
 
   open(page) {
+    // The same page may have been opened meanwhile.
+    this.page?.leave?.();
     this.page = page;
     this.main.inert = false;
     fill(this.main, page.element);

@@ -2,6 +2,7 @@
 
 import * as api from "./api.js";
 import { el, fill, icon, plainString } from "./dom.js";
+import { stringify } from "./json.js";
 
 /** The corner that shows the signed-in caller; `changed` is called when the caller changes. */
 export class Session {
@@ -37,8 +38,13 @@ export class Session {
 
   /** Ask the server for the signed-in caller. If the session has ended, its response deletes the cookie. */
   async look() {
-    this.identity = await api.whoami().catch(() => null);
-    this.draw();
+    const before = this.identity;
+    const found = await api.whoami().catch((error) => (error.status === 401 ? null : before));
+    // Signing in or out meanwhile is newer.
+    if (this.identity !== before) return;
+    this.identity = found;
+    // A button that is drawn again would lose the focus.
+    if (stringify(found) !== stringify(before)) this.draw();
   }
 
   ask = () => {
