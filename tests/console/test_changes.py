@@ -97,3 +97,13 @@ def test_a_page_that_could_not_be_loaded_is_loaded_when_the_server_is_back(garde
 
     page.context.set_offline(False)
     expect(page.get_by_role("main")).to_contain_text("Let something grow.")
+
+
+def test_recent_calls_are_shown_again_when_the_server_is_back(garden: Eyes) -> None:
+    page = garden.open("#/~calls")
+    expect(page.get_by_role("main")).to_contain_text("No calls yet.")
+    page.context.set_offline(True)
+    expect(page.get_by_role("main")).to_contain_text("UNAVAILABLE")
+
+    page.context.set_offline(False)
+    expect(page.get_by_role("main")).to_contain_text("No calls yet.")

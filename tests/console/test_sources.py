@@ -96,6 +96,8 @@ scopes = ["hub:operate"]
 sha256 = "{hash_key(READER)}"
 [trace]
 enabled = false
+[limits]
+streams_per_caller = 1
 """
     )
     with served(tmp_path / "operations.toml") as address:
@@ -145,8 +147,31 @@ def test_an_operator_sees_the_sources_live_and_controls_them(eyes: Eyes, late: i
     expect(shop.locator(".chip")).to_have_text("connected")
     expect(shop.get_by_role("button", name="Disable openapi:shop")).to_be_focused()
 
+    # The document is gone, but the source works.
+    row.get_by_role("button", name="Retry openapi:late").click()
+    expect(row).to_contain_text("the previous connection is in use")
+    expect(row.locator(".chip")).to_have_text("connected")
+
     page.get_by_role("button", name="Reload the file").click()
     expect(page.get_by_text("The file was read again.")).to_be_visible()
+
+
+def test_a_page_whose_stream_is_rejected_is_not_built_again(eyes: Eyes) -> None:
+    eyes.witness.expect("/subscribe", 429)
+    first = eyes.open()
+    sign_in(first, OPERATOR)
+    first.get_by_role("link", name="Sources", exact=True).click()
+    expect(first.get_by_role("row", name="openapi:shop")).to_be_visible()
+
+    second = eyes.open()
+    sign_in(second, OPERATOR)
+    second.get_by_role("link", name="Sources", exact=True).click()
+    expect(second.get_by_text("This may be out of date")).to_be_visible()
+    button = second.get_by_role("button", name="Reload the file")
+    button.focus()
+    for _ in range(2):
+        second.wait_for_event("response", lambda response: response.url.endswith("/operations"))
+    expect(button).to_be_focused()
 
 
 @pytest.mark.requirement("R15")

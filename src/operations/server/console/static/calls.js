@@ -36,6 +36,7 @@ export class CallsPage {
     } catch (error) {
       if (error.name === "AbortError") return;
       clearInterval(this.timer);
+      this.isLost = error.isLost;
       fill(this.rows, failure(error, undefined, { signIn: this.signIn }));
     }
   }

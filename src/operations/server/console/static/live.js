@@ -22,14 +22,16 @@ export class LivePage {
     while (!this.abort.signal.aborted) {
       try {
         for await (const { data } of api.subscribe(this.watched, "{}", this.abort.signal)) {
-          if (this.isLost !== false) this.news.textContent = "";
+          if (!this.isCurrent) this.news.textContent = "";
+          this.isCurrent = true;
           this.isLost = false;
           pause = 1;
           this.show(data);
         }
       } catch (error) {
         if (this.abort.signal.aborted) return;
-        this.isLost = true;
+        this.isCurrent = false;
+        this.isLost = error.isLost;
         this.news.textContent = `This may be out of date: ${plainString(error.message)}`;
       }
       await new Promise((resolve) => setTimeout(resolve, 1000 * pause));

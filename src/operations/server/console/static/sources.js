@@ -68,7 +68,8 @@ class Row {
     const isDisabled = source.state === "disabled";
     const isRetried = source.state === "disconnected";
     fill(this.state, isRetried ? "retrying" : source.state).className = `chip ${LOOKS[source.state] ?? ""}`;
-    fill(this.problem, isRetried ? plain(source.problem ?? "") : null).hidden = !isRetried;
+    const problem = isRetried || source.state === "connected" ? (source.problem ?? null) : null;
+    fill(this.problem, problem === null ? null : plain(problem)).hidden = problem === null;
     const at = source.nextAttempt ?? null;
     fill(this.next, at === null ? null : `Next attempt at ${new Date(at).toLocaleTimeString()}`).hidden = at === null;
     this.count.textContent = source.operations.toLocaleString();
