@@ -682,3 +682,46 @@ print(most)
     )
 
     assert int(run.stdout) < 400_000
+
+
+def test_a_first_document_is_not_collected_although_a_quick_block_came_before() -> None:
+    code = """
+import gc
+from operations._decoding import gc_paused
+
+with gc_paused(collects=False):
+    pass
+before = gc.get_stats()[2]["collections"]
+with gc_paused():
+    kept = [[] for _ in range(50_000)]
+print(gc.get_stats()[2]["collections"] - before)
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+
+    assert run.stdout.strip() == "0"
+
+
+def test_garbage_of_quick_blocks_is_collected_by_slow_ones() -> None:
+    # As in a hub that reads small documents again and again, each with a first call.
+    code = """
+import gc
+from operations._decoding import gc_paused
+
+most = 0
+for _ in range(300):
+    with gc_paused():
+        kept = [[] for _ in range(500)]
+        for one in kept:
+            one.append(one)
+    with gc_paused(collects=False):
+        pass
+    most = max(most, len(gc.get_objects()))
+print(most)
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+
+    assert int(run.stdout) < 75_000

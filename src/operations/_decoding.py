@@ -228,32 +228,37 @@ def gc_paused(*, collects: bool = True) -> Generator[None]:
 class _Collector:
     """Moves many new objects to the oldest generation, so that young collections do not scan them.
 
-    The interpreter does not count objects that are moved this way, so this class decides when a full collection is due.
+    The interpreter does not count objects that are moved this way, so this class decides when a full collection is due:
+    as in the interpreter, when a quarter of the objects are new. A collection that is due waits for a block that may
+    be slow.
     """
 
     def __init__(self) -> None:
         self._aged = 0
         """Objects moved to the oldest generation since the last full collection."""
-        self._kept = 0
-        """Objects that survived that collection."""
+        self._limit = 0
+        """Moved objects with which a full collection is due; 0 before the first block that may be slow moves many."""
 
     def age(self, *, collects: bool) -> None:
+        if gc.get_freeze_count():
+            return
         new = gc.get_count()[0]
-        if (collects and new < _MANY) or gc.get_freeze_count():
+        if new >= _MANY or not collects:
+            # Objects that survived one collection are moved as well.
+            self._aged += new + len(gc.get_objects(1))
+            gc.freeze()
+            gc.unfreeze()
+        if not collects or self._aged < max(self._limit, _MANY):
             return
-        gc.freeze()
-        gc.unfreeze()
-        self._aged += new
-        if not collects:
-            return
-        if not self._kept:
+        if not self._limit:
             # The first objects are all still in use, so no collection is needed. Counting every object takes too long.
-            self._kept, self._aged = new, 0
-        elif self._aged > self._kept:
+            self._limit = self._aged
+        else:
             gc.collect()
             gc.freeze()
-            self._kept, self._aged = gc.get_freeze_count(), 0
+            self._limit = max(gc.get_freeze_count() // 4, _MANY)
             gc.unfreeze()
+        self._aged = 0
 
 
 _collector = _Collector()
