@@ -3,6 +3,7 @@
 Rule 1: this module imports no web framework, so that a config file can be read without one.
 """
 
+import ssl
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
@@ -60,6 +61,22 @@ class ListenConfig:
         enforce_lists(trusted_proxies=self.trusted_proxies)
         if self.certificate_key is not None and self.certificate is None:
             raise ValueError("certificate_key is set without certificate")
+
+    @property
+    def certificate_problem(self) -> str | None:
+        """The reason why the certificate cannot be used; None if it can be used, or there is none."""
+        if self.certificate is None:
+            return None
+        try:
+            # A password, so that OpenSSL does not ask for one.
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
+                self.certificate, self.certificate_key, password=""
+            )
+        except ssl.SSLError:
+            return "the files do not contain a certificate and its key in PEM format"
+        except OSError as error:
+            return f"a file cannot be read: {error.strerror}"
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -71,6 +71,9 @@ def listening_errors(config: ListenConfig, table: str) -> Generator[None]:
             f" add [access.keys.NAME] to the config, or public = true to [{table}]"
         ) from None
     except OSError as error:
+        if (problem := config.certificate_problem) is not None:
+            message = f"the certificate of [{table}] cannot be used: {problem}"
+            raise OperationsError(message) from error
         reason = f"cannot listen on {config.host}:{config.port}: {error.strerror}"
         if error.errno == errno.EADDRINUSE:
             reason += "; stop the other program, or choose another port with --port"
