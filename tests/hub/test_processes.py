@@ -15,10 +15,11 @@ import anyio
 import msgspec
 import pytest
 from mcp import Client
+from tests.calls.waiting import until
 
 from operations.cli.options import ExitCode
 from operations.config import ConfigError, load_config
-from operations.hub.serving import Process, supervise
+from operations.hub.serving import VARIABLE, Process, supervise
 from operations.server.running import listen
 
 pytestmark = pytest.mark.anyio
@@ -228,3 +229,30 @@ def test_settings_that_need_one_process_are_mistakes(tmp_path: Path, more: str, 
     path.write_text(f"[serve]\nprocesses = 2\n{more}")
     with pytest.raises(ConfigError, match=fault):
         load_config(path)
+
+
+async def test_a_process_that_cannot_be_started_is_retried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    program, pids = tmp_path / "program", tmp_path / "pids"
+    program.write_text(
+        f"#!{sys.executable}\n"
+        "import os, pathlib, socket\n"
+        f"pathlib.Path({str(pids)!r}).open('a').write(f'{{os.getpid()}}\\n')\n"
+        f"channel = socket.socket(fileno=int(os.environ[{VARIABLE!r}].split()[1]))\n"
+        "channel.send(b'r')\n"
+        "channel.recv(1)\n"
+    )
+    program.chmod(0o700)
+    pids.touch()
+    monkeypatch.setattr(sys, "executable", str(program))
+    with listen("127.0.0.1", 0) as listener, anyio.fail_after(60):
+        supervising = asyncio.create_task(supervise([], 1, listener, 5))
+        await until(lambda: len(pids.read_text().splitlines()) == 1)
+        hidden = program.rename(tmp_path / "hidden")
+        os.kill(int(pids.read_text()), signal.SIGKILL)
+        await until(lambda: "process 0 cannot be started" in caplog.text)
+        hidden.rename(program)
+        await until(lambda: len(pids.read_text().splitlines()) == 2)
+        supervising.cancel()
+        await asyncio.wait({supervising})

@@ -337,7 +337,12 @@ class _Processes:
         """
         backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
         while True:
-            code = await self._run(number, backoff)
+            try:
+                code = await self._run(number, backoff)
+            except OSError as error:
+                # The machine may be out of memory or processes for a while.
+                logger.warning("process %d cannot be started: %s", number, error)
+                code = _ENDED
             if self._stopping.is_set():
                 return code
             if not self._was_ready:
