@@ -7,6 +7,7 @@ from typing import Any
 
 import anyio
 import pytest
+from tests.calls.waiting import until
 from tests.server.asgi import Client
 from tests.servers import RedisServer
 from tests.servers import running as broker_running
@@ -17,6 +18,7 @@ from operations.authority.grants import Grants
 from operations.calls import serve_calls
 from operations.calls.events import CallRequested, RequestPayload, encode_event
 from operations.hub import Hub, open_hub
+from operations.hub.hub import reload
 from operations.hub.serving import build_app
 from operations.pubsub.base import EventTarget
 from operations.pubsub.redis import connect_redis
@@ -150,3 +152,84 @@ async def test_operators_follow_the_workers(shop: tuple[Hub, EventTarget]) -> No
             (report,) = (await anext(reports)).data
 
     assert [each["name"] for each in report["group"]["workers"]] == ["w1"]
+
+
+async def test_operators_see_the_workers_of_a_broker_that_a_reload_adds(tmp_path: Path) -> None:
+    path = tmp_path / "operations.toml"
+    path.write_text("")
+    with broker_running(RedisServer()) as broker:
+        async with (
+            connect_redis(broker.url) as target,
+            serve_calls(OperationRegistry(), target, name="w1"),
+            open_hub(path) as hub,
+        ):
+            client = Client(build_app(hub))
+            assert "hub.workers" not in hub.registry
+            path.write_text(f'[brokers.bus]\nurl = "{broker.url}"\nworkers = true\n')
+            await reload(hub)
+            await hub.settled(30)
+            operator = OperationContext(trusted=True)
+            (report,) = (await hub.registry.execute("hub.workers", {}, operator)).data
+            assert [each["name"] for each in report["group"]["workers"]] == ["w1"]
+            assert b"operations_group" not in (await client.get("/metrics")).body
+            path.write_text("")
+            await reload(hub)
+            assert "hub.workers" not in hub.registry
+            assert "hub.drop_letter" not in hub.registry
+
+
+async def test_renamed_operations_about_workers_are_removed_with_the_last_broker(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "operations.toml"
+    broker = '[brokers.bus]\nurl = "redis://127.0.0.1:9"\n'
+    path.write_text(broker)
+    async with open_hub(path) as hub:
+        build_app(hub)
+        path.write_text('[tools."hub.workers"]\nrename = "crew.list"\n')
+        await reload(hub)
+        assert hub.registry.registered("hub.workers") is None
+        assert "crew.list" not in hub.registry
+        path.write_text(broker + '[tools."hub.workers"]\nrename = "hub.sources"\n')
+        await reload(hub)
+        assert "hub.sources is already registered" in caplog.text
+        path.write_text(broker)
+        await reload(hub)
+        assert "hub.workers" in hub.registry
+
+
+async def test_workers_with_an_id_of_another_source_are_followed(tmp_path: Path) -> None:
+    async def one() -> str:
+        return "worker"
+
+    (tmp_path / "mine.py").write_text(
+        "from operations import operation\n"
+        + "".join(
+            f'@operation("shop.{name}", type="query")\nasync def {name}() -> str: return "mine"\n'
+            for name in ("taken", "later")
+        )
+    )
+    registry = OperationRegistry()
+    for name in ("taken", "free"):
+        registry.operation(f"shop.{name}", type="query")(one)
+    with broker_running(RedisServer()) as broker:
+        config = f'modules = ["mine.py"]\n[brokers.bus]\nurl = "{broker.url}"\nworkers = true\n'
+        (tmp_path / "operations.toml").write_text(config)
+        async with (
+            connect_redis(broker.url) as target,
+            serve_calls(registry, target, heartbeat=0.1),
+            open_hub(tmp_path / "operations.toml") as hub,
+        ):
+            assert hub.absent() == []
+            registry.operation("shop.later", type="query")(one)
+            registry.operation("shop.new", type="query")(one)
+            with anyio.fail_after(30):
+                await until(lambda: "shop.new" in hub.registry)
+            found = [(await hub.registry.execute(f"shop.{each}")).data for each in ("taken", "new")]
+            assert found == ["mine", "worker"]
+
+            await hub.supervisor("bus").disable()
+            assert (await hub.registry.execute("shop.taken")).data == "mine"
+            # It appeared later, and is not removed with the workers either.
+            assert (await hub.registry.execute("shop.later")).data == "mine"
+            assert "shop.free" not in hub.registry

@@ -53,8 +53,9 @@ async def serve(
         opened = open_file(file, screen, common=common, wait=stdio)
         hub = await stack.enter_async_context(opened)
         if stdio:
-            identity = None if as_ is None else await hub.identity(as_)
-            await serving.mcp_server(hub, identity).run_stdio()
+            server = await serving.mcp_server(hub, as_)
+            await stack.enter_async_context(following(hub))
+            await server.run_stdio()
             return None
         config = serving.listen_config(hub.file, host, port)
         entry_points = entry_point or serving.entry_points_of(hub.file)

@@ -16,7 +16,7 @@ from operations.calls.remote import RemoteConfig
 from operations.config import ConfigError
 from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode, TransportError
-from operations.functions import operation
+from operations.functions import operation, validate_operation
 from operations.hub.hub import Hub, reload
 from operations.hub.source import Source, Supervisor
 from operations.result_pages import NEXT
@@ -44,7 +44,8 @@ class SourceReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """The number of operations of the source."""
 
     problem: str | None = None
-    """The reason why the source is not available; None if it is."""
+    """The reason why the source is not available, or why a connected source could not be opened again; None if there is
+    no problem."""
 
     next_attempt: int | None = None
     """When the next connection attempt is made, in Unix ms."""
@@ -53,12 +54,15 @@ class SourceReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 def report(source: Source) -> SourceReport:
     """Return the operator's view of a source."""
     now, opens_at = asyncio.get_running_loop().time(), source.next_attempt
+    problem = source.problem
+    if problem is None and source.failure is not None:
+        problem = f"the previous connection is in use, because it cannot be opened again: {source.failure}"
     return SourceReport(
         name=source.name,
         kind=source.kind,
         state=source.state,
         operations=len(source.operations),
-        problem=source.problem,
+        problem=problem,
         # Rounded to tenths of a second, so that the difference of two clocks does not make equal reports differ.
         next_attempt=None if opens_at is None else 100 * round(10 * (time() + opens_at - now)),
     )
@@ -240,8 +244,6 @@ def worker_operations(hub: Hub, *, is_up: Callable[[], bool]) -> list[Any]:
         hub: The hub.
         is_up: Returns False while the hub shuts down.
     """
-    if not hub.file.config.brokers:
-        return []
 
     @operation(WORKERS, type="query", scopes=[SCOPE])
     async def workers() -> list[BrokerReport]:
@@ -303,3 +305,28 @@ def worker_operations(hub: Hub, *, is_up: Callable[[], bool]) -> list[Any]:
             await monitor.remove(letter)
 
     return [workers, watch_workers, dead_letters, replay, drop]
+
+
+def offer_worker_operations(hub: Hub, *, is_up: Callable[[], bool]) -> None:
+    """Register the operations about workers while the file has brokers, which may change.
+
+    Args:
+        hub: The hub.
+        is_up: Returns False while the hub shuts down.
+    """
+    offered: list[str] = []
+    """The ids before a `rename` of the file, which may change."""
+
+    def apply() -> None:
+        if hub.file.config.brokers and not offered:
+            found = [validate_operation(each) for each in worker_operations(hub, is_up=is_up)]
+            hub.registry.register_all(found, replace=True)
+            offered.extend(each.spec.id for each in found)
+        elif offered and not hub.file.config.brokers:
+            for operation_id in offered:
+                if hub.registry.registered(operation_id) is not None:
+                    hub.registry.unregister(operation_id)
+            offered.clear()
+
+    apply()
+    hub.on_reload.append(apply)

@@ -19,11 +19,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from operations._mcp_config import read_servers
 from operations._signals import receives_signals
 from operations._text import suggestion
 from operations.access import Identity
 from operations.authority.grants import PREFIX
-from operations.config import ConfigError, ConfigFile, load_config
+from operations.config import Config, ConfigError, ConfigFile, load_config, modified_at
 from operations.errors import CallError, ErrorCode, OperationsError, operation_not_found
 from operations.front import Front
 from operations.front.config import ASGIApp
@@ -36,7 +37,6 @@ from operations.hub.source import (
     file_times,
     fingerprint,
     limits_of,
-    modified,
 )
 from operations.hub.sources import Access, can_sign_in, open_source, serves_anonymous, sources_of
 from operations.registry import OperationRegistry
@@ -98,7 +98,7 @@ class Hub:
         self._build_app = build_app
         self.tools = configure_tools(registry, tools_of(file))
         """The settings of `[tools]`."""
-        self.file_times = file_times(file)
+        self.file_times = _times_read(file)
         """The modification times of the files that this hub was built from."""
 
         self.resolvers: list[Any] = []
@@ -106,6 +106,9 @@ class Hub:
         """The fronts of this hub, which limit its callers."""
         self.reload_others: Callable[[], None] = lambda: None
         """Makes the other processes that serve the same config read it again."""
+
+        self.on_reload: list[Callable[[], None]] = []
+        """Called after each reload, to apply the parts of the file that the application uses."""
 
         self.adjust: Callable[[ConfigFile], ConfigFile] = lambda file: file
         """Applies the same changes to a reloaded config as to the original one, such as those of command-line
@@ -206,7 +209,10 @@ class Hub:
 
     async def _open(self, source: Source) -> Opened:
         source.made_of = fingerprint(source, self.file)
-        return await open_source(source, self.file)
+        opened = await open_source(source, self.file)
+        # The file may have changed meanwhile.
+        opened.configure(self.file)
+        return opened
 
     def _owner(self, operation_id: str) -> str:
         source = self.source_of(operation_id)
@@ -325,8 +331,18 @@ class Hub:
             ConfigError: If there is no such caller.
             GrantError: If the grant is not valid.
         """
-        if self.file.config.access.grants is not None and name.startswith(PREFIX):
-            return await self.access.grant(name)
+        return await self.access.grant(name) if self.is_grant(name) else self.named_identity(name)
+
+    def is_grant(self, name: str) -> bool:
+        """Return whether the name of a caller is a grant."""
+        return self.file.config.access.grants is not None and name.startswith(PREFIX)
+
+    def named_identity(self, name: str) -> Identity | None:
+        """Return the identity of a caller in `[access.keys]`; None for `anonymous`.
+
+        Raises:
+            ConfigError: If there is no such caller.
+        """
         keys = self.file.config.access.keys
         if name in keys:
             return Identity(name, **self.file.options(Identity, keys[name]))
@@ -362,6 +378,12 @@ def is_unreadable(source: Source) -> bool:
 logger = logging.getLogger("operations.hub")
 
 _POLL_SECONDS = 1.0
+_SETTLE_SECONDS = 0.3
+"""Seconds without a further change after which a file counts as completely written."""
+
+_MAX_SETTLE_SECONDS = 10.0
+"""Seconds after which a file that changes again and again is read all the same."""
+
 _LIVE = frozenset({"openapi", "mcp", "mcp_json", "brokers", "access", "limits", "tools"})
 """The tables whose changes take effect at once; the others need a restart."""
 
@@ -374,12 +396,15 @@ async def reload(hub: Hub) -> None:
     """
     async with hub.changing:
         if hub.file.path is not None:
+            await _written(hub)
             await _apply(hub, hub.file.path)
 
 
 async def _apply(hub: Hub, path: Path) -> None:
     hub.file_times = file_times(hub.file)
     old, new = hub.file, hub.adjust(load_config(path))
+    times = _times_read(new)
+    _enforce_listings(hub, new)
     limits, tools = limits_of(new), tools_of(new)
     access = Access(new, hub.registry.authority.store) if "access" in vars(hub) else None
     try:
@@ -392,25 +417,58 @@ async def _apply(hub: Hub, path: Path) -> None:
     for front in hub.fronts:
         front.configure(limits, timeout=new.config.limits.timeout)
         front.anonymous = serves_anonymous(new)
-    hub.file, hub.file_times = new, file_times(new)
+    hub.file, hub.file_times = new, times
+    # Before the sources, which may take seconds: a caller may have been removed.
+    for apply in hub.on_reload:
+        try:
+            apply()
+        except OperationsError as error:
+            logger.warning("a part of the config could not be applied: %s", error)
+    for source in hub.sources:
+        if source.opened is not None:
+            source.opened.configure(new)
     try:
         await _apply_sources(hub, old, new)
     except asyncio.CancelledError:
         # The caller was cancelled; the next reload, which follows soon, completes the work.
         hub.file, hub.file_times = old, dict.fromkeys(hub.file_times)
         raise
-    stale = [
-        each.name
-        for each in fields(new.config)
-        if each.name not in _LIVE
-        and getattr(old.config, each.name) != getattr(new.config, each.name)
-    ]
-    servers = old.config.access.authorization_servers, new.config.access.authorization_servers
-    if servers[0] != servers[1] or can_sign_in(new) > can_sign_in(old):
+    added = tools.keys() - old.config.tools.keys()
+    for pattern in sorted(added & hub.tools.unmatched) if not hub.absent() else ():
+        logger.warning('[tools."%s"] matches no operation', pattern)
+    stale = _stale(old.config, new.config)
+    if can_sign_in(new) > can_sign_in(old):
         stale.append("access")
     if stale:
         logger.warning("restart to apply the changes of %s", ", ".join(stale))
     logger.info("%s was read again", new.path)
+
+
+def _enforce_listings(hub: Hub, file: ConfigFile) -> None:
+    """Raise an error if an `mcp.json` whose servers are in use cannot be read."""
+    entries = (each.entry for each in hub.sources if not is_unreadable(each))
+    used = {each.path for each in entries if isinstance(each, ListedServer)}
+    for path in used & set(file.config.mcp_json):
+        try:
+            read_servers(file.existing(path, "mcp_json"))
+        except ConfigError:
+            raise
+        except (OSError, ValueError) as error:
+            raise file.fault(
+                f"contains {path}, which cannot be used: {error}", "mcp_json"
+            ) from error
+
+
+def _stale(old: Config, new: Config) -> list[str]:
+    """Return the tables and keys whose changes need a restart."""
+    names = [each.name for each in fields(new) if each.name not in _LIVE]
+    pairs = {name: (getattr(old, name), getattr(new, name)) for name in names}
+    servers = "access.authorization_servers"
+    pairs[servers] = old.access.authorization_servers, new.access.authorization_servers
+    pairs["limits.threads"] = old.limits.threads, new.limits.threads
+    if (store := new.authority.broker) is not None and old.authority.broker == store:
+        pairs[f"brokers.{store}"] = old.brokers[store], new.brokers[store]
+    return [name for name, (before, now) in pairs.items() if before != now]
 
 
 async def _apply_sources(hub: Hub, old: ConfigFile, new: ConfigFile) -> None:
@@ -431,7 +489,7 @@ async def _apply_sources(hub: Hub, old: ConfigFile, new: ConfigFile) -> None:
         if not is_wanted:
             await supervisor.disable()
         elif not known.is_enabled or fingerprint(source, new) != known.made_of:
-            supervisor.request()
+            supervisor.request(is_changed=True)
     await hub.open(wanted.values(), 0)
 
 
@@ -476,6 +534,31 @@ def _log_changes(problems: Mapping[str, str | None], lost: frozenset[str]) -> fr
     return frozenset(label for label, problem in problems.items() if problem is not None)
 
 
+def _times_read(file: ConfigFile) -> dict[Path, int | None]:
+    """Return the modification times of a config's files before they are read, so that later changes are noticed."""
+    times = file_times(file)
+    if file.path is not None and file.modified is not None:
+        times[file.path] = file.modified
+    return times
+
+
+def _times(hub: Hub) -> dict[Path, int | None]:
+    return {path: modified_at(path) for path in hub.file_times}
+
+
+async def _written(hub: Hub) -> None:
+    """Wait until changed files are completely written, but not forever.
+
+    An empty file, as many programs leave it for a moment, is a valid config.
+    """
+    before = hub.file_times
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_MAX_SETTLE_SECONDS):
+            while (times := _times(hub)) != before:
+                before = times
+                await asyncio.sleep(_SETTLE_SECONDS)
+
+
 async def _follow(
     hub: Hub, again: asyncio.Event, connections: Mapping[str, Callable[[], bool]]
 ) -> None:
@@ -489,8 +572,7 @@ async def _follow(
         for label, is_connected in connections.items():
             problems[label] = None if is_connected() else "the connection was lost"
         lost = _log_changes(problems, lost)
-        times = {path: modified(path) for path in hub.file_times}
-        if not again.is_set() and times == hub.file_times:
+        if not again.is_set() and _times(hub) == hub.file_times:
             continue
         again.clear()
         try:

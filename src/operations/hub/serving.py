@@ -16,12 +16,12 @@ import sys
 from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
 from operations._hosts import LOOPBACK
 from operations._resilience import Backoff
 from operations._signals import receives_signals, shutdown_event
-from operations.access import Identity
 from operations.calls import CallServer
 from operations.calls.monitoring import GroupMonitor
 from operations.config import ConfigFile
@@ -32,8 +32,8 @@ from operations.hub.controls import (
     WORKERS,
     collect_group_metrics,
     control_operations,
+    offer_worker_operations,
     readiness,
-    worker_operations,
 )
 from operations.hub.hub import Hub
 from operations.hub.source import FIRST_PAUSE, LONGEST_PAUSE, limits_of
@@ -46,6 +46,8 @@ from operations.types import JSONObject
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
+
+    from operations.mcp import RegistryServer
 
 logger = logging.getLogger("operations.hub")
 
@@ -131,11 +133,9 @@ def build_app(
     app.state.sessions.is_offered = not is_shared(file)
     hub.serve_authority(lambda: app.state.readiness.is_up)
     controls = control_operations(hub, is_up=lambda: app.state.readiness.is_up)
-    workers = worker_operations(hub, is_up=lambda: app.state.readiness.is_up)
-    for each in (*controls, *workers):
-        hub.registry.register(each, replace=True)
-    if workers:
-        app.state.metrics.sources.append((WORKERS, lambda: collect_group_metrics(hub)))
+    hub.registry.register_all(controls, replace=True)
+    offer_worker_operations(hub, is_up=lambda: app.state.readiness.is_up)
+    app.state.metrics.sources.append((WORKERS, lambda: collect_group_metrics(hub)))
     return app
 
 
@@ -172,10 +172,20 @@ def build_worker_app(hub: Hub, worker: CallServer, monitor: GroupMonitor, host: 
     return app
 
 
-def mcp_server(hub: Hub, identity: Identity | None) -> Any:
-    """Return the MCP server of a hub for standard input and output, with the settings of its file."""
+async def mcp_server(hub: Hub, caller: str | None) -> "RegistryServer":
+    """Return the MCP server of a hub for standard input and output, with the settings of its file.
+
+    Args:
+        hub: The hub.
+        caller: The name of the caller, as in `Hub.identity`; None for no identity.
+
+    Raises:
+        ConfigError: If there is no such caller.
+        GrantError: If the grant is not valid.
+    """
     from operations.mcp import RegistryServer  # noqa: PLC0415 - needs an extra, and a worker does not use it
 
+    identity = None if caller is None else await hub.identity(caller)
     hub.serve_authority()
     options = hub.file.options(ServerConfig, hub.file.config.serve)
     given = options["mcp"]
@@ -187,7 +197,17 @@ def mcp_server(hub: Hub, identity: Identity | None) -> Any:
         limits=limits_of(hub.file),
         scopes_supported=options.get("scopes_supported", ()),
     )
-    return RegistryServer(hub.registry, settings)
+    server = RegistryServer(hub.registry, settings)
+    hub.fronts.append(server.front)
+
+    def update_caller(name: str) -> None:
+        # A caller that the file does not name any more has no access.
+        server.identity = None
+        server.identity = hub.named_identity(name)
+
+    if caller is not None and not hub.is_grant(caller):
+        hub.on_reload.append(partial(update_caller, caller))
+    return server
 
 
 def resolvers(hub: Hub) -> list[IdentityResolver]:

@@ -14,7 +14,7 @@ import logging
 import sys
 from collections.abc import Awaitable, Callable, Generator, Iterable
 from contextlib import contextmanager, redirect_stdout, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from importlib import import_module
 from pathlib import Path
@@ -23,11 +23,12 @@ from typing import Any, Literal, TypeAlias, cast
 from operations._resilience import Backoff
 from operations.caller_tokens import CallerToken
 from operations.calls.monitoring import GroupMonitor
-from operations.config import ConfigError, ConfigFile
+from operations.config import ConfigError, ConfigFile, modified_at
 from operations.errors import OperationsError, RegistrationError
-from operations.front.limits import Limits
+from operations.front.limits import Limits, call_seconds
 from operations.registry import OperationRegistry
 from operations.scanner import Skipped, scan_operations
+from operations.specs import Operation
 from operations.types import JSONObject
 
 logger = logging.getLogger("operations.hub")
@@ -85,11 +86,19 @@ class Opened:
     calls: Callable[[], int] = lambda: 0
     """Returns the number of running calls on the source."""
 
+    limit_calls: Callable[[int], None] | None = None
+    """Changes the number of concurrent calls; None if the entry sets it."""
+
     monitor: GroupMonitor | None = None
     """Monitors the workers of a broker."""
 
     close: Callable[[], Awaitable[object]] | None = None
     """Closes the source."""
+
+    def configure(self, file: ConfigFile) -> None:
+        """Apply the limits of a config."""
+        if self.limit_calls is not None:
+            self.limit_calls(per_source(file))
 
     def attach(self, registry: OperationRegistry) -> None:
         """Let a service whose operations change update `registry`."""
@@ -103,6 +112,10 @@ class Opened:
         """Close the source, if it has a connection."""
         if self.close is not None:
             await self.close()
+
+
+def _by_id(opened: Opened) -> dict[str, Operation]:
+    return {operation.spec.id: operation for operation in opened.operations}
 
 
 def _ignore(_registry: OperationRegistry) -> None:
@@ -158,7 +171,9 @@ class Source:
     @property
     def next_attempt(self) -> float | None:
         """The time of the next connection attempt, by the loop's clock; None if none is planned."""
-        return self.opens_at if self.opened is None else self.opened.next_attempt()
+        if self.opens_at is not None or self.opened is None:
+            return self.opens_at
+        return self.opened.next_attempt()
 
     @property
     def label(self) -> str:
@@ -224,27 +239,21 @@ def file_times(file: ConfigFile) -> dict[Path, int | None]:
     listings = [file.resolve(each) for each in file.config.mcp_json]
     secrets = [file.resolve(secret.file) for _, secret in file.secrets() if secret.file]
     paths = (file.path, *local, *listings, *secrets)
-    return {path: modified(path) for path in paths if path is not None}
-
-
-def modified(path: Path) -> int | None:
-    """Return the modification time of a file; None if it does not exist."""
-    try:
-        return path.stat().st_mtime_ns
-    except OSError:
-        return None
+    return {path: modified_at(path) for path in paths if path is not None}
 
 
 def fingerprint(source: Source, file: ConfigFile) -> Any:
     """Return everything that a source is built from: its table, its secrets and its document."""
-    path = (_TABLES.get(source.kind, ""), source.name)
+    paths = {(_TABLES.get(source.kind, ""), source.name)}
+    if getattr(source.entry, "delegate", False):
+        paths.add(("access", "grants"))
     secrets: list[str | None] = []
     for key, secret in file.secrets():
-        if key[:2] == path:
+        if key[:2] in paths:
             with suppress(ConfigError):
                 secrets.append(file.secret(secret))
     document = getattr(source.entry, "document", "://")
-    changed = None if "://" in document else modified(file.resolve(document))
+    changed = None if "://" in document else modified_at(file.resolve(document))
     return source.entry, secrets, changed
 
 
@@ -344,6 +353,8 @@ class Supervisor:
         self._drain_seconds = drain_seconds
         self._backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
         self._given_warnings = source.warnings
+        self._attempts = 0
+        self._is_attempting = self._is_outdated = False
         self._attempted = asyncio.Event()
         self._again = asyncio.Event()
         self._closing = asyncio.Event()
@@ -360,12 +371,19 @@ class Supervisor:
         """Wait until the first attempt has succeeded or failed."""
         await self._attempted.wait()
 
-    def request(self) -> None:
-        """Connect at once if the source is disconnected; replace it if it is connected."""
+    def request(self, *, is_changed: bool = False) -> None:
+        """Connect at once if the source is disconnected; replace it if it is connected.
+
+        Args:
+            is_changed: Whether the settings have changed, so that a running attempt is abandoned.
+        """
         if self._closing.is_set():
             return
         self._attempted.clear()
         self._again.set()
+        if is_changed and self._is_attempting and not self._is_outdated and self._task is not None:
+            self._is_outdated = True
+            self._task.cancel()
         self.start()
 
     async def open_again(self) -> None:
@@ -384,6 +402,8 @@ class Supervisor:
     async def aclose(self) -> None:
         """Close the source and everything that it replaced, without waiting for calls."""
         self._closing.set()
+        # It closes while an attempt to replace it ends: both may take seconds.
+        self._let_go()
         await self._stop()
         self._let_go()
         if self._retired:
@@ -406,9 +426,22 @@ class Supervisor:
         self._attempted.set()
 
     async def _run(self) -> None:
+        task = cast("asyncio.Task[None]", asyncio.current_task())
         while True:
             self._again.clear()
-            is_open = await self._attempt()
+            self._is_attempting, self._is_outdated = True, False
+            try:
+                is_open = await self._attempt()
+            except asyncio.CancelledError:
+                # The task itself may have been cancelled as well.
+                if not self._is_outdated or task.uncancel():
+                    raise
+                continue
+            finally:
+                self._is_attempting = False
+            if self._is_outdated:
+                # A library ignored that its attempt was cancelled.
+                task.uncancel()
             self._attempted.set()
             opens_at = (
                 None if is_open else asyncio.get_running_loop().time() + self._backoff.pause()
@@ -422,10 +455,11 @@ class Supervisor:
     async def _attempt(self) -> bool:
         source, loop = self.source, asyncio.get_running_loop()
         began = loop.time()
+        self._attempts += 1
         try:
             opened = await self._open(source)
             try:
-                opened = self._register(opened)
+                self._register(opened)
             except BaseException:
                 await opened.aclose()
                 raise
@@ -455,24 +489,24 @@ class Supervisor:
     def _failed(self, reason: str) -> None:
         source = self.source
         if reason != source.failure:
-            # Commands report the first failure themselves.
-            level = logging.WARNING if self._attempted.is_set() else logging.INFO
-            logger.log(level, "%s is not available and will be retried: %s", source.label, reason)
+            # Commands report the failures of their first attempts themselves.
+            level = logging.WARNING if self._attempts > 1 else logging.INFO
+            logger.log(level, "%s cannot be opened and will be retried: %s", source.label, reason)
         source.failure = reason
 
-    def _register(self, opened: Opened) -> Opened:
-        """Replace the registered operations of a source by its current ones; return the registered operations.
+    def _register(self, opened: Opened) -> None:
+        """Replace the registered operations of a source by its current ones.
 
         Raises:
             RegistrationError: If another source has one of the ids; the registry is then unchanged.
         """
         registry, source = self._registry, self.source
-        before = set(source.operations)
-        operations = list(opened.operations)
+        before = {} if source.opened is None else _by_id(source.opened)
         taken = [
-            each.spec.id
-            for each in operations
-            if registry.registered(each.spec.id) is not None and each.spec.id not in before
+            operation_id
+            for operation_id in _by_id(opened)
+            if registry.registered(operation_id) is not None
+            and (operation_id not in before or registry.imported(before[operation_id]) is None)
         ]
         source.warnings = (*self._given_warnings, *opened.warnings)
         if taken and source.kind != "broker":
@@ -482,12 +516,13 @@ class Supervisor:
         if taken:
             # The operator may not control the ids of workers: register the operations whose ids are free.
             source.warnings += tuple(self._conflicts(taken))
-            operations = [each for each in operations if each.spec.id not in taken]
-            opened = replace(opened, operations=operations)
-        registry.register_all(operations, replace=True)
-        self._remove_ids(before - {each.spec.id for each in operations})
+            cast("Any", opened.operations).leave_out(taken)
+        operations = _by_id(opened)
+        imported = [registry.restricted(new, before.get(key)) for key, new in operations.items()]
+        registry.register_all(imported, replace=True)
+        for operation_id in before.keys() - operations.keys():
+            registry.remove_imported(before[operation_id])
         opened.attach(registry)
-        return opened
 
     def _conflicts(self, taken: list[str]) -> list[Skipped]:
         """Return warnings about ids that are not imported because another source has them, one per source."""
@@ -509,13 +544,9 @@ class Supervisor:
         opened, self.source.opened = self.source.opened, None
         if opened is not None:
             opened.detach(self._registry)
-            self._remove_ids({each.spec.id for each in opened.operations})
+            for operation in opened.operations:
+                self._registry.remove_imported(operation)
             self._retire(opened)
-
-    def _remove_ids(self, ids: set[str]) -> None:
-        for operation_id in ids:
-            if self._registry.registered(operation_id) is not None:
-                self._registry.unregister(operation_id)
 
     async def _quiet(self, opened: Opened) -> None:
         """Wait until an open source has had no call for some seconds, or is closed.
@@ -537,11 +568,13 @@ class Supervisor:
     def _retire(self, opened: Opened) -> None:
         """Close an open source after its running calls have finished; it no longer updates the registry."""
         opened.detach(self._registry)
+        limits = (call_seconds(each, self._drain_seconds) for each in opened.operations)
+        seconds = max(limits, default=self._drain_seconds)
 
         async def close() -> None:
             try:
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(self._drain_seconds):
+                    async with asyncio.timeout(seconds):
                         await self._quiet(opened)
             finally:
                 try:

@@ -3,6 +3,7 @@
 Packages that are slow to import or may not be installed are imported when a config needs them.
 """
 
+import asyncio
 import os
 from collections.abc import AsyncGenerator, Awaitable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -65,14 +66,18 @@ def _listed(path: str, file: ConfigFile, known: dict[str, str]) -> Iterator[Sour
         yield Source(kind="mcp", name=path, entry=ListedServer(path))
         return
     for name, entry in servers.items():
-        namespace = str(entry.get("namespace") or safe_namespace(name))
+        try:
+            namespace = str(entry.get("namespace") or safe_namespace(name))
+        except ValueError:
+            # Opening the source reports the reason.
+            namespace = f"{path}:{name!a}"
         other = known.get(namespace)
         known.setdefault(namespace, path)
         yield Source(
             kind="mcp",
             # A name of its own, by which it can be found and disabled.
             name=namespace if other is None else f"{path}:{name}",
-            entry=ListedServer(path, {"name": name, **entry}, other),
+            entry=ListedServer(path, {**entry, "name": name}, other),
             warnings=tuple(Skipped(key, words) for key, words in unknown_keys(entry).items()),
         )
 
@@ -110,13 +115,16 @@ async def open_service(name: str, entry: OpenAPIEntry, file: ConfigFile) -> Open
     else:
         path = file.existing(entry.document, f"openapi.{name}.document")
         service = await from_openapi_file(path, config)
+    # In a thread, because both read the whole document.
+    problems, unaddressed = await asyncio.to_thread(lambda: (service.problems, service.unaddressed))
     return Opened(
         operations=service,
         close=service.aclose,
         calls=lambda: service.calls,
+        limit_calls=None if "concurrency" in entry.options else service.limit_calls,
         origin=entry.document,
-        skipped=[Skipped(problem.where, problem.reason) for problem in service.problems],
-        warnings=_unaddressed(name, len(service.unaddressed), len(service)),
+        skipped=[Skipped(problem.where, problem.reason) for problem in problems],
+        warnings=_unaddressed(name, len(unaddressed), len(service)),
         title=service.title or "",
     )
 
@@ -174,12 +182,15 @@ async def open_server(name: str, entry: MCPEntry | ListedServer, file: ConfigFil
         load_tokens(file, [config.auth])
         origin = config.target
     client = MCPClient(title, config)
+    is_set = isinstance(entry, ListedServer) or "concurrency" in entry.options
+    limit_calls = None if is_set else client.limit_calls
     await client.open()
     info = client.server_info
     return Opened(
         operations=client,
         close=client.aclose,
         calls=lambda: client.calls,
+        limit_calls=limit_calls,
         origin=origin,
         skipped=[Skipped(what, reason) for what, reason in client.skipped.items()],
         title=info.title or info.name if info is not None else "",
@@ -200,8 +211,9 @@ def _read_listed(server: ListedServer, file: ConfigFile) -> tuple[str, JSONObjec
         raise ValueError(
             f"{server.other} already has the server {name!r}. Remove it from {server.path}, or set `namespace` there"
         )
-    if "command" in entry:
-        entry["cwd"] = str(listing.parent / entry.get("cwd", ""))
+    cwd = entry.get("cwd")
+    if "command" in entry and (cwd is None or isinstance(cwd, str)):
+        entry["cwd"] = str(listing.parent / (cwd or ""))
     return name, entry
 
 
@@ -259,6 +271,7 @@ async def open_workers(name: str, entry: BrokerEntry, file: ConfigFile) -> Opene
         problem=lambda: service.problem,
         close=stack.aclose,
         calls=lambda: service.calls.pending_count,
+        limit_calls=None if "concurrent_calls" in entry.options else service.limit_calls,
         origin=entry.url,
         title=f"group {group}",
         monitor=monitor,
@@ -342,10 +355,15 @@ class Access:
         if entry is not None:
             from operations.server.tokens import JWTs  # noqa: PLC0415 - needs an extra
 
-            self.tokens = JWTs(**file.options(JWTConfig, entry))
+            try:
+                self.tokens = JWTs(**file.options(JWTConfig, entry))
+            except OSError as error:
+                raise file.fault(f"cannot be read: {error}", "access.jwt.public_key") from error
 
     def become(self, other: "Access") -> None:
         """Use the callers of a new version of the file."""
+        if self.tokens is not None and other.tokens is not None:
+            self.tokens.share_keys(other.tokens)
         self.keys, self.tokens, self.grants = other.keys, other.tokens, other.grants
         self.by_id = other.by_id
 
@@ -390,7 +408,7 @@ def grants_of(file: ConfigFile, **options: Any) -> Grants | None:
     try:
         return Grants(file.secret(entry.key), **options)
     except ValueError as error:
-        raise file.fault(str(error), "access.grants.key") from error
+        raise file.fault(f"cannot be used: {error}", "access.grants.key") from error
 
 
 @asynccontextmanager
@@ -409,7 +427,7 @@ async def opened_authority(file: ConfigFile, *, records: bool = True) -> AsyncGe
             try:
                 ledger = Ledger(path, key, head=head, **options)
             except ValueError as error:
-                raise file.fault(str(error), "ledger.key") from error
+                raise file.fault(f"cannot be used: {error}", "ledger.key") from error
             stack.callback(ledger.close)
         yield Authority(store, ledger=ledger)
 
