@@ -330,7 +330,7 @@ _MAX_LEVELS = 30
 last level."""
 
 
-def known_parents(records: Iterable[CallRecord]) -> dict[str, str | None]:
+def _known_parents(records: Iterable[CallRecord]) -> dict[str, str | None]:
     """Return the parent of each call, by request id; None if it is not among the records.
 
     Other processes name the parents of their calls. Of calls that name each other, one counts as a root, so that no
@@ -380,7 +380,7 @@ def spans(records: Iterable[CallRecord]) -> list[Span]:
     ordered = sorted(records, key=lambda record: record.started_at)
     by_id = {record.request_id: Span(record, []) for record in ordered}
     nested: defaultdict[str | None, list[Span]] = defaultdict(list)
-    for request_id, parent in known_parents(ordered).items():
+    for request_id, parent in _known_parents(ordered).items():
         nested[parent].append(by_id[request_id])
     waiting = deque((root, root, 1) for root in nested[None])
     while waiting:

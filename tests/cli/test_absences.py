@@ -205,3 +205,58 @@ def test_a_wrong_key_for_a_server_is_reported_with_advice(
     assert ran.err.count("HTTP status 401") == 1
     assert "token or headers in operations.toml" in ran.err
     assert "CANARY" not in ran.out + ran.err
+
+
+def test_with_json_warnings_and_notes_are_json_too(run: Run, folder: Path) -> None:
+    (folder / "bad.py").write_text("raise ValueError")
+    (folder / "operations.toml").write_text(
+        'modules = ["ops.py", "bad.py"]\n[openapi.shop]\ndocument = "none.json"\nenabled = false\n'
+    )
+
+    lines = [json.loads(line) for line in run("list", "--json").err.splitlines()]
+
+    found = {kind: about["message"] for line in lines for kind, about in line.items()}
+    assert "bad.py" in found["warning"]
+    assert found["note"] == "openapi:shop is disabled"
+
+
+HOOKS = """
+from collections.abc import Callable
+from operations import operation
+from pydantic import BaseModel
+
+class Hook(BaseModel):
+    run: Callable[[int], int]
+
+@operation("hooks.add")
+async def add(hook: Hook) -> int: ...
+
+@operation("hooks.count")
+async def count() -> int: ...
+"""
+
+
+def test_an_operation_without_a_schema_costs_only_itself(run: Run, folder: Path) -> None:
+    (folder / "hooks.py").write_text(HOOKS)
+    (folder / "operations.toml").write_text('modules = ["hooks.py"]')
+
+    assert run("list", "--ids").out.split() == ["hooks.count"]
+    assert "hooks__count" in run("export", "openai").out
+    findings = {each["what"]: each for each in run("doctor", "--json").json["findings"]}
+    assert findings["hooks.add"]["state"] == "failed"
+    assert "Hook has no JSON Schema" in findings["hooks.add"]["words"]
+
+
+async def test_serve_reports_an_operation_without_a_schema_once(
+    folder: Path, environment: dict[str, str]
+) -> None:
+    (folder / "hooks.py").write_text(HOOKS)
+    (folder / "operations.toml").write_text('modules = ["hooks.py"]')
+
+    async with started(environment, "serve", "--port", "0") as (process, _ready):
+        process.terminate()
+        _, errors = await process.communicate()
+
+    lines = map(json.loads, errors.splitlines())
+    (warning,) = [line for line in lines if line.get("level") == "warning"]
+    assert warning["message"].startswith("hooks.add is not listed")

@@ -138,6 +138,9 @@ def test_each_failure_has_its_exit_code(
         (["a", "b"], "", "'a' is neither key=value nor the only argument"),
         (["@nowhere.json"], "", "nowhere.json cannot be read"),
         (["to:={"], "/to", "to is not JSON"),
+        (["to:=\udcff"], "/to", "to is not JSON"),
+        (["\udcff"], "", "the input is not JSON"),
+        (["other=\udcff"], "/other", "/other contains a lone surrogate"),
         (["to.street=@nowhere"], "/to/street", "nowhere cannot be read"),
         (["size=small", "size=large"], "/size", "size is given twice"),
     ],
@@ -236,6 +239,15 @@ def test_progress_is_not_printed_with_json(run: Run) -> None:
     assert run("call", "work.slow", "pause=0", "--json").err == ""
 
 
+@pytest.mark.parametrize("path", ["no/such/folder/x", "."])
+def test_an_output_that_cannot_be_written_fails_before_the_call(run: Run, path: str) -> None:
+    ran = run("call", "work.add", "a=1", "--output", path)
+
+    assert ran.code == 1
+    assert "choose another --output" in ran.err
+    assert run("trace", "--json").json == []
+
+
 def test_bytes_go_into_a_pipe_or_a_file_unchanged(
     folder: Path, environment: dict[str, str], run: Run
 ) -> None:
@@ -248,6 +260,14 @@ def test_bytes_go_into_a_pipe_or_a_file_unchanged(
     assert run("call", "work.image", "--output", "image.bin").code == 0
     assert (folder / "image.bin").read_bytes() == bytes(range(256))
     assert run("call", "work.image", "--envelope").json["encoding"] == "base64"
+    assert run("call", "work.image", "--json").json["encoding"] == "base64"
+
+
+def test_the_output_of_a_subscription_replaces_a_file(run: Run, folder: Path) -> None:
+    (folder / "items.jsonl").write_text("old\n")
+
+    assert run("call", "work.count", "to=2", "--output", "items.jsonl").code == 0
+    assert (folder / "items.jsonl").read_text() == "1\n2\n"
 
 
 def test_a_reader_that_leaves_is_not_an_error(folder: Path, environment: dict[str, str]) -> None:

@@ -1,5 +1,6 @@
 """Every command ends with a message, as text or JSON, and an exit code."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,20 +16,33 @@ from operations.cli.options import Common, command
 
 Run = Callable[..., Ran]
 
+STUBBORN = """
+import asyncio
+from operations import operation
 
-async def test_a_defect_is_reported_without_a_traceback(
+@operation("work.stubborn")
+async def stubborn() -> None:
+    while True:
+        try:
+            await asyncio.sleep(1)
+        except asyncio.CancelledError:
+            pass
+"""
+
+
+def test_a_defect_is_reported_without_a_traceback(
     capsys: pytest.CaptureFixture[str], folder: Path
 ) -> None:
     @command
     async def broken(*, common: Common) -> None:
         raise KeyError("unexpected")
 
-    assert await broken(common=Common()) == 1
+    assert broken(common=Common()) == 1
     printed = capsys.readouterr().err
     assert "this is a defect: KeyError" in printed
     assert "Traceback" not in printed
 
-    assert await broken(common=Common(verbose=True)) == 1
+    assert broken(common=Common(verbose=True)) == 1
     assert "Traceback" in capsys.readouterr().err
 
 
@@ -56,6 +70,10 @@ def test_a_missing_extra_is_named(
     [
         (["--config", "x.toml", "list"], 2, "options follow the command"),
         (["serve", "--port", "99999"], 2, "65535"),
+        (["work", "--concurrency", "0"], 2, "--concurrency"),
+        (["work", "--grace", "-1"], 2, "--grace"),
+        (["list", "--limit", "-1"], 2, "--limit"),
+        (["trace", "-n", "0"], 2, "-n"),
         (["work"], 1, "the config has no broker: add [brokers.main]"),
         (["list", "--as", "nobody"], 3, "Known: alice, bob, anonymous."),
         (["login", "nope"], 1, "the config has no [mcp.nope]"),
@@ -68,13 +86,15 @@ def test_a_wrong_command_line_is_reported_with_the_next_step(
 
     assert (ran.code, ran.out) == (code, "")
     assert words in ran.err
+    assert words in run(*arguments, "--json").error["message"]
 
 
-def test_help_shows_no_default_of_a_switch(run: Run) -> None:
+def test_help_shows_no_obvious_default(run: Run) -> None:
     shown = run("call", "--help").out
 
     assert "--envelope" in shown
     assert "default: False" not in shown
+    assert "default: None" not in shown
     assert "()" not in shown
 
 
@@ -117,6 +137,91 @@ def test_the_help_overview_lists_every_command(
                 assert f"  {name:<12}{line}\n" in printed
         assert "\x1b" not in printed
         assert max(map(len, printed.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    "arguments", [["list"], ["call", "work.add", "a=1"], ["show", "work.add"], ["-h"]]
+)
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_closed_stream_discards_its_output(
+    folder: Path, environment: dict[str, str], arguments: list[str], closed: str
+) -> None:
+    line = f'exec "$@" {closed}'
+    done = subprocess.run(
+        ["sh", "-c", line, "sh", sys.executable, "-m", "operations", *arguments],
+        cwd=folder, env=environment, capture_output=True, text=True, timeout=150, check=False,
+    )  # fmt: skip
+
+    assert done.returncode == 0
+    assert "Traceback" not in done.stderr
+    assert bool(done.stdout) == (">&-" not in closed.split())
+
+
+@pytest.mark.parametrize("arguments", [["trace"], ["list"], ["doctor"], ["list", "--help"]])
+def test_a_reader_that_leaves_ends_the_command_in_one_way(
+    folder: Path, environment: dict[str, str], arguments: list[str]
+) -> None:
+    command = [sys.executable, "-m", "operations"]
+    environment["PYTHONUNBUFFERED"] = "1"
+    subprocess.run([*command, "call", "work.add", "a=1"], cwd=folder, env=environment, check=True)
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [*command, *arguments], cwd=folder, env=environment,
+        stdout=writer, stderr=subprocess.PIPE, timeout=150, check=False,
+    )  # fmt: skip
+    os.close(writer)
+
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+@pytest.mark.parametrize("arguments", [[], ["list"], ["list", "--help"]])
+def test_a_full_disk_is_reported(
+    folder: Path, environment: dict[str, str], arguments: list[str]
+) -> None:
+    environment.pop("PYTHONUNBUFFERED", None)
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "operations", *arguments], cwd=folder, env=environment,
+            stdout=full, stderr=subprocess.PIPE, text=True, timeout=150, check=False,
+        )  # fmt: skip
+
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
+    assert "No space left on device" in done.stderr
+
+
+def test_a_command_ends_although_a_handler_ignores_its_cancellation(
+    folder: Path, environment: dict[str, str]
+) -> None:
+    (folder / "ops.py").write_text(STUBBORN)
+    done = subprocess.run(
+        [sys.executable, "-m", "operations", "call", "work.stubborn", "--timeout", "0.1"],
+        cwd=folder, env=environment, capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+
+    assert done.returncode == 7
+    assert done.stderr.startswith("TIMEOUT: work.stubborn")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_output_in_a_pipe_is_utf_8_in_any_locale(folder: Path, environment: dict[str, str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "operations", "call", "work.ship", "to.street=☃", "size=small", "notes=x"],
+        cwd=folder, env={**environment, "PYTHONIOENCODING": "latin-1"}, capture_output=True,
+        timeout=150, check=False,
+    )  # fmt: skip
+
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert "☃" in done.stdout.decode()
+
+
+def test_a_user_may_have_no_home(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HOME", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    # As for a user id without an account, which containers may have.
+    monkeypatch.setattr("pwd.getpwuid", lambda uid: {}[uid])
+
+    assert run("trace").code == 0
 
 
 def test_ctrl_c_while_the_command_is_loaded_shows_no_traceback() -> None:

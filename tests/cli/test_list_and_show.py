@@ -250,3 +250,11 @@ def test_the_call_to_copy_is_written_as_a_person_would_type_it(run: Run) -> None
     shown = run("show", "work.ship").out.splitlines()[-1].strip()
 
     assert shown == "operations call work.ship to.street=text size=small notes=text"
+
+
+def test_an_unknown_source_is_reported_with_those_that_exist(run: Callable[..., Ran]) -> None:
+    ran = run("list", "--source", "nope")
+
+    assert ran.code == 1
+    assert "there is no source nope; the config has: local" in ran.err
+    assert run("list", "--source", "broker").code == 0

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import stat
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from tests.conftest import PROJECT
 from tests.servers import NatsServer, running
 
 from operations import __version__
-from operations.cli.demo import MANAGER, DemoStep, answers_of, command_of, open_demo, steps
+from operations.cli.demo import STEPS, DemoStep, answers_of, command_of, open_demo
 from operations.cli.options import ExitCode
 from operations.config import load_config
 from operations.hub import Hub
@@ -86,6 +87,9 @@ def test_import_starts_a_server_or_reads_an_mcp_json(run: Run, folder: Path) -> 
     listed = run("list", "--config", "mcp.json", "--json").json
     assert [row["id"] for row in listed] == ["tools.double"]
     assert run("call", "tools.double", "number=21", "--config", "mcp.json").json == {"result": 42}
+    for name in ("tools", "mcp.json"):
+        known = run("import", name, "--config", "mcp.json", "--json").json
+        assert known["operations"] == ["tools.double"]
 
 
 @pytest.mark.parametrize(
@@ -93,6 +97,11 @@ def test_import_starts_a_server_or_reads_an_mcp_json(run: Run, folder: Path) -> 
     [
         ([], 1, "name a source"),
         (["nope.yaml"], 1, "there is no file"),
+        (["http://[::1"], 1, "is not an address"),
+        (["127.0.0.1:9/mcp"], 1, "needs a scheme: http://127.0.0.1:9/mcp"),
+        (["ftp://127.0.0.1/shop.json"], 1, "download the document, and name the file"),
+        (["ops.py", "--kind", "openapi", "--name", "a b"], 1, "is not a namespace"),
+        ([""], 1, "is empty"),
         (["http://127.0.0.1:9/openapi.json"], 8, "openapi:127_0_0_1"),
         (["http://127.0.0.1:9/mcp"], 8, "mcp:127_0_0_1"),
         (["redis+sentinel://127.0.0.1:9"], 8, "broker:127_0_0_1"),
@@ -125,6 +134,23 @@ def test_trace_shows_calls_as_a_tree_without_their_data(run: Run, folder: Path) 
     assert "work.outer" not in spoken
     (journal,) = (folder / "state" / "operations").glob("*.jsonl")
     assert "input" not in journal.read_text()
+    assert stat.S_IMODE(journal.stat().st_mode) == 0o600
+
+
+def test_trace_shows_calls_of_other_processes_with_many_levels(run: Run, folder: Path) -> None:
+    run("call", "work.add", "a=1", "b=2")
+    (journal,) = (folder / "state" / "operations").glob("*.jsonl")
+    record = json.loads(journal.read_text())
+    with journal.open("a") as lines:
+        parent = record["requestId"]
+        for number in range(2_000):
+            lines.write(
+                json.dumps({**record, "requestId": str(number), "parentRequestId": parent}) + "\n"
+            )
+            parent = str(number)
+
+    assert run("trace").out.count("work.add") == 2_001
+    assert len(run("trace", "--json").json) == 1
 
 
 def test_trace_marks_a_tool_whose_result_is_an_error(run: Run, folder: Path) -> None:
@@ -180,6 +206,11 @@ def test_doctor_finds_missing_parts(
     assert states["broker main"] == "failed"
     assert states["local"] == states["config"] == states["extra cli"] == "ok"
     assert "CANARY" not in ran.out + ran.err
+
+    with (folder / "operations.toml").open("a") as config:
+        config.write("[ledger]\nfile = 'ledger.jsonl'\nkey = { env = 'LEDGER_KEY' }\n")
+    states = {each["what"]: each["state"] for each in run("doctor", "--json").json["findings"]}
+    assert states["ledger.key"] == states["broker main"] == "failed"
 
 
 @pytest.mark.parametrize(
@@ -260,6 +291,30 @@ def test_ids_are_completed_from_the_last_listing(run: Run) -> None:
     assert {"work.add", "work.ask"} <= set(answer.split())
 
 
+def test_damaged_files_of_the_trace_stop_no_command(run: Run, folder: Path) -> None:
+    run("list")
+    (ids,) = (folder / "state").rglob("*.ids")
+    ids.write_bytes(b"work.add\nwork.\xff")
+
+    assert run("call", "work.ad").code == 4
+    assert run("list").code == 0
+    assert ids.read_bytes().isascii()
+    with (folder / "operations.toml").open("a") as config:
+        config.write("[trace]\nfile = 'state'\n")
+    states = {each["what"]: each["state"] for each in run("doctor", "--json").json["findings"]}
+    assert states["trace"] == "warning"
+
+
+def test_login_needs_a_server_with_oauth(run: Run, folder: Path) -> None:
+    with (folder / "operations.toml").open("a") as config:
+        config.write("[mcp.tools]\nurl = 'http://127.0.0.1:9/mcp'\n")
+
+    ran = run("login", "tools")
+
+    assert (ran.code, ran.out) == (3, "")
+    assert 'mcp.tools needs auth = "oauth"' in ran.err
+
+
 def test_version_and_unknown_commands(run: Run) -> None:
     assert run("--version").out.strip() == __version__
     unknown = run("lsit")
@@ -289,7 +344,7 @@ def test_the_commands_of_the_tour_have_the_shown_results(run: Run) -> None:
         start_blocking_portal() as beside,
         beside.wrap_async_context_manager(open_demo(new_key())) as hub,
     ):
-        for step in steps(MANAGER):
+        for step in STEPS:
             shown = beside.call(shown_by, step, hub)
             kind = (step.streams, "error" in shown[0])
             # One step of each kind: every command starts all sources.
@@ -323,3 +378,6 @@ def test_the_doctor_examines_a_document(run: Run, folder: Path) -> None:
     assert ("document", "ok") in found
     assert ("api.a", "failed") in found
     assert run("doctor", "missing.json").code == ExitCode.FAILED
+    elsewhere = run("doctor", "ftp://127.0.0.1/shop.json")
+    assert elsewhere.code == ExitCode.FAILED
+    assert "download the document, and name the file" in elsewhere.out

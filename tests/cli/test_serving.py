@@ -16,7 +16,8 @@ import msgspec
 import pytest
 from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
-from tests.cli.conftest import Ran
+from mcp_types import ToolListChangedNotification
+from tests.cli.conftest import TOOL_SERVER, Ran
 from tests.mcp_opening import INITIALIZE, MCP_HEADERS
 from tests.servers import RedisServer
 from tests.servers import running as broker_running
@@ -202,6 +203,40 @@ async def test_mcp_on_stdio_uses_the_settings_of_the_file(
     assert "hidden" in str(called.content)
 
 
+@pytest.mark.requirement("R57")
+async def test_mcp_on_stdio_follows_the_file(folder: Path, environment: dict[str, str]) -> None:
+    config = folder / "operations.toml"
+    granted = config.read_text()
+    revoked = granted.replace('"work:admin", ', "")
+    renamed = granted.replace("keys.alice", "keys.alicia")
+    server = StdioServerParameters(
+        command=sys.executable,
+        args=["-m", "operations", "serve", "--stdio", "--as", "alice"],
+        env={**environment, **KEYS},
+        cwd=folder,
+    )
+    changed = asyncio.Event()
+
+    async def notice(message: Any) -> None:
+        if isinstance(message, ToolListChangedNotification):
+            changed.set()
+
+    with anyio.fail_after(150):
+        async with Client(stdio_client(server), mode="legacy", message_handler=notice) as client:
+
+            async def is_listed() -> bool:
+                return "work__secret" in [tool.name for tool in (await client.list_tools()).tools]
+
+            assert await is_listed()
+            for text in (revoked, granted, renamed):
+                config.write_text(text)
+                while await is_listed() is not (text is granted):
+                    await asyncio.sleep(0.1)
+            with config.open("a") as file:
+                file.write(f"[mcp.more]\ncommand = {sys.executable!r}\nargs = {TOOL_SERVER!r}\n")
+            await changed.wait()
+
+
 def test_a_taken_port_is_reported_by_serve(
     run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,6 +247,26 @@ def test_a_taken_port_is_reported_by_serve(
 
     assert ran.code == 1
     assert "cannot listen on 203.0.113.7:1" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("missing.pem", "No such file"), ("ops.py", "do not contain a certificate")],
+)
+def test_a_certificate_that_cannot_be_used_is_reported(
+    folder: Path, run: Callable[..., Ran], name: str, reason: str
+) -> None:
+    (folder / "operations.toml").write_text(f"[serve]\ncertificate = '{name}'\nport = 0\n")
+
+    ran = run("serve")
+    findings = run("doctor", "--json").json["findings"]
+
+    assert ran.code == 1
+    assert "the certificate of [serve] cannot be used" in ran.err
+    assert reason in ran.err
+    (finding,) = [each for each in findings if each["what"] == "serve.certificate"]
+    assert finding["state"] == "failed"
+    assert reason in finding["words"]
 
 
 @pytest.mark.requirement("R22")

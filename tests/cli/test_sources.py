@@ -189,6 +189,51 @@ def test_faults_of_an_mcp_json_are_reported_with_advice(
     assert SECRET not in ran.err
 
 
+@pytest.mark.parametrize(
+    ("name", "fields", "reason"),
+    [
+        ("", {}, "its name has 0 characters"),
+        ("a\nb", {}, "its name holds characters that cannot be seen"),
+        ("x" * 300, {}, "its name has 300 characters"),
+        ("bad", {"cwd": 7}, "'cwd' has the wrong type"),
+        ("bad", {"args": ["\0"]}, "command, args, env and cwd must not contain NUL"),
+        ("bad", {"env": {"A=B": "c"}}, "the names in env must not be empty or contain ="),
+    ],
+)
+def test_one_invalid_server_of_an_mcp_json_costs_only_itself(
+    folder: Path, run: Callable[..., Ran], name: str, fields: dict[str, Any], reason: str
+) -> None:
+    good = {"command": sys.executable, "args": TOOL_SERVER, "cwd": None, "name": 7}
+    servers = {name: {"command": "x", **fields}, "tools": good}
+    (folder / "mcp.json").write_text(json.dumps({"mcpServers": servers}))
+    ran = run("list", "--ids", "--config", "mcp.json")
+
+    assert (ran.code, ran.out) == (0, "tools.double\n")
+    assert reason in ran.err
+
+
+def test_a_malformed_mcp_json_is_an_invalid_config(folder: Path, run: Callable[..., Ran]) -> None:
+    (folder / "mcp.json").write_text("[" * 100_000)
+
+    for command in ("list", "doctor", "serve"):
+        ran = run(command, "--config", "mcp.json")
+
+        assert ran.code == (1 if command == "doctor" else 3)
+        assert "mcp.json: the file is nested too deeply" in ran.err + ran.out
+
+
+def test_a_deleted_folder_has_no_config(
+    tmp_path: Path, run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    ran = run("list")
+
+    assert ran.code == 3
+    assert "the current folder no longer exists" in ran.err
+
+
 def test_an_unknown_key_is_reported_and_the_rest_works(
     folder: Path, run: Callable[..., Ran]
 ) -> None:

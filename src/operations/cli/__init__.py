@@ -8,6 +8,7 @@ Rule 1: the module of a command is imported only when the command runs: the tabl
         imports them.
 """
 
+import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -66,13 +67,21 @@ def run(tokens: Sequence[str]) -> int:
         return 0
     if tokens[0].startswith("-") and tokens[0] != "--version":
         message = f"options follow the command: operations COMMAND {tokens[0]}"
-        sys.stderr.write(f"error: {message}. operations --help lists the commands.\n")
-        return 2
+        return _misused(f"{message}. operations --help lists the commands.", tokens)
     try:
-        result = build_app(tokens[0])(tokens, exit_on_error=False)
-    except CycloptsError:
-        return 2  # The error has been printed, with a suggestion.
+        result = build_app(tokens[0])(tokens, exit_on_error=False, print_error=False)
+    except CycloptsError as error:
+        return _misused(str(error), tokens)
     return result if isinstance(result, int) else 0
+
+
+def _misused(message: str, tokens: Sequence[str]) -> int:
+    """Print an error of the command line; return its exit code."""
+    if {"--json", "-j"}.isdisjoint(tokens):
+        sys.stderr.write(f"error: {message}\n")
+    else:
+        sys.stderr.write(json.dumps({"error": {"code": "USAGE", "message": message}}) + "\n")
+    return 2
 
 
 def build_app(chosen: str | None = None) -> App:
@@ -100,8 +109,8 @@ def build_app(chosen: str | None = None) -> App:
 
 
 def _default(value: object) -> str | None:
-    """Return a default for the help of an option; None for switches and empty lists, whose default is obvious."""
-    return None if value is False or value == () else str(value)
+    """Return a default for the help of an option; None for absent values, switches and empty lists."""
+    return None if value is None or value is False or value == () else str(value)
 
 
 def _help(*, bold: bool) -> Iterator[str]:

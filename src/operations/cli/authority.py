@@ -1,12 +1,10 @@
 """`operations grant`, `operations approvals` and `operations ledger`: grants for agents, approvals, and the ledger."""
 
 import asyncio
-import json
 from collections import deque
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from math import isinf
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,7 +20,17 @@ from operations.authority import narrow as narrowed
 from operations.authority.grants import PREFIX, BlockOptions
 from operations.authority.ledger import LedgerError
 from operations.authority.ledger import verify as verified
-from operations.cli.options import DEFAULTS, Common, ExitCode, Screen, command, plain
+from operations.cli.options import (
+    DEFAULTS,
+    POSITIVE,
+    Common,
+    ExitCode,
+    Screen,
+    command,
+    encoded,
+    local_time,
+    plain,
+)
 from operations.context import OperationContext
 from operations.errors import OperationsError
 from operations.hub.sources import grants_of, ledgers_of, opened_authority
@@ -57,7 +65,7 @@ def _grants(common: Common, **options: Any) -> Grants:
 
 
 def _time(milliseconds: int) -> str:
-    return datetime.fromtimestamp(milliseconds // 1000, UTC).astimezone().isoformat()
+    return local_time(milliseconds).isoformat(timespec="seconds")
 
 
 # ------------------------------------------------------------ grants
@@ -157,7 +165,7 @@ async def show(token: str, /, *, common: Common = DEFAULTS) -> None:
     for block in shown:
         if "until" in block:
             block["until"] = _time(block["until"])
-    common.screen().fields({"subject": to_builtins(subject), "blocks": shown})
+    common.screen().value({"subject": to_builtins(subject), "blocks": shown})
 
 
 @grant_app.command
@@ -189,7 +197,7 @@ async def revoke(block: str, /, *, common: Common = DEFAULTS) -> None:
         block, until = last.id, last.until
     async with _opened(common) as authority:
         await _grants(common, store=authority.store).revoke(block, until)
-    common.screen().note(plain(f"revoked {block}"))
+    common.screen().note(f"revoked {block}")
 
 
 # ------------------------------------------------------------ approvals
@@ -250,12 +258,13 @@ async def deny(approval: str, /, *, reason: str | None = None, common: Common = 
 
 
 async def _answer(approval: str, reason: str | None, common: Common, *, approve: bool) -> None:
+    screen = common.screen()
     async with _opened(common) as authority:
         done = await authority.approvals.answer(approval, approve, _OPERATOR, reason)
-    if common.screen().json:
-        common.screen().value(to_builtins(done))
+    if screen.json:
+        screen.value(to_builtins(done))
     else:
-        common.screen().write(plain(f"{done.state} {done.operation} {json.dumps(done.input)}"))
+        screen.write(plain(f"{done.state} {done.operation} {encoded(done.input)}"))
 
 
 def _show(found: list[Approval], screen: Screen) -> None:
@@ -265,8 +274,8 @@ def _show(found: list[Approval], screen: Screen) -> None:
     for each in found:
         who = "the operator" if each.is_operator else each.caller or "an unknown caller"
         through = f", through {' and '.join(each.acting)}" if each.acting else ""
-        screen.write(plain(f"{each.id}  {each.operation}  {json.dumps(each.input)}"))
-        screen.note(plain(f"  asked by {who}{through}; until {_time(each.until)}"))
+        screen.write(plain(f"{each.id}  {each.operation}  {encoded(each.input)}"))
+        screen.note(f"  asked by {who}{through}; until {_time(each.until)}")
     if not found:
         screen.note("no calls wait for approval")
 
@@ -315,7 +324,7 @@ async def verify(*files: Path, common: Common = DEFAULTS) -> int:
 
 @ledger_app.command
 @command
-async def tail(count: int = 20, /, *, common: Common = DEFAULTS) -> None:
+async def tail(count: Annotated[int, POSITIVE] = 20, /, *, common: Common = DEFAULTS) -> None:
     """Print the last lines of the ledger, from all of its files, in the order of time.
 
     Args:
@@ -325,16 +334,16 @@ async def tail(count: int = 20, /, *, common: Common = DEFAULTS) -> None:
     screen, found, shown = common.screen(), list[tuple[int, Path, str]](), None
     for path, _ in ledgers_of(common.load())[1]:
         at = 0
-        with path.open(encoding="utf-8") if path.exists() else nullcontext(()) as lines:
-            for line in deque(lines, max(0, count)):
+        with path.open("rb") if path.exists() else nullcontext(()) as lines:
+            for line in deque(lines, count):
                 with suppress(msgspec.DecodeError):
                     at = msgspec.json.decode(line, type=_Line).time
-                found.append((at, path, line.rstrip("\n")))
-    for _, path, line in sorted(found, key=lambda each: each[0])[-max(1, count) :]:
+                found.append((at, path, line.decode(errors="backslashreplace").rstrip("\n")))
+    for _, path, text in sorted(found, key=lambda each: each[0])[-count:]:
         if path != shown:
-            screen.note(plain(f"{path.name}:"))
+            screen.note(f"{path.name}:")
             shown = path
-        screen.write(line)
+        screen.write(text)
 
 
 class _Line(msgspec.Struct):

@@ -3,54 +3,58 @@
 Rule 1: the progress bar is removed before other output, so that a result starts on its own line. If standard error is
         not a terminal, progress is printed at most once per second; with `--json` it is not printed.
 Rule 2: questions go to standard error, so that the result can be redirected to a file.
-Rule 3: Ctrl-C and Ctrl-D end the question and the command.
+Rule 3: Ctrl-C and Ctrl-D at a question about missing input end the command. At a question of a handler they cancel
+        the question, and the handler continues.
 """
 
 import asyncio
 import signal
 import sys
-from collections.abc import Callable, Generator, Iterable
-from contextlib import contextmanager, nullcontext, suppress
-from datetime import UTC, datetime
+from collections.abc import Callable, Generator
+from contextlib import aclosing, contextmanager, nullcontext, suppress
 from getpass import getpass
 from pathlib import Path
 from time import monotonic, time
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import msgspec
-from cyclopts import Parameter, validators
+from cyclopts import Parameter
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn
-from rich.text import Text
 from rich.tree import Tree
 
 from operations._json import is_object
 from operations._signals import receives_signals
 from operations._text import counted
-from operations.calls import CallRecord
 from operations.channel import CallerChannel
 from operations.cli.inputs import put_file, read_input, typed
 from operations.cli.lookup import caller
 from operations.cli.options import (
     DEFAULTS,
+    POSITIVE,
     Common,
     ExitCode,
     Screen,
     command,
+    complete_ids,
     encoded,
+    enforce_writable,
     exit_code_of,
     first_line,
+    local_time,
     open_front,
     open_session,
     plain,
+    styled,
 )
+from operations.config import modified_at
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, SchemaError
 from operations.front.limits import call_seconds, caller_key
 from operations.front.public_errors import public_error
 from operations.hub.hub import Hub, SourceFilter
-from operations.hub.journal import complete_ids, journal_path, read_journal
-from operations.observe import known_parents
+from operations.hub.journal import journal_path, read_journal
+from operations.observe import CallRecord, Span, spans
 from operations.schema import Schema
 from operations.schema.outline import Outline
 from operations.specs import OperationSpec, OperationType
@@ -65,8 +69,8 @@ async def call(
     envelope: Annotated[bool, Parameter(alias="-e", negative="")] = False,
     output: Annotated[Path | None, Parameter(alias="-o")] = None,
     upload: Annotated[tuple[str, ...], Parameter(alias="-u", negative="")] = (),
-    timeout: Annotated[float | None, Parameter(validator=validators.Number(gt=0))] = None,
-    count: Annotated[int | None, Parameter(validator=validators.Number(gt=0))] = None,
+    timeout: Annotated[float | None, POSITIVE] = None,
+    count: Annotated[int | None, POSITIVE] = None,
     as_: Annotated[str | None, Parameter(name="--as")] = None,
     common: Common = DEFAULTS,
 ) -> int | None:
@@ -94,6 +98,8 @@ async def call(
         spec = hub.spec(operation_id)
         if not who.trusted:
             front.enforce_visible(spec, who.identity)
+        if output is not None:
+            enforce_writable(output)
         outline = Outline.of(spec.input_schema)
         value = read_input(input, outline, front.limits)
         operation = hub.registry.get(operation_id)
@@ -128,6 +134,9 @@ async def call(
             printer = _Printer(screen, clear, whole=envelope, file=None if saves else output)
             try:
                 if is_stream:
+                    if output is not None:
+                        # Each item is appended.
+                        output.write_bytes(b"")
                     return await _follow(hub, spec, value, context, printer, count)
                 return printer.result(await hub.registry.execute(operation_id, value, context))
             except CallError as error:
@@ -145,16 +154,12 @@ async def _follow(
     count: int | None,
 ) -> int:
     """Print the items of a subscription until it ends, or until Ctrl-C, which is a normal end."""
-    items = hub.registry.subscribe(spec.id, value, context)
-    try:
-        async for envelope in items:
-            printer.item(envelope)
-            if count is not None and (count := count - 1) <= 0:
-                break
-    except asyncio.CancelledError:
-        return ExitCode.DONE
-    finally:
-        await items.aclose()
+    with suppress(asyncio.CancelledError):
+        async with aclosing(hub.registry.subscribe(spec.id, value, context)) as items:
+            async for envelope in items:
+                printer.item(envelope)
+                if count is not None and (count := count - 1) <= 0:
+                    break
     return ExitCode.DONE
 
 
@@ -172,21 +177,21 @@ class _Printer:
     def result(self, envelope: ResponseEnvelope[Any]) -> int:
         """Print one result; return the exit code, which is not 0 for an error result of an MCP tool."""
         self._clear()
-        failure: CallError | None = None
+        code = ExitCode.DONE
         try:
             envelope.raise_for_error()
         except CallError as error:
-            failure = error
+            code = exit_code_of(error.code)
             if not self._whole:
                 raise
         if self._file is not None:
             self._file.write_bytes(self._bytes(envelope))
             self._screen.note(f"written to {self._file}")
-        elif isinstance(envelope.data, bytes) and not self._whole:
+        elif isinstance(envelope.data, bytes) and not self._whole and not self._screen.json:
             self._raw(envelope.data)
         else:
-            self._screen.value(envelope.to_wire() if self._whole else envelope.data)
-        return ExitCode.DONE if failure is None else exit_code_of(failure.code)
+            self._screen.value(self._json(envelope))
+        return code
 
     def item(self, envelope: ResponseEnvelope[Any]) -> None:
         """Print one item of a stream."""
@@ -194,25 +199,22 @@ class _Printer:
         if self._file is not None:
             with self._file.open("ab") as file:
                 file.write(self._bytes(envelope) + b"\n")
-        elif self._whole or isinstance(envelope.data, bytes):
-            self._screen.item(envelope.to_wire())
         else:
-            self._screen.item(envelope.data)
+            self._screen.item(self._json(envelope))
+
+    def _json(self, envelope: ResponseEnvelope[Any]) -> Any:
+        is_wire = self._whole or isinstance(envelope.data, bytes)
+        return envelope.to_wire() if is_wire else envelope.data
 
     def _bytes(self, envelope: ResponseEnvelope[Any]) -> bytes:
-        if self._whole:
-            return envelope.encode()
-        return (
-            envelope.data
-            if isinstance(envelope.data, bytes)
-            else msgspec.json.encode(envelope.data)
-        )
+        if isinstance(envelope.data, bytes) and not self._whole:
+            return envelope.data
+        return msgspec.json.encode(self._json(envelope))
 
     def _raw(self, data: bytes) -> None:
-        if sys.stdout.isatty() or self._screen.json:
-            self._screen.note(
-                f"{counted(len(data), 'byte')}; use --output FILE, or --envelope for base64"
-            )
+        if sys.stdout.isatty():
+            size = counted(len(data), "byte")
+            self._screen.note(f"{size}; use --output FILE, or --envelope for base64")
         else:
             self._screen.write_bytes(data)
 
@@ -253,39 +255,28 @@ def confirm(screen: Screen) -> bool:
     Raises:
         KeyboardInterrupt: On Ctrl-C, or at the end of the input.
     """
-    screen.err.print(Text("y/N: ", style="bold"), end="")
+    screen.err.print(styled(("y/N: ", "bold")), end="")
     return _read(input).strip().lower() in ("y", "yes")
 
 
 def _answer(name: str, outline: Outline, screen: Screen) -> str:
-    line = Text(plain(name), style="bold")
-    line.append(f" ({plain(outline.kind)})", style="dim")
-    line.append(": ")
-    screen.err.print(line, end="")
+    screen.err.print(styled((name, "bold"), (f" ({outline.kind})", "dim"), (": ", "")), end="")
     if outline.schema.get("format") == "password":
         return _read(lambda: getpass(""))
     return _read(input)
 
 
 def _read(read: Callable[[], str]) -> str:
-    with _interruptible():
-        try:
-            return read()
-        except EOFError:
-            raise KeyboardInterrupt from None
-
-
-@contextmanager
-def _interruptible() -> Generator[None]:
-    """Let Ctrl-C interrupt a question, because the event loop would only record it and continue reading."""
-    if not receives_signals():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Read an answer. Ctrl-C interrupts it; the event loop would only record it and continue reading."""
+    is_main = receives_signals()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler) if is_main else None
     try:
-        yield
+        return read()
+    except EOFError:
+        raise KeyboardInterrupt from None
     finally:
-        signal.signal(signal.SIGINT, before)
+        if before is not None:
+            signal.signal(signal.SIGINT, before)
 
 
 def _faults(value: Any, outline: Outline) -> list[Any]:
@@ -368,29 +359,12 @@ _LOOK_AGAIN = 0.2
 """Seconds between two checks of a journal with `--follow`."""
 
 
-class Span(NamedTuple):
-    """One call and its nested calls."""
-
-    record: CallRecord
-    calls: list["Span"]
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether the call or a nested call failed."""
-        return self.record.outcome != "success" or any(call.has_failed for call in self.calls)
-
-    def to_json(self) -> JSONObject:
-        """Return the span as JSON, for scripts."""
-        record: JSONObject = msgspec.to_builtins(self.record)
-        return {**record, "calls": [call.to_json() for call in self.calls]}
-
-
 @command
 async def trace(
     operation_id: str | None = None,
     /,
     *,
-    limit: Annotated[int, Parameter(alias="-n")] = 20,
+    limit: Annotated[int, Parameter(alias="-n"), POSITIVE] = 20,
     failed: Annotated[bool, Parameter(negative="")] = False,
     follow: Annotated[bool, Parameter(alias="-f", negative="")] = False,
     common: Common = DEFAULTS,
@@ -401,53 +375,34 @@ async def trace(
 
     Args:
         operation_id: Show only calls whose root is this operation.
-        limit: The number of calls, the newest last.
+        limit: The number of recorded calls, the newest last.
         failed: Show only calls that failed or have a failed nested call.
         follow: Keep showing calls as they end, until Ctrl-C.
         common: Options of every command.
     """
     screen = common.screen()
     path = journal_path(common.load(required=False))
-    shown: set[str] = set()
+    known: set[str] | None = None
     # Ctrl-C is the normal end of --follow.
     with suppress(asyncio.CancelledError) if follow else nullcontext():
         while True:
-            seen = _mark(path)
-            roots = [
+            seen = modified_at(path)
+            roots = spans(read_journal(path))
+            new = [
                 root
-                for root in spans(read_journal(path))
-                if root.record.request_id not in shown
+                for root in roots
+                if root.record.request_id not in (known or ())
                 and (operation_id is None or root.record.operation_id == operation_id)
                 and (not failed or root.has_failed)
-            ][-limit:]
-            _show(roots, screen, many=not follow)
+            ]
+            _show(new[-limit:] if known is None else new, screen, many=not follow)
+            if known is None and not new and screen.is_terminal:
+                screen.note(f"no calls are recorded in {path}{' yet' if follow else ''}")
             if not follow:
-                if not roots and screen.is_terminal:
-                    screen.note(f"no calls are recorded in {path}")
                 return
-            shown.update(root.record.request_id for root in roots)
-            while _mark(path) == seen:  # noqa: ASYNC110 - another process writes it
+            known = {root.record.request_id for root in roots}
+            while modified_at(path) == seen:  # noqa: ASYNC110 - another process writes it
                 await asyncio.sleep(_LOOK_AGAIN)
-
-
-def spans(records: Iterable[CallRecord]) -> list[Span]:
-    """Return the root calls with their nested calls, ordered by start time."""
-    ordered = sorted(records, key=lambda record: record.started_at)
-    by_id = {record.request_id: Span(record, []) for record in ordered}
-    parents = known_parents(ordered)
-    roots: list[Span] = []
-    for request_id, span in by_id.items():
-        parent = by_id.get(parents[request_id] or "")
-        (roots if parent is None else parent.calls).append(span)
-    return roots
-
-
-def _mark(path: Path) -> int:
-    """Return a value that changes when the journal changes."""
-    try:
-        return path.stat().st_mtime_ns
-    except FileNotFoundError:
-        return 0
 
 
 def _show(roots: list[Span], screen: Screen, *, many: bool) -> None:
@@ -458,28 +413,28 @@ def _show(roots: list[Span], screen: Screen, *, many: bool) -> None:
         if screen.json:
             screen.item(root.to_json())
             continue
-        when = datetime.fromtimestamp(root.record.started_at / 1000, UTC).astimezone()
-        line = Text(f"{when:%H:%M:%S}  ", style="dim").append_text(_line(root.record))
-        if root.record.identity_id is not None:
-            line.append(f"  by {plain(root.record.identity_id)}", style="dim")
-        tree = Tree(line, guide_style="dim")
+        caller_id = root.record.identity_id
+        parts = [(f"{local_time(root.record.started_at):%H:%M:%S}  ", "dim"), *_line(root.record)]
+        if caller_id is not None:
+            parts.append((f"  by {caller_id}", "dim"))
+        tree = Tree(styled(*parts), guide_style="dim")
         _grow(tree, root)
         screen.show(tree)
 
 
 def _grow(tree: Tree, span: Span) -> None:
     for call in span.calls:
-        _grow(tree.add(_line(call.record)), call)
+        _grow(tree.add(styled(*_line(call.record))), call)
 
 
-def _line(record: CallRecord) -> Text:
-    line = Text(plain(record.operation_id), style="bold")
+def _line(record: CallRecord) -> list[tuple[str, str]]:
+    parts = [(record.operation_id, "bold")]
     if record.duration is not None:
-        line.append(f"  {record.duration * 1000:.1f} ms", style="cyan")
+        parts.append((f"  {record.duration * 1000:.1f} ms", "cyan"))
     if record.items:
-        line.append(f"  {counted(record.items, 'item')}", style="cyan")
+        parts.append((f"  {counted(record.items, 'item')}", "cyan"))
     if record.outcome != "success":
-        line.append(f"  {plain(record.outcome)}", style="red")
+        parts.append((f"  {record.outcome}", "red"))
     if record.abandoned:
-        line.append("  abandoned", style="yellow")
-    return line
+        parts.append(("  abandoned", "yellow"))
+    return parts

@@ -10,12 +10,11 @@ from typing import Annotated, Literal
 
 import anyio
 from cyclopts import Parameter
-from rich.text import Text
 
 from operations import __version__
 from operations._text import counted
 from operations.calls import PendingRequestMap
-from operations.cli.options import DEFAULTS, Common, ExitCode, Screen, command, plain
+from operations.cli.options import DEFAULTS, SHOWN, Common, ExitCode, Screen, command
 from operations.config import ConfigError, ConfigFile
 from operations.errors import DocumentError, OperationsError
 from operations.front.config import ListenConfig
@@ -28,11 +27,7 @@ from operations.openapi.diagnosis import diagnose
 
 State = Literal["ok", "warning", "failed"]
 
-_MARKS = {
-    "ok": Text("ok      ", "green"),
-    "warning": Text("warning ", "yellow"),
-    "failed": Text("failed  ", "red"),
-}
+_STYLES = {"ok": "green", "warning": "yellow", "failed": "red"}
 _EXTRAS = {
     "cli": ("cyclopts", "rich"),
     "openapi": ("aiohttp", "ryaml"),
@@ -45,9 +40,6 @@ _EXTRAS = {
     "otel": ("opentelemetry-api",),
     "otlp": ("opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"),
 }
-_SHOWN = 20
-"""The number of changed examples that are listed without --verbose."""
-
 _CHANGED = {
     "mismatch": "did not match and stayed unchanged",
     "stripped": "not declared and stripped",
@@ -104,7 +96,7 @@ async def doctor(
             screen.value(found)
         for operation_id, calls in () if screen.json else found.items():
             listed = ", ".join(f'"{call}"' for call in calls)
-            screen.show(Text(f"{plain(operation_id)}: calls=[{plain(listed)}]"))
+            screen.line((f"{operation_id}: calls=[{listed}]", ""))
         if not screen.json:
             screen.note(_CAUTION if found else f"no undeclared nested calls are recorded in {path}")
         return ExitCode.DONE
@@ -124,8 +116,11 @@ async def doctor(
 
 
 def _show(finding: Finding, screen: Screen) -> None:
-    line = _MARKS[finding.state].copy().append(f"{finding.what:24}", style="bold")
-    screen.show(line.append(f" {plain(finding.words)}", style="default"))
+    screen.line(
+        (f"{finding.state:8}", _STYLES[finding.state]),
+        (f"{finding.what:24}", "bold"),
+        (f" {finding.words}", ""),
+    )
 
 
 async def _findings(common: Common) -> AsyncIterator[Finding]:
@@ -139,17 +134,17 @@ async def _findings(common: Common) -> AsyncIterator[Finding]:
         return
     yield Finding("config", "ok", str(file.path))
     missing = list(_missing_secrets(file))
-    for name, words in missing:
-        yield Finding(name, "failed", words)
-    async for finding in _sources(file, has_secrets=not missing):
+    for finding in missing:
         yield finding
+    try:
+        async for finding in _sources(file, has_secrets=not missing):
+            yield finding
+    except ConfigError as error:
+        if not missing:
+            yield Finding("config", "failed", str(error))
     async for finding in _brokers(file):
         yield finding
-    for name, words in _missing_folders(file):
-        yield Finding(name, "failed", words)
-    yield _port(file)
-    yield _trace(file)
-    for finding in _changes(file):
+    for finding in (*_missing_folders(file), *_listening(file), *_trace(file)):
         yield finding
 
 
@@ -184,11 +179,11 @@ async def _document(document: str, *, verbose: bool) -> AsyncIterator[Finding]:
     changed = found.changed
     words = f"{found.examples - len(changed)} of {counted(found.examples, 'response example')} unchanged"
     yield Finding("examples", "warning" if changed else "ok", words)
-    for example in changed if verbose else changed[:_SHOWN]:
+    for example in changed if verbose else changed[:SHOWN]:
         kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(example.changes.items()))
         yield Finding(example.operation_id, "warning", f"example of {example.status}: {kinds}")
-    if not verbose and len(changed) > _SHOWN:
-        yield Finding("examples", "ok", f"{len(changed) - _SHOWN} more; --verbose shows all")
+    if not verbose and len(changed) > SHOWN:
+        yield Finding("examples", "ok", f"{len(changed) - SHOWN} more; --verbose shows all")
 
 
 def _installation() -> Iterator[Finding]:
@@ -202,22 +197,23 @@ def _installation() -> Iterator[Finding]:
             yield Finding(f"extra {extra}", "ok", found)
 
 
-def _missing_secrets(file: ConfigFile) -> Iterator[tuple[str, str]]:
+def _missing_secrets(file: ConfigFile) -> Iterator[Finding]:
     """Return every missing secret that the config names."""
     for path, secret in file.secrets():
         try:
             file.secret(secret)
         except ConfigError as error:
-            yield ".".join(map(str, path)), error.faults[0].message
+            yield Finding(".".join(map(str, path)), "failed", error.faults[0].message)
 
 
-def _missing_folders(file: ConfigFile) -> Iterator[tuple[str, str]]:
+def _missing_folders(file: ConfigFile) -> Iterator[Finding]:
     """Yield the keys of the ledger whose files cannot be created. The ledger of a running hub stays untouched."""
     entry = file.config.ledger
     for key in () if entry is None else ("file", "head"):
         path = getattr(entry, key)
         if path is not None and not file.resolve(path).parent.is_dir():
-            yield f"ledger.{key}", f"there is no folder {file.resolve(path).parent}"
+            words = f"there is no folder {file.resolve(path).parent}"
+            yield Finding(f"ledger.{key}", "failed", words)
 
 
 async def _sources(file: ConfigFile, *, has_secrets: bool) -> AsyncIterator[Finding]:
@@ -240,6 +236,9 @@ async def _sources(file: ConfigFile, *, has_secrets: bool) -> AsyncIterator[Find
                 yield Finding(source.label, "warning", f"{words}; {len(source.skipped)} skipped")
             else:
                 yield Finding(source.label, "ok", words)
+        for spec in hub.registry.specs():
+            if spec.problem is not None:
+                yield Finding(spec.id, "failed", f"a schema cannot be used: {spec.problem}")
         if not hub.sources:
             yield Finding("sources", "warning", "the config has none")
 
@@ -261,34 +260,33 @@ async def _brokers(file: ConfigFile) -> AsyncIterator[Finding]:
             yield Finding(f"broker {name}", "failed", str(error) or "no answer")
 
 
-def _port(file: ConfigFile) -> Finding:
+def _listening(file: ConfigFile) -> Iterator[Finding]:
+    """Check the certificate and the port."""
     listen = ListenConfig(**file.options(ListenConfig, file.config.serve))
+    if listen.certificate_problem is not None:
+        yield Finding("serve.certificate", "failed", listen.certificate_problem)
     host, port = listen.host, listen.port
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((host, port))
-        except OSError as error:
-            return Finding("port", "warning", f"{host}:{port} cannot be used: {error.strerror}")
-    return Finding("port", "ok", f"{host}:{port} is free")
+    try:
+        socket.create_server((host, port), family=family).close()
+    except OSError as error:
+        yield Finding("port", "warning", f"{host}:{port} cannot be used: {error.strerror}")
+    else:
+        yield Finding("port", "ok", f"{host}:{port} is free")
 
 
-def _trace(file: ConfigFile) -> Finding:
+def _trace(file: ConfigFile) -> Iterator[Finding]:
+    """Check the trace, and report the changes that normalisation made to results, by operation."""
     if not file.config.trace.enabled:
-        return Finding("trace", "ok", "calls are not recorded")
+        yield Finding("trace", "ok", "calls are not recorded")
+        return
     path = journal_path(file)
     if not _is_writable(path):
-        return Finding("trace", "warning", f"{path} cannot be written: set another trace.file")
-    return Finding("trace", "ok", str(path))
-
-
-def _changes(file: ConfigFile) -> Iterator[Finding]:
-    """Return the changes that normalisation made to the results of traced calls, by operation."""
-    if not file.config.trace.enabled:
+        yield Finding("trace", "warning", f"{path} cannot be written: set another trace.file")
         return
+    yield Finding("trace", "ok", str(path))
     found: dict[str, dict[str, int]] = {}
-    for record in read_journal(journal_path(file)):
+    for record in read_journal(path):
         if record.changes:
             add_counts(found.setdefault(record.operation_id, {}), record.changes)
     for operation_id, kinds in sorted(found.items()):

@@ -9,6 +9,7 @@ Rule 2: a value is converted to the type of its schema. The call itself validate
 Rule 3: an example can be executed: it contains no value that the schema rejects or that would be parsed differently.
 """
 
+import os
 import re
 import shlex
 import sys
@@ -20,6 +21,7 @@ from typing import Any, cast
 import msgspec
 
 from operations._decoding import decode_json
+from operations._folders import expanded
 from operations._json import (
     WRAPPING_DEPTH,
     JSONLimitError,
@@ -87,11 +89,7 @@ def put_file(value: Any, pair: str, *, is_streamed: bool) -> None:
     keys = key.split(".")
     if not sign or not key or not name:
         raise _unreadable(f"{pair!r}", "is not key=FILE")
-    place: Any = value
-    for each in (*keys[:-1], None):
-        if not is_object(place):
-            raise _unreadable(key, "is not in an object", keys)
-        place = place if each is None else place.setdefault(each, {})
+    place = _parent(value, keys)
     file: Any = Path(name) if is_streamed else _file(name, keys)
     if keys[-1] in place:
         before = place[keys[-1]]
@@ -112,7 +110,7 @@ def typed(text: str, outline: Outline) -> Any:
     if "array" in types and not text.lstrip().startswith("["):
         return [typed(text, outline.items)]
     try:
-        value = msgspec.json.decode(text)
+        value = msgspec.json.decode(os.fsencode(text))
     except msgspec.DecodeError:
         return text
     if isinstance(value, str) or not _fits(value, types):
@@ -136,7 +134,7 @@ def _whole(argument: str, limits: Limits) -> Any:
         return _json(sys.stdin.buffer.read(limits.body_bytes + 1), "standard input", limits)
     if argument.startswith("@"):
         return _json(_file(argument[1:]), argument[1:], limits)
-    return _json(argument.encode(), "the input", limits)
+    return _json(os.fsencode(argument), "the input", limits)
 
 
 def _json(text: bytes, what: str, limits: Limits, keys: Sequence[str] = ()) -> Any:
@@ -159,7 +157,7 @@ def _json(text: bytes, what: str, limits: Limits, keys: Sequence[str] = ()) -> A
 
 def _file(path: str, keys: Sequence[str] = ()) -> bytes:
     try:
-        return Path(path).expanduser().read_bytes()
+        return expanded(path).read_bytes()
     except OSError as error:
         raise _unreadable(path, f"cannot be read: {error.strerror}", keys) from None
 
@@ -171,15 +169,10 @@ def _put(
     name = ".".join(keys)
     if keys[0] not in outline.properties and name in outline.properties:
         keys = [name]
-    for key in keys[:-1]:
+    for key in keys:
         outline = outline.properties.get(key, Outline({}))
-        inner = value.setdefault(key, {})
-        if not is_object(inner):
-            raise _unreadable(name, "is inside a key that already has a value", keys)
-        value = inner
-    last = keys[-1]
-    wanted = outline.properties.get(last, Outline({}))
-    found = _value(sign, text, wanted, keys, limits)
+    value, last = _parent(value, keys), keys[-1]
+    found = _value(sign, text, outline, keys, limits)
     if last in value:
         if not isinstance(value[last], list):
             raise _unreadable(name, "is given twice", keys)
@@ -188,10 +181,19 @@ def _put(
         value[last] = found
 
 
+def _parent(value: Any, keys: Sequence[str]) -> JSONObject:
+    """Return the object in an input that contains the last key; missing objects are added."""
+    for key in keys[:-1]:
+        value = value.setdefault(key, {}) if is_object(value) else None
+    if not is_object(value):
+        raise _unreadable(".".join(keys), "is not in an object", keys)
+    return value
+
+
 def _value(sign: str, text: str, outline: Outline, keys: list[str], limits: Limits) -> Any:
     name = ".".join(keys)
     if sign == ":=":
-        return _json(text.encode(), name, limits, keys)
+        return _json(os.fsencode(text), name, limits, keys)
     if not text.startswith("@") or len(text) == 1:
         return typed(text, outline)
     data = _file(text[1:], keys)

@@ -1,10 +1,9 @@
 """`operations list` and `operations show`: find operations, and show one."""
 
-from typing import Annotated
+from typing import Annotated, get_args
 
 from cyclopts import Parameter
 from rich.padding import Padding
-from rich.text import Text
 from rich.tree import Tree
 
 from operations._text import counted
@@ -12,20 +11,24 @@ from operations.access import AccessControl
 from operations.cli.inputs import example
 from operations.cli.options import (
     DEFAULTS,
+    POSITIVE,
     STYLES,
     Common,
     ExitCode,
     Screen,
     command,
+    complete_ids,
     encoded,
     first_line,
     open_session,
-    plain,
+    styled,
 )
 from operations.context import OperationContext
+from operations.errors import OperationsError
 from operations.front.search import Gateway
 from operations.hub import Hub, Source, SourceFilter
-from operations.hub.journal import complete_ids
+from operations.hub.source import Kind
+from operations.hub.sources import sources_of
 from operations.schema.outline import Outline
 from operations.specs import OperationSpec, OperationType
 from operations.types import JSONObject
@@ -38,7 +41,7 @@ async def list_operations(
     tag: Annotated[tuple[str, ...], Parameter(alias="-t", negative="")] = (),
     type: OperationType | None = None,
     source: Annotated[str | None, Parameter(alias="-s")] = None,
-    limit: int | None = None,
+    limit: Annotated[int | None, POSITIVE] = None,
     ids: Annotated[bool, Parameter(negative="")] = False,
     as_: Annotated[str | None, Parameter(name="--as")] = None,
     common: Common = DEFAULTS,
@@ -59,6 +62,10 @@ async def list_operations(
     screen = common.screen()
     wanted = SourceFilter(namespace=namespace, source=source)
     async with open_session(common, screen, wanted) as hub:
+        if source is not None and not hub.sources and source not in get_args(Kind):
+            labels = dict.fromkeys(each.label for each in sources_of(hub.file))
+            known = ", ".join(labels) or "none"
+            raise OperationsError(f"there is no source {source}; the config has: {known}")
         context = await caller(hub, as_)
         found = await Gateway(hub.registry).search(
             " ".join(words),
@@ -77,14 +84,9 @@ async def list_operations(
         elif not chosen and screen.is_terminal:
             is_all = not (words or namespace or tag or type or source)
             screen.note("there are no operations yet" if is_all else "nothing matches")
-        return None if chosen or not _is_absent(hub, wanted) else ExitCode.UNAVAILABLE
-
-
-def _is_absent(hub: Hub, wanted: SourceFilter) -> bool:
-    """Return whether the requested namespace or source is not available."""
-    if wanted.source is not None:
-        return bool(hub.absent())
-    return wanted.namespace is not None and bool(hub.absent(wanted.namespace))
+        # The requested source, or a source with the requested namespace, may be absent.
+        is_absent = not wanted.is_all and hub.absent(None if source else namespace)
+        return ExitCode.UNAVAILABLE if is_absent and not chosen else None
 
 
 async def caller(hub: Hub, name: str | None) -> OperationContext:
@@ -100,22 +102,21 @@ def _is_from(hub: Hub, spec: OperationSpec, wanted: str | None) -> bool:
 
 
 def _show(specs: list[OperationSpec], hub: Hub, screen: Screen, *, ids: bool) -> None:
+    rows = [_row(spec, hub.source_of(spec.id)) for spec in specs]
     if screen.json:
-        screen.value([spec.id for spec in specs] if ids else [_row(spec, hub) for spec in specs])
+        screen.value([row["id"] for row in rows] if ids else rows)
     elif ids:
-        for spec in specs:
-            screen.write(spec.id)
+        for row in rows:
+            screen.write(row["id"])
     else:
         screen.rows(
             ("operation", "type", "source", "description"),
             (
                 (
-                    spec.id,
-                    spec.type.value,
-                    _label(hub, spec),
-                    first_line(spec.title or spec.description),
+                    *(row[key] for key in ("id", "type", "source")),
+                    first_line(row["title"] or row["description"]),
                 )
-                for spec in specs
+                for row in rows
             ),
             {(1, kind): style for kind, style in STYLES.items()},
         )
@@ -123,16 +124,11 @@ def _show(specs: list[OperationSpec], hub: Hub, screen: Screen, *, ids: bool) ->
             screen.note(counted(len(specs), "operation"))
 
 
-def _label(hub: Hub, spec: OperationSpec) -> str:
-    source = hub.source_of(spec.id)
-    return source.label if source is not None else ""
-
-
-def _row(spec: OperationSpec, hub: Hub) -> JSONObject:
+def _row(spec: OperationSpec, source: Source | None) -> JSONObject:
     return {
         "id": spec.id,
         "type": spec.type.value,
-        "source": _label(hub, spec),
+        "source": "" if source is None else source.label,
         "title": spec.title,
         "description": spec.description,
         "tags": list(spec.tags),
@@ -170,13 +166,11 @@ async def show(
 
 def render(spec: OperationSpec, source: Source | None, screen: Screen, hints: str = "") -> None:
     """Print an operation; `hints` are options that select the config."""
-    heading = Text(spec.id, style="bold")
-    heading.append(f"  {spec.type.value}", style=STYLES[spec.type])
-    heading.append(f"  {plain(spec.version)}", style="dim")
-    screen.show(heading)
+    kind = (f"  {spec.type.value}", STYLES[spec.type])
+    screen.line((spec.id, "bold"), kind, (f"  {spec.version}", "dim"))
     for text in dict.fromkeys((spec.title, spec.description)):
         if text:
-            screen.show(Padding(Text(plain(text.strip())), (0, 0, 0, 2), expand=False))
+            screen.show(Padding(styled((text.strip(), "")), (0, 0, 0, 2), expand=False))
     facts = {
         "from": _origin(spec, source),
         "tags": ", ".join(spec.tags),
@@ -185,20 +179,18 @@ def render(spec: OperationSpec, source: Source | None, screen: Screen, hints: st
     }
     for name, fact in facts.items():
         if fact:
-            screen.show(Text(f"  {name:8}", style="dim").append(plain(fact), style="default"))
+            screen.line((f"  {name:8}", "dim"), (fact, ""))
     screen.show(_tree("input", Outline.of(spec.input_schema)))
     each = "each item" if spec.type == "subscription" else "output"
     screen.show(_tree(each, Outline.of(spec.output_schema)))
     if spec.error_schemas:
-        errors = Tree(Text("errors", style="bold"))
+        errors = Tree(styled(("errors", "bold")))
         for error in spec.error_schemas:
-            line = Text(plain(error.code), style="red")
-            if error.http_status is not None:
-                line.append(f" (HTTP {error.http_status})", style="dim")
-            errors.add(line.append(f"  {first_line(error.description)}", style="default"))
+            status = "" if error.http_status is None else f" (HTTP {error.http_status})"
+            description = f"  {first_line(error.description)}"
+            errors.add(styled((error.code, "red"), (status, "dim"), (description, "")))
         screen.show(errors)
-    # Printed without line breaks, so that it can be copied.
-    screen.out.print(Text("\n  " + plain(example(spec, hints)), style="cyan"), soft_wrap=True)
+    screen.line((f"\n  {example(spec, hints)}", "cyan"), overflow="keep")
 
 
 def _origin(spec: OperationSpec, source: Source | None) -> str:
@@ -222,38 +214,35 @@ def access_in_words(access: AccessControl) -> str:
 
 
 def _tree(name: str, outline: Outline) -> Tree:
-    tree = Tree(Text(name, style="bold"))
+    tree = Tree(styled((name, "bold")))
     if outline.properties:
         _add_properties(tree, outline, _DEPTH)
     elif outline.schema:
-        tree.add(_kind(outline, Text()))
+        tree.add(styled(*_kind(outline)))
         _add_inner(tree, outline, _DEPTH)
     else:
-        tree.add(Text("anything", style="dim"))
+        tree.add(styled(("anything", "dim")))
     return tree
 
 
-def _kind(outline: Outline, line: Text) -> Text:
-    """Add the type of a value and its limits to a line."""
-    line.append(plain(outline.kind), style="cyan")
-    if limits := outline.limits:
-        line.append(f" ({plain(limits)})", style="dim")
-    return line
+def _kind(outline: Outline) -> list[tuple[str, str]]:
+    """Return the type of a value and its limits, as parts of a line."""
+    limits = outline.limits
+    return [(outline.kind, "cyan"), (f" ({limits})" if limits else "", "dim")]
 
 
 def _add_properties(tree: Tree, outline: Outline, depth: int) -> None:
     required = set(outline.required)
     for name, inner in outline.properties.items():
-        line = Text(plain(name), style="bold" if name in required else "default")
-        line.append("" if name in required else "?", style="dim")
-        _kind(inner, line.append("  "))
+        mark = ("  ", "") if name in required else ("?  ", "dim")
+        parts = [(name, "bold" if name in required else ""), mark, *_kind(inner)]
         if "default" in inner.schema:
-            line.append(f" = {plain(encoded(inner.schema['default']))}", style="dim")
+            parts.append((f" = {encoded(inner.schema['default'])}", "dim"))
         if inner.description:
-            line.append(f"  {first_line(inner.description)}", style="dim")
-        branch = tree.add(line)
+            parts.append((f"  {first_line(inner.description)}", "dim"))
+        branch = tree.add(styled(*parts))
         if inner.is_recursive:
-            branch.add(Text("(as above)", style="dim"))
+            branch.add(styled(("(as above)", "dim")))
         elif depth > 0:
             _add_inner(branch, inner, depth - 1)
 
@@ -267,5 +256,5 @@ def _add_inner(tree: Tree, outline: Outline, depth: int) -> None:
     else:
         for member in outline.members:
             if member.properties and not member.is_recursive and depth > 0:
-                branch = tree.add(Text(first_line(member.description) or "or", style="dim"))
+                branch = tree.add(styled((first_line(member.description) or "or", "dim")))
                 _add_properties(branch, member, depth - 1)

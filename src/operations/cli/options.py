@@ -9,10 +9,13 @@ Rule 5: text from other parties (descriptions, results, messages) is printed wit
         control characters.
 """
 
+import asyncio
 import inspect
 import logging
+import os
 import shlex
 import sys
+from collections import deque
 from collections.abc import (
     AsyncGenerator,
     Callable,
@@ -22,12 +25,13 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from enum import IntEnum
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, ParamSpec, TypeAlias
+from typing import Annotated, Any, Literal, NoReturn, ParamSpec, TypeAlias, TypeVar
 
 import msgspec
 from cyclopts import Parameter, validators
@@ -38,30 +42,32 @@ from rich.highlighter import JSONHighlighter
 from rich.style import Style
 from rich.text import Text
 
-from operations._json import is_object, list_of, object_of, to_json
+from operations._json import list_of, object_of, to_json
 from operations._text import counted
-from operations.config import ConfigError, ConfigFile, enforce_trusted, find_config, load_config
+from operations.config import (
+    FILE_NAME,
+    ConfigError,
+    ConfigFault,
+    ConfigFile,
+    enforce_trusted,
+    find_config,
+    load_config,
+)
 from operations.errors import CallError, ErrorCode, OperationsError, TransportError, with_code
 from operations.front import Front
 from operations.front.config import ServerConfig
-from operations.hub import ALL, Hub, SourceFilter, open_hub
+from operations.hub import ALL, Hub, Source, SourceFilter, open_hub
 from operations.hub.journal import recall_ids, remember_ids
 from operations.hub.source import limits_of
+from operations.specs import describable
+from operations.telemetry import LogConfig, LogFormatter
 from operations.types import JSONObject
+
+T = TypeVar("T")
 
 _TOLD = frozenset({ErrorCode.OPERATION_NOT_FOUND, ErrorCode.TIMEOUT})
 """Errors whose message contains their details."""
 
-
-def faults_of(details: object) -> list[JSONObject]:
-    """Return the validation failures in the details of a `VALIDATION_ERROR`."""
-    return [object_of(fault) for fault in list_of(object_of(details).get("errors"))]
-
-
-_BIDI = frozenset(
-    "\u200b\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2060\u2066\u2067\u2068\u2069\ufeff"
-)
-"""Characters that change the reading order or are invisible."""
 
 STYLES = {"query": "green", "mutation": "yellow", "subscription": "magenta"}
 """The colour of each type of operation."""
@@ -70,6 +76,13 @@ Styles: TypeAlias = Mapping[tuple[int, str], str]
 """Colours of cells, by column and content."""
 
 NO_STYLES: Styles = {}
+
+SHOWN = 20
+"""The number of lines of a report that are printed without --verbose."""
+
+Overflow: TypeAlias = Literal["wrap", "cut", "keep"]
+
+_LAST = datetime(9999, 12, 30, tzinfo=UTC).timestamp()
 
 _WIDE = 100_000
 """The width of output that is not a terminal."""
@@ -80,14 +93,35 @@ def plain(text: str) -> str:
     if text.isascii() and text.isprintable():
         return text
     return "".join(
-        part if (part.isprintable() and part not in _BIDI) or part in "\n\t" else ascii(part)[1:-1]
-        for part in text
+        part if part.isprintable() or part in "\n\t" else ascii(part)[1:-1] for part in text
     )
 
 
 def first_line(text: str) -> str:
     """Return the first line, escaped for a terminal."""
     return plain(text.strip().partition("\n")[0].strip())
+
+
+def styled(*parts: tuple[str, str]) -> Text:
+    """Return the parts of a line, each with its style and escaped for a terminal."""
+    return Text.assemble(*((plain(text), style) for text, style in parts))
+
+
+def local_time(milliseconds: float) -> datetime:
+    """Return a time since the epoch in the local zone; a time beyond the calendar as the end of the calendar."""
+    return datetime.fromtimestamp(min(milliseconds / 1000, _LAST), UTC).astimezone()
+
+
+def enforce_writable(path: Path) -> None:
+    """Raise an error if an output cannot be written: found out at the end, the result would be lost.
+
+    Raises:
+        OperationsError: With the reason.
+    """
+    is_writable = os.access(path if path.exists() else path.parent, os.W_OK)
+    if path.is_dir() or not is_writable:
+        reason = "is a folder" if path.is_dir() else "cannot be written"
+        raise OperationsError(f"{path} {reason}: choose another --output")
 
 
 def _fitted(cell: str, width: int) -> str:
@@ -102,16 +136,12 @@ def encoded(value: Any, *, indent: int = 0) -> str:
     return (msgspec.json.format(text, indent=indent) if indent else text).decode()
 
 
-def _lines(record: JSONObject, indent: str = "") -> Iterator[str]:
-    """Yield an object as lines of text; a list of objects as a section for each."""
-    for name, value in record.items():
-        sections = list_of(value)
-        if sections and all(map(is_object, sections)):
-            for section in sections:
-                yield f"{indent}{name}"
-                yield from _lines(section, f"{indent}  ")
-        else:
-            yield f"{indent}{name}  {value if isinstance(value, str) else encoded(value)}"
+class _Output(Console):
+    """Standard output. If its reader has left, the command ends as it does for other output."""
+
+    def on_broken_pipe(self) -> NoReturn:
+        """Let the entry point choose the exit code."""
+        raise BrokenPipeError
 
 
 class Screen:
@@ -121,7 +151,7 @@ class Screen:
         self.json = json
         self.log: logging.Logger | None = None
         """Receives notes and warnings, if `[log] json` requires that standard error is only JSON."""
-        self.out = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
+        self.out = _Output(file=sys.stdout, highlight=False, markup=False, emoji=False)
         self.err = Console(file=sys.stderr, highlight=False, markup=False, emoji=False)
         if not self.out.is_terminal:
             # A pipe has no width limit, but rich would truncate a tree.
@@ -142,14 +172,6 @@ class Screen:
     def value(self, value: Any) -> None:
         """Write one formatted JSON value."""
         self._print(encoded(value, indent=2))
-
-    def fields(self, record: JSONObject) -> None:
-        """Write an object as JSON with `--json`, otherwise one line per field."""
-        if self.json:
-            self.value(record)
-            return
-        for line in _lines(record):
-            self.write(plain(line))
 
     def item(self, value: Any) -> None:
         """Write an item of a stream at once, as JSON on one line."""
@@ -172,12 +194,21 @@ class Screen:
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
 
-    def show(self, part: RenderableType, *, one_line: bool = False) -> None:
-        """Print formatted output; with `one_line`, truncate lines at the width of the terminal."""
-        if one_line and self.is_terminal:
+    def line(self, *parts: tuple[str, str], overflow: Overflow = "wrap") -> None:
+        """Print one line of parts, each with its style."""
+        self.show(styled(*parts), overflow=overflow)
+
+    def show(self, part: RenderableType, *, overflow: Overflow = "wrap") -> None:
+        """Print formatted output.
+
+        Args:
+            part: The output.
+            overflow: What happens at the width of a terminal: lines are wrapped, truncated, or kept to be copied.
+        """
+        if overflow == "cut" and self.is_terminal:
             self.out.print(part, no_wrap=True, overflow="ellipsis")
         else:
-            self.out.print(part, soft_wrap=not self.is_terminal)
+            self.out.print(part, soft_wrap=overflow == "keep" or not self.is_terminal)
 
     def rows(
         self, headings: Sequence[str], rows: Iterable[Sequence[str]], styles: Styles = NO_STYLES
@@ -200,7 +231,8 @@ class Screen:
             widths[-1], max(10, self.out.width - sum(widths[:-1]) - 2 * len(widths) + 2)
         )
         colours = None if self.out.no_color else ColorSystem.STANDARD
-        self.out.print(Text("  ".join(map(set_cell_size, headings, widths)).rstrip(), style="dim"))
+        heading = "  ".join(map(set_cell_size, headings, widths)).rstrip()
+        self.line((heading, "dim"), overflow="keep")
         for row in clean:
             cells = [
                 Style.parse(styles.get((column, cell), "")).render(
@@ -211,19 +243,30 @@ class Screen:
             self.write("  ".join(cells).rstrip())
         sys.stdout.flush()
 
+    def some(self, items: Sequence[T], limit: int = SHOWN, *, verbose: bool) -> Iterator[T]:
+        """Yield the first items, or all if `verbose`, and then print how many are left out."""
+        shown = items if verbose else items[:limit]
+        yield from shown
+        if len(shown) < len(items):
+            self.note(f"  ... and {len(items) - len(shown)} more; --verbose shows all")
+
     # ------------------------------------------------------------ errors and warnings
 
     def note(self, text: str, style: str = "dim") -> None:
         """Print a note on standard error."""
         if self.log is not None:
             self.log.info("%s", text)
-            return
-        self.err.print(Text(plain(text), style=style), soft_wrap=True)
+        elif self.json:
+            self._complain({"note": {"message": text.strip()}})
+        else:
+            self.err.print(styled((text, style)), soft_wrap=True)
 
     def warn(self, text: str) -> None:
         """Print a warning on standard error; the command continues."""
         if self.log is not None:
             self.log.warning("%s", text)
+        elif self.json:
+            self._complain({"warning": {"message": text}})
         else:
             self.note(f"warning: {text}", "yellow")
 
@@ -248,16 +291,14 @@ class Screen:
         if self.json:
             self._complain({"error": error.to_wire()})
             return
-        line = Text(plain(error.code), style="bold red")
         # The text of a server that does not start is a report without the code.
         text = (
             str(error) if str(error).startswith(error.code) else with_code(error.code, str(error))
-        )
-        line.append(plain(text.removeprefix(error.code)), style="red")
-        self.err.print(line, soft_wrap=True)
+        ).removeprefix(error.code)
+        self.err.print(styled((error.code, "bold red"), (text, "red")), soft_wrap=True)
         details: Any = error.to_wire().get("details")
         if error.code == ErrorCode.VALIDATION_ERROR:
-            faults = faults_of(details)
+            faults = list(map(object_of, list_of(object_of(details).get("errors"))))
             # Details that were printed above are not repeated.
             is_repeated = len(faults) == 1 and str(faults[0].get("message")) in error.message
             for fault in () if is_repeated else faults:
@@ -310,6 +351,9 @@ P = ParamSpec("P")
 PORT = Parameter(alias="-p", validator=validators.Number(gte=0, lte=65535))
 """The settings of the option `--port`."""
 
+POSITIVE = Parameter(validator=validators.Number(gt=0))
+"""The settings of a number of seconds, calls or lines."""
+
 
 @Parameter(name="*", group="For every command")
 @dataclass(frozen=True, kw_only=True)
@@ -347,58 +391,94 @@ class Common:
             ConfigError: If the config has errors; if it is missing and `required`; or if it was found by search and
                 belongs to another user.
         """
-        path = self.config or find_config(Path.cwd())
+        path = self.config or find_config(_current_folder())
         if path is None and not required:
             return ConfigFile()
         if path is not None and self.config is None and not self.trust:
             enforce_trusted(path)
-        return load_config(path or Path("operations.toml"))
+        return load_config(path or Path(FILE_NAME))
+
+
+def _current_folder() -> Path:
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        what = "the current folder no longer exists: change to another one, or use --config FILE."
+        raise ConfigError([ConfigFault(FILE_NAME, None, "", what)]) from None
 
 
 DEFAULTS = Common()
 
 
-def command(
-    function: Callable[P, Coroutine[Any, Any, int | None]],
-) -> Callable[P, Coroutine[Any, Any, int]]:
+def complete_ids(_context: object) -> list[str]:
+    """Return the stored ids of the config for the current folder, for shell completion."""
+    with suppress(ConfigError):
+        return recall_ids(DEFAULTS.load(required=False))
+    return []
+
+
+_ABANDON_SECONDS = 1.0
+"""Seconds that cancelled tasks have to end."""
+
+
+def command(function: Callable[P, Coroutine[Any, Any, int | None]]) -> Callable[P, int]:
     """Turn a coroutine function into a command, whose exceptions become a message and an exit code."""
 
     @wraps(function)
-    async def run(*args: P.args, **kwargs: P.kwargs) -> int:
+    def run(*args: P.args, **kwargs: P.kwargs) -> int:
         common = kwargs.get("common", DEFAULTS)
         if not isinstance(common, Common):
             raise TypeError("a command takes its common options as `common`")
-        level = logging.DEBUG if common.verbose else logging.ERROR
-        logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
-        logging.getLogger("operations").setLevel(level)
-        screen = common.screen()
-        try:
-            return await function(*args, **kwargs) or ExitCode.DONE
-        except CallError as error:
-            if common.verbose and error.unexpected:
-                screen.traceback()
-            screen.call_failed(error)
-            return exit_code_of(error.code)
-        except ConfigError as error:
-            screen.config_failed(error)
-            return ExitCode.CONFIG
-        except BrokenPipeError:
-            raise
-        except (OperationsError, OSError) as error:
-            if common.verbose:
-                screen.traceback()
-            screen.failed(str(error) or type(error).__name__)
-            is_away = isinstance(error, TransportError)
-            return ExitCode.UNAVAILABLE if is_away else ExitCode.FAILED
-        except Exception as error:  # noqa: BLE001 - a person cannot do anything with a traceback
-            if common.verbose:
-                screen.traceback()
-            hint = "" if common.verbose else "; --verbose shows where"
-            screen.failed(f"this is a defect: {type(error).__name__}: {error}{hint}")
-            return ExitCode.FAILED
+        return asyncio.run(_run(function(*args, **kwargs), common))
 
     run.__doc__ = _reflowed(function.__doc__ or "")
     return run
+
+
+async def _run(function: Coroutine[Any, Any, int | None], common: Common) -> int:
+    """Run a command; return its exit code."""
+    level = logging.DEBUG if common.verbose else logging.ERROR
+    handler = logging.StreamHandler()
+    handler.setFormatter(LogFormatter(LogConfig(json=common.json)))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
+    logging.getLogger("operations").setLevel(level)
+    screen = common.screen()
+    try:
+        return await function or ExitCode.DONE
+    except CallError as error:
+        if common.verbose and error.unexpected:
+            screen.traceback()
+        screen.call_failed(error)
+        return exit_code_of(error.code)
+    except ConfigError as error:
+        screen.config_failed(error)
+        return ExitCode.CONFIG
+    except BrokenPipeError:
+        raise
+    except Exception as error:  # noqa: BLE001 - a person cannot do anything with a traceback
+        if common.verbose:
+            screen.traceback()
+        message = str(error) or type(error).__name__
+        if not isinstance(error, (OperationsError, OSError)):
+            hint = "" if common.verbose else "; --verbose shows where"
+            message = f"this is a defect: {type(error).__name__}: {error}{hint}"
+        screen.failed(message)
+        return ExitCode.UNAVAILABLE if isinstance(error, TransportError) else ExitCode.FAILED
+    finally:
+        await _abandon_tasks()
+
+
+async def _abandon_tasks() -> None:
+    """Cancel the remaining tasks, and leave those that ignore it: `asyncio.run` would wait for them forever."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        _, running = await asyncio.wait(tasks, timeout=_ABANDON_SECONDS)
+        for task in running:
+            # The loop would report that it is destroyed.
+            asyncio.get_running_loop().set_exception_handler(lambda _loop, _context: None)
+            asyncio._unregister_task(task)  # noqa: SLF001 - documented for runners of tasks
 
 
 def _reflowed(docstring: str) -> str:
@@ -415,7 +495,12 @@ _SETTLE_SECONDS = 3.0
 
 @asynccontextmanager
 async def open_session(
-    common: Common, screen: Screen, wanted: SourceFilter = ALL, *, wait: bool = True
+    common: Common,
+    screen: Screen,
+    wanted: SourceFilter = ALL,
+    *,
+    file: ConfigFile | None = None,
+    wait: bool = True,
 ) -> AsyncGenerator[Hub]:
     """Open the hub of a command for the duration of an `async with` block.
 
@@ -423,46 +508,48 @@ async def open_session(
         common: The config and the verbosity.
         screen: Receives the reports.
         wanted: The sources to open.
+        file: The config, if it is already loaded.
         wait: Whether to wait for the sources, and report those that cannot be opened.
 
     Raises:
         ConfigError: If the config is missing or wrong.
     """
-    async with open_file(common.load(), screen, wanted, common, wait=wait) as hub:
-        yield hub
-
-
-@asynccontextmanager
-async def open_file(
-    file: ConfigFile,
-    screen: Screen,
-    wanted: SourceFilter = ALL,
-    common: Common = DEFAULTS,
-    *,
-    wait: bool = True,
-) -> AsyncGenerator[Hub]:
-    """As `open_session`, for a config that is already loaded."""
+    opened = open_hub(file or common.load(), wanted, wait=30 if wait else 0)
     busy = screen.err.is_terminal and not screen.json
     async with AsyncExitStack() as stack:
         with screen.err.status("opening sources ...") if busy else nullcontext():
-            hub = await stack.enter_async_context(open_hub(file, wanted, wait=30 if wait else 0))
+            hub = await stack.enter_async_context(opened)
         if wait:
-            report_sources(hub, screen, common, wanted)
+            _report_sources(hub, screen, common, wanted)
         yield hub
 
 
 async def settle(hub: Hub, screen: Screen, common: Common) -> None:
     """Wait briefly for the sources of a running hub, and report those that are not connected yet."""
     await hub.settled(_SETTLE_SECONDS)
-    report_sources(hub, screen, common)
+    _report_sources(hub, screen, common)
     if _is_quiet(hub, common):
         # Without `[log]`, also log events that resolve a warning, such as a source that is connected again.
         logging.getLogger("operations.hub").setLevel(logging.INFO)
 
 
-def report_sources(hub: Hub, screen: Screen, common: Common, wanted: SourceFilter = ALL) -> None:
+def _report_sources(hub: Hub, screen: Screen, common: Common, wanted: SourceFilter = ALL) -> None:
     """Report the problems of a hub's sources, and store the ids of its operations for shell completion."""
-    _report(hub, wanted, screen, hints=common.hints, verbose=common.verbose)
+    operation = wanted.operation
+    # The following error reports why the requested source is missing.
+    reported = (
+        None if operation is None or operation in hub.registry else operation.partition(".")[0]
+    )
+    for absent in hub.absent():
+        if absent.name != reported:
+            screen.warn(f"{absent.label} is not available: {absent.problem}")
+    if wanted.is_all and not hub.absent():
+        for pattern in sorted(hub.tools.unmatched):
+            screen.warn(f'[tools."{pattern}"] matches no operation')
+        for pattern in sorted(hub.tools.uncached):
+            screen.warn(f'[tools."{pattern}"] cache has no effect: it matches no query')
+    for source in hub.sources:
+        _report_parts(source, screen, common)
     if wanted.is_all:
         # Keep the ids of disconnected sources, to distinguish them from unknown ids.
         before = recall_ids(hub.file) if hub.absent() else []
@@ -471,6 +558,25 @@ def report_sources(hub: Hub, screen: Screen, common: Common, wanted: SourceFilte
     if _is_quiet(hub, common):
         # From here on, log warnings: they concern calls and sources, and are not reported in another way.
         logging.getLogger("operations").setLevel(logging.WARNING)
+    if wanted.is_all:
+        # Logs those that cannot be listed.
+        deque(describable(hub.registry.specs()), maxlen=0)
+
+
+def _report_parts(source: Source, screen: Screen, common: Common) -> None:
+    """Report the parts of a source that cannot be used."""
+    if not source.is_enabled:
+        screen.note(f"{source.label} is disabled")
+    for part in source.warnings:
+        screen.warn(f"{source.label}: {part.where} {part.reason}")
+    if source.kind == "local" or common.verbose:
+        for skipped in source.skipped:
+            screen.warn(f"{source.label}: skipped {skipped.where}: {skipped.reason}")
+    elif source.skipped:
+        screen.note(
+            f"{source.label}: {counted(len(source.skipped), 'part')} cannot be used;"
+            f" `operations import {source.name}{common.hints}` shows the reason"
+        )
 
 
 def _is_quiet(hub: Hub, common: Common) -> bool:
@@ -488,33 +594,3 @@ def open_front(hub: Hub) -> Front:
         expose_errors=options.get("expose_errors", False),
         scopes_supported=options.get("scopes_supported", ()),
     )
-
-
-def _report(hub: Hub, wanted: SourceFilter, screen: Screen, *, hints: str, verbose: bool) -> None:
-    """Report missing sources on standard error; the command continues with the other sources."""
-    operation = wanted.operation
-    # The following error reports why the requested source is missing.
-    reported = (
-        None if operation is None or operation in hub.registry else operation.partition(".")[0]
-    )
-    for absent in hub.absent():
-        if absent.name != reported:
-            screen.warn(f"{absent.label} is not available: {absent.problem}")
-    if wanted.is_all and not hub.absent():
-        for pattern in sorted(hub.tools.unmatched):
-            screen.warn(f'[tools."{pattern}"] matches no operation')
-        for pattern in sorted(hub.tools.uncached):
-            screen.warn(f'[tools."{pattern}"] cache has no effect: it matches no query')
-    for source in hub.sources:
-        if not source.is_enabled:
-            screen.note(f"{source.label} is disabled")
-        for part in source.warnings:
-            screen.warn(f"{source.label}: {part.where} {part.reason}")
-        if source.kind == "local" or verbose:
-            for skipped in source.skipped:
-                screen.warn(f"{source.label}: skipped {skipped.where}: {skipped.reason}")
-        elif source.skipped:
-            screen.note(
-                f"{source.label}: {counted(len(source.skipped), 'part')} cannot be used;"
-                f" `operations import {source.name}{hints}` shows the reason"
-            )

@@ -5,21 +5,15 @@ from contextlib import AsyncExitStack
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
-from rich.text import Text
 
 from operations._signals import shutdown_event
 from operations._text import counted
-from operations.cli.options import DEFAULTS, PORT, Common, Screen, command, open_file, settle
+from operations.cli.options import DEFAULTS, PORT, Common, Screen, command, open_session, settle
 from operations.config import ConfigFile
 from operations.hub import serving
 from operations.hub.hub import Hub, following
 from operations.hub.journal import writing_logs
-from operations.server.running import (
-    GRACE,
-    is_loopback,
-    listen,
-    running_on,
-)
+from operations.server.running import GRACE, is_loopback, listen, running_on
 
 EntryPoint = Literal["http", "mcp", "websocket", "console"]
 
@@ -50,7 +44,7 @@ async def serve(
         return await _serve_shared(file, host, port, entry_point, common)
     async with AsyncExitStack() as stack:
         stack.enter_context(writing_logs(file, verbose=common.verbose))
-        opened = open_file(file, screen, common=common, wait=stdio)
+        opened = open_session(common, screen, file=file, wait=stdio)
         hub = await stack.enter_async_context(opened)
         if stdio:
             server = await serving.mcp_server(hub, as_)
@@ -121,9 +115,9 @@ def announce(url: str, entry_points: tuple[str, ...], hub: Hub, screen: Screen) 
             }
         )
         return
-    screen.show(Text(f"serving {counted(hub.offered, 'operation')} at {url}", style="bold"))
+    screen.line((f"serving {counted(hub.offered, 'operation')} at {url}", "bold"))
     for name in entry_points:
-        screen.show(Text(f"  {name:10}", style="dim").append(places[name], style="cyan"))
+        screen.line((f"  {name:10}", "dim"), (places[name], "cyan"))
     # Flush, because a file or a pipe would buffer it until the end.
     screen.out.file.flush()
 

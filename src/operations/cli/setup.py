@@ -2,21 +2,22 @@
 
 import json
 import re
+import shlex
 import shutil
 import webbrowser
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.resources import files
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-import msgspec
 from cyclopts import Parameter
-from rich.text import Text
 
 from operations._json import object_of
+from operations._mcp_config import decode_commented
 from operations._text import counted, suggestion
 from operations.cli import GROUPS, build_app
 from operations.cli.options import (
@@ -28,20 +29,28 @@ from operations.cli.options import (
     command,
     encoded,
     first_line,
-    plain,
 )
-from operations.config import FILE_NAME, Config, ConfigFile, config_schema
-from operations.config.model import BrokerEntry, MCPEntry, OpenAPIEntry, TraceEntry
+from operations.config import (
+    FILE_NAME,
+    Config,
+    ConfigError,
+    ConfigFile,
+    config_schema,
+    parse_config,
+)
+from operations.config.model import TraceEntry
 from operations.errors import OperationsError
-from operations.hub import Hub, Source, open_hub
-from operations.hub.sources import client_config
+from operations.hub import ALL, Hub, Source, SourceFilter, open_hub
+from operations.hub.sources import client_config, sources_of
 from operations.specs import OperationSpec
-from operations.types import JSONObject
 
 Kind = Literal["openapi", "mcp", "modules", "broker"]
 
+_ADDRESS = re.compile(r"[\w.-]+:\d+(/.*)?")
+"""An address without its scheme."""
+
 _UNKEPT = TraceEntry(enabled=False)
-_SHOWN = 20
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 
 @command
@@ -67,8 +76,9 @@ async def import_source(
     screen = common.screen()
     if not source:
         raise OperationsError("name a source: a document, an address, a command, a module")
-    file, snippet = _file(source, kind, name, base_url, common)
-    async with open_hub(file) as hub:
+    known = _known(source[0], common) if kind is None and name is None and not source[1:] else None
+    file, snippet = (known, "") if known else _file(source, kind, name, base_url)
+    async with open_hub(file, SourceFilter(source=source[0]) if known else ALL) as hub:
         if screen.json:
             reports = [_report(each, _specs(hub, each)) for each in hub.sources]
             screen.value(reports[0] if len(reports) == 1 else reports)
@@ -85,54 +95,49 @@ def _specs(hub: Hub, source: Source) -> list[OperationSpec]:
 
 
 def _file(
-    source: Sequence[str], kind: Kind | None, name: str | None, base_url: str | None, common: Common
+    source: Sequence[str], kind: Kind | None, name: str | None, base_url: str | None
 ) -> tuple[ConfigFile, str]:
     """Return a config with only this source, and its text."""
     first = source[0]
-    if kind is None and len(source) == 1 and name is None:
-        known = _in_config(first, common)
-        if known is not None:
-            return known, ""
-    kind = kind or _guess(source)
-    name = name or _name(source, kind)
-    quoted = _quoted(first)
-    tables: JSONObject = {}
+    try:
+        kind = kind or _guess(source)
+        name = name or _name(source, kind)
+    except ValueError as error:
+        raise OperationsError(f"{first} is not an address: {error}") from None
+    quoted, key = _quoted(first), name if _BARE_KEY.fullmatch(name) else _quoted(name)
     match kind:
         case "openapi":
-            options: JSONObject = {} if base_url is None else {"base_url": base_url}
-            tables["openapi"] = {name: OpenAPIEntry(document=first, options=options)}
-            lines = [f"[openapi.{name}]", f"document = {quoted}"]
-            if base_url is not None:
-                lines.append(f"base_url = {_quoted(base_url)}")
+            lines = [f"[openapi.{key}]", f"document = {quoted}"]
+            lines += [] if base_url is None else [f"base_url = {_quoted(base_url)}"]
         case "mcp" if first.endswith(".json"):
-            tables["mcp_json"] = (first,)
             lines = [f"mcp_json = [{quoted}]"]
         case "mcp" if "://" in first:
-            tables["mcp"] = {name: MCPEntry(options={"url": first})}
-            lines = [f"[mcp.{name}]", f"url = {quoted}"]
+            lines = [f"[mcp.{key}]", f"url = {quoted}"]
         case "mcp":
-            args = list(source[1:])
-            tables["mcp"] = {name: MCPEntry(options={"command": first, "args": args})}
-            lines = [f"[mcp.{name}]", f"command = {quoted}"]
-            lines += [f"args = {json.dumps(args)}"] if args else []
+            lines = [f"[mcp.{key}]", f"command = {quoted}"]
+            lines += [f"args = {_quoted(source[1:])}"] if source[1:] else []
         case "modules":
-            tables["modules"] = (first,)
             lines = [f"modules = [{quoted}]"]
         case "broker":
-            tables["brokers"] = {name: BrokerEntry(url=first, workers=True)}
-            lines = [f"[brokers.{name}]", f"url = {quoted}", "workers = true"]
-    return ConfigFile(config=Config(**tables, trace=_UNKEPT)), "\n".join(lines)
+            lines = [f"[brokers.{key}]", f"url = {quoted}", "workers = true"]
+    text = "\n".join(lines)
+    try:
+        config = parse_config(text, Path(FILE_NAME).absolute())
+    except ConfigError as error:
+        faults = (f"{each.key} {each.message}" for each in error.faults)
+        raise OperationsError("\n".join(faults)) from None
+    return ConfigFile(config=replace(config, trace=_UNKEPT)), text
 
 
-def _in_config(name: str, common: Common) -> ConfigFile | None:
-    """Return the config reduced to the source of this name, if there is one."""
+def _known(name: str, common: Common) -> ConfigFile | None:
+    """Return only the imported sources of the config, if one of them has this name."""
     file = common.load(required=common.config is not None)
-    for table in ("openapi", "mcp", "mcp_json", "brokers"):
-        held: Any = getattr(file.config, table)
-        if name in held:
-            kept: JSONObject = {table: {name: held[name]} if isinstance(held, dict) else (name,)}
-            return ConfigFile(config=Config(**kept, trace=_UNKEPT), path=file.path)
-    return None
+    tables = {
+        table: getattr(file.config, table) for table in ("openapi", "mcp", "mcp_json", "brokers")
+    }
+    file = replace(file, config=Config(**tables, trace=_UNKEPT))
+    is_named = any(name != each.kind and each.is_called(name) for each in sources_of(file))
+    return file if is_named else None
 
 
 def _guess(source: Sequence[str]) -> Kind:
@@ -145,19 +150,22 @@ def _guess(source: Sequence[str]) -> Kind:
         return "mcp" if re.search(r"/(mcp|sse)/?$", first) else "openapi"
     if len(source) > 1:
         return "mcp"
+    if _ADDRESS.fullmatch(first):
+        raise OperationsError(f"{first} needs a scheme: http://{first} or https://{first}")
     if path.is_dir() or path.suffix == ".py":
         return "modules"
     if path.is_file():
         return "mcp" if path.suffix == ".json" and _lists_servers(path) else "openapi"
     if path.suffix in {".json", ".yaml", ".yml"}:
-        raise OperationsError(f"there is no file {first}")
+        remedy = ": download the document, and name the file" if scheme else ""
+        raise OperationsError(f"there is no file {first}{remedy}")
     return "mcp" if shutil.which(first) and not first.isidentifier() else "modules"
 
 
 def _lists_servers(path: Path) -> bool:
     try:
-        document = object_of(msgspec.json.decode(path.read_bytes()))
-    except msgspec.DecodeError:
+        document = object_of(decode_commented(path.read_bytes()))
+    except ValueError:
         return False
     return bool({"mcpServers", "servers", "mcp"} & document.keys()) and "openapi" not in document
 
@@ -169,8 +177,9 @@ def _name(source: Sequence[str], kind: Kind) -> str:
     return re.sub(r"[^A-Za-z0-9_-]+", "_", own or "").strip("_")[:64] or kind
 
 
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+def _quoted(value: str | Sequence[str]) -> str:
+    """Return a value as TOML: JSON strings, and lists of them, are valid TOML."""
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _report(source: Source, specs: list[OperationSpec]) -> dict[str, object]:
@@ -188,45 +197,27 @@ def _report(source: Source, specs: list[OperationSpec]) -> dict[str, object]:
 def _show(
     source: Source, specs: list[OperationSpec], snippet: str, screen: Screen, *, verbose: bool
 ) -> None:
-    title = f"{source.label}  {plain(source.title)}".rstrip()
-    screen.show(
-        Text(f"{title}: {counted(len(specs), 'operation')} in {source.seconds:.1f} s", style="bold")
-    )
-    counts = Counter(spec.type.value for spec in specs)
-    for kind, count in counts.most_common():
-        screen.show(Text(f"  {count:6} ", style="bold").append(kind, style=STYLES[kind]))
+    title = f"{source.label}  {source.title}".rstrip()
+    count = counted(len(specs), "operation")
+    screen.line((f"{title}: {count} in {source.seconds:.1f} s", "bold"))
+    for kind, number in Counter(spec.type.value for spec in specs).most_common():
+        screen.line((f"  {number:6} ", "bold"), (kind, STYLES[kind]))
     tags = Counter(tag for spec in specs for tag in spec.tags)
     if tags:
-        words = ", ".join(f"{tag} ({count})" for tag, count in tags.most_common(8))
-        screen.show(Text(f"  tags   {plain(words)}", style="dim"))
-    shown = specs if verbose else specs[:8]
-    for spec in shown:
-        screen.show(
-            Text(f"  {spec.id}", style="default").append(
-                f"  {first_line(spec.title or spec.description)}", style="dim"
-            ),
-            one_line=True,
-        )
-    if len(shown) < len(specs):
-        screen.note(f"  ... and {len(specs) - len(shown)} more; --verbose shows all")
-    _show_skipped(source, screen, verbose=verbose)
-    if snippet:
-        screen.show(Text("\nfor operations.toml:\n", style="dim"))
-        screen.show(Text(snippet, style="cyan"))
-
-
-def _show_skipped(source: Source, screen: Screen, *, verbose: bool) -> None:
+        words = ", ".join(f"{tag} ({number})" for tag, number in tags.most_common(8))
+        screen.line((f"  tags   {words}", "dim"))
+    for spec in screen.some(specs, 8, verbose=verbose):
+        description = first_line(spec.title or spec.description)
+        screen.line((f"  {spec.id}", ""), (f"  {description}", "dim"), overflow="cut")
     for warning in source.warnings:
-        screen.show(Text(f"\n{plain(warning.where)} {plain(warning.reason)}", style="yellow"))
-    parts = source.skipped
-    if not parts:
-        return
-    screen.show(Text(f"\n{counted(len(parts), 'part')} cannot be used:", style="yellow"))
-    shown = parts if verbose else parts[:_SHOWN]
-    for each in shown:
-        screen.show(Text(f"  {plain(each.where)}: {plain(each.reason)}", style="yellow"))
-    if len(shown) < len(parts):
-        screen.note(f"  ... and {len(parts) - len(shown)} more; --verbose shows all")
+        screen.line((f"\n{warning.where} {warning.reason}", "yellow"))
+    if source.skipped:
+        screen.line((f"\n{counted(len(source.skipped), 'part')} cannot be used:", "yellow"))
+    for part in screen.some(source.skipped, verbose=verbose):
+        screen.line((f"  {part.where}: {part.reason}", "yellow"))
+    if snippet:
+        screen.line(("\nfor operations.toml:\n", "dim"))
+        screen.line((snippet, "cyan"), overflow="keep")
 
 
 # ------------------------------------------------------------ init, completion, login
@@ -272,7 +263,8 @@ async def init(
         return
     for name in written:
         screen.write(f"wrote {folder / name}")
-    screen.note("next: operations list, then operations call hello.greet name=World")
+    enter = "" if folder == Path() else f"cd {shlex.quote(str(folder))}, then "
+    screen.note(f"next: {enter}operations list, then operations call hello.greet name=World")
 
 
 def _write(folder: Path, files: dict[str, str], *, force: bool) -> None:
@@ -334,5 +326,8 @@ async def login(server: str, /, *, common: Common = DEFAULTS) -> None:
         screen.note(f"Open this address to sign in:\n{address}")
         webbrowser.open(address)
 
-    client = await sign_in(server, client_config(server, servers[server], file), show)
+    config = client_config(server, servers[server], file)
+    if config.login is None:
+        raise file.fault('needs auth = "oauth" to sign in through a browser.', f"mcp.{server}")
+    client = await sign_in(server, config, show)
     screen.note(f"Signed in to {server}, which offers {len(client)} operations")

@@ -3,32 +3,33 @@
 import asyncio
 import os
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import partial
 from socket import gethostname
 from time import time
 from typing import Annotated
 
-from cyclopts import App, Parameter
+from cyclopts import App, Parameter, validators
 from msgspec import to_builtins
 
 from operations._signals import shutdown_event
 from operations._text import counted, suggestion
 from operations.calls import CallServer, serve_calls
 from operations.calls.jobs import WorkerConfig
-from operations.calls.monitoring import DeadLetter, GroupMonitor, GroupReport, monitor_group
+from operations.calls.monitoring import GroupMonitor, GroupReport, monitor_group
 from operations.calls.remote import RemoteConfig
 from operations.cli.options import (
     DEFAULTS,
     PORT,
+    POSITIVE,
     Common,
     ExitCode,
     Screen,
     command,
     encoded,
-    open_file,
+    local_time,
+    open_session,
     settle,
 )
 from operations.config import ConfigFile
@@ -45,8 +46,8 @@ async def work(
     broker: str | None = None,
     /,
     *,
-    concurrency: int | None = None,
-    grace: float | None = None,
+    concurrency: Annotated[int | None, POSITIVE] = None,
+    grace: Annotated[float | None, Parameter(validator=validators.Number(gte=0))] = None,
     name: str | None = None,
     host: str | None = None,
     port: Annotated[int | None, PORT] = None,
@@ -71,16 +72,15 @@ async def work(
     adjusted = partial(_without_workers, broker=chosen)
     file = adjusted(file)
     group = worker_config(entry, file).group
+    given = {"concurrency": concurrency, "grace": grace, "name": name}
     options = file.options(WorkerConfig, entry)
-    if concurrency is not None:
-        options["concurrency"] = concurrency
-    if grace is not None:
-        options["grace"] = grace
-    options["name"] = name or options.get("name") or f"{gethostname()}-{os.getpid()}"
+    options |= {key: value for key, value in given.items() if value is not None}
+    options["name"] = options.get("name") or f"{gethostname()}-{os.getpid()}"
     async with (
-        open_file(file, screen, common=common, wait=False) as hub,
+        open_session(common, screen, file=file, wait=False) as hub,
         connect_broker(entry, file) as target,
     ):
+        hub.adjust = adjusted
         hub.serve_authority()
         async with (
             serve_calls(hub.registry, target, **options, resolve=hub.access.resolve) as worker,
@@ -89,7 +89,6 @@ async def work(
         ):
             with writing_logs(file, verbose=common.verbose):
                 with shutdown_event() as shutdown:
-                    hub.adjust = adjusted
                     await settle(hub, screen, common)
                     _announce(screen, hub.offered, chosen, group, entry.url, url)
                     await shutdown.wait()
@@ -186,18 +185,16 @@ async def show(
     """
     screen = common.screen()
     async with _monitored(broker, common) as (monitor, _):
-        try:
+        # Ctrl-C is the normal end of --watch.
+        with suppress(asyncio.CancelledError) if watch else nullcontext():
             while True:
                 report = await monitor.look()
                 _show(report, screen, is_line=watch)
                 if not watch:
-                    break
+                    is_served = report.workers or report.silent
+                    return ExitCode.DONE if is_served else ExitCode.UNAVAILABLE
                 await asyncio.sleep(_WATCH_SECONDS)
-        except asyncio.CancelledError:
-            if not watch:
-                raise
-            return ExitCode.DONE
-    return ExitCode.DONE if report.workers or report.silent else ExitCode.UNAVAILABLE
+    return ExitCode.DONE
 
 
 @workers_app.command
@@ -215,8 +212,18 @@ async def letters(*, broker: str | None = None, common: Common = DEFAULTS) -> No
     if screen.json:
         screen.value([to_builtins(each) for each in found])
         return
-    rows = ((each.id, each.operation, _moment(each), encoded(each.input)) for each in found)
-    screen.rows(("id", "operation", "stored", "input"), rows)
+    screen.rows(
+        ("id", "operation", "stored", "input"),
+        (
+            (
+                each.id,
+                each.operation,
+                f"{local_time(each.stored_at):%Y-%m-%d %H:%M:%S}",
+                encoded(each.input),
+            )
+            for each in found
+        ),
+    )
     if not found:
         screen.note("no dead letters")
 
@@ -242,7 +249,7 @@ async def replay(
     /,
     *,
     broker: str | None = None,
-    timeout: float | None = None,
+    timeout: Annotated[float | None, POSITIVE] = None,
     common: Common = DEFAULTS,
 ) -> None:
     """Call the operation of a dead letter once more, and remove the letter if that succeeds.
@@ -315,11 +322,6 @@ def _show(report: GroupReport, screen: Screen, *, is_line: bool) -> None:
         parts.append(counted(report.dead_letters, "dead letter"))
     is_bad = not report.workers or report.silent or report.dead_letters
     screen.note(f"group {report.group}: {', '.join(parts)}", "yellow" if is_bad else "dim")
-
-
-def _moment(letter: DeadLetter) -> str:
-    moment = datetime.fromtimestamp(letter.stored_at / 1000, UTC).astimezone()
-    return f"{moment:%Y-%m-%d %H:%M:%S}"
 
 
 def _duration(seconds: float) -> str:

@@ -12,7 +12,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from operations._folders import state_folder
-from operations.config import ConfigError, ConfigFile, enforce_trusted, find_config, load_config
+from operations.config import ConfigFile
 from operations.observe import CallGraph, CallRecord, old_graph, read_graph
 from operations.registry import OperationRegistry
 from operations.telemetry import LogConfig, logging_to_stderr
@@ -88,15 +88,5 @@ def remember_ids(file: ConfigFile, ids: Iterable[str]) -> None:
 def recall_ids(file: ConfigFile) -> list[str]:
     """Return the ids that a config had when all its sources were last open."""
     with suppress(OSError):
-        return _ids_path(file).read_text(encoding="utf-8").splitlines()
-    return []
-
-
-def complete_ids(_context: object) -> list[str]:
-    """Return the stored ids of the config for the current folder."""
-    found = find_config(Path.cwd())
-    with suppress(ConfigError):
-        if found is not None:
-            enforce_trusted(found)
-            return recall_ids(load_config(found))
+        return _ids_path(file).read_text(encoding="utf-8", errors="replace").splitlines()
     return []

@@ -219,7 +219,9 @@ _STRUCTURED = frozenset({"operations.access", "operations.audit"})
 """Loggers whose messages are JSON objects: their fields become fields of the line."""
 
 
-class _LineFormatter(logging.Formatter):
+class LogFormatter(logging.Formatter):
+    """Writes records as `LogConfig` requires."""
+
     def __init__(self, config: LogConfig) -> None:
         super().__init__("%(levelname)s %(message)s")
         self._config = config
@@ -252,7 +254,7 @@ def logging_to_stderr(config: LogConfig) -> Generator[None]:
     The options are the fields of `LogConfig`. The previous handlers of the root logger are restored after the block.
     """
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_LineFormatter(config))
+    handler.setFormatter(LogFormatter(config))
     root, level = logging.getLogger(), config.level.upper()
     levels = {
         "": level,

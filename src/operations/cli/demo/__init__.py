@@ -17,7 +17,6 @@ from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 from cyclopts import Parameter
-from rich.text import Text
 
 from operations.errors import CallError, MissingExtraError, OperationsError
 
@@ -72,7 +71,7 @@ async def demo(
         async with running(build_app(hub), port=port) as url:
             if not screen.json:
                 announce(url, entry_points, hub, screen)
-            seen = await run_tour(hub.registry, screen, MANAGER)
+            seen = await run_tour(hub.registry, screen)
             if screen.json:
                 screen.value({"url": url, "operations": hub.offered, "tour": seen})
             elif stays:
@@ -142,35 +141,32 @@ class DemoStep:
     streams: bool = False
 
 
-def steps(manager: Identity) -> list[DemoStep]:
-    """Return the steps of the tour, in order."""
-    return [
-        DemoStep("an HTTP endpoint, called like a function", "shop.get_item", {"id": 2}),
-        DemoStep("a tool of an MCP server, called the same way", "money.convert", {"amount": 3.8, "to": "USD"}),
-        DemoStep(
-            "all three in one call: cafe.quote calls shop and money",
-            "cafe.quote",
-            {"item": 2, "currency": "JPY"},
-        ),
-        DemoStep("a stream: one envelope per item", "cafe.brew", {"cups": 3}, streams=True),
-        DemoStep("access: a caller without identity may not close the café", "cafe.close", {}),
-        DemoStep("but the manager may", "cafe.close", {"reason": "holiday"}, manager),
-        DemoStep("input that does not match its schema is rejected", "cafe.quote", {"item": "two", "sugar": 1}),
-        DemoStep("an error that a function declares", "cafe.order", {"item": 3}),
-        DemoStep("an error of the HTTP API", "shop.get_item", {"id": 99}),
-        DemoStep("an error of the MCP tool: a result marked as an error", "money.convert", {"amount": 1, "to": "XXX"}),
-    ]  # fmt: skip
+STEPS = [
+    DemoStep("an HTTP endpoint, called like a function", "shop.get_item", {"id": 2}),
+    DemoStep("a tool of an MCP server, called the same way", "money.convert", {"amount": 3.8, "to": "USD"}),
+    DemoStep(
+        "all three in one call: cafe.quote calls shop and money",
+        "cafe.quote",
+        {"item": 2, "currency": "JPY"},
+    ),
+    DemoStep("a stream: one envelope per item", "cafe.brew", {"cups": 3}, streams=True),
+    DemoStep("access: a caller without identity may not close the café", "cafe.close", {}),
+    DemoStep("but the manager may", "cafe.close", {"reason": "holiday"}, MANAGER),
+    DemoStep("input that does not match its schema is rejected", "cafe.quote", {"item": "two", "sugar": 1}),
+    DemoStep("an error that a function declares", "cafe.order", {"item": 3}),
+    DemoStep("an error of the HTTP API", "shop.get_item", {"id": 99}),
+    DemoStep("an error of the MCP tool: a result marked as an error", "money.convert", {"amount": 1, "to": "XXX"}),
+]  # fmt: skip
+"""The tour."""
 
 
-async def run_tour(
-    registry: OperationRegistry, screen: Screen, manager: Identity
-) -> list[JSONObject]:
+async def run_tour(registry: OperationRegistry, screen: Screen) -> list[JSONObject]:
     """Run and show every step; return the results for scripts."""
     seen: list[JSONObject] = []
-    for step in steps(manager):
+    for step in STEPS:
         if not screen.json:
-            screen.show(Text(f"\n# {step.what}", style="dim"))
-            screen.out.print(Text(f"> {command_of(step, registry)}", style="cyan"), soft_wrap=True)
+            screen.line((f"\n# {step.what}", "dim"))
+            screen.line((f"> {command_of(step, registry)}", "cyan"), overflow="keep")
         answers = [answer async for answer in answers_of(step, registry)]
         if not screen.json:
             for answer in answers:
@@ -205,8 +201,7 @@ def command_of(step: DemoStep, registry: OperationRegistry) -> str:
 
 def _answered(answer: JSONObject, screen: Screen) -> None:
     failed = "error" in answer or answer.get("meta", {}).get("isError")
-    line = Text(f"  {plain(encoded(answer))}", style="red" if failed else "green")
-    screen.out.print(line, soft_wrap=True)
+    screen.line((f"  {encoded(answer)}", "red" if failed else "green"), overflow="keep")
 
 
 # ------------------------------------------------------------ the REST API
