@@ -16,6 +16,7 @@ from typing import Any
 import aiohttp
 import anyio
 import msgspec
+import nats
 import pytest
 from mcp import Client
 from mcp.types import ElicitResult
@@ -638,6 +639,24 @@ async def test_every_store_changes_values_by_compare_and_set(kind: str, tmp_path
             with pytest.raises(CallError, match="There is no approval") as caught:
                 await Approvals(one).answer(unknown, True, OperationContext(trusted=True))
             assert caught.value.code == ErrorCode.VALIDATION_ERROR
+
+
+async def test_a_list_of_values_on_nats_is_always_complete(tmp_path: Path) -> None:
+    with broker_running(NatsServer("-js", "-sd", str(tmp_path))) as broker:
+        async with connect_nats(broker.url) as target, open_broker_store(target) as store:
+            assert await store.swap("revoked.a", None, b"1")
+
+            async def read_often() -> None:
+                for _ in range(150):
+                    assert await store.items("revoked") == {"revoked.a": b"1"}
+
+            async with anyio.create_task_group() as tasks:
+                for _ in range(20):
+                    tasks.start_soon(read_often)
+        client = await nats.connect(broker.url)
+        streams = await client.jetstream().streams_info()
+        assert [stream.state.consumer_count for stream in streams] == [0]
+        await client.close()
 
 
 @pytest.mark.parametrize("kind", ["redis", "nats", "nats without JetStream"])

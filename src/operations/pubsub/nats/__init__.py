@@ -29,12 +29,13 @@ if find_spec("nats") is None:
     raise MissingExtraError("operations.pubsub.nats", extra="nats")
 
 from nats.errors import NoRespondersError
-from nats.js.api import KeyValueConfig
+from nats.js.api import DeliverPolicy, KeyValueConfig
 from nats.js.errors import (
     BadRequestError,
     BucketNotFoundError,
     InvalidKeyError,
     KeyNotFoundError,
+    NotFoundError,
     ServiceUnavailableError,
 )
 
@@ -488,13 +489,29 @@ class NatsValues:
 
     async def items(self, table: str) -> dict[str, bytes]:
         """Return all values of a table."""
-        bucket, found = await self._open(), dict[str, bytes]()
-        options = {"ignore_deletes": True, "inactive_threshold": _IDLE_SECONDS}
-        watcher = await bucket.watch(f"{table}.*", **options)
-        # The watcher continues with later changes; None marks the end of the current values.
-        while (entry := await watcher.updates()) is not None:
-            found[entry.key] = entry.value
-        await watcher.stop()
+        await self._open()
+        manager, found = self._client.jetstream(), dict[str, bytes]()
+        keys, stream = f"$KV.{self._settings.bucket}.", f"KV_{self._settings.bucket}"
+        # A watcher of the library can miss all values: it does not wait for a message that the server has just sent.
+        reader = await manager.subscribe(
+            f"{keys}{table}.*",
+            stream=stream,
+            ordered_consumer=True,
+            deliver_policy=DeliverPolicy.LAST_PER_SUBJECT,
+            inactive_threshold=_IDLE_SECONDS,
+        )
+        try:
+            info = await reader.consumer_info()
+            left = info.num_pending + info.delivered.consumer_seq
+            while left:
+                message = await reader.next_msg(timeout=_IDLE_SECONDS)
+                if "KV-Operation" not in (message.header or ()):  # It is that of a removed value.
+                    found[message.subject.removeprefix(keys)] = message.data
+                left = message.metadata.num_pending
+            with suppress(NotFoundError):
+                await manager.delete_consumer(stream, info.name)
+        finally:
+            await reader.unsubscribe()
         return found
 
 
