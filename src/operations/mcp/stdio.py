@@ -198,6 +198,9 @@ _POLL_SECONDS = 0.01
 _CHUNK = 64 * 1024
 """The largest number of bytes per read from a pipe; reading pauses while twice as many are unprocessed."""
 
+_STDERR_CHUNK = 4096
+"""The largest number of bytes of stderr that are processed at once."""
+
 _STDERR_LINES = 20
 _COMPLAINTS = 5
 """The number of unreadable lines of one process that are logged."""
@@ -479,10 +482,11 @@ async def _read_stderr(process: Process, child: Child) -> None:
     lines = LineBuffer(4096)
     try:
         with suppress(*_GONE):
-            while chunk := await process.stderr.read(_CHUNK):
+            while chunk := await process.stderr.read(_STDERR_CHUNK):
                 for line in lines.feed(chunk):
                     child.log_output(line)
-                    await asyncio.sleep(0)
+                # A flood of output must not block other tasks.
+                await asyncio.sleep(0)
         for line in lines.rest():
             child.log_output(line)
     finally:
