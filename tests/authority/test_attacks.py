@@ -505,6 +505,47 @@ async def test_an_old_answer_does_not_match_a_new_request() -> None:
     assert await office.call() == REQUIRED
 
 
+async def test_an_answer_sent_twice_does_not_approve_the_call_that_asked_first() -> None:
+    values = MemoryValues()
+    one, other = Office(Store(values), hold=20), Office(Store(values))
+    first = asyncio.create_task(one.call())
+    while not await other.pending():
+        await asyncio.sleep(0)
+    (record,) = await other.pending()
+    answer, boss = {"id": record["id"], "approve": True}, OperationContext(identity=BOSS)
+    await other.registry.execute("approvals.answer", answer, boss)
+    assert await other.call() == "deleted", "the same call, at another hub"
+    one.registry.authority.store.wake()
+    while not await other.pending():
+        await asyncio.sleep(0)
+
+    with pytest.raises(CallError, match="There is no approval"):
+        await other.registry.execute("approvals.answer", answer, boss)
+    await other.answer(approve=False)
+    one.registry.authority.store.wake()
+    assert await first == DENIED
+    assert one.ran == []
+
+
+async def test_a_call_that_waits_longer_than_its_request_asks_again() -> None:
+    store = Store()
+    store.poll_seconds = 0.01
+    office, announced, announce = Office(store, hold=20, seconds=0.3), list[str](), store.announce
+
+    async def count() -> None:
+        announced.append("changed")
+        await announce()
+
+    store.announce = count  # type: ignore[method-assign]
+    call, asked = asyncio.create_task(office.call()), set[str]()
+    with anyio.fail_after(15):
+        while len(asked) < 3:
+            asked |= {each["id"] for each in await office.pending()}
+            await asyncio.sleep(0.01)
+    call.cancel()
+    assert len(announced) == 3
+
+
 @pytest.mark.parametrize("end", ["revoked", "expired"])
 async def test_a_grant_that_ends_while_its_call_waits_runs_nothing(
     end: str, monkeypatch: pytest.MonkeyPatch

@@ -132,7 +132,7 @@ class Approvals:
         """Obtain and use the approval of a call, and return it.
 
         Args:
-            asked: The request for approval, which is stored if there is none yet.
+            asked: The request for approval, which is stored with a new id if there is none yet.
             rule: The scope to approve the call, and the time limits.
             context: The context of the call.
             by_grant: Whether the caller's grant requires the approval: then the caller cannot confirm the call itself.
@@ -188,7 +188,7 @@ class Approvals:
         def update(held: bytes | None) -> bytes:
             nonlocal is_new
             is_new = held is None or _decode(held).has_ended
-            return msgspec.json.encode(asked) if held is None or is_new else held
+            return msgspec.json.encode(_begun(asked)) if held is None or is_new else held
 
         record = _decode(await self._store.change(_key(asked.id), update))
         if is_new:
@@ -295,7 +295,7 @@ def _request(
     if len(text) > _MAX_INPUT:
         raise CallError(ErrorCode.RESOURCE_EXHAUSTED, "The input is too large to be approved")
     return Approval(
-        id=f"{sha256(text).hexdigest()[:32]}-{token_hex(4)}",
+        id=sha256(text).hexdigest()[:32],
         state="pending",
         operation=spec.id,
         input=copied,
@@ -304,6 +304,13 @@ def _request(
         until=now + int(rule.seconds * 1000),
         **whose,
     )
+
+
+def _begun(asked: Approval) -> Approval:
+    """Return a request that begins now. A call that waits may make several, and an answer is valid for one of them."""
+    now = clock()
+    until = now + asked.until - asked.created
+    return replace(asked, id=f"{asked.id}-{token_hex(4)}", created=now, until=until)
 
 
 def _key(approval_id: str) -> str:
