@@ -17,7 +17,7 @@ from operations import CallError, Identity, OperationContext, OperationRegistry
 from operations.authority import Grants, grants
 from operations.calls import PendingRequestMap, serve_calls
 from operations.calls.hub import WebSocketHub
-from operations.front.credentials import RECHECK_SECONDS
+from operations.front.credentials import RECHECK_SECONDS, Credential, CredentialMonitor
 from operations.mcp import to_mcp
 from operations.observe import CallStarted
 from operations.pubsub.memory import MemoryTarget
@@ -314,3 +314,61 @@ async def test_a_stream_outlives_the_grant_with_which_a_hub_started_it(
             items = [item.data async for item in calls.subscribe("far.tick", {}, context=caller)]
 
     assert items == [False, True]
+
+
+async def never() -> Identity:
+    await asyncio.Event().wait()
+    return Identity("slow")
+
+
+async def cancelled() -> Identity:
+    raise asyncio.CancelledError
+
+
+@pytest.mark.parametrize("check", [never, cancelled])
+async def test_a_check_that_fails_does_not_keep_the_stream_of_another_caller_open(
+    check: Any,
+) -> None:
+    async def revoked() -> Identity:
+        raise CredentialError("a revoked key")
+
+    monitor, ended = CredentialMonitor(), asyncio.Event()
+    with (
+        monitor.watching(Credential(Identity("slow"), check, "slow"), lambda: None),
+        monitor.watching(Credential(Identity("ann"), revoked, "ann"), ended.set),
+    ):
+        with anyio.fail_after(4):
+            await ended.wait()
+
+
+async def test_a_stream_with_a_grant_ends_if_the_store_does_not_respond(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("operations.front.credentials._CHECK_SECONDS", 0.1)
+    root = Grants(b"k" * 32)
+    identity = await root.resolve(root.create(Identity("ann"), "bot", operations=["*"]))
+    assert identity is not None
+    monitor, ended = CredentialMonitor(), asyncio.Event()
+    with monitor.watching(Credential(identity, never, "grant"), ended.set):
+        with anyio.fail_after(20):
+            await ended.wait()
+
+
+async def test_a_stream_opened_while_its_credential_is_checked_ends_as_well() -> None:
+    asked, answered, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def revoked() -> Identity:
+        asked.set()
+        await answered.wait()
+        raise CredentialError("a revoked key")
+
+    def credential() -> Credential:
+        return Credential(Identity("ann"), revoked, "ann")
+
+    monitor = CredentialMonitor()
+    with monitor.watching(Credential(Identity("bob"), never, "bob"), lambda: None):
+        with monitor.watching(credential(), lambda: None), anyio.fail_after(20):
+            await asked.wait()
+        with monitor.watching(credential(), ended.set), anyio.fail_after(4):
+            answered.set()
+            await ended.wait()

@@ -20,6 +20,9 @@ RECHECK_SECONDS: Final = 3.0
 """Seconds between two checks of the credential of an open session, stream or socket. Revocation takes effect within 5
 s."""
 
+_CHECK_SECONDS = 5.0
+"""Seconds after which a check of such a credential counts as failed."""
+
 DELAY_SECONDS: Final = 1.0
 """Seconds by which the response to a wrong credential is delayed after too many failed attempts from its address."""
 
@@ -212,7 +215,7 @@ async def resolved(found: Any) -> Identity | None:
     return identity
 
 
-def _is_outage(error: Exception) -> bool:
+def _is_outage(error: BaseException) -> bool:
     """Return whether an error means that a credential could not be checked, so that it is neither valid nor wrong.
 
     A resolver may raise `PermissionError` to reject a credential. If a key file was removed, all keys are rejected.
@@ -252,10 +255,15 @@ class Credential:
         if monotonic() - self._checked_at < RECHECK_SECONDS:
             return True
         try:
-            identity = await resolved(self._check())
-        except Exception as error:  # noqa: BLE001 - fail closed
-            # The store of grants does not work, and may contain a revocation.
-            if _is_outage(error) and not isinstance(error, CallError):
+            async with asyncio.timeout(_CHECK_SECONDS):
+                identity = await resolved(self._check())
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - fail closed
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            # The store of grants may contain a revocation.
+            has_store = self.identity.grant is not None or isinstance(error, CallError)
+            if _is_outage(error) and not has_store:
                 return True
             logger.info("a credential of %s is no longer valid: %s", self.identity.id, error)
             return False
@@ -290,15 +298,18 @@ def ended_by(
             raise
 
 
+_Ends: TypeAlias = dict[object, Callable[[], None]]
+"""The functions that end what a credential has opened."""
+
+
 class CredentialMonitor:
     """Ends sessions, streams and sockets when their credentials expire or are revoked.
 
-    While there are credentials to watch, one task checks each distinct credential once per interval.
+    One task checks each distinct credential, so that a check that takes long does not delay the others.
     """
 
     def __init__(self) -> None:
-        self._open: dict[Hashable, tuple[Credential, dict[object, Callable[[], None]]]] = {}
-        self._task: asyncio.Task[None] | None = None
+        self._open: dict[Hashable, tuple[_Ends, asyncio.Task[None]]] = {}
 
     @contextmanager
     def watching(self, credential: Credential | None, end: Callable[[], None]) -> Generator[None]:
@@ -318,17 +329,18 @@ class CredentialMonitor:
         if credential is None:
             return _do_nothing
         token, key = object(), credential.key
-        _, ends = self._open.setdefault(key, (credential, {}))
+        entry = self._open.get(key)
+        if entry is None:
+            ends = _Ends()
+            entry = self._open[key] = (ends, asyncio.create_task(self._run(credential, ends)))
+        ends, task = entry
         ends[token] = end
-        if self._task is None:
-            self._task = asyncio.create_task(self._run())
 
         def stop() -> None:
             ends.pop(token, None)
-            if not ends and self._open.get(key, (None, None))[1] is ends:
+            if not ends and self._open.get(key) is entry:
                 del self._open[key]
-            if not self._open:
-                self._stop()
+                task.cancel()
 
         return stop
 
@@ -347,19 +359,12 @@ class CredentialMonitor:
             return _do_nothing
         return self.watch(Credential(identity, lambda: resolve(credential), (credential,)), end)
 
-    def _stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            self._task = None
-
-    async def _run(self) -> None:
-        while True:
+    async def _run(self, credential: Credential, ends: _Ends) -> None:
+        while await credential.is_valid():
             await asyncio.sleep(RECHECK_SECONDS / 3)
-            for key, (credential, ends) in list(self._open.items()):
-                if not await credential.is_valid():
-                    self._open.pop(key, None)
-                    for end in list(ends.values()):
-                        end()
+        del self._open[credential.key]
+        for end in list(ends.values()):
+            end()
 
 
 def _do_nothing() -> None:
