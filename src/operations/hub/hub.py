@@ -23,7 +23,7 @@ from operations._mcp_config import read_servers
 from operations._signals import receives_signals
 from operations._text import suggestion
 from operations.access import Identity
-from operations.authority.grants import PREFIX
+from operations.authority.grants import PREFIX, GrantError
 from operations.config import Config, ConfigError, ConfigFile, load_config, modified_at
 from operations.errors import CallError, ErrorCode, OperationsError, operation_not_found
 from operations.front import Front
@@ -329,9 +329,14 @@ class Hub:
 
         Raises:
             ConfigError: If there is no such caller.
-            GrantError: If the grant is not valid.
+            CallError: `ACCESS_DENIED` if the grant is not valid.
         """
-        return await self.access.grant(name) if self.is_grant(name) else self.named_identity(name)
+        if not self.is_grant(name):
+            return self.named_identity(name)
+        try:
+            return await self.access.grant(name)
+        except GrantError as error:
+            raise CallError(ErrorCode.ACCESS_DENIED, f"Access denied: {error}") from None
 
     def is_grant(self, name: str) -> bool:
         """Return whether the name of a caller is a grant."""

@@ -181,7 +181,7 @@ async def mcp_server(hub: Hub, caller: str | None) -> "RegistryServer":
 
     Raises:
         ConfigError: If there is no such caller.
-        GrantError: If the grant is not valid.
+        CallError: `ACCESS_DENIED` if the grant is not valid.
     """
     from operations.mcp import RegistryServer  # noqa: PLC0415 - needs an extra, and a worker does not use it
 
