@@ -258,3 +258,25 @@ def test_calls_are_followed_as_they_end_until_ctrl_c(start: Start, run: Callable
     child.send(INTERRUPT)
 
     assert end(child) == 0
+
+
+def test_a_nested_call_that_ended_long_before_its_parent_is_followed_once(
+    start: Start, run: Callable[..., Ran], folder: Path
+) -> None:
+    run("call", "work.outer")
+    (journal,) = (folder / "state" / "operations").glob("*.jsonl")
+    nested, outer = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(b"")
+    child = start("trace", "--follow")
+    see(child, "no calls are recorded")
+
+    with journal.open("ab", buffering=0) as file:
+        file.write(nested)
+        see(child, "work.add")
+        file.write(outer)
+        see(child, "work.outer")
+        file.write(outer.replace(b"work.outer", b"work.later").replace(b'Id":"', b'Id":"x'))
+        see(child, "work.later")
+    assert "work.add" not in (child.before or "")
+    child.send(INTERRUPT)
+    assert end(child) == 0

@@ -382,26 +382,35 @@ async def trace(
     """
     screen = common.screen()
     path = journal_path(common.load(required=False))
-    known: set[str] | None = None
+    shown, early, before, is_first = set[str](), set[str](), set[str](), True
     # Ctrl-C is the normal end of --follow.
     with suppress(asyncio.CancelledError) if follow else nullcontext():
         while True:
             seen = modified_at(path)
-            roots = spans(read_journal(path))
-            new = [
+            records = read_journal(path)
+            ids = {each.request_id for each in records}
+            # Forget calls that have left the file. The last look counts too: a file that is being renamed is not read.
+            shown, before = shown & (ids | before), ids
+            roots = [
                 root
-                for root in roots
-                if root.record.request_id not in (known or ())
-                and (operation_id is None or root.record.operation_id == operation_id)
+                for root in spans(each for each in records if each.request_id not in shown)
+                if (operation_id is None or root.record.operation_id == operation_id)
                 and (not failed or root.has_failed)
             ]
-            _show(new[-limit:] if known is None else new, screen, many=not follow)
-            if known is None and not new and screen.is_terminal:
+            # A nested call waits for one more look, because its parent usually ends right after it.
+            nested = {root.record.request_id for root in roots if root.record.parent_request_id}
+            held = set[str]() if is_first else nested - early
+            new = [root for root in roots if root.record.request_id not in held]
+            _show(new[-limit:] if is_first else new, screen, many=not follow)
+            if is_first and not new and screen.is_terminal:
                 screen.note(f"no calls are recorded in {path}{' yet' if follow else ''}")
             if not follow:
                 return
-            known = {root.record.request_id for root in roots}
-            while modified_at(path) == seen:  # noqa: ASYNC110 - another process writes it
+            for root in new:
+                shown.update(root.request_ids)
+            early, is_first = held, False
+            await asyncio.sleep(_LOOK_AGAIN)
+            while modified_at(path) == seen and not held:  # noqa: ASYNC110 - another process writes it
                 await asyncio.sleep(_LOOK_AGAIN)
 
 
