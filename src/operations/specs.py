@@ -405,6 +405,11 @@ class FileArguments(Protocol):
         ...
 
     @property
+    def takes_files(self) -> bool:
+        """Whether arguments may be files."""
+        ...
+
+    @property
     def returns_files(self) -> bool:
         """Whether the result may be a file."""
         ...

@@ -343,7 +343,14 @@ def file_api(folder: Path) -> Iterator[list[tuple[str, str, bytes]]]:
 
     body = {"content": {"multipart/form-data": {"schema": form}}}
     post = {**operation("send", "application/json"), "requestBody": body}
-    paths = {"/f": {"post": post, "get": operation("get", "application/pdf")}}
+    note = {
+        **operation("note", "application/json"),
+        "requestBody": {"content": {"application/json": {"schema": form}}},
+    }
+    paths = {
+        "/f": {"post": post, "get": operation("get", "application/pdf")},
+        "/n": {"post": note},
+    }
     document = {"openapi": "3.1.0", "info": {"title": "f", "version": "1"}, "paths": paths}
     (folder / "files.json").write_bytes(msgspec.json.encode(document))
     url = f"http://127.0.0.1:{server.server_address[1]}"
@@ -366,6 +373,23 @@ def test_a_file_is_uploaded_from_the_command_line(
     assert kind.startswith("multipart/form-data")
     assert b'name="photo"; filename="cat.png"' in content
     assert b"\x89PNG\r\n" in content
+
+
+def test_the_bytes_of_an_upload_are_sent_in_base64_if_the_operation_takes_no_files(
+    run: Run, folder: Path, file_api: list[tuple[str, str, bytes]]
+) -> None:
+    (folder / "cat.png").write_bytes(b"\x89PNG\r\n")
+
+    declared = run("call", "files.note", "--upload", "body.photo=cat.png")
+    other = run("call", "files.note", "--upload", "body.title=cat.png")
+
+    assert (declared.code, declared.err) == (0, "")
+    assert other.code == 0
+    assert "body.title is not a file, so cat.png is sent in base64" in other.err
+    assert [content for *_, content in file_api] == [
+        b'{"photo":"iVBORw0K"}',
+        b'{"title":"iVBORw0K"}',
+    ]
 
 
 def test_a_file_is_saved_while_it_arrives(

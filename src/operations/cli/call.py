@@ -104,8 +104,9 @@ async def call(
         value = read_input(input, outline, front.limits)
         operation = hub.registry.get(operation_id)
         files = None if operation is None else operation.files
+        is_streamed = files is not None and files.takes_files
         for each in upload:
-            put_file(value, each, is_streamed=files is not None)
+            put_file(value, each, outline, screen.warn, is_streamed=is_streamed)
         saves = output is not None and files is not None and files.returns_files and not envelope
         if screen.can_ask:
             value = ask_for_missing(value, outline, screen)

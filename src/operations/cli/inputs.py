@@ -14,7 +14,7 @@ import re
 import shlex
 import sys
 from base64 import b64encode
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -74,12 +74,16 @@ def read_input(arguments: Sequence[str], outline: Outline, limits: Limits) -> An
     return value
 
 
-def put_file(value: Any, pair: str, *, is_streamed: bool) -> None:
+def put_file(
+    value: Any, pair: str, outline: Outline, warn: Callable[[str], None], *, is_streamed: bool
+) -> None:
     """Put a file into an input.
 
     Args:
         value: The input.
         pair: `key=FILE`; the key may have dots, and a repeated key makes a list.
+        outline: The schema of the input.
+        warn: Receives a warning if the argument does not declare that it is bytes.
         is_streamed: Whether the operation reads the file itself; otherwise the input contains its bytes.
 
     Raises:
@@ -91,6 +95,8 @@ def put_file(value: Any, pair: str, *, is_streamed: bool) -> None:
         raise _unreadable(f"{pair!r}", "is not key=FILE")
     place = _parent(value, keys)
     file: Any = Path(name) if is_streamed else _file(name, keys)
+    if not is_streamed and not _accepts_bytes(_at(keys, outline)):
+        warn(f"{key} is not a file, so {name} is sent in base64; write {key}=@{name} to send text")
     if keys[-1] in place:
         before = place[keys[-1]]
         file = [*before, file] if is_list(before) else [before, file]
@@ -169,16 +175,21 @@ def _put(
     name = ".".join(keys)
     if keys[0] not in outline.properties and name in outline.properties:
         keys = [name]
-    for key in keys:
-        outline = outline.properties.get(key, Outline({}))
     value, last = _parent(value, keys), keys[-1]
-    found = _value(sign, text, outline, keys, limits)
+    found = _value(sign, text, _at(keys, outline), keys, limits)
     if last in value:
         if not isinstance(value[last], list):
             raise _unreadable(name, "is given twice", keys)
         value[last] += found if isinstance(found, list) else [found]
     else:
         value[last] = found
+
+
+def _at(keys: Sequence[str], outline: Outline) -> Outline:
+    """Return the schema of a nested property; an empty schema if it is not declared."""
+    for key in keys:
+        outline = outline.properties.get(key, Outline({}))
+    return outline
 
 
 def _parent(value: Any, keys: Sequence[str]) -> JSONObject:
@@ -218,6 +229,13 @@ def _is_binary(outline: Outline) -> bool:
         for key in ("contentEncoding", "format")
     }
     return not forms.isdisjoint(_BINARY)
+
+
+def _accepts_bytes(outline: Outline) -> bool:
+    """Return whether a value, or the items of a list, can be bytes in base64."""
+    return _is_binary(outline) or any(
+        _is_binary(each.items) for each in (outline, *outline.members)
+    )
 
 
 def _unreadable(what: str, reason: str, keys: Sequence[str] = ()) -> CallError:

@@ -129,6 +129,11 @@ class Endpoint:
         return self._ready().save_to
 
     @property
+    def takes_files(self) -> bool:
+        """Whether the body of the request may contain files."""
+        return self._ready().takes_files
+
+    @property
     def returns_files(self) -> bool:
         """Whether the document declares a response that is neither JSON nor text."""
         return self._ready().returns_files
