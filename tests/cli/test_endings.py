@@ -74,6 +74,11 @@ def test_a_missing_extra_is_named(
         (["work", "--grace", "-1"], 2, "--grace"),
         (["list", "--limit", "-1"], 2, "--limit"),
         (["trace", "-n", "0"], 2, "-n"),
+        (
+            ["call", "work.add", "a=1", "--count", "2"],
+            2,
+            "--count applies only to subscriptions; work.add is a query",
+        ),
         (["work"], 1, "the config has no broker: add [brokers.main]"),
         (["list", "--as", "nobody"], 3, "Known: alice, bob, anonymous."),
         (["login", "nope"], 1, "the config has no [mcp.nope]"),

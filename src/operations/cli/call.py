@@ -18,7 +18,7 @@ from time import monotonic, time
 from typing import Annotated, Any
 
 import msgspec
-from cyclopts import Parameter
+from cyclopts import CycloptsError, Parameter
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn
 from rich.tree import Tree
 
@@ -98,6 +98,10 @@ async def call(
         spec = hub.spec(operation_id)
         if not who.trusted:
             front.enforce_visible(spec, who.identity)
+        is_stream = spec.type is OperationType.SUBSCRIPTION
+        if count is not None and not is_stream:
+            what = f"{operation_id} is a {spec.type.value}"
+            raise CycloptsError(msg=f"--count applies only to subscriptions; {what}")
         if output is not None:
             enforce_writable(output)
         outline = Outline.of(spec.input_schema)
@@ -110,7 +114,6 @@ async def call(
         saves = output is not None and files is not None and files.returns_files and not envelope
         if screen.can_ask:
             value = ask_for_missing(value, outline, screen)
-        is_stream = spec.type is OperationType.SUBSCRIPTION
         # A large file needs no total time limit; the service ends a transfer that makes no progress.
         has_default = not (is_stream or upload or saves)
         seconds = (

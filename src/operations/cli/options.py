@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, ParamSpec, TypeAlias, TypeVar
 
 import msgspec
-from cyclopts import Parameter, validators
+from cyclopts import CycloptsError, Parameter, validators
 from rich.cells import cell_len, set_cell_size
 from rich.color import ColorSystem
 from rich.console import Console, RenderableType
@@ -453,7 +453,7 @@ async def _run(function: Coroutine[Any, Any, int | None], common: Common) -> int
     except ConfigError as error:
         screen.config_failed(error)
         return ExitCode.CONFIG
-    except BrokenPipeError:
+    except (BrokenPipeError, CycloptsError):
         raise
     except Exception as error:  # noqa: BLE001 - a person cannot do anything with a traceback
         if common.verbose:
