@@ -47,13 +47,14 @@ async def test_a_malformed_request_is_answered_if_it_has_an_id() -> None:
     )  # fmt: skip
     assert process.stdin is not None
     assert process.stdout is not None
-    others = b'[]\n{"jsonrpc": "2.0", "id": 6, "error": {"method"}}\n'
+    others = b'[]\n\n \r\n{"jsonrpc": "2.0", "id": 6, "error": {"method"}}\n'
     with anyio.fail_after(60):
         process.stdin.write(others + b"\n".join(lines.values()) + b"\n")
         answers = [json.loads(await process.stdout.readline()) for _ in lines]
         process.stdin.close()
-        await process.communicate()
+        _, logged = await process.communicate()
 
+    assert logged.count(b"dropped an MCP message") == 2, "blank lines are ignored"
     codes = {each["id"]: each["error"]["code"] for each in answers}
     assert codes.keys() == lines.keys()
     assert [codes[number] for number in (1, 2, 3, 7)] == [INVALID_REQUEST] * 4

@@ -305,7 +305,9 @@ class _BoundedLines:
         """Return the next line and the reason if it is invalid; only the beginning of a line that is too long."""
         limits = self._front.limits
         most = limits.body_bytes
-        line = self._file.readline(most + 1)
+        while (line := self._file.readline(most + 1)).isspace():
+            # Some clients separate messages by blank lines.
+            pass
         if len(line) > most and not line.endswith(b"\n"):
             while (rest := self._file.readline(most)) and not rest.endswith(b"\n"):
                 pass
