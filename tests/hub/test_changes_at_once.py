@@ -32,7 +32,7 @@ from operations.hub.hub import following, reload
 from operations.hub.serving import mcp_server
 from operations.hub.source import Opened, Supervisor, fingerprint
 from operations.hub.sources import sources_of
-from operations.mcp import MCPClient
+from operations.mcp import MCPClient, to_mcp
 from operations.observe import CallEvent, RegistryChanged
 from operations.server.running import running
 
@@ -502,6 +502,37 @@ async def test_open_sources_follow_the_limit_of_a_caller(tmp_path: Path) -> None
             await eventually(lambda: running_calls == 6)
             # The connection and its calls are not replaced.
             assert hub.sources[0].opened is opened
+            release.set()
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(("own", "counts"), [(None, (3, 6)), (2, (2, 2))])
+async def test_servers_of_an_mcp_json_follow_the_limit_of_a_caller_unless_they_have_their_own(
+    tmp_path: Path, own: int | None, counts: tuple[int, int]
+) -> None:
+    running_calls, release = 0, asyncio.Event()
+    upstream = OperationRegistry()
+
+    @upstream.operation("work.wait")
+    async def wait() -> None:
+        nonlocal running_calls
+        running_calls += 1
+        await release.wait()
+
+    async with running(to_mcp(upstream, names="dotted").asgi_app()) as url:
+        server = {"url": f"{url}/mcp", "concurrency": own}
+        (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": {"up": server}}))
+        listing = 'mcp_json = ["mcp.json"]\n[limits]\ncalls_per_caller = '
+        path = written(tmp_path, f"{listing}4\n")
+        async with open_hub(path) as hub, asyncio.TaskGroup() as calls:
+            for _ in range(7):
+                calls.create_task(hub.registry.execute("up.work.wait", {}, OPERATOR))
+            await eventually(lambda: running_calls >= counts[0])
+            assert running_calls == counts[0]
+            written(tmp_path, f"{listing}8\n")
+            await reload(hub)
+            await eventually(lambda: running_calls >= counts[1])
+            assert running_calls == counts[1]
             release.set()
 
 

@@ -175,22 +175,23 @@ async def open_server(name: str, entry: MCPEntry | ListedServer, file: ConfigFil
 
     if isinstance(entry, ListedServer):
         title, listed = _read_listed(entry, file)
-        config = MCPClientConfig.from_entry(listed)
+        is_set = listed.get("concurrency") is not None
+        options: dict[str, Any] = {} if is_set else {"concurrency": per_source(file)}
+        config = MCPClientConfig.from_entry(listed, **options)
         origin = entry.path
     else:
         title, config = name, client_config(name, entry, file)
         load_tokens(file, [config.auth])
+        is_set = "concurrency" in entry.options
         origin = config.target
     client = MCPClient(title, config)
-    is_set = isinstance(entry, ListedServer) or "concurrency" in entry.options
-    limit_calls = None if is_set else client.limit_calls
     await client.open()
     info = client.server_info
     return Opened(
         operations=client,
         close=client.aclose,
         calls=lambda: client.calls,
-        limit_calls=limit_calls,
+        limit_calls=None if is_set else client.limit_calls,
         origin=origin,
         skipped=[Skipped(what, reason) for what, reason in client.skipped.items()],
         title=info.title or info.name if info is not None else "",
