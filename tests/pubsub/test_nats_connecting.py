@@ -1,5 +1,6 @@
 """The first connection to NATS: with TLS if it is required, and with the reason if it fails."""
 
+import asyncio
 import logging
 import ssl
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from tests.servers import Broker, NatsServer, free_port, proxy, running
 
 from operations.calls import PendingRequestMap, serve_calls
 from operations.errors import TransportError
+from operations.pubsub.base import Delivery, Receiver
 from operations.pubsub.nats import connect_nats
 
 SECRET = "SEKRIT-4711"
@@ -200,3 +202,22 @@ async def test_names_that_are_not_subjects_are_rejected_before_connecting(name: 
     with pytest.raises(TransportError, match=r"not a NATS subject|name of a client"):
         async with connect_nats("nats://127.0.0.1:1", **{name: "a *"}):  # type: ignore[arg-type]
             pass
+
+
+class Discarding(Receiver):
+    """Ignores everything."""
+
+    def receive(self, delivery: Delivery) -> None:
+        pass
+
+
+async def test_a_subject_that_is_not_permitted_is_reported_to_each_of_several_listeners() -> None:
+    rules = 'authorization { users: [{ user: a, password: b, permissions: { subscribe: { deny: "*.topic.no" } } }] }'
+    with running(NatsServer(config=rules)) as broker:
+        async with connect_nats(broker.url, user="a", password="b") as target:
+            topic = target.topic("no")
+            outcomes = await asyncio.gather(
+                *(target.listen([topic], Discarding()) for _ in range(3)), return_exceptions=True
+            )
+
+    assert [type(each) for each in outcomes] == [TransportError] * 3

@@ -121,7 +121,9 @@ class ReconnectingClient(Client):
         self._handlers: dict[bytes, MessageHandler] = {}
         self._broken = LogThrottle()
         self._violations = LogThrottle()
-        self._confirming: dict[str, asyncio.Future[str]] = {}
+        self._confirming: dict[asyncio.Future[str], set[str]] = {}
+        """The subjects of actions in progress. Several may concern the same subject."""
+
         self._background: set[asyncio.Task[Any]] = set()
         self._closing: set[asyncio.Task[Any]] = set()
         self.backoff = Backoff()
@@ -192,8 +194,7 @@ class ReconnectingClient(Client):
         mark = self.new_inbox()
         outcome: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         # The text of the server, in the form of the library.
-        awaited = [subject.lower() for subject in (mark, *subjects)]
-        self._confirming.update(dict.fromkeys(awaited, outcome))
+        self._confirming[outcome] = {subject.lower() for subject in (mark, *subjects)}
 
         async def arrived(_: Any) -> None:
             if not outcome.done():
@@ -213,19 +214,21 @@ class ReconnectingClient(Client):
         except NATS_ERRORS as error:
             raise TransportError(f"NATS: {error}") from error
         finally:
-            for subject in awaited:
-                self._confirming.pop(subject, None)
+            del self._confirming[outcome]
 
     async def on_error(self, error: Exception) -> None:
         """Record an error that the server reports."""
         refused = _REFUSED.search(str(error))
         if refused is None:
             logger.debug("NATS: %s", error)
-        elif (outcome := self._confirming.get(refused[1])) is None:
+            return
+        concerned = [each for each, names in self._confirming.items() if refused[1] in names]
+        for outcome in concerned:
+            if not outcome.done():
+                outcome.set_result(refused[0])
+        if not concerned:
             level = self._violations.level()
             logger.log(level, "NATS reported a %s: %s", refused[0], NOT_PERMITTED)
-        elif not outcome.done():
-            outcome.set_result(refused[0])
 
     async def advertise(
         self, group: str, subject: str, stats: Callable[[], WorkerStats], prefix: str
