@@ -85,6 +85,7 @@ def test_a_schema_is_translated(before: Any, after: Any) -> None:
     assert build(before) == after
 
 
+REST = {"type": "integer"}
 CLOSED: dict[str, Any] = {
     "type": "object",
     "properties": {"a": {"type": "string"}},
@@ -107,6 +108,23 @@ def test_closed_parts_allow_the_properties_of_one_another(schema: Any) -> None:
     assert built.check({"a": "x", "b": 1})
     assert not built.check({"a": "x", "b": "x"})
     assert not built.check({"a": "x", "c": 1})
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"allOf": [REF, {"properties": {"b": {"type": "string"}}}]},
+        {"allOf": [REF], "properties": {"b": {"type": "string"}}},
+        {"allOf": [REF], "properties": {"b": {"type": "string"}}, "additionalProperties": REST},
+    ],
+)
+def test_a_schema_for_other_properties_does_not_apply_to_those_of_other_parts(schema: Any) -> None:
+    base = {**CLOSED, "additionalProperties": {"$ref": "#/components/schemas/Rest"}}
+    built = Schema(build(schema, A=base, Rest=REST))
+    assert built.check({"a": "x", "b": "x", "c": 1})
+    assert not built.check({"a": "x", "b": 1})
+    assert not built.check({"a": "x", "c": "x"})
+    assert built.cast({"a": "x", "b": "x", "c": 1}).changes == []
 
 
 def test_a_closed_schema_stays_closed_if_its_parts_agree() -> None:

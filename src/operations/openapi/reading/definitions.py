@@ -30,6 +30,9 @@ from operations.types import JSONObject, JSONSchema
 MAX_PARTS = 200
 """The largest number of `allOf` parts of one schema, including nested parts, that are searched for properties."""
 
+CLOSING = ("additionalProperties", "unevaluatedProperties")
+"""Keywords for properties that a schema does not declare."""
+
 _LOGGER = logging.getLogger("operations")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
@@ -220,17 +223,22 @@ class Definitions:
                     parts.append(found)
         return parts
 
-    def has_closed_parts(self, schema: JSONObject) -> bool:
-        """Return whether an `allOf` part of `schema` forbids properties of another part, so that no value matches."""
+    def closing(self, schema: JSONObject) -> list[Any]:
+        """Return the schemas of undeclared properties, if an `allOf` part of `schema` applies its own to another part.
+
+        Such a part would reject the properties of the others. The list is empty if there is none.
+        """
         parts = self.parts(schema)
         closed = [part for part in parts if is_closed(part)]
         if not closed or len(parts) == 1:
-            return False
+            return []
         names = {name for part in parts for name in object_of(part.get("properties"))}
-        return any(
+        if not any(
             not part.get("patternProperties") and names - object_of(part.get("properties")).keys()
             for part in closed
-        )
+        ):
+            return []
+        return [part[key] for part in closed for key in CLOSING if closes(part.get(key))]
 
     def contradicts_type(self, schema: JSONObject) -> bool:
         """Return whether an `allOf` part, or every member of a union, has other types than `schema` itself."""
@@ -380,9 +388,13 @@ def _basic_types(schema: JSONObject) -> set[str]:
 
 
 def is_closed(schema: JSONObject) -> bool:
-    """Return whether `schema` forbids properties that it does not declare."""
-    closing = ("additionalProperties", "unevaluatedProperties")
-    return any(schema.get(key) is False for key in closing)
+    """Return whether `schema` forbids or restricts properties that it does not declare."""
+    return any(closes(schema.get(key)) for key in CLOSING)
+
+
+def closes(value: Any) -> bool:
+    """Return whether the value of a keyword in `CLOSING` restricts properties."""
+    return value is False or (is_object(value) and bool(value))
 
 
 def _definition_name(pointer: str) -> str:

@@ -17,9 +17,11 @@ from typing import Any
 
 from operations._json import is_list, is_object, object_of
 from operations.openapi.reading.definitions import (
+    CLOSING,
     Definition,
     Definitions,
     Direction,
+    closes,
     is_closed,
 )
 from operations.openapi.reading.keywords import (
@@ -89,7 +91,6 @@ _SCHEMA = frozenset(
 _VALUES = _SCHEMA | _ANY | {"items", "example", "examples"}
 """Keywords whose value is a schema or data, so that a `$ref` in it does not replace the whole value."""
 
-_CLOSING = frozenset({"additionalProperties", "unevaluatedProperties"})
 _SCHEMA_LISTS = frozenset({"anyOf", "oneOf", "prefixItems"})
 _SCHEMA_MAPS = frozenset({"patternProperties", "dependentSchemas"})
 
@@ -196,11 +197,11 @@ class Conversion:
         is_part: bool = False,
         is_opened: bool = False,
     ) -> JSONObject:
-        closes = False
+        closing: list[Any] = []
         if "properties" in schema or "allOf" in schema:
             hidden = hidden | self.definitions.hidden(schema, _MARK[self.direction])
-            closes = not is_opened and self.definitions.has_closed_parts(schema)
-            is_opened = is_opened or closes
+            closing = [] if is_opened else self.definitions.closing(schema)
+            is_opened = is_opened or bool(closing)
         below = depth + 1
         out: JSONObject = {}
         for key, value in schema.items():
@@ -217,7 +218,7 @@ class Conversion:
                     }
             elif key == "items":
                 self._items(schema, value, below, out)
-            elif key in _CLOSING and value is False and is_opened:
+            elif key in CLOSING and is_opened and closes(value):
                 continue
             elif key in _SCHEMA:
                 if is_object(value) or type(value) is bool:
@@ -268,8 +269,10 @@ class Conversion:
             repair_enum(out)
         if "type" in out and self.definitions.contradicts_type(schema):
             del out["type"]
-        if closes:
-            out["unevaluatedProperties"] = False
+        if closing:
+            rest = [self._convert(each, below) for each in closing]
+            single = rest[0] if len(rest) == 1 else {"allOf": rest}
+            out["unevaluatedProperties"] = False if False in rest else single
         return out
 
     def _variants(self, schema: JSONObject) -> JSONObject | None:
