@@ -673,6 +673,30 @@ async def test_a_path_parameter_in_the_query_of_a_template_is_sent_there(echo: E
 
 
 @pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("/a?q={from},{to}&k=1", "/a?k=1&q=1,2%26%3D"),
+        ("/a?{from}&{to}=x", "/a?1&2%26%3D=x"),
+        ("/a/{from}?range={from}-{to}", "/a/1?range=1-2%26%3D"),
+    ],
+)
+async def test_path_parameters_fill_parts_of_the_query(
+    echo: Echo, path: str, expected: str
+) -> None:
+    echo.seen.clear()
+    parameters = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in ("from", "to")
+    ]
+    doc = many(("get", path, {"operationId": "q", "parameters": parameters}))
+    async with imported(doc, base_url=echo.url) as registry:
+        await registry.execute("api.q", {"from": "1", "to": "2&="})
+        with pytest.raises(CallError, match="/to is required"):
+            await registry.execute("api.q", {"from": "1"})
+    assert [seen.target for seen in echo.seen] == [expected]
+
+
+@pytest.mark.parametrize(
     ("path", "also", "expected"),
     [("/a/{id}?q={id}", [], "/a/1"), ("/a?id={id}", [{"name": "id", "in": "query"}], "/a?id=1")],
 )

@@ -274,6 +274,18 @@ def completed_parameters(path: str, query: str, parameters: Sequence[Parameter])
     return result + added
 
 
+def filled_pieces(pieces: Iterable[str], parameters: Sequence[Parameter]) -> list[str]:
+    """Return the pieces of a query that path parameters fill, other than `key={name}`: `q={a},{b}`, `{name}`."""
+    declared = {p.name for p in parameters if p.place == "path"}
+    return [
+        piece
+        for piece in pieces
+        if "{" in piece
+        and _TEMPLATE.fullmatch(piece.partition("=")[2]) is None
+        and declared.issuperset(template_names(piece))
+    ]
+
+
 def _query_key(name: str, query: str) -> str:
     """Return the key of a placeholder in the query of a template; empty if it is not there."""
     pieces = [piece.partition("=") for piece in query.split("&")]

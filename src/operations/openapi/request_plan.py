@@ -5,7 +5,7 @@ Rule 1: the caller may choose the media type of the body. By default it is the f
 Rule 2: a file is sent in a media type that supports files, such as multipart.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
@@ -30,6 +30,7 @@ from operations.openapi.parameters import (
     cookie_text,
     enforce_argument,
     enforce_segments,
+    filled_pieces,
     header_value,
     literal,
     path_value,
@@ -436,9 +437,11 @@ class RequestPlan:
         template, _, literal_query = path.partition("#")[0].partition("?")
         self._template = template if template.startswith("/") else "/" + template
         self._pieces = tuple(split_template(self._template))
-        # A placeholder in the query is a query parameter.
+        # A placeholder in the query is a query parameter, unless it is only a part of a value, or a key.
         pieces = literal_query.split("&")
         self.literal_query = tuple(literal(p) for p in pieces if p and "{" not in p)
+        filled = filled_pieces(pieces, model.parameters)
+        self._query = tuple(map(split_template, filled))
         self._body = (
             BodyPlan(model.body, schemas, flatten=flatten, streams=streams)
             if model.body is not None
@@ -446,7 +449,9 @@ class RequestPlan:
         )
         parameters = [
             p
-            for p in completed_parameters(template, literal_query, model.parameters)
+            for p in completed_parameters(
+                "".join([template, *filled]), literal_query, model.parameters
+            )
             if not _is_hidden(p, owned)
         ]
         reserved = self._body.arguments if self._body is not None else []
@@ -521,9 +526,13 @@ class RequestPlan:
         """
         arguments = {**self._only_values, **arguments, **self._forced}
         pieces = self._pieces
-        path = pieces[0] if len(pieces) == 1 else self._path(arguments)
+        path = pieces[0]
+        if len(pieces) > 1:
+            path = self._filled(pieces, arguments)
+            enforce_segments(path, self._template)
         draft = Draft(method=method, base=base, path=path, headers={"Accept": accept})
         draft.query.extend(self.literal_query)
+        draft.query.extend(self._filled(each, arguments) for each in self._query)
         for argument in self._rest:
             if argument.name not in arguments:
                 continue
@@ -550,8 +559,8 @@ class RequestPlan:
             draft.headers["Content-Type"] = payload.content_type
         return draft
 
-    def _path(self, arguments: JSONObject) -> str:
-        pieces = self._pieces
+    def _filled(self, pieces: Sequence[str], arguments: JSONObject) -> str:
+        """Return a template with its arguments."""
         out = [pieces[0]]
         for index in range(1, len(pieces), 2):
             argument = self._by_path_name.get(pieces[index])
@@ -563,9 +572,7 @@ class RequestPlan:
             if not filled:
                 raise refusal(argument.name, "an empty value")
             out += (filled, pieces[index + 1])
-        path = "".join(out)
-        enforce_segments(path, self._template)
-        return path
+        return "".join(out)
 
 
 def _is_file_response(response: Response) -> bool:
