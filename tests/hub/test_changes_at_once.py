@@ -51,7 +51,10 @@ ENTRY = '[openapi.shop]\ndocument = "shop.json"\nbase_url = "http://127.0.0.1:9"
 
 
 def written(folder: Path, text: str) -> Path:
-    (folder / "shop.json").write_text(json.dumps(SHOP))
+    document = folder / "shop.json"
+    if not document.exists():
+        # A document that is written again is read again.
+        document.write_text(json.dumps(SHOP))
     path = folder / "operations.toml"
     path.write_text(f"{text}\n[trace]\nenabled = false\n")
     return path
