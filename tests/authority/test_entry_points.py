@@ -660,6 +660,35 @@ async def test_a_list_of_values_on_nats_is_always_complete(tmp_path: Path) -> No
         await client.close()
 
 
+async def test_a_list_of_values_on_nats_has_those_that_change_meanwhile(tmp_path: Path) -> None:
+    keys = {f"revoked.{number}" for number in range(10)}
+    with broker_running(NatsServer("-js", "-sd", str(tmp_path))) as broker:
+        async with (
+            connect_nats(broker.url) as target,
+            connect_nats(broker.url) as other,
+            open_broker_store(target) as store,
+            open_broker_store(other) as changing,
+        ):
+            for key in keys:
+                assert await store.swap(key, None, b"0")
+
+            async def change(key: str) -> None:
+                while True:
+                    await changing.change(key, lambda held: str(int(held or b"") + 1).encode())
+
+            async def read_often() -> None:
+                for _ in range(100):
+                    assert set(await store.items("revoked")) == keys
+
+            async with anyio.create_task_group() as tasks:
+                for key in keys:
+                    tasks.start_soon(change, key)
+                async with anyio.create_task_group() as readers:
+                    for _ in range(8):
+                        readers.start_soon(read_often)
+                tasks.cancel_scope.cancel()
+
+
 @pytest.mark.parametrize("kind", ["redis", "nats", "nats without JetStream"])
 async def test_a_store_at_a_broker_is_opened_from_its_config(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

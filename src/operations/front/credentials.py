@@ -257,7 +257,7 @@ class Credential:
         try:
             async with asyncio.timeout(_CHECK_SECONDS):
                 identity = await resolved(self._check())
-        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - fail closed
+        except (Exception, asyncio.CancelledError) as error:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
@@ -360,7 +360,7 @@ class CredentialMonitor:
         return self.watch(Credential(identity, lambda: resolve(credential), (credential,)), end)
 
     async def _run(self, credential: Credential, ends: _Ends) -> None:
-        while await credential.is_valid():
+        while await credential.is_valid():  # noqa: ASYNC110 - no event announces its end
             await asyncio.sleep(RECHECK_SECONDS / 3)
         del self._open[credential.key]
         for end in list(ends.values()):

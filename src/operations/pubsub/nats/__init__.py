@@ -428,6 +428,10 @@ _IDLE_SECONDS = 5.0
 """Seconds after which the server removes a reader of values that has stopped."""
 
 
+_MAX_SUBJECTS = 100_000
+"""The number of subjects after which the server continues its list on another page."""
+
+
 class NatsValues:
     """The values of a prefix, in a bucket of JetStream that is created when it is first used.
 
@@ -502,12 +506,16 @@ class NatsValues:
         )
         try:
             info = await reader.consumer_info()
-            left = info.num_pending + info.delivered.consumer_seq
+            # The numbers of pending messages do not count a value that is being changed.
+            left = set((await manager.stream_info(stream, f"{keys}{table}.*")).state.subjects or ())
+            if len(left) >= _MAX_SUBJECTS:
+                raise TransportError(f"the store on NATS has too many values in {table}")
             while left:
                 message = await reader.next_msg(timeout=_IDLE_SECONDS)
-                if "KV-Operation" not in (message.header or ()):  # It is that of a removed value.
-                    found[message.subject.removeprefix(keys)] = message.data
-                left = message.metadata.num_pending
+                found[message.subject.removeprefix(keys)] = message.data
+                if "KV-Operation" in (message.header or ()):  # It is that of a removed value.
+                    del found[message.subject.removeprefix(keys)]
+                left.discard(message.subject)
             with suppress(NotFoundError):
                 await manager.delete_consumer(stream, info.name)
         finally:
