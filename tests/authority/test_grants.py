@@ -5,6 +5,7 @@ from base64 import urlsafe_b64encode
 from itertools import pairwise
 from pathlib import Path
 from random import Random
+from time import time
 from typing import Any
 
 import pytest
@@ -284,6 +285,52 @@ async def test_revoking_a_block_revokes_its_children_and_not_its_parent(
     await there.revoke(read_token(parent)[1][0].id)
     with pytest.raises(GrantError, match="revoked"):
         await here.resolve(parent)
+
+
+async def test_a_hub_whose_clock_is_ahead_does_not_end_a_revocation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(resolving, "_FRESH_SECONDS", -1)
+    store = Store()
+    here, ahead = Grants(KEY, store=store), Grants(KEY, store=store)
+    token = here.create(ALICE, "bot", operations=["*"], seconds=60)
+    block = read_token(token)[1][0]
+    await here.revoke(block.id, block.until)
+    other = ahead.create(ALICE, "bot", operations=["*"])
+    now = time()
+    with monkeypatch.context() as changed:
+        changed.setattr(core, "time", lambda: now + 3600)
+        changed.setattr(core, "_latest", core._latest)
+        assert await ahead.resolve(other) is not None
+
+    with pytest.raises(GrantError, match="revoked"):
+        await here.resolve(token)
+    now += 25 * 3600
+    monkeypatch.setattr(core, "time", lambda: now)
+    assert await here.resolve(other) is not None
+    assert await store.items("revoked") == {}
+
+
+async def test_a_block_revoked_while_revocations_are_read_is_revoked() -> None:
+    class SlowValues(MemoryValues):
+        async def items(self, table: str) -> dict[str, bytes]:
+            found = await super().items(table)
+            asked.set()
+            await answered.wait()
+            return found
+
+    asked, answered = asyncio.Event(), asyncio.Event()
+    grants = Grants(KEY, store=Store(SlowValues()))
+    token = grants.create(ALICE, "bot", operations=["*"])
+    reading = asyncio.create_task(grants.resolve(token))
+    await asked.wait()
+    await grants.revoke(read_token(token)[1][0].id)
+    answered.set()
+
+    with pytest.raises(GrantError, match="revoked"):
+        await reading
+    with pytest.raises(GrantError, match="revoked"):
+        await grants.resolve(token)
 
 
 async def test_a_grant_is_rejected_if_revocations_cannot_be_read() -> None:

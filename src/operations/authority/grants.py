@@ -41,6 +41,8 @@ _FRESH_SECONDS = 1.5
 """Seconds for which revocations are cached. Together with the checks of open connections, a revocation takes at most 5
 s."""
 
+_KEPT = 24 * 3600 * 1000
+"""Milliseconds for which the revocation of an expired block stays in the store: another hub may have a slow clock."""
 
 Delegate: TypeAlias = Callable[[str, OperationContext | None], str | None]
 """Returns the credential for calling an operation on behalf of a caller; None for an unknown caller."""
@@ -324,7 +326,7 @@ class Grants:
 
         Args:
             block_id: The id of the block.
-            until: When the block expires, in milliseconds since the epoch: the revocation is removed then.
+            until: When the block expires, in milliseconds since the epoch: the revocation is removed a day later.
 
         Raises:
             StoreError: If the store does not work.
@@ -347,7 +349,7 @@ class Grants:
             if self._failed_at > asked:
                 # Callers that waited for this attempt would otherwise wait for one more attempt each.
                 raise StoreError
-            began, revoked = monotonic(), set[str]()
+            began, before, revoked = monotonic(), self._revoked, set[str]()
             try:
                 found = await self.store.items("revoked")
             except StoreError:
@@ -355,10 +357,11 @@ class Grants:
                 raise
             for key, value in found.items():
                 held: JSONObject = msgspec.json.decode(value)
-                is_over = held["until"] is not None and held["until"] < clock()
+                is_over = held["until"] is not None and held["until"] + _KEPT < clock()
                 if not is_over or not await self.store.swap(key, value, None):
                     revoked.add(held["id"])
-            self._revoked, self._read_at = revoked, began
+            # A block may have been revoked here since the read began.
+            self._revoked, self._read_at = revoked | (self._revoked - before), began
 
 
 def has_expired(identity: Identity) -> bool:
