@@ -287,12 +287,15 @@ class OperationSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 def describable(specs: Iterable[OperationSpec]) -> Iterator[OperationSpec]:
     """Yield the specs whose schemas can be built, and log the others: one operation must not cost a whole listing."""
-    for spec in specs:
-        problem = spec.problem
-        if problem is None:
-            yield spec
-        elif _logger.isEnabledFor(logging.WARNING):
-            _log_unusable(spec.id, problem)
+    return filter(is_describable, specs)
+
+
+def is_describable(spec: OperationSpec) -> bool:
+    """Return whether the schemas of a spec can be built; if not, log the reason."""
+    problem = spec.problem
+    if problem is not None and _logger.isEnabledFor(logging.WARNING):
+        _log_unusable(spec.id, problem)
+    return problem is None
 
 
 @lru_cache

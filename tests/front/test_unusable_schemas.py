@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from mcp import Client as MCPClient
+from mcp import MCPError
 from tests.server.asgi import Client
 
 from operations import Operation, OperationRegistry, OperationSpec, OperationType, Schema
@@ -92,11 +93,78 @@ async def test_why_a_schema_cannot_be_built_is_only_logged(
 
 
 @BAD
-async def test_tools_over_mcp(build: Build, reason: str) -> None:
-    async with MCPClient(to_mcp(registry_with(build))) as client:
+@pytest.mark.parametrize("disclosure", ["auto", "tools"])
+async def test_tools_over_mcp(
+    build: Build, reason: str, disclosure: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    registry = registry_with(build, f"tool_{disclosure}")
+    async with MCPClient(to_mcp(registry, disclosure=disclosure)) as client:
         listed = await client.list_tools()
+        with pytest.raises(MCPError, match="Unknown tool"):
+            await client.call_tool(f"task__tool_{disclosure}", {})
 
     assert [tool.name for tool in listed.tools] == ["task__good"]
+    assert reason in caplog.text
+
+
+@BAD
+@pytest.mark.parametrize("kind", ["prompt", "resource", "template"])
+async def test_prompts_and_resources_over_mcp(build: Build, reason: str, kind: str) -> None:
+    def spec(name: str, schema: Schema) -> OperationSpec:
+        uri = f"task://{name}" if kind == "resource" else f"task://{name}/{{id}}"
+        meta = {"prompt": True} if kind == "prompt" else {"resource": {"uri": uri}}
+        return OperationSpec(
+            name=name,
+            namespace="task",
+            type=OperationType.QUERY,
+            input_schema=schema,
+            meta={"mcp": meta},
+        )
+
+    specs = spec("good", Schema({"type": "object"})), spec("bad", Schema(build))
+    registry = OperationRegistry([Operation(each, answer) for each in specs])
+    async with MCPClient(to_mcp(registry)) as client:
+        if kind == "prompt":
+            assert [each.name for each in (await client.list_prompts()).prompts] == ["task__good"]
+            with pytest.raises(MCPError, match="Unknown prompt"):
+                await client.get_prompt("task__bad")
+        elif kind == "resource":
+            listed = await client.list_resources()
+            assert [each.uri for each in listed.resources] == ["task://good"]
+            with pytest.raises(MCPError, match="Resource not found"):
+                await client.read_resource("task://bad")
+        else:
+            found = (await client.list_resource_templates()).resource_templates
+            assert [each.uri_template for each in found] == ["task://good/{id}"]
+            with pytest.raises(MCPError, match="Resource not found"):
+                await client.read_resource("task://bad/1")
+
+
+async def test_schemas_are_built_when_first_listed() -> None:
+    built: list[str] = []
+
+    def operation(name: str) -> Operation:
+        def build() -> Any:
+            built.append(name)
+            return {"type": "object"}
+
+        spec = OperationSpec(
+            name=name, namespace="task", type=OperationType.QUERY, input_schema=Schema(build)
+        )
+        return Operation(spec, answer)
+
+    registry = OperationRegistry([operation(f"n{number}") for number in range(7)])
+    create_app(registry, mcp=True)
+    server = to_mcp(registry, disclosure="tools", page_size=5)
+    async with MCPClient(to_mcp(registry, max_tools=6)) as client:
+        await client.list_tools()
+    assert built == []
+
+    async with MCPClient(server) as client:
+        page = await client.list_tools()
+
+    assert built == [f"n{number}" for number in range(5)]
+    assert len(page.tools) == 5
 
 
 @BAD

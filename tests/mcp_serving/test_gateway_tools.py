@@ -164,9 +164,8 @@ async def test_a_listing_of_operations_that_share_much_stays_small() -> None:
         registry.register(Operation(spec, nothing))
 
     listing = to_mcp(registry, disclosure="tools").service
-    size = len(
-        msgspec.json.encode(listing.list_tools(MCPCaller(None, "2026-07-28", Front(registry))))
-    )
+    page = await listing.list_tools(MCPCaller(None, "2026-07-28", Front(registry)))
+    size = len(msgspec.json.encode(page))
     assert size < 50 * 30_000
     assert size < 0.3 * 50 * len(msgspec.json.encode(document))
 
@@ -181,8 +180,9 @@ async def test_a_large_api_is_four_tools_or_less_than_twice_its_document() -> No
     registry = OperationRegistry(service)
     caller = MCPCaller(None, "2026-07-28", Front(registry))
 
-    few = to_mcp(registry).service.list_tools(caller)
-    all_of_them = to_mcp(registry, disclosure="tools", page_size=1_000).service.list_tools(caller)
+    few = await to_mcp(registry).service.list_tools(caller)
+    all_tools = to_mcp(registry, disclosure="tools", page_size=1_000).service
+    all_of_them = await all_tools.list_tools(caller)
 
     assert [tool["name"] for tool in few["tools"]] == FOUR
     assert len(all_of_them["tools"]) == len(registry)

@@ -520,20 +520,22 @@ async def open_session(
         with screen.err.status("opening sources ...") if busy else nullcontext():
             hub = await stack.enter_async_context(opened)
         if wait:
-            _report_sources(hub, screen, common, wanted)
+            await _report_sources(hub, screen, common, wanted)
         yield hub
 
 
 async def settle(hub: Hub, screen: Screen, common: Common) -> None:
     """Wait briefly for the sources of a running hub, and report those that are not connected yet."""
     await hub.settled(_SETTLE_SECONDS)
-    _report_sources(hub, screen, common)
+    await _report_sources(hub, screen, common)
     if _is_quiet(hub, common):
         # Without `[log]`, also log events that resolve a warning, such as a source that is connected again.
         logging.getLogger("operations.hub").setLevel(logging.INFO)
 
 
-def _report_sources(hub: Hub, screen: Screen, common: Common, wanted: SourceFilter = ALL) -> None:
+async def _report_sources(
+    hub: Hub, screen: Screen, common: Common, wanted: SourceFilter = ALL
+) -> None:
     """Report the problems of a hub's sources, and store the ids of its operations for shell completion."""
     operation = wanted.operation
     # The following error reports why the requested source is missing.
@@ -559,8 +561,8 @@ def _report_sources(hub: Hub, screen: Screen, common: Common, wanted: SourceFilt
         # From here on, log warnings: they concern calls and sources, and are not reported in another way.
         logging.getLogger("operations").setLevel(logging.WARNING)
     if wanted.is_all:
-        # Logs those that cannot be listed.
-        deque(describable(hub.registry.specs()), maxlen=0)
+        # Logs those that cannot be listed; in a thread, because building many schemas takes long.
+        await asyncio.to_thread(deque, describable(hub.registry.specs()), 0)
 
 
 def _report_parts(source: Source, screen: Screen, common: Common) -> None:

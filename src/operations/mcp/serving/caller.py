@@ -18,7 +18,7 @@ from operations.front.http import RequestState
 from operations.front.limits import call_seconds
 from operations.front.search import may_call
 from operations.mcp.serving.tools import Tool, model_text, text_block
-from operations.specs import Operation, OperationSpec, OperationType
+from operations.specs import Operation, OperationSpec, OperationType, is_describable
 from operations.types import JSONObject
 
 
@@ -92,8 +92,8 @@ class MCPCaller(msgspec.Struct, frozen=True):
         return self.protocol_version in MODERN_PROTOCOL_VERSIONS
 
     def sees(self, spec: OperationSpec) -> bool:
-        """Return whether the client may call an operation, and may therefore see it."""
-        return may_call(spec, OperationContext(identity=self.identity))
+        """Return whether the client may call an operation whose schemas can be built, and may therefore see it."""
+        return may_call(spec, OperationContext(identity=self.identity)) and is_describable(spec)
 
     def visible(self, items: Iterable[ItemT]) -> list[ItemT]:
         """Return the tools, resources or prompts whose operations the client may call."""

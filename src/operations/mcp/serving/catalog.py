@@ -65,7 +65,7 @@ from operations.mcp import codec
 from operations.mcp.catalog import LISTED, READ
 from operations.mcp.serving.tools import GATEWAY_TOOLS, Tool, model_text, sniffed, text_block
 from operations.registry import OperationRegistry
-from operations.specs import OperationSpec, describable
+from operations.specs import OperationSpec
 from operations.types import JSONObject
 
 # ------------------------------------------------------------ resources and their URIs
@@ -410,12 +410,15 @@ def _read(value: Any, schema: JSONObject) -> Any:
 
 
 class Catalog:
-    """The listings of a registry at one revision."""
+    """The listings of a registry at one revision.
+
+    It also contains operations whose schemas cannot be built, because building all takes long: they are omitted when
+    they are listed, and not found when they are called.
+    """
 
     def __init__(self, registry: OperationRegistry, style: NameStyle, budget: int) -> None:
         self.revision = registry.revision
-        specs = {spec.id: spec for spec in describable(registry.specs())}
-        prompts = [spec for spec in specs.values() if codec.mcp_meta(spec).get("prompt")]
+        prompts = [spec for spec in registry.specs() if codec.mcp_meta(spec).get("prompt")]
         self.prompts = {
             name: Prompt(name, spec) for name, spec in specs_by_name(prompts, style).items()
         }
@@ -425,9 +428,7 @@ class Catalog:
         self.instructions: dict[tuple[str, str], list[OperationSpec]] = {}
         """The operations of sources with instructions, by namespace and instructions."""
         for operation in registry:
-            spec = specs.get(operation.spec.id)
-            if spec is None:
-                continue
+            spec = operation.spec
             if operation.source_instructions:
                 key = (spec.namespace, operation.source_instructions)
                 self.instructions.setdefault(key, []).append(spec)

@@ -158,13 +158,13 @@ class RegistryServer(Server[None]):
         tool = self.service.catalog.tools.get(name)
         return tool.input_schema if tool is not None and tool.mirrors_headers else None
 
-    def _listing(self, page: Callable[[MCPCaller, str | None], JSONObject]) -> Any:
+    def _listing(self, page: Callable[[MCPCaller, str | None], Awaitable[JSONObject]]) -> Any:
         """Return the handler for a paged list."""
 
         async def handle(
             request: RequestContext, params: types.PaginatedRequestParams
         ) -> JSONObject:
-            return page(self._caller(request), params.cursor)
+            return await page(self._caller(request), params.cursor)
 
         return handle
 

@@ -4,11 +4,13 @@ Rule 1: this module does not depend on transports. The SDK's server and the lean
 Rule 2: every result is for one caller. Operations that the caller may not call are neither listed nor found.
 """
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from functools import partial
 from math import inf
-from typing import Any, TypeVar, cast
+from time import monotonic
+from typing import Any, cast
 
 import mcp_types as types
 from mcp import MCPError
@@ -26,7 +28,7 @@ from operations.front.http import RequestState
 from operations.front.public_errors import public_error
 from operations.front.search import may_call
 from operations.mcp.codec import INPUT, is_imported
-from operations.mcp.serving.caller import LimitedCall, MCPCaller
+from operations.mcp.serving.caller import ItemT, LimitedCall, MCPCaller
 from operations.mcp.serving.catalog import (
     Catalog,
     Prompt,
@@ -46,10 +48,11 @@ from operations.mcp.serving.tools import (
 )
 from operations.observe import now
 from operations.registry import OperationRegistry
-from operations.specs import OperationSpec, OperationType
+from operations.specs import OperationSpec, OperationType, is_describable
 from operations.types import JSONObject
 
-ItemT = TypeVar("ItemT")
+_SLICE_SECONDS = 0.01
+"""Seconds that building schemas may block the event loop."""
 
 _BYTES_PER_TOKEN = 4
 _RESOURCE_NOT_FOUND = -32002
@@ -93,30 +96,30 @@ class Service:
 
     # ------------------------------------------------------------ tools
 
-    def list_tools(self, caller: MCPCaller, cursor: str | None = None) -> JSONObject:
+    async def list_tools(self, caller: MCPCaller, cursor: str | None = None) -> JSONObject:
         """Return one page of the tools, or the gateway tools."""
-        return self._tool_page(caller, cursor, Tool.wire)
+        return await self._tool_page(caller, cursor, Tool.wire)
 
     async def list_tools_encoded(self, caller: MCPCaller, cursor: str | None = None) -> JSONObject:
         """As `list_tools`, with the tools already encoded."""
-        return self._tool_page(caller, cursor, Tool.raw)
+        return await self._tool_page(caller, cursor, Tool.raw)
 
-    def _tool_page(
+    async def _tool_page(
         self, caller: MCPCaller, cursor: str | None, wire: Callable[..., Any]
     ) -> JSONObject:
         tools = caller.visible(self.catalog.tools.values())
-        if self._hides(tools):
+        if await self._hides(tools):
             tools, cursor = list(gateway_tools().values()), None
-        return self._page("tools", tools, caller, cursor, partial(wire, modern=caller.modern))
+        return await self._page("tools", tools, caller, cursor, partial(wire, modern=caller.modern))
 
-    def _hides(self, tools: Sequence[Tool]) -> bool:
+    async def _hides(self, tools: Sequence[Tool]) -> bool:
         settings = self.settings
         if settings.disclosure != "auto":
             return settings.disclosure == "gateway"
-        return (
-            len(tools) > settings.max_tools
-            or sum(tool.size for tool in tools) > settings.max_tokens * _BYTES_PER_TOKEN
-        )
+        if len(tools) > settings.max_tools:
+            return True
+        size = sum([tool.size async for tool in _usable(tools)])
+        return size > settings.max_tokens * _BYTES_PER_TOKEN
 
     def _unknown(self, kind: str, name: str, caller: MCPCaller) -> MCPError:
         """Return the error for an unknown tool or prompt, with a similar name as suggestion."""
@@ -151,7 +154,7 @@ class Service:
             context = self._context(caller, channel, limit)
         else:
             limited.state.context = context = self._context(caller, channel, limited.limit)
-        if tool is None:
+        if tool is None or not tool.is_usable:
             return await self._call_gateway_tool(caller, name, arguments, context)
         try:
             caller.front.enforce_visible(tool.spec, caller.identity)
@@ -195,8 +198,8 @@ class Service:
             tool = self.catalog.by_id.get(operation_id)
             if tool is None:
                 tool = Tool(operation_id, spec, self.settings.schema_budget)
-                # Before the call runs: its result cannot be written without the schemas.
-                tool.enforce_usable()
+            # Before the call runs: its result cannot be written without the schemas.
+            tool.enforce_usable()
             limit = caller.limit(self.registry.get(spec.id))
             if limit is not None:
                 context = context.changed(deadline=limit.deadline, limit=limit)
@@ -257,15 +260,15 @@ class Service:
 
     # ------------------------------------------------------------ resources
 
-    def list_resources(self, caller: MCPCaller, cursor: str | None = None) -> JSONObject:
+    async def list_resources(self, caller: MCPCaller, cursor: str | None = None) -> JSONObject:
         """Return one page of the resources."""
         visible = caller.visible(self.catalog.resources.values())
-        return self._page("resources", visible, caller, cursor, Resource.wire)
+        return await self._page("resources", visible, caller, cursor, Resource.wire)
 
-    def list_templates(self, caller: MCPCaller, cursor: str | None = None) -> JSONObject:
+    async def list_templates(self, caller: MCPCaller, cursor: str | None = None) -> JSONObject:
         """Return one page of the resource templates."""
         visible = caller.visible(self.catalog.templates)
-        return self._page("resourceTemplates", visible, caller, cursor, Resource.wire)
+        return await self._page("resourceTemplates", visible, caller, cursor, Resource.wire)
 
     def find_resource(self, caller: MCPCaller, uri: str) -> tuple[Resource, JSONObject]:
         """Return the resource at `uri`, and the input that reads it.
@@ -298,10 +301,10 @@ class Service:
 
     # ------------------------------------------------------------ prompts
 
-    def list_prompts(self, caller: MCPCaller, cursor: str | None = None) -> JSONObject:
+    async def list_prompts(self, caller: MCPCaller, cursor: str | None = None) -> JSONObject:
         """Return one page of the prompts."""
         visible = caller.visible(self.catalog.prompts.values())
-        return self._page("prompts", visible, caller, cursor, Prompt.wire)
+        return await self._page("prompts", visible, caller, cursor, Prompt.wire)
 
     def find_prompt(self, caller: MCPCaller, name: str) -> Prompt:
         """Return the prompt called `name`.
@@ -392,7 +395,7 @@ class Service:
             registry=self.registry,
         )
 
-    def _page(
+    async def _page(
         self,
         key: str,
         items: Sequence[ItemT],
@@ -401,7 +404,18 @@ class Service:
         wire: Callable[[ItemT], Any],
     ) -> JSONObject:
         shown, following = page_of(items, cursor, self.settings.page_size)
-        page: JSONObject = {key: [wire(item) for item in shown]}
+        page: JSONObject = {key: [wire(item) async for item in _usable(shown)]}
         if following is not None:
             page["nextCursor"] = following
         return caller.settled(page, cacheable=True)
+
+
+async def _usable(items: Iterable[ItemT]) -> AsyncGenerator[ItemT]:
+    """Yield the items whose schemas can be built. Building many takes long, so other tasks run in between."""
+    began = monotonic()
+    for item in items:
+        if monotonic() - began > _SLICE_SECONDS:
+            await asyncio.sleep(0)
+            began = monotonic()
+        if is_describable(item.spec):
+            yield item

@@ -32,7 +32,7 @@ from operations.front.public_errors import public_error
 from operations.mcp import codec
 from operations.schema import Schema, schema_for, validate_or_raise
 from operations.schema.references import possible_types
-from operations.specs import Operation, OperationSpec, OperationType
+from operations.specs import Operation, OperationSpec, OperationType, is_describable
 from operations.types import JSONObject, JSONSchema
 
 _ERROR_BUDGET = 1024
@@ -101,9 +101,14 @@ class Tool:
         return tuple(map(str, list_of(codec.mcp_meta(self.spec).get("requires"))))
 
     @cached_property
+    def is_usable(self) -> bool:
+        """Whether the schemas can be built."""
+        return is_describable(self.spec)
+
+    @cached_property
     def mirrors_headers(self) -> bool:
         """Whether arguments are repeated in HTTP headers (`x-mcp-header`)."""
-        return bool(x_mcp_header_map(self.input_schema))
+        return self.is_usable and bool(x_mcp_header_map(self.input_schema))
 
     @cached_property
     def size(self) -> int:
