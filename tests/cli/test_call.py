@@ -13,7 +13,7 @@ import pytest
 from tests.cli.conftest import Ran
 
 from operations import Schema
-from operations.cli.inputs import read_input
+from operations.cli.inputs import put_file, read_input
 from operations.cli.options import ExitCode
 from operations.front.limits import Limits
 from operations.openapi.reading.keywords import FILE_SCHEMA
@@ -68,17 +68,29 @@ def test_a_file_is_sent_unchanged_if_the_schema_accepts_bytes(tmp_path: Path) ->
     (tmp_path / "notes.txt").write_text("hello123")  # valid base64, which must not be decoded
     (tmp_path / "data.json").write_text("[1]")
     single = {"type": "string", "contentEncoding": "base64"}
-    properties = {"f": FILE_SCHEMA, "fs": {"type": "array", "items": FILE_SCHEMA}, "b": single}
+    optional = {"anyOf": [{"type": "array", "items": single}, {"type": "null"}]}
+    properties = {
+        "f": FILE_SCHEMA,
+        "fs": {"type": "array", "items": FILE_SCHEMA},
+        "b": single,
+        "bs": optional,
+        "cs": optional,
+    }
     arguments = [f"{key}=@{tmp_path}/{name}" for key, name in (
-        ("f", "notes.txt"), ("fs", "data.json"), ("fs", "notes.txt"), ("b", "notes.txt"),
+        ("f", "notes.txt"), ("fs", "data.json"), ("fs", "notes.txt"), ("b", "notes.txt"), ("bs", "notes.txt"),
     )]  # fmt: skip
 
-    given = read_input(arguments, Outline.of(Schema({"properties": properties})), Limits())
+    outline, warnings = Outline.of(Schema({"properties": properties})), list[str]()
+    given = read_input(arguments, outline, Limits())
+    put_file(given, f"cs={tmp_path}/notes.txt", outline, warnings.append, is_streamed=False)
 
     notes = {"content": "aGVsbG8xMjM=", "filename": "notes.txt"}
     assert given["f"] == notes
     assert given["fs"] == [{"content": "WzFd", "filename": "data.json"}, notes]
     assert given["b"] == "aGVsbG8xMjM="
+    assert given["bs"] == ["aGVsbG8xMjM="]
+    assert given["cs"] == [b"hello123"]
+    assert warnings == []
 
 
 def test_input_comes_through_a_pipe(folder: Path, environment: dict[str, str]) -> None:

@@ -95,11 +95,15 @@ def put_file(
         raise _unreadable(f"{pair!r}", "is not key=FILE")
     place = _parent(value, keys)
     file: Any = Path(name) if is_streamed else _file(name, keys)
-    if not is_streamed and not _accepts_bytes(_at(keys, outline)):
+    outline = _at(keys, outline)
+    items = _binary_items(outline)
+    if not is_streamed and items is None and not _is_binary(outline):
         warn(f"{key} is not a file, so {name} is sent in base64; write {key}=@{name} to send text")
     if keys[-1] in place:
         before = place[keys[-1]]
         file = [*before, file] if is_list(before) else [before, file]
+    elif items is not None and not _is_binary(outline):
+        file = [file]
     place[keys[-1]] = file
 
 
@@ -213,8 +217,9 @@ def _value(sign: str, text: str, outline: Outline, keys: list[str], limits: Limi
         if not any({"content", "filename"} <= each.properties.keys() for each in outline.members):
             return encoded_data
         return {"content": encoded_data, "filename": Path(text[1:]).name}
-    if "array" in outline.types and _is_binary(outline.items):
-        return [_value(sign, text, outline.items, keys, limits)]
+    items = _binary_items(outline)
+    if items is not None:
+        return [_value(sign, text, items, keys, limits)]
     try:
         return typed(data.decode(), outline)
     except UnicodeDecodeError:
@@ -231,11 +236,10 @@ def _is_binary(outline: Outline) -> bool:
     return not forms.isdisjoint(_BINARY)
 
 
-def _accepts_bytes(outline: Outline) -> bool:
-    """Return whether a value, or the items of a list, can be bytes in base64."""
-    return _is_binary(outline) or any(
-        _is_binary(each.items) for each in (outline, *outline.members)
-    )
+def _binary_items(outline: Outline) -> Outline | None:
+    """Return the schema of a list's items, if they can be bytes in base64."""
+    lists = (each.items for each in (outline, *outline.members))
+    return next(filter(_is_binary, lists), None)
 
 
 def _unreadable(what: str, reason: str, keys: Sequence[str] = ()) -> CallError:
