@@ -198,7 +198,7 @@ _POLL_SECONDS = 0.01
 _CHUNK = 64 * 1024
 """The largest number of bytes per read from a pipe; reading pauses while twice as many are unprocessed."""
 
-_STDERR_CHUNK = 4096
+_STDERR_CHUNK = 256
 """The largest number of bytes of stderr that are processed at once."""
 
 _STDERR_LINES = 20
