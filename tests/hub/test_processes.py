@@ -238,9 +238,9 @@ async def test_a_process_that_cannot_be_started_is_retried(
     program.write_text(
         f"#!{sys.executable}\n"
         "import os, pathlib, socket\n"
-        f"pathlib.Path({str(pids)!r}).open('a').write(f'{{os.getpid()}}\\n')\n"
         f"channel = socket.socket(fileno=int(os.environ[{VARIABLE!r}].split()[1]))\n"
         "channel.send(b'r')\n"
+        f"pathlib.Path({str(pids)!r}).open('a').write(f'{{os.getpid()}}\\n')\n"
         "channel.recv(1)\n"
     )
     program.chmod(0o700)
