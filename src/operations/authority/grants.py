@@ -226,6 +226,14 @@ class Grants:
         whose = Subject(id=subject) if isinstance(subject, str) else _subject(subject)
         return mint(self._key, whose, new_block(holder, **block))
 
+    def blocks(self, token: str) -> tuple[Block, ...]:
+        """Return the blocks of a token, which may have expired.
+
+        Raises:
+            GrantError: If it was not created with this key.
+        """
+        return verify(token, self._key)[1].blocks
+
     def for_name(self, name: str) -> str:
         """Return the key for the `Grants` of a worker group or spoke, in hexadecimal."""
         return _sign(self._key, f"opg1 key of {name}").hex()

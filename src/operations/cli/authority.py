@@ -192,11 +192,13 @@ async def revoke(block: str, /, *, common: Common = DEFAULTS) -> None:
         common: Options of every command.
     """
     until = None
-    if block.startswith(PREFIX):
-        last = read_token(block)[1][-1]
-        block, until = last.id, last.until
     async with _opened(common) as authority:
-        await _grants(common, store=authority.store).revoke(block, until)
+        grants = _grants(common, store=authority.store)
+        if block.startswith(PREFIX):
+            # An edited token could contain an earlier end, after which its revocation would be removed.
+            last = grants.blocks(block)[-1]
+            block, until = last.id, last.until
+        await grants.revoke(block, until)
     common.screen().note(f"revoked {block}")
 
 
