@@ -43,6 +43,8 @@ class Keys:
         self.is_valid = True
         self.is_down = False
         self.expires_at: float | None = None
+        self.scopes = ["run"]
+        self.resources: dict[str, list[str]] = {"project:7": ["edit"]}
         self.rejection: Exception = CredentialError("a revoked key")
 
     def __call__(self, connection: HTTPConnection) -> Identity | None:
@@ -52,7 +54,7 @@ class Keys:
             raise ConnectionError("the directory is down")
         if not self.is_valid:
             raise self.rejection
-        return Identity("ann", ["run"], expires_at=self.expires_at)
+        return Identity("ann", self.scopes, self.resources, expires_at=self.expires_at)
 
 
 def following() -> OperationRegistry:
@@ -116,6 +118,41 @@ ENDINGS = pytest.mark.parametrize(
     [(revoke, None), (remove, None), (expire, 2)],
     ids=["revoked", "removed", "expired"],
 )
+
+
+def lose_scope(keys: Keys) -> None:
+    keys.scopes = []
+
+
+def lose_resource(keys: Keys) -> None:
+    keys.resources = {"project:7": []}
+
+
+@pytest.mark.parametrize("end", [lose_scope, lose_resource])
+async def test_streams_sessions_and_sockets_end_if_their_caller_loses_access(end: Any) -> None:
+    keys = Keys()
+    async with serving(keys) as (url, session):
+        async with session.post(f"{url}/session", headers=KEY) as response:
+            headers = {"cookie": response.headers["set-cookie"].partition(";")[0]}
+        async with (
+            session.get(f"{url}/test/follow", headers=KEY) as stream,
+            connect_websocket(url.replace("http", "ws") + "/ws", headers=KEY) as target,
+            PendingRequestMap(target) as calls,
+        ):
+            assert (await stream.content.readuntil(b"\n\n")) == b"data: 1\n\n"
+            items = calls.subscribe("test.follow", {})
+            assert (await anext(items)).data == 1
+            # A caller that gains access keeps what it has opened.
+            keys.scopes, keys.resources = ["run", "more"], {"project:7": ["edit", "read"]}
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(stream.content.read(1), 0.5)
+            end(keys)
+            assert b"ACCESS_DENIED" in await stream.content.read()
+            with pytest.raises(CallError) as caught:
+                await anext(items)
+            assert caught.value.code == "ACCESS_DENIED"
+        async with session.post(f"{url}/test/run", headers=headers) as response:
+            assert response.status == 401
 
 
 def keys_for(seconds: float | None) -> Keys:

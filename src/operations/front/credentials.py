@@ -1,4 +1,4 @@
-"""Check the credentials of requests, and end what a credential has opened when it expires or is revoked."""
+"""Check the credentials of requests, and end what a credential has opened when it expires or loses access."""
 
 import asyncio
 import inspect
@@ -249,7 +249,7 @@ class Credential:
         self._checked_at = monotonic()
 
     async def is_valid(self) -> bool:
-        """Return whether the credential is still valid; check it again if the last check was some seconds ago."""
+        """Return whether the credential still has the same access; check it if the last check was some seconds ago."""
         if has_expired(self.identity):
             return False
         if monotonic() - self._checked_at < RECHECK_SECONDS:
@@ -267,10 +267,23 @@ class Credential:
                 return True
             logger.info("a credential of %s is no longer valid: %s", self.identity.id, error)
             return False
-        if identity is None or identity.key != self.identity.key:
+        if identity is None or not _has_access_of(self.identity, identity):
             return False
         self._checked_at = monotonic()
         return True
+
+
+def _has_access_of(before: Identity, now: Identity) -> bool:
+    """Return whether an identity is the same caller, and has lost none of its access."""
+    held = now.resources or {}
+    return (
+        before.key == now.key
+        and frozenset(before.scopes) <= frozenset(now.scopes)
+        and all(
+            set(actions) <= set(held.get(resource, ()))
+            for resource, actions in (before.resources or {}).items()
+        )
+    )
 
 
 def credential_ended() -> CallError:
