@@ -126,10 +126,18 @@ async def test_no_other_worker_answers_for_one_that_was_killed(
 
 
 class Losing(Shim):
-    """Loses one request: another message arrives instead."""
+    """Loses one request: another message arrives instead. Requests to drop a call are slow."""
 
     late = b""
     address = ""
+
+    async def send(self, address: str, body: bytes) -> None:
+        if b'"fences":[{' in body:
+            asyncio.get_running_loop().call_later(
+                0.6, asyncio.ensure_future, super().send(address, body)
+            )
+        else:
+            await super().send(address, body)
 
     async def put(self, put: Any, address: str, body: bytes, options: dict[str, Any]) -> str:
         if b'"number":3' in body and not self.late:
@@ -148,7 +156,7 @@ async def test_a_mutation_that_no_worker_has_begun_is_sent_again(
         for _ in range(2):
             await enter(broker_world.serve(slow_registry(ledger)))
         target = Losing(await enter(broker_world.connect()))
-        calls = await enter(PendingRequestMap(target, heartbeat=0.4))
+        calls = await enter(PendingRequestMap(target, heartbeat=1))
         with anyio.fail_after(60):
             for number in range(5):
                 # The first call is long enough for the caller to find all workers.
@@ -175,7 +183,7 @@ async def test_a_call_that_is_sent_again_keeps_its_time_if_the_clock_changes(
     async with (
         broker_world.serve(slow_registry(ledger)),
         broker_world.connect() as connected,
-        PendingRequestMap(Losing(connected), heartbeat=0.4) as calls,
+        PendingRequestMap(Losing(connected), heartbeat=1) as calls,
     ):
         with anyio.fail_after(60):
             # The first call is long enough for the caller to find all workers.

@@ -147,6 +147,7 @@ class FailureDetector:
         self._changed_at = 0.0
         """The last time that a worker or this client disconnected or reconnected."""
         self._hurry = asyncio.Event()
+        self._dropped = asyncio.Event()
         self._absent_since: dict[str, float] = {}
         self._unserved_since = NEVER
         # Only known workers can be detected as lost.
@@ -177,6 +178,8 @@ class FailureDetector:
             if call is not None and call.payload.resends == fence.resends:
                 call.fenced_by |= {alive.worker}
                 call.dropped_by |= {alive.worker}
+        if alive.fenced:
+            self._dropped.set()
 
     def on_absent(self, worker: str) -> None:
         """Handle a worker that the broker does not have: do not choose it, and remove it if it does not return."""
@@ -455,7 +458,12 @@ class FailureDetector:
         for address, fences in by_address.items():
             for start in range(0, len(fences), _PER_PROBE):
                 await self._probe(address, [], fences[start : start + _PER_PROBE])
-        await asyncio.sleep(_ANSWER * self._heartbeat)
+        count = await self._target.count_present(self._all_workers)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._heartbeat):
+                while not all(self._is_unbegun(call, count) for call in asked):
+                    self._dropped.clear()
+                    await self._dropped.wait()
         count = await self._target.count_present(self._all_workers)
         unbegun: list[PendingCall] = []
         for call in asked:
