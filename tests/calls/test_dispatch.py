@@ -302,7 +302,7 @@ async def test_mutations_read_together_with_one_that_kills_its_worker_run_once_e
             write = {"seconds": 0, "path": str(ledger)}
             # The queries let the batches grow, so that the following requests are read together.
             outcomes = await asyncio.gather(
-                *(calls.call("math.add", {"a": n, "b": 1}) for n in range(200)),
+                *(calls.call("math.add", {"a": n, "b": 1}, replayable=True) for n in range(200)),
                 calls.call("slow.die", {"path": str(poison)}),
                 *(calls.call("slow.write", write) for _ in range(30)),
                 return_exceptions=True,

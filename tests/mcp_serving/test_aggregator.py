@@ -86,7 +86,7 @@ class Person:
         return ListRootsResult(roots=[Root(uri=FileUrl("file:///a"), name="a")])
 
     async def log(self, params: Any) -> None:
-        if "Roots updated" not in str(params.data):
+        if "roots" not in str(params.data).lower():
             self.count["logs"] += 1
             self.count["loggers"] += params.logger is not None
 

@@ -3,7 +3,7 @@
 import asyncio
 import gc
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import anyio
@@ -85,7 +85,9 @@ async def test_an_unread_body_has_a_time_limit(monkeypatch: pytest.MonkeyPatch) 
         with anyio.fail_after(20):
             assert b" 404 " in await reader.readline()
             writer.write(b"x")
-            await reader.read()
+            # If the time has passed, the last byte resets the connection.
+            with suppress(ConnectionResetError):
+                await reader.read()
         writer.close()
 
 
