@@ -155,6 +155,20 @@ async def test_streams_sessions_and_sockets_end_if_their_caller_loses_access(end
             assert response.status == 401
 
 
+async def test_a_stream_that_was_opened_with_more_access_ends_when_the_caller_loses_it() -> None:
+    held, ended = ["run"], asyncio.Event()
+
+    def credential() -> Credential:
+        return Credential(Identity("ann", held), lambda: Identity("ann", held), "ann")
+
+    monitor = CredentialMonitor()
+    with monitor.watching(credential(), lambda: None):
+        held = ["run", "admin"]
+        with monitor.watching(credential(), ended.set), anyio.fail_after(4):
+            held = ["run"]
+            await ended.wait()
+
+
 def keys_for(seconds: float | None) -> Keys:
     keys = Keys()
     keys.expires_at = None if seconds is None else (time() + seconds) * 1000
@@ -222,6 +236,28 @@ async def test_a_socket_is_closed_at_shutdown(end: Any, seconds: float | None, k
 
     assert kind == "hub" or caught.value.code == "ACCESS_DENIED"
     assert monotonic() - began < 20
+
+
+async def test_a_socket_without_a_credential_makes_no_calls_once_every_caller_needs_one() -> None:
+    registry = OperationRegistry()
+
+    @registry.operation("test.open")
+    async def ping() -> str:
+        return "pong"
+
+    app = create_app(registry, identity=Keys(), websocket=WebSocketEntry(registry, lambda _: None))
+    with anyio.fail_after(30):
+        async with (
+            running(app) as url,
+            connect_websocket(url.replace("http", "ws") + "/ws") as target,
+            PendingRequestMap(target) as calls,
+        ):
+            assert (await calls.call("test.open", {})).data == "pong"
+            app.state.pipeline.front.anonymous = False
+            with pytest.raises(CallError) as caught:
+                await calls.call("test.open", {})
+
+    assert caught.value.code == "ACCESS_DENIED"
 
 
 @pytest.mark.requirement("R57")

@@ -357,6 +357,9 @@ class JobRunner(ABC):
         """Run a job if the rules that all entry points of a server share admit it."""
         caller = job.caller = caller_key(identity, self._config.address)
         try:
+            if identity is None and not front.anonymous:
+                # The config has changed since the socket was opened.
+                raise CallError(ErrorCode.ACCESS_DENIED, "Send a credential")
             if job.spec is not None:
                 front.enforce_visible(job.spec, identity)
                 if job.request.attempt > 1 and not job.replayable:

@@ -318,7 +318,7 @@ _Ends: TypeAlias = dict[object, Callable[[], None]]
 class CredentialMonitor:
     """Ends sessions, streams and sockets when their credentials expire or are revoked.
 
-    One task checks each distinct credential, so that a check that takes long does not delay the others.
+    One task checks each distinct credential and identity, so that a check that takes long does not delay the others.
     """
 
     def __init__(self) -> None:
@@ -341,11 +341,12 @@ class CredentialMonitor:
         """Call `end` when the credential becomes invalid; return a function that stops the checks."""
         if credential is None:
             return _do_nothing
-        token, key = object(), credential.key
+        # With the identity, because the same credential may have had more access later.
+        token, key = object(), (credential.key, credential.identity)
         entry = self._open.get(key)
         if entry is None:
             ends = _Ends()
-            entry = self._open[key] = (ends, asyncio.create_task(self._run(credential, ends)))
+            entry = self._open[key] = (ends, asyncio.create_task(self._run(key, credential, ends)))
         ends, task = entry
         ends[token] = end
 
@@ -372,10 +373,10 @@ class CredentialMonitor:
             return _do_nothing
         return self.watch(Credential(identity, lambda: resolve(credential), (credential,)), end)
 
-    async def _run(self, credential: Credential, ends: _Ends) -> None:
+    async def _run(self, key: Hashable, credential: Credential, ends: _Ends) -> None:
         while await credential.is_valid():  # noqa: ASYNC110 - no event announces its end
             await asyncio.sleep(RECHECK_SECONDS / 3)
-        del self._open[credential.key]
+        del self._open[key]
         for end in list(ends.values()):
             end()
 
