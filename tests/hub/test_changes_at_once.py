@@ -6,7 +6,7 @@ import json
 import logging
 import sys
 import time
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,14 @@ from tests.mcp_import.support import eventually, raw
 
 from operations import (
     AccessControl,
+    CallError,
     Operation,
     OperationContext,
     OperationRegistry,
     OperationSpec,
     OperationType,
 )
+from operations.authority import Grants
 from operations.config import ConfigError, ConfigFile, load_config
 from operations.hub import Hub, Source, open_hub
 from operations.hub.controls import report
@@ -625,6 +627,42 @@ async def test_a_caller_on_stdio_is_removed_before_sources_are_closed(tmp_path: 
 
             assert not reloading.done()
             await reloading
+
+
+async def test_a_grant_on_stdio_has_the_access_of_its_subject_now(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("a-key-of-ann-123")
+    (tmp_path / "grants").write_text("k" * 32)
+    (tmp_path / "other").write_text("o" * 32)
+    (tmp_path / "work.py").write_text(
+        "from operations import operation\n"
+        '@operation("task.add", scopes=["task"])\nasync def add() -> str:\n    return "added"\n'
+        '@operation("task.ping")\nasync def ping() -> str:\n    return "pong"\n'
+    )
+
+    def config(scopes: str, key: str = "grants", name: str = "ann") -> str:
+        caller = f'[access.keys.{name}]\nkey = {{ file = "key" }}\nscopes = {scopes}\n'
+        return f'modules = ["work.py"]\n{caller}[access.grants]\nkey = {{ file = "{key}" }}\n'
+
+    async with open_hub(written(tmp_path, config('["task"]'))) as hub:
+        token = Grants("k" * 32).create("ann", "bot", operations=["task.*"])
+        server = await mcp_server(hub, token)
+
+        async def allowed(text: str) -> list[str]:
+            written(tmp_path, text)
+            await reload(hub)
+            context = OperationContext(identity=server.identity)
+            found = list[str]()
+            for operation_id in ("task.add", "task.ping"):
+                with suppress(CallError):
+                    found.append((await hub.registry.execute(operation_id, {}, context)).data)
+            return found
+
+        assert await allowed(config('["task"]')) == ["added", "pong"]
+        assert await allowed(config("[]")) == ["pong"]
+        assert await allowed(config('["task"]')) == ["added", "pong"]
+        assert await allowed(config('["task"]', name="bob")) == []
+        assert await allowed(config('["task"]', key="other")) == []
+        assert await allowed(config('["task"]')) == ["added", "pong"]
 
 
 async def test_a_reload_can_close_the_server_to_anonymous_callers(

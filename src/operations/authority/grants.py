@@ -273,17 +273,26 @@ class Grants:
         """
         if not credential.startswith(PREFIX):
             return None
-        found = self._resolved.get(credential)
+        identity = self.identify(credential)
+        if identity.grant is None or await self.is_revoked(identity.grant):
+            raise GrantError("the grant was revoked")
+        return identity
+
+    def identify(self, token: str) -> Identity:
+        """Return the identity of a grant, which may have been revoked.
+
+        Raises:
+            GrantError: If the grant is not valid.
+        """
+        found = self._resolved.get(token)
         if found is None:
-            found = self._remember(credential, *verify(credential, self._key))
+            found = self._remember(token, *verify(token, self._key))
         subject, grant, base, identity = found
         if base is not None and self._base(subject) is not base:
             # The identity of the subject has changed.
-            identity = self._remember(credential, subject, grant)[-1]
+            identity = self._remember(token, subject, grant)[-1]
         if has_expired(identity):
             raise GrantError("the grant has expired")
-        if await self.is_revoked(grant):
-            raise GrantError("the grant was revoked")
         return identity
 
     def is_valid(self, grant: Grant) -> bool:

@@ -19,9 +19,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from msgspec import structs
+
 from operations._hosts import LOOPBACK
 from operations._resilience import Backoff
 from operations._signals import receives_signals, shutdown_event
+from operations.access import Block, Grant, Identity
 from operations.calls import CallServer
 from operations.calls.monitoring import GroupMonitor
 from operations.config import ConfigFile
@@ -205,9 +208,21 @@ async def mcp_server(hub: Hub, caller: str | None) -> "RegistryServer":
         server.identity = None
         server.identity = hub.named_identity(name)
 
+    def update_grant(token: str, before: Identity) -> None:
+        # A grant whose key or subject the file does not have any more covers nothing.
+        server.identity = structs.replace(before, grant=_NOTHING)
+        if hub.access.grants is not None:
+            server.identity = hub.access.grants.identify(token)
+
     if caller is not None and not hub.is_grant(caller):
         hub.on_reload.append(partial(update_caller, caller))
+    elif caller is not None and identity is not None:
+        hub.on_reload.append(partial(update_grant, caller, identity))
     return server
+
+
+_NOTHING = Grant(blocks=(Block(id="none", holder="none", operations=()),), keys=("",))
+"""A grant that covers no operation."""
 
 
 def resolvers(hub: Hub) -> list[IdentityResolver]:
