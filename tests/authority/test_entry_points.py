@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from itertools import count
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ from operations._text import tool_name
 from operations.authority import (
     ApprovalRule,
     Authority,
+    GrantError,
     Grants,
     SQLiteValues,
     Store,
@@ -662,6 +664,27 @@ async def test_a_list_of_values_on_nats_is_always_complete(tmp_path: Path) -> No
         streams = await client.jetstream().streams_info()
         assert [stream.state.consumer_count for stream in streams] == [0]
         await client.close()
+
+
+async def test_a_grant_stays_revoked_if_redis_loses_its_data() -> None:
+    server = RedisServer()
+    with broker_running(server):
+        async with connect_redis(server.url) as target, open_broker_store(target) as store:
+            operator, hub = (Grants(b"k" * 32, store=store) for _ in range(2))
+            token = operator.create(Identity("ann"), "bot", operations=["*"])
+            await operator.revoke(read_token(token)[1][0].id)
+            with pytest.raises(GrantError, match="revoked"):
+                await hub.resolve(token)
+            server.kill()
+            server.start()
+            with anyio.fail_after(20):
+                while not await store.check():
+                    await anyio.sleep(0.02)
+            assert await store.items("revoked") == {}
+            for grants in (operator, hub):
+                grants._read_at = -inf
+                with pytest.raises(GrantError, match="revoked"):
+                    await grants.resolve(token)
 
 
 async def test_a_list_of_values_on_nats_has_those_that_change_meanwhile(tmp_path: Path) -> None:

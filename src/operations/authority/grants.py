@@ -13,6 +13,7 @@ import asyncio
 import hmac
 from base64 import b64decode, urlsafe_b64encode
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from hashlib import sha256
 from math import inf
 from secrets import token_hex
@@ -201,7 +202,8 @@ class Grants:
         self.store = store or Store()
         self._subjects = subjects
         self._resolved: dict[str, _Resolved] = {}
-        self._revoked = set[str]()
+        self._revoked = dict[str, int | None]()
+        """The known revocations and their ends. They stay valid if the store loses them."""
         self._read_at = self._failed_at = -inf
         self._reading = asyncio.Lock()
 
@@ -312,7 +314,7 @@ class Grants:
     def has_revoked(self, grant: Grant) -> bool:
         """Return whether a block is known to be revoked, without reading revocations."""
         revoked = self._revoked
-        return bool(revoked) and not revoked.isdisjoint(each.id for each in grant.blocks)
+        return bool(revoked) and any(each.id in revoked for each in grant.blocks)
 
     def _remember(self, credential: str, subject: Subject, grant: Grant) -> _Resolved:
         base, grant = self._base(subject), grant.issued_by(self)
@@ -355,8 +357,8 @@ class Grants:
             ends = None if until is None or known is None else max(until, known)
             return msgspec.json.encode({"id": block_id, "until": ends})
 
-        await self.store.change(_revocation(block_id), update)
-        self._revoked, self._read_at = {*self._revoked, block_id}, -inf
+        held = msgspec.json.decode(await self.store.change(_revocation(block_id), update))
+        self._revoked[block_id], self._read_at = held["until"], -inf
 
     async def _read_revocations(self) -> None:
         asked = monotonic()
@@ -366,7 +368,7 @@ class Grants:
             if self._failed_at > asked:
                 # Callers that waited for this attempt would otherwise wait for one more attempt each.
                 raise StoreError
-            began, before, revoked = monotonic(), self._revoked, set[str]()
+            began = monotonic()
             try:
                 found = await self.store.items("revoked")
             except StoreError:
@@ -374,11 +376,18 @@ class Grants:
                 raise
             for key, value in found.items():
                 held: JSONObject = msgspec.json.decode(value)
-                is_over = held["until"] is not None and held["until"] + _KEPT < clock()
-                if not is_over or not await self.store.swap(key, value, None):
-                    revoked.add(held["id"])
-            # A block may have been revoked here since the read began.
-            self._revoked, self._read_at = revoked | (self._revoked - before), began
+                self._revoked[held["id"]] = held["until"]
+                if _is_over(held["until"]):
+                    with suppress(StoreError):
+                        await self.store.swap(key, value, None)
+            for each in [each for each, until in self._revoked.items() if _is_over(until)]:
+                del self._revoked[each]
+            self._read_at = began
+
+
+def _is_over(until: int | None) -> bool:
+    """Return whether a revoked block has expired, also by the clock of another hub."""
+    return until is not None and until + _KEPT < clock()
 
 
 def has_expired(identity: Identity) -> bool:
