@@ -257,6 +257,7 @@ class Credential:
         try:
             async with asyncio.timeout(_CHECK_SECONDS):
                 identity = await resolved(self._check())
+            is_same = identity is not None and _has_access_of(self.identity, identity)
         except (Exception, asyncio.CancelledError) as error:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
@@ -267,10 +268,9 @@ class Credential:
                 return True
             logger.info("a credential of %s is no longer valid: %s", self.identity.id, error)
             return False
-        if identity is None or not _has_access_of(self.identity, identity):
-            return False
-        self._checked_at = monotonic()
-        return True
+        if is_same:
+            self._checked_at = monotonic()
+        return is_same
 
 
 def _has_access_of(before: Identity, now: Identity) -> bool:
