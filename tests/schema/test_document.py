@@ -1,5 +1,7 @@
 """`Schema`: cheap to create, compiled when needed, compared by content."""
 
+import sys
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -72,6 +74,29 @@ def test_schemas_are_equal_by_content() -> None:
     assert first == first
     assert first != Schema({"type": "object"})
     assert first != {"type": "object", "title": "a"}
+
+
+@pytest.mark.parametrize("step", range(1, 4))
+def test_two_threads_can_build_a_document_at_once(step: int) -> None:
+    schema, steps = Schema(lambda: {"type": "object"}), 0
+    other = Thread(target=lambda: schema.document)
+
+    def trace(frame: Any, event: str, _: Any) -> Any:
+        nonlocal steps
+        steps += event == "line"
+        if steps == step and not other.ident:
+            other.start()
+            other.join()
+        return trace if frame.f_code.co_name == "document" else None
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        document = schema.document
+    finally:
+        sys.settrace(before)
+    assert other.ident
+    assert document == {"type": "object"}
 
 
 def test_the_repr_is_short() -> None:

@@ -153,9 +153,11 @@ class Schema:
         Raises:
             SchemaError: If it is built when first needed, and cannot be built or is not JSON.
         """
-        if callable(self._document):
-            self._document = self._build(self._document)
-        return self._document
+        # Read once: another thread may build it at the same time.
+        document = self._document
+        if callable(document):
+            document = self._document = self._build(document)
+        return document
 
     def _build(self, build: Callable[[], JSONSchema]) -> JSONSchema:
         if self._lenient:
