@@ -298,7 +298,7 @@ def is_describable(spec: OperationSpec) -> bool:
     return problem is None
 
 
-@lru_cache
+@lru_cache(maxsize=10_000)
 def _log_unusable(operation_id: str, reason: str) -> None:
     """Log an operation that is not listed, once."""
     _logger.warning("%s is not listed, because a schema cannot be used: %s", operation_id, reason)

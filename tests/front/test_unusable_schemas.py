@@ -140,6 +140,40 @@ async def test_prompts_and_resources_over_mcp(build: Build, reason: str, kind: s
                 await client.read_resource("task://bad/1")
 
 
+async def test_many_operations_that_cannot_be_listed_are_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    specs = [
+        OperationSpec(
+            name=f"many{number}",
+            namespace="task",
+            type=OperationType.QUERY,
+            input_schema=Schema(failing),
+        )
+        for number in range(200)
+    ]
+    registry = OperationRegistry([Operation(each, answer) for each in specs])
+    async with MCPClient(to_mcp(registry, disclosure="tools")) as client:
+        for _ in range(2):
+            assert (await client.list_tools()).tools == []
+
+    assert len([each for each in caplog.messages if "task.many" in each]) == len(specs)
+
+
+async def test_a_schema_that_can_be_built_later_is_used() -> None:
+    def build() -> Any:
+        return {"type": "object"} if is_ready else failing()
+
+    is_ready = False
+    async with MCPClient(to_mcp(registry_with(build), disclosure="tools")) as client:
+        with pytest.raises(MCPError, match="Unknown tool"):
+            await client.call_tool("task__bad", {})
+        is_ready = True
+        listed = await client.list_tools()
+        assert [tool.name for tool in listed.tools] == ["task__bad", "task__good"]
+        assert not (await client.call_tool("task__bad", {})).is_error
+
+
 async def test_schemas_are_built_when_first_listed() -> None:
     built: list[str] = []
 

@@ -100,10 +100,10 @@ class Tool:
         """The capabilities that a client needs to call the tool."""
         return tuple(map(str, list_of(codec.mcp_meta(self.spec).get("requires"))))
 
-    @cached_property
+    @property
     def is_usable(self) -> bool:
-        """Whether the schemas can be built."""
-        return is_describable(self.spec)
+        """Whether the schemas can be built. A reason that prevents it may end later."""
+        return bool(self._wires) or is_describable(self.spec)
 
     @cached_property
     def mirrors_headers(self) -> bool:
