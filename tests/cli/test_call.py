@@ -374,6 +374,17 @@ def file_api(folder: Path) -> Iterator[list[tuple[str, str, bytes]]]:
     server.server_close()
 
 
+def test_the_key_of_an_upload_may_be_declared_with_dots_and_its_file_be_in_the_home_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    given: dict[str, Any] = {}
+    outline = Outline.of(Schema({"properties": {"a.b": {"format": "binary"}}}))
+    put_file(given, "a.b=~/cat.png", outline, pytest.fail, is_streamed=True)
+
+    assert given == {"a.b": tmp_path / "cat.png"}
+
+
 def test_a_file_is_uploaded_from_the_command_line(
     run: Run, folder: Path, file_api: list[tuple[str, str, bytes]]
 ) -> None:

@@ -68,7 +68,8 @@ def read_input(arguments: Sequence[str], outline: Outline, limits: Limits) -> An
     for argument, pair in zip(arguments, pairs, strict=True):
         if pair is None:
             raise _unreadable(f"{argument!r}", "is neither key=value nor the only argument")
-        _put(value, pair["key"].split("."), pair["sign"], pair["value"], outline, limits)
+        keys = _keys(pair["key"], outline)
+        _put(value, keys, pair["sign"], pair["value"], outline, limits)
     if count_values(value, limits.values) > limits.values:
         raise too_large(f"The input holds more than {limits.values:,} values")
     return value
@@ -90,11 +91,11 @@ def put_file(
         CallError: `VALIDATION_ERROR` if the argument is not `key=FILE`, or the file cannot be read.
     """
     key, sign, name = pair.partition("=")
-    keys = key.split(".")
+    keys = _keys(key, outline)
     if not sign or not key or not name:
         raise _unreadable(f"{pair!r}", "is not key=FILE")
     place = _parent(value, keys)
-    file: Any = Path(name) if is_streamed else _file(name, keys)
+    file: Any = expanded(name) if is_streamed else _file(name, keys)
     outline = _at(keys, outline)
     items = _binary_items(outline)
     if not is_streamed and items is None and not _is_binary(outline):
@@ -176,17 +177,21 @@ def _put(
     value: JSONObject, keys: list[str], sign: str, text: str, outline: Outline, limits: Limits
 ) -> None:
     """Set one key, which may name a nested property; a repeated key adds to a list."""
-    name = ".".join(keys)
-    if keys[0] not in outline.properties and name in outline.properties:
-        keys = [name]
     value, last = _parent(value, keys), keys[-1]
     found = _value(sign, text, _at(keys, outline), keys, limits)
     if last in value:
         if not isinstance(value[last], list):
-            raise _unreadable(name, "is given twice", keys)
+            raise _unreadable(".".join(keys), "is given twice", keys)
         value[last] += found if isinstance(found, list) else [found]
     else:
         value[last] = found
+
+
+def _keys(name: str, outline: Outline) -> list[str]:
+    """Return the keys of a property, which is nested if its name has dots, unless the schema declares that name."""
+    keys = name.split(".")
+    is_declared = keys[0] not in outline.properties and name in outline.properties
+    return [name] if is_declared else keys
 
 
 def _at(keys: Sequence[str], outline: Outline) -> Outline:
