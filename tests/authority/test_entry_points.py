@@ -578,10 +578,10 @@ def test_grants_approvals_and_the_ledger_at_the_command_line(
         written.close()
     assert verify_own_files()[0] == 0
     with (tmp_path / "many" / "l.1.jsonl").open("ab") as file:
-        file.write(b"not JSON \xff\n")
+        file.write(b"not JSON \xff\x1b[2J\xe2\x80\xae\n")
     many = ("--config", str(tmp_path / "many" / "operations.toml"))
     found = run("ledger", "tail", "3", *many)[1].splitlines()
-    assert found[1] == r"not JSON \xff"
+    assert found[1] == r"not JSON \xff\x1b[2J\u202e", "escaped for a terminal"
     assert [json.loads(found[0])["n"], json.loads(found[2])["n"]] == [1, 1]
     assert run("ledger", "tail", "1", *many)[1] == found[2], "the newest line of all files"
     (tmp_path / "many" / "l.1.jsonl").unlink()

@@ -345,7 +345,7 @@ async def tail(count: Annotated[int, POSITIVE] = 20, /, *, common: Common = DEFA
         if path != shown:
             screen.note(f"{path.name}:")
             shown = path
-        screen.write(text)
+        screen.write(plain(text))
 
 
 class _Line(msgspec.Struct):
