@@ -352,6 +352,17 @@ async def test_a_changed_contract_needs_a_new_approval() -> None:
     assert await office.call() == REQUIRED
 
 
+async def test_a_rule_with_another_scope_needs_a_new_approval() -> None:
+    store = Store()
+    before, after = Office(store), Office(store, scope="finance")
+    assert await before.call() == REQUIRED
+    assert await before.answer() == "approved"
+
+    assert await after.call() == REQUIRED
+    assert [each["scope"] for each in await after.pending(None, trusted=True)] == ["finance"]
+    assert after.ran == []
+
+
 async def test_the_queue_can_be_followed() -> None:
     office = Office()
     context = OperationContext(identity=BOSS)

@@ -2,8 +2,8 @@
 
     pending -> approved | denied | expired -> used
 
-Rule 1: there is one record for each digest of caller, acting parties, grant, operation, contract and input. A repeated
-        call uses the same record; any other call needs its own approval.
+Rule 1: there is one record for each digest of caller, acting parties, grant, operation, contract, scope to approve it
+        and input. A repeated call uses the same record; any other call needs its own approval.
 Rule 2: every transition is one compare-and-set. An approval is used once.
 Rule 3: a caller cannot answer its own request, and neither can a grant that shares a block or a holder with the
         caller's grant.
@@ -287,7 +287,7 @@ def _request(
         whose["acting"], whose["grants"] = identity.presented
     session = context.channel.session if identity is None else ""
     try:
-        text = canonical([whose, session, spec.id, digest, value])
+        text = canonical([whose, session, spec.id, digest, rule.scope, value])
         copied = msgspec.json.decode(canonical(value))
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         message = f"A call of {spec.id} with files cannot be approved"
