@@ -46,6 +46,7 @@ from operations.authority import (
     Grants,
     SQLiteValues,
     Store,
+    StoreError,
     narrow,
     new_block,
     read_token,
@@ -685,6 +686,18 @@ async def test_a_grant_stays_revoked_if_redis_loses_its_data() -> None:
                 grants._read_at = -inf
                 with pytest.raises(GrantError, match="revoked"):
                     await grants.resolve(token)
+
+
+async def test_a_bucket_on_nats_whose_values_expire_is_rejected(tmp_path: Path) -> None:
+    with broker_running(NatsServer("-js", "-sd", str(tmp_path))) as broker:
+        client = await nats.connect(broker.url)
+        await client.jetstream().create_key_value(bucket="operations_authority", ttl=60)
+        await client.close()
+        async with connect_nats(broker.url) as target, open_broker_store(target) as store:
+            for _ in range(2):
+                with pytest.raises(StoreError) as caught:
+                    await store.get("revoked.x")
+                assert "remove its TTL" in str(caught.value.__cause__)
 
 
 async def test_a_list_of_values_on_nats_has_those_that_change_meanwhile(tmp_path: Path) -> None:

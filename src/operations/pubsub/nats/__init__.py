@@ -456,12 +456,16 @@ class NatsValues:
         if self._bucket is None:
             stream = self._client.jetstream()
             try:
-                self._bucket = await stream.key_value(self._settings.bucket)
+                bucket = await stream.key_value(self._settings.bucket)
             except BucketNotFoundError:
-                self._bucket = await stream.create_key_value(self._settings)
+                bucket = await stream.create_key_value(self._settings)
             except ServiceUnavailableError as error:
                 lacks = f"a store on NATS {NO_JETSTREAM}" if error.err_code is None else str(error)
                 raise TransportError(lacks) from error
+            if (await bucket.status()).ttl:
+                name = self._settings.bucket
+                raise TransportError(f"the bucket {name} would lose revocations: remove its TTL")
+            self._bucket = bucket
         return self._bucket
 
     async def get(self, key: str) -> bytes | None:
