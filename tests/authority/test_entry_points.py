@@ -21,6 +21,7 @@ import nats
 import pytest
 from mcp import Client
 from mcp.types import ElicitResult
+from nats.js import JetStreamContext
 from tests.authority.test_reach import build as build_reach
 from tests.authority.test_reach import outcome as outcome_of
 from tests.conftest import PROJECT
@@ -727,6 +728,62 @@ async def test_a_list_of_values_on_nats_has_those_that_change_meanwhile(tmp_path
                     for _ in range(8):
                         readers.start_soon(read_often)
                 tasks.cancel_scope.cancel()
+
+
+async def test_values_on_nats_can_be_listed_while_others_are_removed_without_trace(
+    tmp_path: Path,
+) -> None:
+    with broker_running(NatsServer("-js", "-sd", str(tmp_path))) as broker:
+        async with (
+            connect_nats(broker.url) as target,
+            connect_nats(broker.url) as other,
+            open_broker_store(target) as store,
+            open_broker_store(other) as changing,
+        ):
+            assert await store.swap("revoked.kept", None, b"1")
+
+            async def change(key: str) -> None:
+                for number in range(100):
+                    for each in (key, f"{key}-{number}"):
+                        # The marker of the previous removal may be removed just now.
+                        while not await changing.swap(each, None, b"1"):
+                            pass
+                        assert await changing.swap(each, b"1", None)
+
+            async def read_often() -> None:
+                for _ in range(50):
+                    assert "revoked.kept" in await store.items("revoked")
+
+            async with anyio.create_task_group() as tasks:
+                for number in range(10):
+                    tasks.start_soon(change, f"revoked.{number}")
+                    tasks.start_soon(read_often)
+        client = await nats.connect(broker.url)
+        with anyio.fail_after(20):
+            # The server removes the markers a little later.
+            while (await client.jetstream().streams_info())[0].state.messages > 1:
+                pass
+        await client.close()
+
+
+async def test_a_value_on_nats_that_is_removed_before_it_is_sent_is_not_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    describe, described = JetStreamContext.stream_info, list[Any]()
+
+    async def before_removal(manager: Any, stream: str, subjects: str) -> Any:
+        info = await describe(manager, stream, subjects)
+        if not described:
+            info.state.subjects = {**(info.state.subjects or {}), subjects.replace("*", "gone"): 1}
+        described.append(info)
+        return info
+
+    with broker_running(NatsServer("-js", "-sd", str(tmp_path))) as broker:
+        async with connect_nats(broker.url) as target, open_broker_store(target) as store:
+            await store.swap("revoked.a", None, b"1")
+            monkeypatch.setattr(JetStreamContext, "stream_info", before_removal)
+            assert await store.items("revoked") == {"revoked.a": b"1"}
+    assert len(described) == 2
 
 
 @pytest.mark.parametrize("kind", ["redis", "nats", "nats without JetStream"])

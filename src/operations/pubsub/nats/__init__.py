@@ -21,6 +21,8 @@ from importlib.util import find_spec
 from secrets import token_hex
 from typing import Any
 
+import msgspec
+
 from operations._resilience import LogThrottle
 from operations._text import enforce_lists
 from operations.errors import MissingExtraError, NotSentError, TransportError
@@ -427,6 +429,8 @@ class NatsTarget(EventTarget):
 _IDLE_SECONDS = 5.0
 """Seconds after which the server removes a reader of values that has stopped."""
 
+_LOOK_SECONDS = 0.2
+"""Seconds without a value after which a reader checks whether there are more."""
 
 _MAX_SUBJECTS = 100_000
 """The number of subjects after which the server continues its list on another page."""
@@ -447,6 +451,7 @@ class NatsValues:
         name = stream_name(f"{prefix}_authority")
         self._client = client
         self._settings = KeyValueConfig(bucket=name, history=1, replicas=replicas)
+        self._keys, self._stream = f"$KV.{name}.", f"KV_{name}"
         self._bucket: Any = None
 
     async def _open(self) -> Any:
@@ -487,7 +492,7 @@ class NatsValues:
             if held.value != old:
                 return False
             if new is None:
-                await bucket.delete(key, last=held.revision)
+                await self._remove(key, held.revision)
             else:
                 await bucket.update(key, new, last=held.revision)
         except (KeyNotFoundError, BadRequestError):
@@ -495,15 +500,33 @@ class NatsValues:
             return False
         return True
 
+    async def _remove(self, key: str, revision: int) -> None:
+        """Remove a value, and the marker of its removal, which would stay forever."""
+        subject = f"{self._keys}{key}"
+        headers = {"KV-Operation": "DEL", "Nats-Expected-Last-Subject-Sequence": str(revision)}
+        marker = await self._client.jetstream().publish(subject, headers=headers)
+        purge = msgspec.json.encode({"filter": subject, "seq": marker.seq + 1})
+        # Without permission the marker stays, and readers ignore it.
+        address = f"$JS.API.STREAM.PURGE.{self._stream}"
+        await self._client.publish(address, purge, reply=self._client.new_inbox())
+
     async def items(self, table: str) -> dict[str, bytes]:
         """Return all values of a table."""
         await self._open()
         manager, found = self._client.jetstream(), dict[str, bytes]()
-        keys, stream = f"$KV.{self._settings.bucket}.", f"KV_{self._settings.bucket}"
+        subjects = f"{self._keys}{table}.*"
+
+        async def stored() -> set[str]:
+            listed = await manager.stream_info(self._stream, subjects)
+            names = set[str](listed.state.subjects or ())
+            if len(names) >= _MAX_SUBJECTS:
+                raise TransportError(f"the store on NATS has too many values in {table}")
+            return names
+
         # A watcher of the library can miss all values: it does not wait for a message that the server has just sent.
         reader = await manager.subscribe(
-            f"{keys}{table}.*",
-            stream=stream,
+            subjects,
+            stream=self._stream,
             ordered_consumer=True,
             deliver_policy=DeliverPolicy.LAST_PER_SUBJECT,
             inactive_threshold=_IDLE_SECONDS,
@@ -511,17 +534,23 @@ class NatsValues:
         try:
             info = await reader.consumer_info()
             # The numbers of pending messages do not count a value that is being changed.
-            left = set((await manager.stream_info(stream, f"{keys}{table}.*")).state.subjects or ())
-            if len(left) >= _MAX_SUBJECTS:
-                raise TransportError(f"the store on NATS has too many values in {table}")
+            left, looks = await stored(), 0
             while left:
-                message = await reader.next_msg(timeout=_IDLE_SECONDS)
-                found[message.subject.removeprefix(keys)] = message.data
+                try:
+                    message = await reader.next_msg(timeout=_LOOK_SECONDS)
+                except TimeoutError:
+                    if looks * _LOOK_SECONDS >= _IDLE_SECONDS:
+                        raise
+                    # A value that was removed meanwhile is not sent.
+                    left, looks = left & await stored(), looks + 1
+                    continue
+                looks = 0
+                found[message.subject.removeprefix(self._keys)] = message.data
                 if "KV-Operation" in (message.header or ()):  # It is that of a removed value.
-                    del found[message.subject.removeprefix(keys)]
+                    del found[message.subject.removeprefix(self._keys)]
                 left.discard(message.subject)
             with suppress(NotFoundError):
-                await manager.delete_consumer(stream, info.name)
+                await manager.delete_consumer(self._stream, info.name)
         finally:
             await reader.unsubscribe()
         return found
