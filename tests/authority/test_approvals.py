@@ -540,6 +540,31 @@ async def test_rotation_and_restarts_continue_with_the_chain(tmp_path: Path) -> 
     assert verify([path, tmp_path / "old"], KEY, head).problem is not None
 
 
+@pytest.mark.parametrize("is_moved", [True, False])
+def test_a_process_continues_the_lines_that_another_has_written(
+    tmp_path: Path, is_moved: bool
+) -> None:
+    path, head = tmp_path / "l.jsonl", tmp_path / "head"
+    one, other = (Ledger(path, KEY, head=head) for _ in range(2))
+
+    def write(ledger: Ledger) -> None:
+        ledger.begin("task.delete", {}, OperationContext(), None)
+
+    write(one)
+    path.rename(tmp_path / "l.1")
+    write(other)
+    write(one)  # It has a line to write, but the file has another writer.
+    files = [tmp_path / "l.1", path]
+    if is_moved:
+        path.rename(tmp_path / "l.2")
+        files.insert(1, tmp_path / "l.2")
+    else:
+        other.close()
+    write(one)
+    found = verify(files, KEY, head)
+    assert (found.problem, found.lines, found.lost) == (None, 3, 1)
+
+
 async def test_a_strict_ledger_rejects_calls_that_it_cannot_record(tmp_path: Path) -> None:
     for strict in (True, False):
         ledger = Ledger(tmp_path / "no folder" / "ledger.jsonl", KEY, strict=strict)

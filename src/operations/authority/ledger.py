@@ -100,9 +100,11 @@ class Ledger:
                 )
             # Log rotation may have moved the file while no process was running.
             known = head or _START
-            before, self._end, _ = _read(self._key, last) if last else (known, known, 0)
-            if self._head is not None and known not in (before, self._end):
-                raise ValueError(f"it ends at line {self._end[0]}, but its head is {known[0]}")
+            before, end, _ = _read(self._key, last) if last else (known, known, 0)
+            if self._head is not None and known not in (before, end):
+                raise ValueError(f"it ends at line {end[0]}, but its head is {known[0]}")
+            # After a rotation without a head, only this process knows the end.
+            self._end = max(self._end, end)
             self._write_head()
         except (OSError, ValueError) as error:
             self.close()
@@ -167,7 +169,9 @@ class Ledger:
         with suppress(FileNotFoundError):
             inode = self._path.stat().st_ino
         if inode != self._inode:
-            self._open()
+            # Another process may have continued the chain meanwhile.
+            self.close()
+            self.open()
         number, previous = self._end
         lost = {"lost": self._unwritten - 1} if self._unwritten > 1 else {}
         whole = {"n": number + 1, "time": clock(), **line, **lost, "previous": previous}
