@@ -31,13 +31,12 @@ if find_spec("nats") is None:
     raise MissingExtraError("operations.pubsub.nats", extra="nats")
 
 from nats.errors import NoRespondersError
-from nats.js.api import DeliverPolicy, KeyValueConfig
+from nats.js.api import KeyValueConfig
 from nats.js.errors import (
     BadRequestError,
     BucketNotFoundError,
     InvalidKeyError,
     KeyNotFoundError,
-    NotFoundError,
     ServiceUnavailableError,
 )
 
@@ -426,11 +425,8 @@ class NatsTarget(EventTarget):
         return self._jetstream is not None and await self._jetstream.remove(queue, letter)
 
 
-_IDLE_SECONDS = 5.0
-"""Seconds after which the server removes a reader of values that has stopped."""
-
-_LOOK_SECONDS = 0.2
-"""Seconds without a value after which a reader checks whether there are more."""
+_READS = 64
+"""The number of values that are read at the same time."""
 
 _MAX_SUBJECTS = 100_000
 """The number of subjects after which the server continues its list on another page."""
@@ -506,54 +502,23 @@ class NatsValues:
         headers = {"KV-Operation": "DEL", "Nats-Expected-Last-Subject-Sequence": str(revision)}
         marker = await self._client.jetstream().publish(subject, headers=headers)
         purge = msgspec.json.encode({"filter": subject, "seq": marker.seq + 1})
-        # Without permission the marker stays, and readers ignore it.
+        # Without permission the marker stays, and is no value.
         address = f"$JS.API.STREAM.PURGE.{self._stream}"
         await self._client.publish(address, purge, reply=self._client.new_inbox())
 
     async def items(self, table: str) -> dict[str, bytes]:
         """Return all values of a table."""
         await self._open()
-        manager, found = self._client.jetstream(), dict[str, bytes]()
-        subjects = f"{self._keys}{table}.*"
-
-        async def stored() -> set[str]:
-            listed = await manager.stream_info(self._stream, subjects)
-            names = set[str](listed.state.subjects or ())
-            if len(names) >= _MAX_SUBJECTS:
-                raise TransportError(f"the store on NATS has too many values in {table}")
-            return names
-
-        # A watcher of the library can miss all values: it does not wait for a message that the server has just sent.
-        reader = await manager.subscribe(
-            subjects,
-            stream=self._stream,
-            ordered_consumer=True,
-            deliver_policy=DeliverPolicy.LAST_PER_SUBJECT,
-            inactive_threshold=_IDLE_SECONDS,
-        )
-        try:
-            info = await reader.consumer_info()
-            # The numbers of pending messages do not count a value that is being changed.
-            left, looks = await stored(), 0
-            while left:
-                try:
-                    message = await reader.next_msg(timeout=_LOOK_SECONDS)
-                except TimeoutError:
-                    if looks * _LOOK_SECONDS >= _IDLE_SECONDS:
-                        raise
-                    # A value that was removed meanwhile is not sent.
-                    left, looks = left & await stored(), looks + 1
-                    continue
-                looks = 0
-                found[message.subject.removeprefix(self._keys)] = message.data
-                if "KV-Operation" in (message.header or ()):  # It is that of a removed value.
-                    del found[message.subject.removeprefix(self._keys)]
-                left.discard(message.subject)
-            with suppress(NotFoundError):
-                await manager.delete_consumer(self._stream, info.name)
-        finally:
-            await reader.unsubscribe()
-        return found
+        # Not with a watcher of the library, which can miss values that the server has just sent.
+        stream = await self._client.jetstream().stream_info(self._stream, f"{self._keys}{table}.*")
+        keys = [subject.removeprefix(self._keys) for subject in stream.state.subjects or ()]
+        if len(keys) >= _MAX_SUBJECTS:
+            raise TransportError(f"the store on NATS has too many values in {table}")
+        found: list[bytes | None] = []
+        for start in range(0, len(keys), _READS):
+            found += await asyncio.gather(*map(self.get, keys[start : start + _READS]))
+        # A value may have been removed meanwhile.
+        return {key: value for key, value in zip(keys, found, strict=True) if value is not None}
 
 
 @options_of(NatsConfig)
