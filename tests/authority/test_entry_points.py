@@ -21,11 +21,12 @@ import nats
 import pytest
 from mcp import Client
 from mcp.types import ElicitResult
+from nats.js.api import StreamState
 from tests.authority.test_reach import build as build_reach
 from tests.authority.test_reach import outcome as outcome_of
 from tests.conftest import PROJECT
 from tests.mcp_serving.support import ERAS, MODERN_META, error_of, modern_headers
-from tests.servers import NatsServer, RedisServer
+from tests.servers import Broker, NatsServer, RedisServer
 from tests.servers import running as broker_running
 
 from operations import (
@@ -649,22 +650,42 @@ async def test_every_store_changes_values_by_compare_and_set(kind: str, tmp_path
             assert caught.value.code == ErrorCode.VALIDATION_ERROR
 
 
-async def test_a_list_of_values_on_nats_is_always_complete(tmp_path: Path) -> None:
-    with broker_running(NatsServer("-js", "-sd", str(tmp_path))) as broker:
-        async with connect_nats(broker.url) as target, open_broker_store(target) as store:
-            assert await store.swap("revoked.a", None, b"1")
+@asynccontextmanager
+async def stores_on_nats(folder: Path) -> AsyncGenerator[tuple[Broker, Store, Store]]:
+    """Yield a server and two connections to the store on it."""
+    with broker_running(NatsServer("-js", "-sd", str(folder))) as broker:
+        async with (
+            connect_nats(broker.url) as target,
+            connect_nats(broker.url) as other,
+            open_broker_store(target) as store,
+            open_broker_store(other) as changing,
+        ):
+            yield broker, store, changing
 
-            async def read_often() -> None:
-                for _ in range(150):
-                    assert await store.items("revoked") == {"revoked.a": b"1"}
 
-            async with anyio.create_task_group() as tasks:
-                for _ in range(20):
-                    tasks.start_soon(read_often)
-        client = await nats.connect(broker.url)
-        streams = await client.jetstream().streams_info()
-        assert [stream.state.consumer_count for stream in streams] == [0]
+async def stream_of(broker: Broker) -> StreamState:
+    """Return the state of the only stream of a server."""
+    client = await nats.connect(broker.url)
+    try:
+        (stream,) = await client.jetstream().streams_info()
+        return stream.state
+    finally:
         await client.close()
+
+
+async def test_a_list_of_values_on_nats_is_always_complete(tmp_path: Path) -> None:
+    async with stores_on_nats(tmp_path) as (broker, store, _):
+        assert await store.swap("revoked.a", None, b"1")
+
+        async def read_often() -> None:
+            for _ in range(150):
+                assert await store.items("revoked") == {"revoked.a": b"1"}
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(20):
+                tasks.start_soon(read_often)
+
+        assert (await stream_of(broker)).consumer_count == 0
 
 
 async def test_a_grant_stays_revoked_if_redis_loses_its_data() -> None:
@@ -702,67 +723,53 @@ async def test_a_bucket_on_nats_whose_values_expire_is_rejected(tmp_path: Path) 
 
 async def test_a_list_of_values_on_nats_has_those_that_change_meanwhile(tmp_path: Path) -> None:
     keys = {f"revoked.{number}" for number in range(10)}
-    with broker_running(NatsServer("-js", "-sd", str(tmp_path))) as broker:
-        async with (
-            connect_nats(broker.url) as target,
-            connect_nats(broker.url) as other,
-            open_broker_store(target) as store,
-            open_broker_store(other) as changing,
-        ):
+    async with stores_on_nats(tmp_path) as (_, store, changing):
+        for key in keys:
+            assert await store.swap(key, None, b"0")
+
+        async def change(key: str) -> None:
+            while True:
+                await changing.change(key, lambda held: str(int(held or b"") + 1).encode())
+
+        async def read_often() -> None:
+            for _ in range(100):
+                assert set(await store.items("revoked")) == keys
+
+        async with anyio.create_task_group() as tasks:
             for key in keys:
-                assert await store.swap(key, None, b"0")
-
-            async def change(key: str) -> None:
-                while True:
-                    await changing.change(key, lambda held: str(int(held or b"") + 1).encode())
-
-            async def read_often() -> None:
-                for _ in range(100):
-                    assert set(await store.items("revoked")) == keys
-
-            async with anyio.create_task_group() as tasks:
-                for key in keys:
-                    tasks.start_soon(change, key)
-                async with anyio.create_task_group() as readers:
-                    for _ in range(8):
-                        readers.start_soon(read_often)
-                tasks.cancel_scope.cancel()
+                tasks.start_soon(change, key)
+            async with anyio.create_task_group() as readers:
+                for _ in range(8):
+                    readers.start_soon(read_often)
+            tasks.cancel_scope.cancel()
 
 
 async def test_values_on_nats_can_be_listed_while_others_are_removed_without_trace(
     tmp_path: Path,
 ) -> None:
-    with broker_running(NatsServer("-js", "-sd", str(tmp_path))) as broker:
-        async with (
-            connect_nats(broker.url) as target,
-            connect_nats(broker.url) as other,
-            open_broker_store(target) as store,
-            open_broker_store(other) as changing,
-        ):
-            assert await store.swap("revoked.kept", None, b"1")
+    async with stores_on_nats(tmp_path) as (broker, store, changing):
+        assert await store.swap("revoked.kept", None, b"1")
 
-            async def change(key: str) -> None:
-                for number in range(100):
-                    for each in (key, f"{key}-{number}"):
-                        # The marker of the previous removal may be removed just now.
-                        while not await changing.swap(each, None, b"1"):
-                            pass
-                        assert await changing.swap(each, b"1", None)
+        async def change(key: str) -> None:
+            for number in range(100):
+                for each in (key, f"{key}-{number}"):
+                    # The marker of the previous removal may be removed just now.
+                    while not await changing.swap(each, None, b"1"):
+                        pass
+                    assert await changing.swap(each, b"1", None)
 
-            async def read_often() -> None:
-                for _ in range(50):
-                    assert "revoked.kept" in await store.items("revoked")
+        async def read_often() -> None:
+            for _ in range(50):
+                assert "revoked.kept" in await store.items("revoked")
 
-            async with anyio.create_task_group() as tasks:
-                for number in range(10):
-                    tasks.start_soon(change, f"revoked.{number}")
-                    tasks.start_soon(read_often)
-        client = await nats.connect(broker.url)
+        async with anyio.create_task_group() as tasks:
+            for number in range(10):
+                tasks.start_soon(change, f"revoked.{number}")
+                tasks.start_soon(read_often)
         with anyio.fail_after(20):
             # The server removes the markers a little later.
-            while (await client.jetstream().streams_info())[0].state.messages > 1:
+            while (await stream_of(broker)).messages > 1:
                 pass
-        await client.close()
 
 
 @pytest.mark.parametrize("kind", ["redis", "nats", "nats without JetStream"])
