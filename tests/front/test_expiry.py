@@ -34,6 +34,8 @@ def _recheck_often(monkeypatch: pytest.MonkeyPatch) -> None:
     # A check is due after this time, and made within a third of it.
     assert RECHECK_SECONDS * 4 / 3 < 5
     monkeypatch.setattr("operations.front.credentials.RECHECK_SECONDS", 0.3)
+    # No test passes because a check that hangs is given up.
+    monkeypatch.setattr("operations.front.credentials._CHECK_SECONDS", 60)
 
 
 class Keys:
@@ -164,7 +166,7 @@ async def test_a_stream_that_was_opened_with_more_access_ends_when_the_caller_lo
     monitor = CredentialMonitor()
     with monitor.watching(credential(), lambda: None):
         held = ["run", "admin"]
-        with monitor.watching(credential(), ended.set), anyio.fail_after(4):
+        with monitor.watching(credential(), ended.set), anyio.fail_after(20):
             held = ["run"]
             await ended.wait()
 
@@ -410,7 +412,7 @@ async def test_a_check_that_fails_does_not_keep_the_stream_of_another_caller_ope
         monitor.watching(Credential(Identity("slow"), check, "slow"), lambda: None),
         monitor.watching(Credential(Identity("ann"), revoked, "ann"), ended.set),
     ):
-        with anyio.fail_after(4):
+        with anyio.fail_after(20):
             await ended.wait()
 
 
@@ -442,6 +444,6 @@ async def test_a_stream_opened_while_its_credential_is_checked_ends_as_well() ->
     with monitor.watching(Credential(Identity("bob"), never, "bob"), lambda: None):
         with monitor.watching(credential(), lambda: None), anyio.fail_after(20):
             await asked.wait()
-        with monitor.watching(credential(), ended.set), anyio.fail_after(4):
+        with monitor.watching(credential(), ended.set), anyio.fail_after(20):
             answered.set()
             await ended.wait()
