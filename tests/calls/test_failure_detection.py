@@ -173,6 +173,68 @@ async def test_a_mutation_that_no_worker_has_begun_is_sent_again(
     assert Counter(lines(ledger)) == Counter("012345")
 
 
+class Slow(Losing):
+    """Also sends its first probes late, and the first one that drops a call after more than a heartbeat."""
+
+    has_dropped = False
+
+    async def send(self, address: str, body: bytes) -> None:
+        delay = 0.0 if self.late else 0.6
+        if b'"fences":[{' in body and not self.has_dropped:
+            self.has_dropped, delay = True, 1.5
+        if delay and b'"call.probed"' in body:
+            asyncio.get_running_loop().call_later(delay, self._send, address, body)
+        else:
+            await Shim.send(self, address, body)
+
+    def _send(self, address: str, body: bytes) -> None:
+        self.sending = asyncio.ensure_future(Shim.send(self, address, body))
+
+
+@pytest.mark.requirement("R36")
+async def test_workers_that_respond_late_can_confirm_that_a_mutation_has_not_begun(
+    broker_world: World, tmp_path: Path
+) -> None:
+    ledger = tmp_path / "ledger"
+    async with AsyncExitStack() as stack:
+        enter = stack.enter_async_context
+        for _ in range(2):
+            await enter(broker_world.serve(slow_registry(ledger)))
+        target = Slow(await enter(broker_world.connect()))
+        calls = await enter(PendingRequestMap(target, heartbeat=1))
+        with anyio.fail_after(60):
+            for number, seconds in ((0, 4), (3, 0)):
+                value = {"number": number, "seconds": seconds}
+                assert (await calls.call("slow.pay", value, replayable=False)).data == number
+
+    assert Counter(lines(ledger)) == Counter("03")
+
+
+@pytest.mark.requirement("R36")
+async def test_workers_are_probed_again_after_a_reconnect_during_a_probe(
+    broker_world: World,
+) -> None:
+    probes: list[bytes] = []
+    probed = asyncio.Event()
+
+    def record(body: bytes) -> list[bytes]:
+        if b'"call.probed"' in body:
+            probes.append(body)
+            probed.set()
+        return [body]
+
+    async with (
+        broker_world.serve(OperationRegistry()),
+        broker_world.connect() as target,
+        PendingRequestMap(Shim(target, on_send=record), heartbeat=1) as calls,
+    ):
+        with anyio.fail_after(20):
+            await probed.wait()
+            calls.lost("for a moment")
+            calls.restored()
+            await until(lambda: len(probes) == 2)
+
+
 @pytest.mark.requirement("F13")
 async def test_a_call_that_is_sent_again_keeps_its_time_if_the_clock_changes(
     broker_world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

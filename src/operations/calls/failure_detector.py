@@ -153,10 +153,12 @@ class FailureDetector:
         # Only known workers can be detected as lost.
         self._roll_call_at = self._roll_called_at = 0.0
         self._roll_call_pause = heartbeat
+        self._is_uncounted = False
+        """Whether a worker may have reported since the workers were last counted."""
 
     def on_alive(self, alive: AlivePayload) -> None:
         """Process the report of a worker."""
-        self._answers = True
+        self._answers = self._is_uncounted = True
         self._unserved_since = NEVER
         now = asyncio.get_running_loop().time()
         if alive.arrived:
@@ -288,8 +290,11 @@ class FailureDetector:
                     await self._hurry.wait()
 
     async def _look(self) -> None:
-        loop = asyncio.get_running_loop()
-        asked_at = loop.time()
+        if not self._target.is_connected:
+            return
+        # Some workers respond late.
+        await self._count_workers()
+        asked_at = asyncio.get_running_loop().time()
         patience = self._heartbeat if self._outages.is_settled else 0.0
         quiet = [
             call
@@ -300,16 +305,17 @@ class FailureDetector:
         if self._workers.has_chosen:
             roll_call_at = min(roll_call_at, self._roll_called_at + _ASK_EVERY)
         is_roll_call = asked_at >= roll_call_at
-        if not self._target.is_connected or not (quiet or is_roll_call):
+        if not (quiet or is_roll_call):
             return
         if is_roll_call:
             self._workers.skip_silent(self._roll_called_at)
+            self._workers.has_chosen = False
+            self._roll_called_at, self._is_uncounted = asked_at, True
+            self._roll_call_at = asked_at + self._roll_call_pause
+            self._roll_call_pause = min(2 * self._roll_call_pause, _ROLL_CALL_PAUSE)
         await self._probe_all(quiet, is_roll_call)
-        if is_roll_call:
-            self._roll_called_at, self._workers.has_chosen = asked_at, False
         await asyncio.sleep(_ANSWER * self._heartbeat)
-        if is_roll_call:
-            await self._take_census(asked_at)
+        await self._count_workers()
         missing = [call for call in quiet if call.seen_at < asked_at and self._is_open(call)]
         if missing and self._target.is_connected:
             if not self._outages.is_settled:
@@ -332,16 +338,18 @@ class FailureDetector:
             for start in range(0, max(1, len(ids)), _PER_PROBE):
                 await self._probe(address, ids[start : start + _PER_PROBE])
 
-    async def _take_census(self, asked_at: float) -> None:
-        """Record whether all workers have responded to a probe."""
-        self._roll_call_at = NEVER
+    async def _count_workers(self) -> None:
+        """Record whether all workers have responded since the last probe of all of them."""
+        if self._roll_call_at == NEVER or not self._is_uncounted:
+            return
+        self._is_uncounted = False
         count = await self._target.count_present(self._all_workers)
-        heard = sum(heard_at >= asked_at for heard_at in self._workers.heard_at.values())
-        if count is not None and self._outages.changed_at < asked_at:
-            self._workers.is_complete = heard >= count
-            if heard < count:
-                self._roll_call_at = asked_at + self._roll_call_pause
-                self._roll_call_pause = min(2 * self._roll_call_pause, _ROLL_CALL_PAUSE)
+        since = self._roll_called_at
+        heard = sum(heard_at >= since for heard_at in self._workers.heard_at.values())
+        # After a reconnect, all workers are probed again.
+        if (count is None or heard >= count) and self._outages.changed_at < since:
+            self._workers.is_complete = count is not None
+            self._roll_call_at = NEVER
 
     async def _are_there(self, moment: float) -> bool | None:
         """Return whether workers are present that respond to probes; None if there never were any."""
@@ -432,10 +440,11 @@ class FailureDetector:
             return True
 
     async def _resend_unbegun(self, calls: Iterable[PendingCall]) -> list[PendingCall]:
-        """Send calls that no worker has started again; return the other calls.
+        """Send calls that no worker has started again; return the calls that may have started.
 
         Each worker that can have a call is asked to drop it. If all of them confirm, no copy of it can start any more.
-        It is then sent again as soon as the broker does not have it either.
+        It is then sent again as soon as the broker does not have it either. While a worker does not respond, the call
+        is in neither group; the worker is asked again after the next probe.
         """
         asked: list[PendingCall] = []
         others: list[PendingCall] = []
@@ -467,7 +476,10 @@ class FailureDetector:
         count = await self._target.count_present(self._all_workers)
         unbegun: list[PendingCall] = []
         for call in asked:
-            (unbegun if self._is_unbegun(call, count) else others).append(call)
+            if self._is_unbegun(call, count):
+                unbegun.append(call)
+            elif not self._awaits_worker(call, now):
+                others.append(call)
         waiting = await asyncio.gather(*map(self._is_waiting, unbegun))
         for call, is_waiting in zip(unbegun, waiting, strict=True):
             if not is_waiting and self._is_open(call):
@@ -486,6 +498,13 @@ class FailureDetector:
         if count is None or workers is None:
             return False
         return workers <= call.dropped_by and 0 < count <= len(call.fenced_by)
+
+    def _awaits_worker(self, call: PendingCall, moment: float) -> bool:
+        """Return whether a worker that can have a call has not responded since then, but does not count as lost yet."""
+        workers = [call.worker] if call.worker is not None else self._workers.heard_at
+        if all(self._workers.heard_at.get(worker, 0.0) >= moment for worker in workers):
+            return False
+        return moment - call.seen_at <= self._silence
 
     def _can_be_fenced(self, call: PendingCall) -> bool:
         """Return whether the workers that can have a call are known, and none has claimed it."""
