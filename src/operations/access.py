@@ -11,7 +11,7 @@ Rule 4: a grant is a chain of blocks, and allows a call only if every block allo
 """
 
 import re
-from collections.abc import Callable, Collection, Mapping, Set
+from collections.abc import Awaitable, Callable, Collection, Mapping, Set
 from dataclasses import dataclass
 from fnmatch import translate
 from functools import cached_property, lru_cache
@@ -367,6 +367,20 @@ class Identity(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, 
 
     def __hash__(self) -> int:
         return hash((self.id, self.scopes))
+
+
+_CHECK = "_check"
+
+
+def hold_check(identity: Identity, check: Callable[[], Awaitable[bool]]) -> None:
+    """Store a function that checks the credential of a caller again. It is not a field, so it is never encoded."""
+    vars(identity)[_CHECK] = check
+
+
+async def has_valid_credential(identity: Identity) -> bool:
+    """Return whether the credential of a caller is still valid, if that can be checked."""
+    check = vars(identity).get(_CHECK)
+    return check is None or await check()
 
 
 class AccessControl(

@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 import anyio
 import pytest
+from starlette.requests import HTTPConnection
 from tests.authority.test_approvals import ALICE, BOSS, DENIED, KEY, REQUIRED, Office, agent
 from tests.authority.test_entry_points import World, _rpc, build, served
 
@@ -32,11 +33,11 @@ from operations.authority import (
 from operations.authority import grants as resolving
 from operations.authority.ledger import LedgerError, verify
 from operations.authority.store import MemoryValues
-from operations.calls import from_calls, serve_calls
+from operations.calls import PendingRequestMap, from_calls, serve_calls
 from operations.channel import CallerChannel
 from operations.front.limits import caller_key
 from operations.pubsub.memory import MemoryTarget
-from operations.server import create_app
+from operations.server import CredentialError, create_app
 from operations.server.running import running
 from operations.tools import ToolConfig, configure_tools
 
@@ -567,6 +568,52 @@ async def test_a_grant_that_ends_while_its_call_waits_runs_nothing(
 
     assert await call == DENIED
     assert office.ran == []
+
+
+@pytest.mark.parametrize("entry", ["http", "messages"])
+@pytest.mark.parametrize("end", ["removed", "without its scope"])
+async def test_a_key_that_is_removed_while_its_call_waits_runs_nothing(
+    end: str, entry: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("operations.front.credentials.RECHECK_SECONDS", 0)
+    office, keys, target = Office(hold=20), {"key": ALICE}, MemoryTarget()
+    headers, value = {"x-api-key": "key"}, {"id": 1}
+    with anyio.fail_after(20):
+        async with (
+            running(create_app(office.registry, identity=api_keys(keys))) as url,
+            serve_calls(office.registry, target, resolve=keys.get),
+            PendingRequestMap(target) as calls,
+            aiohttp.ClientSession() as session,
+        ):
+
+            async def call() -> str:
+                if entry == "http":
+                    async with session.post(f"{url}/task/delete", json=value, headers=headers) as r:
+                        return str((await r.json())["code"])
+                with pytest.raises(CallError) as caught:
+                    await calls.call("task.delete", value, credential="key")
+                return caught.value.code
+
+            called = asyncio.create_task(call())
+            while not await office.pending():
+                await asyncio.sleep(0)
+            keys.clear() if end == "removed" else keys.update(key=Identity("alice"))
+            await office.answer()
+            assert await called == DENIED
+
+    assert office.ran == []
+
+
+def api_keys(keys: dict[str, Identity]) -> Callable[[HTTPConnection], Identity | None]:
+    """Resolve the keys of a table that may change."""
+
+    def resolve(connection: HTTPConnection) -> Identity | None:
+        key = connection.headers.get("x-api-key")
+        if key is not None and key not in keys:
+            raise CredentialError("an unknown key")
+        return keys[key] if key is not None else None
+
+    return resolve
 
 
 async def test_a_record_that_another_version_wrote_is_used_once() -> None:

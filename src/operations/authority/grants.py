@@ -23,7 +23,16 @@ from typing import Any, Final, TypeAlias, TypedDict, Unpack
 import msgspec
 from msgspec.structs import replace
 
-from operations.access import Block, Grant, GrantOrigin, Identity, Subject, clock, secret_key
+from operations.access import (
+    Block,
+    Grant,
+    GrantOrigin,
+    Identity,
+    Subject,
+    clock,
+    has_valid_credential,
+    secret_key,
+)
 from operations.authority.store import Store, StoreError
 from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode, OperationsError
@@ -396,7 +405,7 @@ def has_expired(identity: Identity) -> bool:
 
 
 async def enforce_valid(identity: Identity, store: Store) -> None:
-    """Reject a call whose credential expired or whose grant was revoked while the call waited.
+    """Reject a call whose credential expired or was revoked while the call waited.
 
     Raises:
         CallError: `ACCESS_DENIED`, or `UNAVAILABLE` if the store does not work.
@@ -407,6 +416,7 @@ async def enforce_valid(identity: Identity, store: Store) -> None:
     # The issuer may have read revocations some seconds ago.
     for block in () if grant is None else grant.blocks:
         is_over = is_over or await store.get(_revocation(block.id)) is not None
+    is_over = is_over or not await has_valid_credential(identity)
     if is_over:
         raise CallError(ErrorCode.ACCESS_DENIED, "The credential is not valid any more")
 

@@ -10,7 +10,7 @@ from time import monotonic, time
 from typing import Any, Final, TypeAlias
 
 from operations._resilience import LogThrottle
-from operations.access import Identity
+from operations.access import Identity, hold_check
 from operations.errors import CallError, ErrorCode, OperationsError
 from operations.front.limits import REMEMBERED, ConcurrencyLimiter, Limits, RateLimiter
 
@@ -180,6 +180,9 @@ async def identify_credential(
                 address, (credential,), lambda: resolve(credential), none_is_wrong=True
             )
             if identity is not None:
+                if identity.grant is None:
+                    checked = Credential(identity, lambda: resolve(credential), (credential,))
+                    hold_check(identity, checked.is_valid)
                 return identity
         except InvalidCredentialError as error:
             if isinstance(error.reason, CallError):

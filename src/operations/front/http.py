@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias
 
 from operations._resilience import TimeLimit
 from operations._text import in_seconds
-from operations.access import Identity
+from operations.access import Identity, hold_check
 from operations.channel import ENTRY, NOTHING, CallerChannel
 from operations.context import OperationContext
 from operations.errors import CallError, cancelled_elsewhere, map_error, timed_out, timeout_error
@@ -479,7 +479,9 @@ class RequestPipeline:
         self._enforce_known(scope, identity)
         if identity is not None and CREDENTIAL not in scope:
             key = (identity.id, hash(shown) if shown else id(scope))
-            scope[CREDENTIAL] = Credential(identity, lambda: resolve(scope), key)
+            credential = Credential(identity, lambda: resolve(scope), key)
+            hold_check(identity, credential.is_valid)
+            scope[CREDENTIAL] = credential
         return identity
 
     def _enforce_known(self, scope: Scope, identity: Identity | None) -> None:
