@@ -240,24 +240,40 @@ async def test_a_socket_is_closed_at_shutdown(end: Any, seconds: float | None, k
     assert monotonic() - began < 20
 
 
-async def test_a_socket_without_a_credential_makes_no_calls_once_every_caller_needs_one() -> None:
+@pytest.mark.requirement("R57")
+async def test_what_was_opened_without_a_credential_ends_once_every_caller_needs_one() -> None:
     registry = OperationRegistry()
 
-    @registry.operation("test.open")
-    async def ping() -> str:
-        return "pong"
+    @registry.operation("test.follow")
+    async def follow() -> AsyncGenerator[int]:
+        yield 1
+        await asyncio.Event().wait()
 
-    app = create_app(registry, identity=Keys(), websocket=WebSocketEntry(registry, lambda _: None))
+    mcp = to_mcp(registry).asgi_app()
+    websocket = WebSocketEntry(registry, lambda _: None)
+    app = create_app(
+        registry, identity=Keys(), mcp=mcp, websocket=websocket, resources=[mcp.running()]
+    )
     with anyio.fail_after(30):
-        async with (
-            running(app) as url,
-            connect_websocket(url.replace("http", "ws") + "/ws") as target,
-            PendingRequestMap(target) as calls,
-        ):
-            assert (await calls.call("test.open", {})).data == "pong"
-            app.state.pipeline.front.anonymous = False
-            with pytest.raises(CallError) as caught:
-                await calls.call("test.open", {})
+        async with running(app) as url, aiohttp.ClientSession() as session:
+            async with session.post(f"{url}/mcp", json=INITIALIZE, headers=MCP_HEADERS) as opened:
+                session_id = opened.headers["mcp-session-id"]
+            listening = {**MCP_HEADERS, "mcp-session-id": session_id}
+            async with (
+                session.get(f"{url}/mcp", headers=listening) as messages,
+                session.get(f"{url}/test/follow") as stream,
+                connect_websocket(url.replace("http", "ws") + "/ws") as target,
+                PendingRequestMap(target) as calls,
+            ):
+                assert await stream.content.readuntil(b"\n\n") == b"data: 1\n\n"
+                assert await messages.content.readuntil(b"\n\n") == b": open\n\n"
+                items = calls.subscribe("test.follow", {})
+                assert (await anext(items)).data == 1
+                app.state.pipeline.front.admit_anonymous(is_admitted=False)
+                assert b'"code":"ACCESS_DENIED"' in await stream.content.read()
+                assert await messages.content.read() == b""
+                with pytest.raises(CallError) as caught:
+                    await anext(items)
 
     assert caught.value.code == "ACCESS_DENIED"
 

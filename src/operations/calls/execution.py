@@ -358,7 +358,7 @@ class JobRunner(ABC):
         caller = job.caller = caller_key(identity, self._config.address)
         try:
             if identity is None and not front.anonymous:
-                # The config has changed since the socket was opened.
+                # A hub accepts sockets of unknown peers, which may only serve operations.
                 raise CallError(ErrorCode.ACCESS_DENIED, "Send a credential")
             if job.spec is not None:
                 front.enforce_visible(job.spec, identity)

@@ -119,8 +119,10 @@ class WebSocketHub:
                 self.registry, target, front=self.front, address=address, **self._options
             )
             await stack.enter_async_context(worker)
-            ended = self.front.credentials.watching(_checkable(target), partial(self._end, target))
-            stack.enter_context(ended)
+            identity, end = target.identity, partial(self._end, target)
+            if identity is not None:
+                credential = Credential(identity, target.check or (lambda: identity), id(target))
+                stack.enter_context(self.front.credentials.watching(credential, end))
             if not self._max_operations:
                 await target.wait_closed()
                 return
@@ -199,10 +201,3 @@ class WebSocketHub:
                 self._max_operations,
             )
         return {each.spec.id: each for each in service.operations[: self._max_operations]}
-
-
-def _checkable(target: AcceptedTarget) -> Credential | None:
-    identity = target.identity
-    if identity is None:
-        return None
-    return Credential(identity, target.check or (lambda: identity), id(target))

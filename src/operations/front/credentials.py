@@ -6,6 +6,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Generator, Hashable, Iterable, MutableMapping
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from time import monotonic, time
 from typing import Any, Final, TypeAlias
 
@@ -326,6 +327,7 @@ class CredentialMonitor:
 
     def __init__(self) -> None:
         self._open: dict[Hashable, tuple[_Ends, asyncio.Task[None]]] = {}
+        self._anonymous: _Ends = {}
 
     @contextmanager
     def watching(self, credential: Credential | None, end: Callable[[], None]) -> Generator[None]:
@@ -340,12 +342,17 @@ class CredentialMonitor:
         """End the block by cancellation if the credential becomes invalid; the yielded event is set then."""
         return ended_by(lambda end: self.watching(credential, end))
 
-    def watch(self, credential: Credential | None, end: Callable[[], None]) -> Callable[[], None]:
-        """Call `end` when the credential becomes invalid; return a function that stops the checks."""
+    def watch(self, credential: Credential | None, end: Callable[[], None]) -> Callable[[], object]:
+        """Call `end` when the credential becomes invalid; return a function that stops the checks.
+
+        Without a credential, `end` is called when every caller needs one.
+        """
+        token = object()
         if credential is None:
-            return _do_nothing
+            self._anonymous[token] = end
+            return partial(self._anonymous.pop, token, None)
         # With the identity, because the same credential may have had more access later.
-        token, key = object(), (credential.key, credential.identity)
+        key = (credential.key, credential.identity)
         entry = self._open.get(key)
         if entry is None:
             ends = _Ends()
@@ -367,7 +374,7 @@ class CredentialMonitor:
         identity: Identity | None,
         resolve: CredentialResolver | None,
         end: Callable[[], None],
-    ) -> Callable[[], None]:
+    ) -> Callable[[], object]:
         """Watch the credential inside a message, as `watch` does."""
         if credential is None or identity is None or resolve is None:
             return _do_nothing
@@ -381,6 +388,11 @@ class CredentialMonitor:
             await asyncio.sleep(RECHECK_SECONDS / 3)
         del self._open[key]
         for end in list(ends.values()):
+            end()
+
+    def end_anonymous(self) -> None:
+        """End all streams and sockets that were opened without a credential."""
+        for end in list(self._anonymous.values()):
             end()
 
 

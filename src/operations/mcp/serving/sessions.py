@@ -185,7 +185,7 @@ class Session:
         self.credential: Credential | None = None
         """The last credential that was used in the session."""
 
-        self.stop_watch: Callable[[], None] | None = None
+        self.stop_watch: Callable[[], object] | None = None
         """Stops checking that credential."""
 
         self._questions: dict[int, asyncio.Future[JSONObject]] = {}
