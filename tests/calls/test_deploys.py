@@ -181,10 +181,17 @@ async def test_a_call_of_an_operation_whose_only_worker_was_killed_can_be_retrie
         broker_world.serve(release(ledger, "shop.pay")),
         caller(broker_world) as calls,
     ):
+        await until(lambda: calls.workers_by_specs)
+        before = set(calls.workers_by_specs.values())
         async with worker_process(broker_world) as worker:
             await until(lambda: len(calls.workers_by_specs) == 2)
+            (killed,) = set(calls.workers_by_specs.values()) - before
             worker.kill()
             await worker.wait()
+            with anyio.fail_after(20):
+                # Until a NATS server has noticed it, requests to this worker get lost and may have begun.
+                while await calls.target.is_present(killed):
+                    await asyncio.sleep(0.01)
             with anyio.fail_after(20), pytest.raises(CallError) as caught:
                 await calls.call("slow.write", write)
         async with worker_process(broker_world):

@@ -21,14 +21,20 @@ from operations.registry import OperationRegistry
 CALLS = 10
 
 
-def paying(ledger: Path) -> OperationRegistry:
-    """A mutation that writes every execution to a ledger, and a query to wait behind it."""
+def paying(ledger: Path, copied: asyncio.Event | None = None) -> OperationRegistry:
+    """A mutation that writes every execution to a ledger, and a query to wait behind it.
+
+    With `copied`, the second execution does not end before the event is set.
+    """
     registry = OperationRegistry()
 
     @registry.operation("shop.pay")
     async def pay(number: int) -> int:
         note(str(ledger), str(number))
-        await asyncio.sleep(0.03)
+        if copied is None:
+            await asyncio.sleep(0.03)
+        elif len(lines(ledger)) > 1:
+            await copied.wait()
         return number
 
     @registry.operation("shop.ping", type="query")
@@ -38,28 +44,29 @@ def paying(ledger: Path) -> OperationRegistry:
     return registry
 
 
-async def pay_all(calls: PendingRequestMap, copy: Any) -> list[int]:
+async def pay_all(calls: PendingRequestMap, copy: Any, copied: asyncio.Event) -> list[int]:
     """Pay ten times one after the other, and call `copy` while most requests are still queued."""
     paying = [
         asyncio.create_task(calls.call("shop.pay", {"number": number}, timeout=60))
         for number in range(CALLS)
     ]
     done, _ = await asyncio.wait(paying, return_when=asyncio.FIRST_COMPLETED)
-    assert len(done) < CALLS / 2
+    assert len(done) == 1
     await copy()
+    copied.set()
     return [envelope.data for envelope in await asyncio.gather(*paying)]
 
 
 async def test_r36_requests_restored_from_a_snapshot_do_not_run_again(tmp_path: Path) -> None:
-    ledger = tmp_path / "ledger"
+    ledger, copied = tmp_path / "ledger", asyncio.Event()
     with running(RedisServer()) as broker:
         world = redis_world(broker.url)
         async with caller(world) as calls:
             async with (
-                world.serve(paying(ledger), concurrency=1),
+                world.serve(paying(ledger, copied), concurrency=1),
                 Redis.from_url(broker.url) as admin,
             ):
-                assert await pay_all(calls, admin.save) == list(range(CALLS))
+                assert await pay_all(calls, admin.save, copied) == list(range(CALLS))
             broker.kill()
             await until(lambda: not calls.target.is_connected)
             broker.start()
@@ -67,7 +74,7 @@ async def test_r36_requests_restored_from_a_snapshot_do_not_run_again(tmp_path: 
 
 
 async def test_r36_requests_of_a_lagging_replica_do_not_run_again(tmp_path: Path) -> None:
-    ledger = tmp_path / "ledger"
+    ledger, copied = tmp_path / "ledger", asyncio.Event()
     with running(RedisServer()) as first:
         options = ("--replicaof", "127.0.0.1", str(first.port))
         with running(RedisServer(*options)) as second:
@@ -76,15 +83,19 @@ async def test_r36_requests_of_a_lagging_replica_do_not_run_again(tmp_path: Path
                 Redis.from_url(second.url) as replica,
             ):
                 world = redis_world(f"redis://127.0.0.1:{through.port}")
+                queue = f"{world.prefix}:queue:operations:any"
                 await _until_replicated(replica)
 
                 async def fall_behind() -> None:
+                    with anyio.fail_after(20):
+                        while await replica.xlen(queue) <= CALLS / 2:
+                            await asyncio.sleep(0.01)
                     await replica.execute_command("REPLICAOF", "NO", "ONE")  # type: ignore[no-untyped-call]
 
                 async with caller(world) as calls:
-                    async with world.serve(paying(ledger), concurrency=1):
-                        assert await pay_all(calls, fall_behind) == list(range(CALLS))
-                    assert await replica.xlen(f"{world.prefix}:queue:operations:any") > CALLS / 2
+                    async with world.serve(paying(ledger, copied), concurrency=1):
+                        assert await pay_all(calls, fall_behind, copied) == list(range(CALLS))
+                    assert await replica.xlen(queue) > CALLS / 2
                     through.target, before = second.port, through.accepted
                     through.cut()
                     await until(lambda: through.accepted > before)
