@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind
-from tests.calls.waiting import caller, until
+from tests.calls.waiting import caller, complete_report, until
 from tests.calls.worlds import BrokerWorld, World, nats_world, redis_world
 from tests.receivers import SilentReceiver
 from tests.servers import Broker, NatsServer, running
@@ -90,7 +90,9 @@ async def test_an_operator_sees_workers_calls_and_the_queue(
         waiting = [asyncio.create_task(calls.call("latch.pass")) for _ in range(len(names) + 3)]
         await until(lambda: latch.begun == len(names))
         with anyio.fail_after(30):
-            while (report := await monitor.look()).waiting != 3 or (report.lag or 0) < 0.05:
+            while (report := await complete_report(monitor, len(names))).waiting != 3 or (
+                report.lag or 0
+            ) < 0.05:
                 await asyncio.sleep(0.01)
 
         assert [each.name for each in report.workers] == names
@@ -106,7 +108,7 @@ async def test_an_operator_sees_workers_calls_and_the_queue(
 
         latch.opened.set()
         await asyncio.gather(*waiting)
-        report = await monitor.look()
+        report = await complete_report(monitor, len(names))
         assert sum(each.finished for each in report.workers) == len(names) + 3
         assert (report.running, report.waiting, report.lag) == (0, 0, 0)
         assert sum(each.queue_seconds for each in report.workers) > 0.1
@@ -124,7 +126,7 @@ async def test_without_a_broker_that_keeps_requests_those_in_the_workers_are_cou
     ):
         waiting = [asyncio.create_task(calls.call("latch.pass", {"fail": True})) for _ in range(3)]
         await until(lambda: server.waiting == 2)
-        report = await monitor.look()
+        report = await complete_report(monitor, 1)
         latch.opened.set()
         await asyncio.gather(*waiting, return_exceptions=True)
         text = worker_metrics(server).decode()

@@ -15,7 +15,7 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import NoPermissionError, ResponseError
 from tests.calls.operations_under_test import build_registry
-from tests.calls.waiting import lines, started, until
+from tests.calls.waiting import complete_report, lines, started, until
 from tests.servers import REDIS_7, VALKEY, Broker, NatsServer, RedisServer, running
 
 from operations.access import Identity
@@ -163,8 +163,9 @@ async def test_an_operator_uses_the_account_of_a_worker_and_clients_see_no_dead_
         guard = await enter(guarded(scheme, tmp_path / "log", name="w1"))
         operator = await enter(monitor_group(await enter(connect(guard.broker, "worker"))))
         alice = await enter(monitor_group(guard.alice.target))
-        assert [each.name for each in (await operator.look()).workers] == ["w1"]
-        assert [each.name for each in (await alice.look()).workers] == ["w1"]
+        for monitor in (operator, alice):
+            report = await complete_report(monitor, 1)
+            assert [each.name for each in report.workers] == ["w1"]
         if scheme == "redis":
             # Core NATS keeps none.
             payload = RequestPayload(request_id="r1", operation_id="math.add")

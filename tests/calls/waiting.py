@@ -9,6 +9,7 @@ import anyio
 from tests.calls.worlds import World
 
 from operations.calls import PendingRequestMap
+from operations.calls.monitoring import GroupMonitor, GroupReport
 
 
 async def until(condition: Callable[[], object], seconds: float = 30) -> None:
@@ -16,6 +17,14 @@ async def until(condition: Callable[[], object], seconds: float = 30) -> None:
     with anyio.fail_after(seconds):
         while not condition():
             await asyncio.sleep(0.01)
+
+
+async def complete_report(monitor: GroupMonitor, workers: int) -> GroupReport:
+    """Return a report of this many workers; on a busy machine, some may respond too late for the first one."""
+    with anyio.fail_after(30):
+        while len((report := await monitor.look()).workers) < workers:
+            pass
+    return report
 
 
 def lines(path: Path) -> list[str]:
