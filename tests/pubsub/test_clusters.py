@@ -17,6 +17,7 @@ import pytest
 from redis.asyncio import Redis
 from redis.crc import key_slot
 from tests.calls.operations_under_test import build_registry
+from tests.calls.waiting import until
 from tests.pubsub.ledger import Ledger
 from tests.pubsub.test_nats_connecting import certificate
 from tests.servers import (
@@ -82,6 +83,11 @@ async def calling(
         yield calls
 
 
+async def until_workers_are_known(calls: PendingRequestMap) -> None:
+    """Wait until mutations survive an outage: no longer than a second after the caller has started."""
+    await until(lambda: calls._workers.is_complete)
+
+
 @pytest.mark.requirement("R34", "F4")
 @pytest.mark.parametrize("is_killed", [False, True])
 async def test_calls_continue_after_sentinel_has_promoted_a_replica(
@@ -107,6 +113,7 @@ async def test_calls_continue_after_sentinel_has_promoted_a_replica(
             ledger.traffic(calls),
             Redis(port=sentinel.port) as watching,
         ):
+            await until_workers_are_known(calls)
             await ledger.progress(50)
             if is_killed:
                 first.kill()
@@ -213,6 +220,7 @@ async def test_calls_continue_while_a_replica_takes_over_a_shard(
         calling(address_of(cluster), connect_redis, ledger.registry(), prefix=prefix) as calls,
         ledger.traffic(calls),
     ):
+        await until_workers_are_known(calls)
         await ledger.progress(50)
         await cluster_command(new, "FAILOVER")
         await ledger.progress(100)
