@@ -12,6 +12,7 @@ Rule 4: a grant is a chain of blocks, and allows a call only if every block allo
 
 import re
 from collections.abc import Awaitable, Callable, Collection, Mapping, Set
+from copy import copy
 from dataclasses import dataclass
 from fnmatch import translate
 from functools import cached_property, lru_cache
@@ -372,9 +373,15 @@ class Identity(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, 
 _CHECK = "_check"
 
 
-def hold_check(identity: Identity, check: Callable[[], Awaitable[bool]]) -> None:
-    """Store a function that checks the credential of a caller again. It is not a field, so it is never encoded."""
-    vars(identity)[_CHECK] = check
+def with_check(identity: Identity, check: Callable[[], Awaitable[bool]]) -> Identity:
+    """Return a copy of an identity with a function that checks its credential again.
+
+    A copy, because a resolver may return the same identity for several credentials. The function is not a field, so it
+    is never encoded.
+    """
+    copied = copy(identity)
+    vars(copied).update(vars(identity), **{_CHECK: check})
+    return copied
 
 
 async def has_valid_credential(identity: Identity) -> bool:

@@ -1,10 +1,12 @@
 """Attacks by holders of grants, by callers that wait for approval, between hubs, and on the file of the ledger."""
 
 import asyncio
+import gc
 import hmac
 import json
 from base64 import urlsafe_b64encode
 from collections.abc import Callable
+from http import HTTPStatus
 from pathlib import Path
 from time import time
 from typing import Any
@@ -35,6 +37,7 @@ from operations.authority.ledger import LedgerError, verify
 from operations.authority.store import MemoryValues
 from operations.calls import PendingRequestMap, from_calls, serve_calls
 from operations.channel import CallerChannel
+from operations.front.credentials import Credential
 from operations.front.limits import caller_key
 from operations.pubsub.memory import MemoryTarget
 from operations.server import CredentialError, create_app
@@ -602,6 +605,72 @@ async def test_a_key_that_is_removed_while_its_call_waits_runs_nothing(
             assert await called == DENIED
 
     assert office.ran == []
+
+
+@pytest.mark.parametrize("entry", ["http", "messages"])
+@pytest.mark.parametrize(("removed", "ran"), [("old", []), ("new", [1])])
+async def test_two_keys_of_one_caller_are_checked_separately_after_an_approval(
+    removed: str, ran: list[int], entry: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("operations.front.credentials.RECHECK_SECONDS", 0)
+    office, keys, target = Office(hold=20), {"old": ALICE, "new": ALICE}, MemoryTarget()
+    with anyio.fail_after(20):
+        async with (
+            running(create_app(office.registry, identity=api_keys(keys))) as url,
+            serve_calls(office.registry, target, resolve=keys.get),
+            PendingRequestMap(target) as calls,
+            aiohttp.ClientSession() as session,
+        ):
+
+            async def call(key: str, value: Any) -> Any:
+                if entry == "http":
+                    path, headers = f"{url}/task/delete", {"x-api-key": key}
+                    async with session.post(path, json=value, headers=headers) as response:
+                        body = await response.json()
+                        return body if response.ok else body["code"]
+                try:
+                    return (await calls.call("task.delete", value, credential=key)).data
+                except CallError as error:
+                    return error.code
+
+            called = asyncio.create_task(call("old", {"id": 1}))
+            while not await office.pending():
+                await asyncio.sleep(0)
+            assert await call("new", {}) == ErrorCode.VALIDATION_ERROR
+            del keys[removed]
+            await office.answer()
+            await called
+
+    assert office.ran == ran
+
+
+@pytest.mark.parametrize("entry", ["http", "messages"])
+async def test_the_credentials_of_ended_calls_are_freed(entry: str) -> None:
+    office, target = Office(), MemoryTarget()
+
+    def resolve(_: object) -> Identity:
+        return Identity("alice", ())
+
+    async with (
+        running(create_app(office.registry, identity=resolve)) as url,
+        serve_calls(office.registry, target, resolve=resolve),
+        PendingRequestMap(target) as calls,
+        aiohttp.ClientSession() as session,
+    ):
+        before = count_credentials()
+        for _ in range(20):
+            if entry == "http":
+                async with session.post(f"{url}/task/delete", json={"id": 1}) as response:
+                    assert response.status == HTTPStatus.NOT_FOUND
+            else:
+                with pytest.raises(CallError):
+                    await calls.call("task.delete", {"id": 1}, credential="key")
+        assert count_credentials() < before + 10
+
+
+def count_credentials() -> int:
+    gc.collect()
+    return sum(isinstance(each, Credential) for each in gc.get_objects())
 
 
 def api_keys(keys: dict[str, Identity]) -> Callable[[HTTPConnection], Identity | None]:

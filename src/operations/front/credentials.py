@@ -11,7 +11,7 @@ from time import monotonic, time
 from typing import Any, Final, TypeAlias
 
 from operations._resilience import LogThrottle
-from operations.access import Identity, hold_check
+from operations.access import Identity, with_check
 from operations.errors import CallError, ErrorCode, OperationsError
 from operations.front.limits import REMEMBERED, ConcurrencyLimiter, Limits, RateLimiter
 
@@ -183,7 +183,7 @@ async def identify_credential(
             if identity is not None:
                 if identity.grant is None:
                     checked = Credential(identity, lambda: resolve(credential), (credential,))
-                    hold_check(identity, checked.is_valid)
+                    return with_check(identity, checked.is_valid)
                 return identity
         except InvalidCredentialError as error:
             if isinstance(error.reason, CallError):

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias
 
 from operations._resilience import TimeLimit
 from operations._text import in_seconds
-from operations.access import Identity, hold_check
+from operations.access import Identity, with_check
 from operations.channel import ENTRY, NOTHING, CallerChannel
 from operations.context import OperationContext
 from operations.errors import CallError, cancelled_elsewhere, map_error, timed_out, timeout_error
@@ -479,9 +479,11 @@ class RequestPipeline:
         self._enforce_known(scope, identity)
         if identity is not None and CREDENTIAL not in scope:
             key = (identity.id, hash(shown) if shown else id(scope))
-            credential = Credential(identity, lambda: resolve(scope), key)
-            hold_check(identity, credential.is_valid)
+            # A copy, so that the credential and the scope do not refer to each other.
+            asked = {name: value for name, value in scope.items() if name != STATE}
+            credential = Credential(identity, lambda: resolve(asked), key)
             scope[CREDENTIAL] = credential
+            return with_check(identity, credential.is_valid)
         return identity
 
     def _enforce_known(self, scope: Scope, identity: Identity | None) -> None:
