@@ -5,7 +5,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
@@ -18,6 +18,7 @@ from tests.calls.processes import worker_process
 from tests.calls.shim import Shim
 from tests.calls.waiting import caller, lines, started, until
 from tests.calls.worlds import World, redis_world
+from tests.receivers import SilentReceiver
 from tests.servers import Broker
 
 from operations.calls import PendingRequestMap, sending, serve_calls
@@ -26,11 +27,13 @@ from operations.calls.events import (
     CallAlive,
     CallOffered,
     CallProbed,
+    CallRequested,
     FencePayload,
     OfferPayload,
     ProbePayload,
     encode_error,
     encode_event,
+    read_event,
 )
 from operations.errors import CallError, ErrorCode
 from operations.pubsub.base import Delivery
@@ -233,6 +236,61 @@ async def test_workers_are_probed_again_after_a_reconnect_during_a_probe(
             calls.lost("for a moment")
             calls.restored()
             await until(lambda: len(probes) == 2)
+
+
+class ReportingWorker(SilentReceiver):
+    """Responds to probes, and confirms that it drops calls."""
+
+    def __init__(self, target: MemoryTarget) -> None:
+        self._target = target
+        self._address = target.mailbox()
+        self.addresses = [target.control("operations"), self._address]
+        self._sending: list[asyncio.Task[None]] = []
+
+    def receive(self, delivery: Delivery) -> None:
+        event = read_event(delivery.body)
+        if not isinstance(event, CallProbed):
+            return
+        address, probe = self._address, event.payload
+        alive = AlivePayload(worker=address, specs=address, fenced=probe.fences)
+        body = encode_event(CallAlive(payload=alive))
+        self._sending.append(asyncio.create_task(self._target.send(probe.reply_to, body)))
+
+
+@pytest.mark.requirement("R36")
+async def test_a_killed_worker_does_not_count_instead_of_one_that_has_not_responded() -> None:
+    requests: list[Any] = []
+
+    class Queue(SilentReceiver):
+        def receive(self, delivery: Delivery) -> None:
+            event = read_event(delivery.body)
+            assert isinstance(event, CallRequested)
+            requests.append(event.payload.input)
+
+    target = MemoryTarget()
+    known, silent = ReportingWorker(target), SilentReceiver()
+    killed = ReportingWorker(target)
+    with anyio.fail_after(30):
+        async with (
+            aclosing(await target.consume("operations", Queue())),
+            aclosing(await target.listen(known.addresses, known)),
+            aclosing(await target.listen(known.addresses[:1], silent)) as silent_listening,
+            aclosing(await target.listen(killed.addresses, killed)) as killed_listening,
+            PendingRequestMap(target, heartbeat=0.1) as calls,
+        ):
+            await until(lambda: len(calls.workers_by_specs) == 2)
+            await killed_listening.aclose()
+            query = asyncio.create_task(calls.call("test.read", "query", replayable=True))
+            await until(lambda: len(requests) == 2)
+            mutation = asyncio.create_task(calls.call("test.pay", "mutation", replayable=False))
+            await until(lambda: "mutation" in requests)
+            # It was killed after it had started the mutation.
+            await silent_listening.aclose()
+            with pytest.raises(CallError, match="may have run"):
+                await mutation
+            query.cancel()
+
+    assert requests.count("mutation") == 1
 
 
 @pytest.mark.requirement("F13")

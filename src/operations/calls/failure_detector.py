@@ -343,11 +343,15 @@ class FailureDetector:
         if self._roll_call_at == NEVER or not self._is_uncounted:
             return
         self._is_uncounted = False
-        count = await self._target.count_present(self._all_workers)
         since = self._roll_called_at
-        heard = sum(heard_at >= since for heard_at in self._workers.heard_at.values())
+        heard = [worker for worker, at in self._workers.heard_at.items() if at >= since]
+        count = await self._target.count_present(self._all_workers)
+        if count is not None and len(heard) >= count:
+            # Workers that have left since they responded must not count instead of others.
+            present = await asyncio.gather(*map(self._target.is_present, heard))
+            heard = [worker for worker, there in zip(heard, present, strict=True) if there]
         # After a reconnect, all workers are probed again.
-        if (count is None or heard >= count) and self._outages.changed_at < since:
+        if (count is None or len(heard) >= count) and self._outages.changed_at < since:
             self._workers.is_complete = count is not None
             self._roll_call_at = NEVER
 
