@@ -279,6 +279,36 @@ async def test_what_was_opened_without_a_credential_ends_once_every_caller_needs
 
 
 @pytest.mark.requirement("R57")
+async def test_a_half_sent_request_opens_no_stream_once_every_caller_needs_a_credential() -> None:
+    registry, asked, changed = OperationRegistry(), asyncio.Event(), asyncio.Event()
+
+    @registry.operation("test.follow")
+    async def follow() -> AsyncGenerator[int]:
+        yield 1
+        await asyncio.Event().wait()
+
+    def identify(_: object) -> None:
+        asked.set()
+
+    async def body() -> AsyncGenerator[bytes]:
+        yield b"{"
+        await changed.wait()
+        yield b"}"
+
+    app = create_app(registry, identity=identify)
+    headers = {"content-type": "application/json"}
+    with anyio.fail_after(30):
+        async with running(app) as url, aiohttp.ClientSession() as session:
+            post = session.post(f"{url}/test/follow", data=body(), headers=headers)
+            posted = asyncio.ensure_future(post.__aenter__())
+            await asked.wait()
+            app.state.pipeline.front.admit_anonymous(is_admitted=False)
+            changed.set()
+            async with await posted as stream:
+                assert b'"code":"ACCESS_DENIED"' in await stream.content.read()
+
+
+@pytest.mark.requirement("R57")
 async def test_a_call_on_a_socket_ends_in_the_grace_period_of_a_shutdown() -> None:
     keys, registry, begun = Keys(), following(), asyncio.Event()
     registry.observe(lambda event: begun.set() if isinstance(event, CallStarted) else None)

@@ -148,9 +148,8 @@ class Front:
 
     def admit_anonymous(self, is_admitted: bool) -> None:
         """Serve requests without a credential, or reject them and end what was opened without one."""
-        was_admitted, self.anonymous = self.anonymous, is_admitted
-        if was_admitted and not is_admitted:
-            self.credentials.end_anonymous()
+        self.anonymous = is_admitted
+        self.credentials.admit_anonymous(is_admitted)
 
     def admit(self, caller: str, *, is_stream: bool = False) -> Slot:
         """Count a call or a stream against the rate limit of its caller, and return a slot for it.

@@ -328,6 +328,7 @@ class CredentialMonitor:
     def __init__(self) -> None:
         self._open: dict[Hashable, tuple[_Ends, asyncio.Task[None]]] = {}
         self._anonymous: _Ends = {}
+        self._admits_anonymous = True
 
     @contextmanager
     def watching(self, credential: Credential | None, end: Callable[[], None]) -> Generator[None]:
@@ -350,6 +351,9 @@ class CredentialMonitor:
         token = object()
         if credential is None:
             self._anonymous[token] = end
+            if not self._admits_anonymous:
+                # Its request arrived before every caller needed one.
+                asyncio.get_running_loop().call_soon(self._end_anonymous, token)
             return partial(self._anonymous.pop, token, None)
         # With the identity, because the same credential may have had more access later.
         key = (credential.key, credential.identity)
@@ -390,10 +394,14 @@ class CredentialMonitor:
         for end in list(ends.values()):
             end()
 
-    def end_anonymous(self) -> None:
-        """End all streams and sockets that were opened without a credential."""
-        for end in list(self._anonymous.values()):
-            end()
+    def admit_anonymous(self, is_admitted: bool) -> None:
+        """Admit what is opened without a credential, or end it."""
+        self._admits_anonymous = is_admitted
+        for token in () if is_admitted else tuple(self._anonymous):
+            self._end_anonymous(token)
+
+    def _end_anonymous(self, token: object) -> None:
+        self._anonymous.pop(token, _do_nothing)()
 
 
 def _do_nothing() -> None:
