@@ -245,6 +245,7 @@ class ReportingWorker(SilentReceiver):
         self._target = target
         self._address = target.mailbox()
         self.addresses = [target.control("operations"), self._address]
+        self.fences: list[FencePayload] = []
         self._sending: list[asyncio.Task[None]] = []
 
     def receive(self, delivery: Delivery) -> None:
@@ -252,27 +253,55 @@ class ReportingWorker(SilentReceiver):
         if not isinstance(event, CallProbed):
             return
         address, probe = self._address, event.payload
+        self.fences += probe.fences
         alive = AlivePayload(worker=address, specs=address, fenced=probe.fences)
         body = encode_event(CallAlive(payload=alive))
         self._sending.append(asyncio.create_task(self._target.send(probe.reply_to, body)))
 
 
+class Queue(SilentReceiver):
+    """Records the inputs of requests, which nobody serves."""
+
+    def __init__(self) -> None:
+        self.requests: list[Any] = []
+
+    def receive(self, delivery: Delivery) -> None:
+        event = read_event(delivery.body)
+        assert isinstance(event, CallRequested)
+        self.requests.append(event.payload.input)
+
+
+@pytest.mark.requirement("F1")
+async def test_a_query_does_not_wait_until_a_killed_worker_returns() -> None:
+    target, queue = MemoryTarget(), Queue()
+    known, killed = ReportingWorker(target), ReportingWorker(target)
+    with anyio.fail_after(30):
+        async with (
+            aclosing(await target.consume("operations", queue)),
+            aclosing(await target.listen(known.addresses, known)),
+            aclosing(await target.listen(killed.addresses, killed)) as listening,
+            PendingRequestMap(target, heartbeat=0.2) as calls,
+        ):
+            query = asyncio.create_task(calls.call("test.read", replayable=True))
+            await until(lambda: len(queue.requests) == 2)
+            known.fences.clear()
+            await listening.aclose()
+            await until(lambda: len(queue.requests) == 3)
+            query.cancel()
+            await asyncio.wait([query])
+
+    assert len(known.fences) == 1
+
+
 @pytest.mark.requirement("R36")
 async def test_a_killed_worker_does_not_count_instead_of_one_that_has_not_responded() -> None:
-    requests: list[Any] = []
-
-    class Queue(SilentReceiver):
-        def receive(self, delivery: Delivery) -> None:
-            event = read_event(delivery.body)
-            assert isinstance(event, CallRequested)
-            requests.append(event.payload.input)
-
-    target = MemoryTarget()
+    target, queue = MemoryTarget(), Queue()
+    requests = queue.requests
     known, silent = ReportingWorker(target), SilentReceiver()
     killed = ReportingWorker(target)
     with anyio.fail_after(30):
         async with (
-            aclosing(await target.consume("operations", Queue())),
+            aclosing(await target.consume("operations", queue)),
             aclosing(await target.listen(known.addresses, known)),
             aclosing(await target.listen(known.addresses[:1], silent)) as silent_listening,
             aclosing(await target.listen(killed.addresses, killed)) as killed_listening,
@@ -289,6 +318,7 @@ async def test_a_killed_worker_does_not_count_instead_of_one_that_has_not_respon
             with pytest.raises(CallError, match="may have run"):
                 await mutation
             query.cancel()
+            await asyncio.wait([query])
 
     assert requests.count("mutation") == 1
 

@@ -504,7 +504,9 @@ class FailureDetector:
         return workers <= call.dropped_by and 0 < count <= len(call.fenced_by)
 
     def _awaits_worker(self, call: PendingCall, moment: float) -> bool:
-        """Return whether a worker that can have a call has not responded since then, but does not count as lost yet."""
+        """Return whether a worker that can have a mutation has not responded since then, but does not count as lost."""
+        if call.stream is not None or self._is_known_to_be_replayable(call):
+            return False
         workers = [call.worker] if call.worker is not None else self._workers.heard_at
         if all(self._workers.heard_at.get(worker, 0.0) >= moment for worker in workers):
             return False
