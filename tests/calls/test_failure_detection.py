@@ -128,6 +128,31 @@ async def test_no_other_worker_answers_for_one_that_was_killed(
     assert caught.value.code == ErrorCode.UNAVAILABLE
 
 
+@pytest.mark.requirement("F1", "R36")
+async def test_the_loss_of_a_worker_that_has_never_responded_is_detected(
+    broker_world: World, tmp_path: Path
+) -> None:
+    """It was present when the caller connected, and was killed before it responded to a probe."""
+    path = tmp_path / "log"
+
+    def drop_probes(body: bytes) -> Sequence[bytes]:
+        return () if b'"call.probed"' in body else (body,)
+
+    async with (
+        worker_process(broker_world) as worker,
+        broker_world.connect() as target,
+        PendingRequestMap(Shim(target, on_send=drop_probes)) as calls,
+    ):
+        value = {"seconds": 60, "path": str(path)}
+        call = asyncio.create_task(calls.call("slow.sleep", value, timeout=60))
+        await until(lambda: started(path))
+        worker.kill()
+        with anyio.fail_after(28), pytest.raises(CallError) as caught:
+            await call
+
+    assert caught.value.code == ErrorCode.UNAVAILABLE
+
+
 class Losing(Shim):
     """Loses one request: another message arrives instead. Requests to drop a call are slow."""
 

@@ -8,7 +8,7 @@ all workers of the group. The workers report which of the calls they have, and r
     the broker reports that the worker has left             -> lost; a mutation waits two heartbeats for its return
     the worker is connected but silent                      -> it may be busy: lost only after `silence`
     every worker responded, and none has the call           -> lost, after a second probe
-    no worker ever responded, and none is present now       -> lost, after a second probe
+    no worker is present any more                           -> lost, after a second probe
 
 Rule 1: a busy worker does not lose its calls. "Every worker" means the number of workers that the broker counts
         (Redis). NATS does not count workers. There it means all workers that responded before, and only if one of them
@@ -313,6 +313,8 @@ class FailureDetector:
             self._roll_called_at, self._is_uncounted = asked_at, True
             self._roll_call_at = asked_at + self._roll_call_pause
             self._roll_call_pause = min(2 * self._roll_call_pause, _ROLL_CALL_PAUSE)
+            # A worker that is present now may be lost before it responds.
+            self._were_there = self._were_there or await self._target.is_present(self._all_workers)
         await self._probe_all(quiet, is_roll_call)
         await asyncio.sleep(_ANSWER * self._heartbeat)
         await self._count_workers()
