@@ -573,7 +573,7 @@ async def test_a_grant_that_ends_while_its_call_waits_runs_nothing(
     assert office.ran == []
 
 
-@pytest.mark.parametrize("entry", ["http", "messages"])
+@pytest.mark.parametrize("entry", ["http", "session", "messages"])
 @pytest.mark.parametrize("end", ["removed", "without its scope"])
 async def test_a_key_that_is_removed_while_its_call_waits_runs_nothing(
     end: str, entry: str, monkeypatch: pytest.MonkeyPatch
@@ -590,13 +590,16 @@ async def test_a_key_that_is_removed_while_its_call_waits_runs_nothing(
         ):
 
             async def call() -> str:
-                if entry == "http":
-                    async with session.post(f"{url}/task/delete", json=value, headers=headers) as r:
-                        return str((await r.json())["code"])
-                with pytest.raises(CallError) as caught:
-                    await calls.call("task.delete", value, credential="key")
-                return caught.value.code
+                if entry == "messages":
+                    with pytest.raises(CallError) as caught:
+                        await calls.call("task.delete", value, credential="key")
+                    return caught.value.code
+                async with session.post(f"{url}/task/delete", json=value, headers=headers) as r:
+                    return str((await r.json())["code"])
 
+            if entry == "session":
+                async with session.post(f"{url}/session", headers=headers) as opened:
+                    headers = {"cookie": opened.headers["set-cookie"].partition(";")[0]}
             called = asyncio.create_task(call())
             while not await office.pending():
                 await asyncio.sleep(0)

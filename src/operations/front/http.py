@@ -477,14 +477,16 @@ class RequestPipeline:
                 raise self.front.challenge.invalid(reason.headers, reason.advice) from reason
             raise self.front.challenge.invalid() from reason
         self._enforce_known(scope, identity)
-        if identity is not None and CREDENTIAL not in scope:
+        if identity is None:
+            return None
+        credential: Credential | None = scope.get(CREDENTIAL)
+        if credential is None:
             key = (identity.id, hash(shown) if shown else id(scope))
             # A copy, so that the credential and the scope do not refer to each other.
             asked = {name: value for name, value in scope.items() if name != STATE}
             credential = Credential(identity, lambda: resolve(asked), key)
             scope[CREDENTIAL] = credential
-            return with_check(identity, credential.is_valid)
-        return identity
+        return with_check(identity, credential.is_valid)
 
     def _enforce_known(self, scope: Scope, identity: Identity | None) -> None:
         if identity is None and not self.front.anonymous and OPEN not in scope:
