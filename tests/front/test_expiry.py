@@ -269,7 +269,7 @@ async def test_what_was_opened_without_a_credential_ends_once_every_caller_needs
                 assert await messages.content.readuntil(b"\n\n") == b": open\n\n"
                 items = calls.subscribe("test.follow", {})
                 assert (await anext(items)).data == 1
-                app.state.pipeline.front.admit_anonymous(is_admitted=False)
+                app.state.pipeline.front.credentials.admit_anonymous(is_admitted=False)
                 assert b'"code":"ACCESS_DENIED"' in await stream.content.read()
                 assert await messages.content.read() == b""
                 with pytest.raises(CallError) as caught:
@@ -302,7 +302,7 @@ async def test_a_half_sent_request_opens_no_stream_once_every_caller_needs_a_cre
             post = session.post(f"{url}/test/follow", data=body(), headers=headers)
             posted = asyncio.ensure_future(post.__aenter__())
             await asked.wait()
-            app.state.pipeline.front.admit_anonymous(is_admitted=False)
+            app.state.pipeline.front.credentials.admit_anonymous(is_admitted=False)
             changed.set()
             async with await posted as stream:
                 assert b'"code":"ACCESS_DENIED"' in await stream.content.read()

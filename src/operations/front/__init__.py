@@ -115,7 +115,6 @@ class Front:
         """Seconds without an item after which a stream sends a comment, so that proxies keep the connection open."""
         self.expose_errors = expose_errors
         self.scopes_supported = frozenset(scopes_supported)
-        self.anonymous = anonymous
         self.challenge = Challenge(
             resource=public_url.rstrip("/"),
             authorization_servers=tuple(authorization_servers),
@@ -129,7 +128,7 @@ class Front:
         self.output = ConcurrencyLimiter("response bytes that were not read")
         self.rate = RateLimiter()
         self.auth = AuthThrottle(limits)
-        self.credentials = CredentialMonitor()
+        self.credentials = CredentialMonitor(admits_anonymous=anonymous)
         self.open_streams = OpenStreams()
         self.configure(limits, timeout=timeout)
 
@@ -146,10 +145,10 @@ class Front:
         self.rate.configure(limits.rate_per_caller, limits.burst)
         self.auth.configure(limits)
 
-    def admit_anonymous(self, is_admitted: bool) -> None:
-        """Serve requests without a credential, or reject them and end what was opened without one."""
-        self.anonymous = is_admitted
-        self.credentials.admit_anonymous(is_admitted)
+    @property
+    def anonymous(self) -> bool:
+        """Whether requests without a credential are served."""
+        return self.credentials.admits_anonymous
 
     def admit(self, caller: str, *, is_stream: bool = False) -> Slot:
         """Count a call or a stream against the rate limit of its caller, and return a slot for it.

@@ -323,12 +323,15 @@ class CredentialMonitor:
     """Ends sessions, streams and sockets when their credentials expire or are revoked.
 
     One task checks each distinct credential and identity, so that a check that takes long does not delay the others.
+
+    Attributes:
+        admits_anonymous: Whether sessions, streams and sockets may be opened without a credential.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, admits_anonymous: bool = True) -> None:
+        self.admits_anonymous = admits_anonymous
         self._open: dict[Hashable, tuple[_Ends, asyncio.Task[None]]] = {}
         self._anonymous: _Ends = {}
-        self._admits_anonymous = True
 
     @contextmanager
     def watching(self, credential: Credential | None, end: Callable[[], None]) -> Generator[None]:
@@ -351,7 +354,7 @@ class CredentialMonitor:
         token = object()
         if credential is None:
             self._anonymous[token] = end
-            if not self._admits_anonymous:
+            if not self.admits_anonymous:
                 # Its request arrived before every caller needed one.
                 asyncio.get_running_loop().call_soon(self._end_anonymous, token)
             return partial(self._anonymous.pop, token, None)
@@ -395,8 +398,8 @@ class CredentialMonitor:
             end()
 
     def admit_anonymous(self, is_admitted: bool) -> None:
-        """Admit what is opened without a credential, or end it."""
-        self._admits_anonymous = is_admitted
+        """Admit callers without a credential, or reject them and end what they have opened."""
+        self.admits_anonymous = is_admitted
         for token in () if is_admitted else tuple(self._anonymous):
             self._end_anonymous(token)
 

@@ -421,7 +421,7 @@ async def _apply(hub: Hub, path: Path) -> None:
         hub.access.become(access)
     for front in hub.fronts:
         front.configure(limits, timeout=new.config.limits.timeout)
-        front.admit_anonymous(serves_anonymous(new))
+        front.credentials.admit_anonymous(serves_anonymous(new))
     hub.file, hub.file_times = new, times
     # Before the sources, which may take seconds: a caller may have been removed.
     for apply in hub.on_reload:
