@@ -5,7 +5,8 @@ import gc
 import hmac
 import json
 from base64 import urlsafe_b64encode
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
 from http import HTTPStatus
 from pathlib import Path
 from time import time
@@ -37,10 +38,10 @@ from operations.authority.ledger import LedgerError, verify
 from operations.authority.store import MemoryValues
 from operations.calls import PendingRequestMap, from_calls, serve_calls
 from operations.channel import CallerChannel
-from operations.front.credentials import Credential
+from operations.front.credentials import Credential, CredentialResolver
 from operations.front.limits import caller_key
 from operations.pubsub.memory import MemoryTarget
-from operations.server import CredentialError, create_app
+from operations.server import CredentialError, IdentityResolver, create_app
 from operations.server.running import running
 from operations.tools import ToolConfig, configure_tools
 
@@ -573,21 +574,31 @@ async def test_a_grant_that_ends_while_its_call_waits_runs_nothing(
     assert office.ran == []
 
 
+@asynccontextmanager
+async def reachable(
+    office: Office, identity: IdentityResolver, resolve: CredentialResolver
+) -> AsyncGenerator[tuple[str, aiohttp.ClientSession, PendingRequestMap]]:
+    """Serve an office over HTTP and to callers of a worker."""
+    target = MemoryTarget()
+    async with (
+        running(create_app(office.registry, identity=identity)) as url,
+        serve_calls(office.registry, target, resolve=resolve),
+        PendingRequestMap(target) as calls,
+        aiohttp.ClientSession() as session,
+    ):
+        yield url, session, calls
+
+
 @pytest.mark.parametrize("entry", ["http", "session", "messages"])
 @pytest.mark.parametrize("end", ["removed", "without its scope"])
 async def test_a_key_that_is_removed_while_its_call_waits_runs_nothing(
     end: str, entry: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("operations.front.credentials.RECHECK_SECONDS", 0)
-    office, keys, target = Office(hold=20), {"key": ALICE}, MemoryTarget()
+    office, keys = Office(hold=20), {"key": ALICE}
     headers, value = {"x-api-key": "key"}, {"id": 1}
     with anyio.fail_after(20):
-        async with (
-            running(create_app(office.registry, identity=api_keys(keys))) as url,
-            serve_calls(office.registry, target, resolve=keys.get),
-            PendingRequestMap(target) as calls,
-            aiohttp.ClientSession() as session,
-        ):
+        async with reachable(office, api_keys(keys), keys.get) as (url, session, calls):
 
             async def call() -> str:
                 if entry == "messages":
@@ -616,14 +627,9 @@ async def test_two_keys_of_one_caller_are_checked_separately_after_an_approval(
     removed: str, ran: list[int], entry: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("operations.front.credentials.RECHECK_SECONDS", 0)
-    office, keys, target = Office(hold=20), {"old": ALICE, "new": ALICE}, MemoryTarget()
+    office, keys = Office(hold=20), {"old": ALICE, "new": ALICE}
     with anyio.fail_after(20):
-        async with (
-            running(create_app(office.registry, identity=api_keys(keys))) as url,
-            serve_calls(office.registry, target, resolve=keys.get),
-            PendingRequestMap(target) as calls,
-            aiohttp.ClientSession() as session,
-        ):
+        async with reachable(office, api_keys(keys), keys.get) as (url, session, calls):
 
             async def call(key: str, value: Any) -> Any:
                 if entry == "http":
@@ -649,17 +655,12 @@ async def test_two_keys_of_one_caller_are_checked_separately_after_an_approval(
 
 @pytest.mark.parametrize("entry", ["http", "messages"])
 async def test_the_credentials_of_ended_calls_are_freed(entry: str) -> None:
-    office, target = Office(), MemoryTarget()
+    office = Office()
 
     def resolve(_: object) -> Identity:
         return Identity("alice", ())
 
-    async with (
-        running(create_app(office.registry, identity=resolve)) as url,
-        serve_calls(office.registry, target, resolve=resolve),
-        PendingRequestMap(target) as calls,
-        aiohttp.ClientSession() as session,
-    ):
+    async with reachable(office, resolve, resolve) as (url, session, calls):
         before = count_credentials()
         for _ in range(20):
             if entry == "http":

@@ -224,12 +224,12 @@ async def test_workers_that_respond_late_can_confirm_that_a_mutation_has_not_beg
     broker_world: World, tmp_path: Path
 ) -> None:
     ledger = tmp_path / "ledger"
-    async with AsyncExitStack() as stack:
-        enter = stack.enter_async_context
-        for _ in range(2):
-            await enter(broker_world.serve(slow_registry(ledger)))
-        target = Slow(await enter(broker_world.connect()))
-        calls = await enter(PendingRequestMap(target, heartbeat=1))
+    async with (
+        broker_world.serve(slow_registry(ledger)),
+        broker_world.serve(slow_registry(ledger)),
+        broker_world.connect() as connected,
+        PendingRequestMap(Slow(connected), heartbeat=1) as calls,
+    ):
         with anyio.fail_after(60):
             for number, seconds in ((0, 4), (3, 0)):
                 value = {"number": number, "seconds": seconds}
@@ -285,7 +285,7 @@ class ReportingWorker(SilentReceiver):
 
 
 class Queue(SilentReceiver):
-    """Records the inputs of requests, which nobody serves."""
+    """Records the inputs of requests, and does not serve them."""
 
     def __init__(self) -> None:
         self.requests: list[Any] = []
