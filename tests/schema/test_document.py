@@ -4,6 +4,7 @@ import sys
 from threading import Thread
 from typing import Any
 
+import msgspec
 import pytest
 
 from operations.schema import Change, Schema, from_schema
@@ -118,3 +119,56 @@ def test_changing_a_document_after_compiling_changes_nothing() -> None:
 
     assert schema.check({"a": "x"})
     assert schema.cast({"a": 1}).value == {"a": "1"}
+
+
+_FLAT: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "id": {"type": "integer"},
+        "name": {"type": "string"},
+        "state": {"enum": ["open", "closed"]},
+        "note": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+    },
+    "required": ["name"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"name": "a"},
+        {"id": 1, "name": "é", "state": "open", "note": None},
+        {"name": "a", "state": "new"},
+        {"name": 1},
+        {"id": 1},
+        {"id": True, "name": "a"},
+        {"name": "a", "id": 2**64},
+    ],
+)
+def test_a_flat_decoder_accepts_only_valid_objects(value: dict[str, Any]) -> None:
+    compiled = Schema(_FLAT).compile()
+    decode = compiled.flat
+    assert decode is not None
+    try:
+        decoded = decode(msgspec.msgpack.encode(value))
+    except (OverflowError, ValueError):
+        assert not compiled.is_valid(value) or value.get("id") == 2**64
+    else:
+        assert decoded == value
+        assert compiled.is_valid(value)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"properties": {"name": {"type": "object"}}},
+        {"properties": {"name": {"type": "string", "maxLength": 5}}},
+        {"additionalProperties": True},
+        {"type": ["object", "null"]},
+        {"anyOf": [{"required": ["id"]}]},
+        {"minProperties": 1},
+    ],
+)
+def test_only_a_flat_schema_has_a_flat_decoder(changes: dict[str, Any]) -> None:
+    assert Schema({**_FLAT, **changes}).compile().flat is None

@@ -187,7 +187,7 @@ def test_values_of_an_exact_type_are_valid_and_equal_those_of_closures(value: An
     assert shape is not None
     assert shape.exact
     try:
-        stripped, differs = TypedStrip(shape).strip(value)
+        stripped, differs = TypedStrip(shape, None).strip(value)
     except NeedsRepair:
         return
     assert differs is (stripped != value)

@@ -432,7 +432,9 @@ class CallPlan:
         self.is_plain = self.permits_input is None and self.reach is None and not self.admits
         self._digest: str | None = None
         compiled = spec.input_schema.compile()
-        self.accepts, self.flat = compiled.accepts, compiled.flat
+        self.accepts = compiled.accepts
+        # Files in the input are replaced before it is validated.
+        self.flat = compiled.flat if operation.files is None else None
         self.finish = finish
         self.handler = self._runnable()
         self.series = None if host.counters is None else host.counters.of(self.id)

@@ -16,15 +16,13 @@ import logging
 import weakref
 from collections import deque
 from collections.abc import Callable
-from sys import float_info
 from threading import RLock
-from typing import Annotated, Any, Final, NotRequired, TypeAlias, TypedDict, cast
+from typing import Any, Final, TypeAlias, cast
 from urllib.parse import quote, unquote
 
 import jsonschema_rs
-import msgspec
 
-from operations._json import as_json, escape, is_list, is_object, list_of, object_of, unescape
+from operations._json import as_json, escape, is_list, object_of, unescape
 from operations._references import reachable, reference_of
 from operations.errors import SchemaError
 from operations.schema.compiling import BoundPatterns, Graph, compile_schema, measured
@@ -362,8 +360,6 @@ class Checker:
 
     Attributes:
         document: A copy of the compiled document, with bounded patterns.
-        flat: Decodes a valid object of scalars from MessagePack, without unknown properties, and raises an error for
-            any other value; None for other schemas. It may reject a valid object, such as one with 1.0 as an integer.
         recursive: Whether its references are recursive, so that validation is as deep as the data.
         accepts: Returns whether a JSON value is valid.
         dropped: Patterns that were removed, with their locations.
@@ -381,7 +377,7 @@ class Checker:
     """
 
     __slots__ = (
-        "_accepts", "_fancy", "_registry", "_shared", "accepts", "caches", "document", "dropped", "flat", "normalisers",
+        "_accepts", "_fancy", "_registry", "_shared", "accepts", "caches", "document", "dropped", "normalisers",
         "recursive",
     )  # fmt: skip
 
@@ -415,7 +411,6 @@ class Checker:
             self.dropped += shared.take_dropped()
             shared.fancy = shared.fancy or patterns.fancy
             self.accepts = shared.accepts_at((self.document.root,))
-        self.flat = _flat_decoder(root_schema)
         self.document.forget()
 
     max_plans = 5_000
@@ -456,41 +451,3 @@ class Checker:
                 [(self.document.uri, self.document.root.schema)], draft=dialect.draft
             )
         return compile_schema(schema, dialect, fancy=self._fancy, registry=self._registry)
-
-
-_SCALARS: dict[Any, Any] = {
-    "string": str,
-    "integer": int,
-    "number": int | Annotated[float, msgspec.Meta(ge=-float_info.max, le=float_info.max)],
-    "boolean": bool,
-    "null": type(None),
-}
-_FLAT = frozenset({"type", "properties", "required", "additionalProperties"})
-
-
-def _flat_decoder(schema: JSONSchema) -> Callable[[bytes], JSONObject] | None:
-    """Return a decoder that also validates, if the schema is a closed object of scalars."""
-    if (
-        isinstance(schema, bool)
-        or schema.get("type") != "object"
-        or schema.get("additionalProperties") is not False
-        or not all(keyword in _FLAT or is_annotation(keyword) for keyword in schema)
-    ):
-        return None
-    fields: dict[str, Any] = {}
-    required = list_of(schema.get("required"))
-    for name, part in object_of(schema.get("properties")).items():
-        kind = _SCALARS.get(part["type"]) if is_object(part) and _is_typed(part) else None
-        if kind is None:
-            return None
-        fields[name] = kind if name in required else NotRequired[kind]
-    if not fields.keys() >= set(required):
-        return None
-    return msgspec.msgpack.Decoder(TypedDict("Flat", fields)).decode  # type: ignore[operator]
-
-
-def _is_typed(schema: JSONObject) -> bool:
-    """Return whether a schema has one type and no other restriction."""
-    return isinstance(schema.get("type"), str) and all(
-        keyword == "type" or is_annotation(keyword) for keyword in schema
-    )

@@ -32,9 +32,9 @@ from operations.schema.casting.changes import CastResult, Change, Changes
 from operations.schema.casting.stripping import REFUSALS
 from operations.schema.checking import Checker, SharedDefinitions
 from operations.schema.explain import ValidationIssue, explain, misfit
-from operations.schema.plans import Plan, scalar_types
+from operations.schema.plans import Plan, leaf_types, scalar_types
 from operations.schema.references import is_annotation
-from operations.types import JSONSchema
+from operations.types import JSONObject, JSONSchema
 
 _logger = logging.getLogger("operations")
 
@@ -61,13 +61,26 @@ class CompiledSchema(Checker):
         return frozenset(kind for kind, name in allowed if plan.allows(name))
 
     @property
+    def flat(self) -> Callable[[bytes], JSONObject] | None:
+        """Decodes a valid object of scalars from MessagePack, without undeclared properties; None for other schemas.
+
+        Raises `REFUSALS` for any other value, and for some valid objects, such as one with 1.0 as an integer.
+        """
+        plan = self.plan
+        if plan.choices or plan.types != ("object",) or plan.keeps_unnamed:
+            return None
+        if any(leaf_types(plan.part(field.sites)) is None for field in plan.fields.values()):
+            return None
+        typed = self._caches.stripper.typed(plan)
+        return typed.decode if typed is not None and typed.shape.exact else None
+
+    @property
     def plan(self) -> Plan:
         """The merged requirements of the whole document."""
         return self._caches.planner.plan((self.document.root,))
 
     @property
     def _caches(self) -> Caches:
-        # Created when first needed: an input is validated, but never cast.
         return caches_of(self.scope, "cast")
 
     def normaliser(self, policy: CastPolicy, *, owns: bool = False) -> Normalise:

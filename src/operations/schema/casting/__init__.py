@@ -11,8 +11,7 @@ from typing import Any, Literal, TypeAlias
 from operations._json import MAX_DEPTH, JSONValueError, as_json, canonical, to_json
 from operations._objects import without_objects
 from operations.schema.casting.changes import Change, Changes, Uniform, is_unchanged
-from operations.schema.casting.stripping import REFUSALS, NeedsRepair, Stripper, TypedStrip, pack
-from operations.schema.casting.structs import Shaper
+from operations.schema.casting.stripping import REFUSALS, NeedsRepair, Stripper, pack
 from operations.schema.casting.thorough import Caster, CreatingPass, Pass
 from operations.schema.checking import Checker, SharedDefinitions
 from operations.schema.explain import explain
@@ -57,7 +56,6 @@ class Caches:
         self.places = Places()
         self.caster = Caster(self.planner, self.places, CreatingPass if self.creates else Pass)
         self.stripper = Stripper(self.planner, self.caster)
-        self.closed = Shaper(self.caster.default, closed=True, most=scope.max_plans // 25)
 
 
 def caches_of(scope: Checker | SharedDefinitions, policy: CastPolicy) -> Caches:
@@ -148,15 +146,10 @@ class Normaliser:
 
     def _find_types(self) -> "_Quick | None":
         """Return the quick pass by msgspec types, if the document is simple enough."""
-        shape = self._caches.stripper.shaper.shape(self._root)
-        if shape is None or shape.depth == 0:
+        typed = self._caches.stripper.typed(self._root, checks=True)
+        if typed is None or typed.shape.depth == 0:
             return None
-        try:
-            typed = TypedStrip(shape, lambda: self._caches.closed.shape(self._root))
-        except (TypeError, ValueError):
-            return None
-
-        check = typed.check
+        shape, check = typed.shape, typed.check
 
         def is_clean(value: Any) -> bool:
             try:
@@ -167,7 +160,7 @@ class Normaliser:
 
         if check is not None:
             self._is_clean = is_clean
-            self.check_text = typed.check_text if shape.exact else None
+            self.check_text = typed.check_text
 
         def quick(value: Any) -> tuple[Any, _Report | None]:
             report: _Report = self._stripped

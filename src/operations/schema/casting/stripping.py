@@ -10,8 +10,7 @@ Rule 2: for speed, this pass builds no paths and no reports, and allocates only 
 """
 
 from collections.abc import Callable
-from functools import cached_property
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from msgspec import ValidationError, json, msgpack
 
@@ -66,17 +65,15 @@ class _Stage:
 
 
 class Stripper:
-    """Compiles the plans of one document, or of all documents that share definitions.
-
-    Attributes:
-        shaper: Converts simple plans to msgspec types.
-    """
+    """Compiles the plans of one document, or of all documents that share definitions."""
 
     def __init__(self, planner: Planner, caster: Caster) -> None:
         self._default = caster.default
         self._planner = planner
         self._stages: dict[Plan, _Stage] = {}
-        self.shaper = Shaper(caster.default, most=planner.scope.max_plans // 25)
+        most = planner.scope.max_plans // 25
+        self._shaper = Shaper(caster.default, most=most)
+        self._closed = Shaper(caster.default, closed=True, most=most)
 
     def stage(self, plan: Plan) -> _Stage:
         """Return the stage with the closure of `plan`, which may not be compiled yet."""
@@ -93,8 +90,24 @@ class Stripper:
         if plan.is_unknown:
             return to_json
         general = self._choosing(plan) if plan.choices else self._general(plan)
-        shape = self.shaper.shape(plan)
-        return general if shape is None else _shaped(shape, general)
+        typed = self.typed(plan)
+        return general if typed is None else _typed_or(typed, general)
+
+    def typed(self, plan: Plan, *, checks: bool = False) -> "TypedStrip | None":
+        """Return the pass of a simple plan by a msgspec type; None for other plans.
+
+        Args:
+            plan: The plan.
+            checks: Whether the pass also has the checks for values that need no change.
+        """
+        shape = self._shaper.shape(plan)
+        if shape is None:
+            return None
+        try:
+            return TypedStrip(shape, self._closed.shape(plan) if checks else None)
+        except (TypeError, ValueError):
+            # msgspec does not support the type.
+            return None
 
     def _general(self, plan: Plan) -> Strip:
         on_object = self._object(plan) if plan.allows("object") else _give_up
@@ -121,19 +134,53 @@ class Stripper:
     # Objects
 
     def _object(self, plan: Plan) -> Strip:
-        fields: list[_Property] = []
+        """Strip an object, keeping the order of its properties; declared defaults come last."""
+        known: dict[Any, tuple[str, frozenset[type], _Stage | None]] = {}
+        """The name of each declared property, and the allowed types of scalars or the closure for other values."""
+        filled: list[tuple[str, Any]] = []
         for name, field in plan.fields.items():
             if not field.kept:
                 continue
             part = plan.part(field.sites)
-            default = MISSING
-            if not field.barred:
-                default = self._default(part, name in plan.required)
             leaf = leaf_types(part)
-            stage = self.stage(part) if leaf is None else None
-            fields.append(_Property(name, leaf or _NO_TYPES, stage, default))
+            known[name] = name, leaf or _NO_TYPES, self.stage(part) if leaf is None else None
+            default = MISSING if field.barred else self._default(part, name in plan.required)
+            if default is not MISSING:
+                filled.append((name, default))
         others = self._others(plan) if plan.keeps_unnamed else None
-        return _object_strip(tuple(fields), others, self._planner)
+        planner = self._planner
+
+        def strip(value: dict[Any, Any], room: int) -> Any:
+            if room <= 0:
+                raise NeedsRepair
+            room -= 1
+            result: dict[str, Any] = {}
+            for key, item in value.items():
+                if key in known:
+                    name, leaf, stage = known[key]
+                    if type(item) in leaf:
+                        result[name] = item
+                    elif stage is None:
+                        result[name] = _lifted(item, leaf)
+                    else:
+                        result[name] = stage.strip(item, room)
+                    continue
+                if type(key) is not str:
+                    raise NeedsRepair
+                stage = None if others is None else others(key)
+                if stage is not None:
+                    key.encode()  # raises an error for invalid Unicode
+                    result[key] = stage.strip(item, room)
+            for name, default in filled:
+                if name not in value:
+                    if type(default) in SCALARS:
+                        result[name] = default
+                    else:
+                        result[name] = to_json(default)
+                        planner.undecided += 1
+            return result
+
+        return strip
 
     def _others(self, plan: Plan) -> "Callable[[str], _Stage | None]":
         """Return the function that gives the closure of an undeclared property, or None to strip the property."""
@@ -189,7 +236,7 @@ class Stripper:
         objects = [self._candidates(plan, choice, "object") for choice in plan.choices]
         arrays = [self._candidates(plan, choice, "array") for choice in plan.choices]
         planner, undecided = self._planner, int(plan.is_unstable)
-        settle = _enforce_depth if planner.scope.recursive else _unchecked
+        recursive = planner.scope.recursive
         scalars = known_scalars(plan)
         plain = scalars or frozenset()
         picked: dict[tuple[str, ...], _Stage] = {}
@@ -204,7 +251,8 @@ class Stripper:
                 if scalars is None:
                     return to_json(value)
                 raise NeedsRepair
-            settle(value, room)
+            if recursive:
+                _enforce_depth(value, room)
             planner.undecided += undecided
             picks: list[Site] = []
             for choice, members in zip(
@@ -242,10 +290,6 @@ def _give_up(_value: Any, _room: int) -> Any:
     raise NeedsRepair
 
 
-def _unchecked(_value: Any, _room: int) -> None:
-    pass
-
-
 def _enforce_depth(value: Any, room: int) -> None:
     """Require that a value is JSON and not nested too deeply, before a recursive validator processes it."""
     try:
@@ -254,14 +298,11 @@ def _enforce_depth(value: Any, room: int) -> None:
         raise NeedsRepair from None
 
 
-def _shaped(shape: PlanType, general: Strip) -> Strip:
-    try:
-        strip_typed = TypedStrip(shape).strip
-    except (TypeError, ValueError):
-        return general
+def _typed_or(typed: "TypedStrip", general: Strip) -> Strip:
+    strip_typed, depth = typed.strip, typed.shape.depth
 
     def strip(value: Any, room: int) -> Any:
-        if room >= shape.depth and type(value) not in SCALARS:
+        if room >= depth and type(value) not in SCALARS:
             try:
                 return strip_typed(value)[0]
             except NeedsRepair:
@@ -280,21 +321,26 @@ class TypedStrip:
 
     Args:
         shape: The type.
-        closed: Returns the closed variant of the type, which checks models that converted themselves to JSON.
+        closed: The type of values that need no change, which also checks models that converted themselves to JSON.
 
     Attributes:
+        shape: The type.
         decode: Decodes a value that `pack` encoded.
+        check: Raises `REFUSALS` unless a packed value is known to need no change; None if unavailable.
+        check_text: As `check`, for JSON text, which is then also valid; None if unavailable.
 
     Raises:
         TypeError, ValueError: If msgspec does not support the type.
     """
 
-    def __init__(
-        self, shape: PlanType, closed: Callable[[], PlanType | None] | None = None
-    ) -> None:
+    def __init__(self, shape: PlanType, closed: PlanType | None) -> None:
+        self.shape = shape
         self.decode: Callable[[bytes], Any] = msgpack.Decoder(shape.type).decode
-        self._shape = shape
-        self._closed = closed or (lambda: None)
+        self.check: Callable[[bytes], Any] | None = None
+        self.check_text: Callable[[bytes], Any] | None = None
+        if closed is not None:
+            self.check = msgpack.Decoder(closed.type).decode
+            self.check_text = json.Decoder(closed.type).decode if shape.exact else None
         self._packs = True
 
     def strip(self, value: Any) -> tuple[Any, bool]:
@@ -303,7 +349,7 @@ class TypedStrip:
         Raises:
             NeedsRepair: If the type does not accept the value.
         """
-        finish, fills = self._shape.finish, self._shape.fills
+        finish, fills = self.shape.finish, self.shape.fills
         try:
             if type(value) is not dict and holds_objects(value):
                 dumped = dumped_models(value)
@@ -330,18 +376,6 @@ class TypedStrip:
         except REFUSALS:
             raise NeedsRepair from None
 
-    @property
-    def check_text(self) -> Callable[[bytes], Any] | None:
-        """As `check`, for JSON text."""
-        closed = self._closed()
-        return None if closed is None else json.Decoder(closed.type).decode
-
-    @cached_property
-    def check(self) -> Callable[[bytes], Any] | None:
-        """Raises `REFUSALS` unless a packed value has exactly the types that need no change; None if unavailable."""
-        closed = self._closed()
-        return None if closed is None else msgpack.Decoder(closed.type).decode
-
     def _is_clean(self, packed: bytes) -> bool:
         """Return whether a value is known to need no change."""
         try:
@@ -364,57 +398,3 @@ def _lifted(value: Any, allowed: frozenset[type]) -> Any:
         if type(value) in allowed:
             return value
     raise NeedsRepair
-
-
-class _Property(NamedTuple):
-    """A declared property."""
-
-    name: str
-
-    leaf: frozenset[type]
-    """The scalar types that are allowed; empty if the property has a closure."""
-
-    stage: _Stage | None
-    default: Any
-
-
-def _object_strip(
-    fields: tuple[_Property, ...],
-    others: Callable[[str], _Stage | None] | None,
-    planner: Planner,
-) -> Strip:
-    """Strip an object, keeping the order of its properties; declared defaults come last."""
-    known = {field.name: field for field in fields}
-    filled = [(field.name, field.default) for field in fields if field.default is not MISSING]
-
-    def strip(value: dict[Any, Any], room: int) -> Any:
-        if room <= 0:
-            raise NeedsRepair
-        room -= 1
-        result: dict[str, Any] = {}
-        for key, item in value.items():
-            if key in known:
-                name, leaf, stage, _ = known[key]
-                if type(item) in leaf:
-                    result[name] = item
-                elif stage is None:
-                    result[name] = _lifted(item, leaf)
-                else:
-                    result[name] = stage.strip(item, room)
-                continue
-            if type(key) is not str:
-                raise NeedsRepair
-            stage = None if others is None else others(key)
-            if stage is not None:
-                key.encode()  # raises an error for invalid Unicode
-                result[key] = stage.strip(item, room)
-        for name, default in filled:
-            if name not in value:
-                if type(default) in SCALARS:
-                    result[name] = default
-                else:
-                    result[name] = to_json(default)
-                    planner.undecided += 1
-        return result
-
-    return strip
