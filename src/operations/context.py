@@ -20,7 +20,7 @@ from collections.abc import (
     Iterator,
     Mapping,
 )
-from typing import Any, Final, Protocol, TypeVar, cast, overload
+from typing import Any, Final, Protocol, TypeAlias, TypeVar, cast, overload
 from weakref import WeakSet
 
 import msgspec
@@ -77,27 +77,15 @@ class Caller(Protocol):
         """Return the specs of all operations."""
         ...
 
-    def typed(self, function: object, arguments: tuple[Any, ...], named: dict[str, Any]) -> "Typed":
-        """Return the operation id and input for a call of a function that is marked with `@operation`."""
+    async def call_by(
+        self, execute: "Execute", function: object, /, *arguments: Any, **named: Any
+    ) -> Any:
+        """Run the operation of a function that is marked with `@operation`; return its typed result."""
         ...
 
 
-class Typed(Protocol):
-    """A call of a typed function: its operation id, its input, and the conversion of the result."""
-
-    @property
-    def operation_id(self) -> str:
-        """The id of the function's operation."""
-        ...
-
-    @property
-    def input(self) -> JSONObject:
-        """The arguments as JSON."""
-        ...
-
-    def result(self, envelope: ResponseEnvelope[Any]) -> Any:
-        """Return the result as the type that the function is annotated with."""
-        ...
+Execute: TypeAlias = Callable[[str, JSONObject], Awaitable[ResponseEnvelope[Any]]]
+"""Runs an operation by its id, with this input."""
 
 
 class Abortable(Protocol):
@@ -271,8 +259,7 @@ class OperationContext(msgspec.Struct, frozen=True, kw_only=True, eq=False, weak
         """
         if self.registry is None:
             raise _cannot("call other operations")
-        typed = self.registry.typed(function, arguments, named)
-        return typed.result(await self.env.call(typed.operation_id, typed.input))
+        return await self.registry.call_by(self.env.call, function, *arguments, **named)
 
     async def progress(
         self, progress: float, total: float | None = None, message: str | None = None

@@ -8,17 +8,15 @@ import inspect
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, Self, TypedDict, TypeVar, Unpack, cast
-
-from msgspec.structs import replace as with_fields
+from typing import Any, Literal, TypedDict, TypeVar, Unpack, cast
 
 from operations._json import JSONValueError
 from operations._text import enforce_lists, suggestion
 from operations.access import AccessControl
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
-from operations.errors import ErrorCode, RegistrationError
-from operations.schema import Signature, misfit, signature_of
+from operations.errors import RegistrationError
+from operations.schema import Signature, signature_of
 from operations.specs import ErrorDefinition, Operation, OperationSpec, OperationType, OutputPolicy
 from operations.types import JSONObject
 
@@ -242,42 +240,19 @@ def operations_of(service: object) -> list[Operation]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class TypedCall:
-    """A call of a marked function: its operation id, its input, and the conversion of the result."""
+def typed_function(function: object) -> tuple[str, Signature]:
+    """Return the operation id and the signature of a marked function.
 
-    operation_id: str
-    input: JSONObject
-    signature: Signature
-
-    @classmethod
-    def of(cls, function: object, arguments: tuple[Any, ...], named: dict[str, Any]) -> Self:
-        """Return the call of a function with these arguments.
-
-        Raises:
-            TypeError: If `function` is not a marked function that returns one result, or does not accept the arguments.
-        """
-        known = operation_of(function)
-        if known is None or known.signature is None or known.signature.kind == "stream":
-            hint = "; use execute for an id" if isinstance(function, str) else ""
-            raise TypeError(
-                f"{function!r} is not a function marked with @operation that returns one"
-                f" result{hint}"
-            )
-        given = known.signature.arguments(arguments, named)
-        return cls(known.spec.id, given, known.signature)
-
-    def result(self, envelope: ResponseEnvelope[Any]) -> Any:
-        """Return the result as the type that the function is annotated with.
-
-        Raises:
-            CallError: `EXECUTION_ERROR`, with the paths of the values that do not match.
-        """
-        data, issues = self.signature.typed_result(envelope.data)
-        if issues:
-            sentence = f"The result of {self.operation_id} does not match its annotation"
-            raise misfit(ErrorCode.EXECUTION_ERROR, sentence, issues)
-        return with_fields(envelope, data=data) if self.signature.returns_envelope else data
+    Raises:
+        TypeError: If `function` is not a marked function that returns one result.
+    """
+    known = operation_of(function)
+    if known is None or known.signature is None or known.signature.kind == "stream":
+        hint = "; use execute for an id" if isinstance(function, str) else ""
+        raise TypeError(
+            f"{function!r} is not a function marked with @operation that returns one result{hint}"
+        )
+    return known.spec.id, known.signature
 
 
 def validate_operation(candidate: object) -> Operation:

@@ -7,9 +7,8 @@ import asyncio
 import inspect
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Iterable
 from contextlib import suppress
-from dataclasses import replace as replaced
 from typing import Any, Self, TypeVar, cast, overload
 
 from msgspec.structs import replace as with_fields
@@ -27,7 +26,7 @@ from operations._pipeline.reports import report_refusal
 from operations._pipeline.streams import Subscription, stream
 from operations._registrations import Registrable, Registrations
 from operations.authority import Authority
-from operations.context import OperationContext, OperationEnv
+from operations.context import Execute, OperationContext, OperationEnv
 from operations.envelopes import ResponseEnvelope
 from operations.errors import (
     CallError,
@@ -36,15 +35,16 @@ from operations.errors import (
     operation_not_found,
     unusable_schema,
 )
-from operations.functions import TypedCall
+from operations.functions import typed_function
 from operations.observe import Observer
-from operations.schema import Schema
+from operations.schema import Schema, misfit
 from operations.specs import (
     Operation,
     OperationSpec,
     OperationType,
     OutputPolicy,
 )
+from operations.types import JSONObject
 
 T = TypeVar("T")
 MiddlewareT = TypeVar("MiddlewareT", bound=Middleware | StreamMiddleware)
@@ -172,20 +172,28 @@ class OperationRegistry(Registrations):
             CallError: As `execute`; `EXECUTION_ERROR` if the result does not match the annotation.
             TypeError: If the function is not marked, or does not take the arguments.
         """
-        typed = self.typed(function, arguments, named)
-        return typed.result(await self.execute(typed.operation_id, typed.input, context))
 
-    def typed(
-        self, function: object, arguments: tuple[Any, ...], named: dict[str, Any]
-    ) -> TypedCall:
-        """Return the call of a function, with the id that its operation has in this registry."""
-        typed = TypedCall.of(function, arguments, named)
-        operation_id = self.current_id(typed.operation_id)
+        def execute(operation_id: str, input: JSONObject) -> Awaitable[ResponseEnvelope[Any]]:
+            return self.execute(operation_id, input, context)
+
+        return await self.call_by(execute, function, *arguments, **named)
+
+    async def call_by(
+        self, execute: Execute, function: object, /, *arguments: Any, **named: Any
+    ) -> Any:
+        """As `call`; `execute` runs the operation, by the id that it has in this registry."""
+        marked_id, signature = typed_function(function)
+        given, operation_id = signature.arguments(arguments, named), self.current_id(marked_id)
         known = self._operations.get(operation_id)
-        signature = None if known is None else known.signature
-        if signature is not None and signature.owner is not typed.signature.owner:
+        registered = None if known is None else known.signature
+        if registered is not None and registered.owner is not signature.owner:
             raise TypeError(f"{operation_id} is registered for another object")
-        return replaced(typed, operation_id=operation_id)
+        envelope = await execute(operation_id, given)
+        data, issues = signature.typed_result(envelope.data)
+        if issues:
+            sentence = f"The result of {operation_id} does not match its annotation"
+            raise misfit(ErrorCode.EXECUTION_ERROR, sentence, issues)
+        return with_fields(envelope, data=data) if signature.returns_envelope else data
 
     async def authorize(
         self, operation_id: str, input: Any, context: OperationContext | None = None
