@@ -32,7 +32,7 @@ from operations.schema.casting.changes import CastResult, Change, Changes
 from operations.schema.casting.stripping import REFUSALS
 from operations.schema.checking import Checker, SharedDefinitions
 from operations.schema.explain import ValidationIssue, explain, misfit
-from operations.schema.plans import Plan, leaf_types, scalar_types
+from operations.schema.plans import Plan, scalar_types
 from operations.schema.references import is_annotation
 from operations.types import JSONObject, JSONSchema
 
@@ -69,7 +69,7 @@ class CompiledSchema(Checker):
         plan = self.plan
         if plan.choices or plan.types != ("object",) or plan.keeps_unnamed:
             return None
-        if any(leaf_types(plan.part(field.sites)) is None for field in plan.fields.values()):
+        if any(plan.part(field.sites).leaf_types is None for field in plan.fields.values()):
             return None
         typed = self._caches.stripper.typed(plan)
         return typed.decode if typed is not None and typed.shape.exact else None

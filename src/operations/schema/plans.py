@@ -9,7 +9,7 @@ Rule 2: plans are created when data first needs them, and cached. Their number i
 """
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -306,14 +306,7 @@ class Plan:
         constants: The allowed values; None for any.
         default: The declared default, or `MISSING`. The last of several is used.
         required: The required properties.
-        leaves, leaves_known: A cache of `leaf_types`.
     """
-
-    __slots__ = (
-        "_accepts", "_by_name", "_fields", "_identities", "_patterned", "_planner", "_sweeping",
-        "_unstable", "asked", "choices", "constants", "default", "facets", "is_map", "leaves", "leaves_known",
-        "opaque", "required", "sites", "types",
-    )  # fmt: skip
 
     def __init__(
         self,
@@ -326,11 +319,6 @@ class Plan:
         opaque: bool,
     ) -> None:
         self._planner = planner
-        self._accepts: Callable[[Any], bool] | None = None
-        self._identities: frozenset[Any] | None = None
-        self._unstable: bool | None = None
-        self.leaves: frozenset[type] | None = None
-        self.leaves_known = False
         self.sites = sites
         self.facets = facets
         self.choices = choices
@@ -344,18 +332,13 @@ class Plan:
         self.required = dict.fromkeys(names_in(facets, "required"))
         self.is_map = not any(facet.keywords.get("properties") for facet in facets)
         self._patterned = any("patternProperties" in facet.keywords for facet in facets)
-        self._fields: dict[str, FieldPlan] | None = None
-        self._by_name: dict[str, list[Facet]] | None = None
         self._sweeping = tuple(f for f in facets if not _SWEEPING.isdisjoint(f.keywords))
 
-    @property
+    @cached_property
     def accepts(self) -> Callable[[Any], bool]:
         """Returns whether a JSON value is valid for all merged schemas."""
-        if self._accepts is None:
-            # A validator is worthwhile only if there is more to check than the type.
-            at = self._planner.scope.accepts_at
-            self._accepts = self._has_type if self.is_bare else at(self.sites)
-        return self._accepts
+        # A validator is worthwhile only if there is more to check than the type.
+        return self._has_type if self.is_bare else self._planner.scope.accepts_at(self.sites)
 
     def _has_type(self, value: Any) -> bool:
         return self.types is None or any(has_type(value, name) for name in self.types)
@@ -386,16 +369,16 @@ class Plan:
 
     def is_constant(self, value: Any) -> bool:
         """Return whether a JSON value is one of `constants`."""
-        if self._identities is None:
-            self._identities = frozenset(map(identity, self.constants or ()))
         return identity(value) in self._identities
 
-    @property
+    @cached_property
+    def _identities(self) -> frozenset[Any]:
+        return frozenset(map(identity, self.constants or ()))
+
+    @cached_property
     def is_unstable(self) -> bool:
         """Whether the outcome of a choice may change after stripping and filling."""
-        if self._unstable is None:
-            self._unstable = any(map(self._planner.is_unstable, self.choices))
-        return self._unstable
+        return any(map(self._planner.is_unstable, self.choices))
 
     def allows(self, kind: str) -> bool:
         """Return whether values of the JSON type `kind` are allowed."""
@@ -415,28 +398,37 @@ class Plan:
         """Return the plan for a part of the value."""
         return self._planner.plan(sites)
 
+    @cached_property
+    def leaf_types(self) -> frozenset[type] | None:
+        """The exact types of the scalars that the plan accepts; None if it also accepts containers or has no types.
+
+        The validator checks these scalars, so that no other check is needed.
+        """
+        return known_scalars(self) if _takes_no_container(self) else None
+
     def keyword(self, name: str) -> list[Any]:
         """Return the value of the keyword in each schema that has it."""
         return [facet.keywords[name] for facet in self.facets if name in facet.keywords]
 
-    @property
+    @cached_property
     def fields(self) -> dict[str, FieldPlan]:
         """The properties known by name."""
-        if self._fields is None:
-            names = dict.fromkeys((*names_in(self.facets, "properties"), *self.required))
-            self._fields = {name: self.field(name) for name in names}
-        return self._fields
+        names = dict.fromkeys((*names_in(self.facets, "properties"), *self.required))
+        return {name: self.field(name) for name in names}
 
     def _declaring(self, name: str) -> list[Facet]:
         """Return the schemas that declare a property. Only long lists have an index: most plans have one schema."""
         if len(self.facets) <= _FEW:
             return [each for each in self.facets if name in each.keywords.get("properties", ())]
-        if self._by_name is None:
-            self._by_name = {}
-            for facet in self.facets:
-                for each in facet.keywords.get("properties", ()):
-                    self._by_name.setdefault(each, []).append(facet)
         return self._by_name.get(name, [])
+
+    @cached_property
+    def _by_name(self) -> dict[str, list[Facet]]:
+        found: dict[str, list[Facet]] = {}
+        for facet in self.facets:
+            for name in facet.keywords.get("properties", ()):
+                found.setdefault(name, []).append(facet)
+        return found
 
     def field(self, name: str) -> FieldPlan:
         """Return the schemas of the property `name`."""
@@ -546,17 +538,6 @@ def scalar_types(names: tuple[str, ...]) -> frozenset[type]:
     return frozenset(kind for name in names for kind in _PYTHON[name])
 
 
-def leaf_types(plan: Plan) -> frozenset[type] | None:
-    """Return the exact types of the scalars that `plan` accepts; None if it also accepts containers or has no types.
-
-    The validator checks these scalars, so that no other check is needed.
-    """
-    if not plan.leaves_known:
-        plan.leaves = known_scalars(plan) if _takes_no_container(plan) else None
-        plan.leaves_known = True
-    return plan.leaves
-
-
 def known_scalars(plan: Plan) -> frozenset[type] | None:
     """Return the exact types of the scalars that `plan` accepts in addition to containers; None if unknown."""
     known_types = [] if plan.types is None else [scalar_types(plan.types)]
@@ -578,6 +559,6 @@ def _takes_no_container(plan: Plan) -> bool:
         return True
     return any(
         choice.members
-        and all(leaf_types(plan.member(member)) is not None for member in choice.members)
+        and all(plan.member(member).leaf_types is not None for member in choice.members)
         for choice in plan.choices
     )

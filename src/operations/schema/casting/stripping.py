@@ -32,7 +32,6 @@ from operations.schema.plans import (
     Plan,
     Planner,
     known_scalars,
-    leaf_types,
     scalar_types,
 )
 from operations.schema.references import Site
@@ -84,7 +83,7 @@ class Stripper:
 
     def compile(self, plan: Plan) -> Strip:
         """Return the closure of `plan`."""
-        leaf = leaf_types(plan)
+        leaf = plan.leaf_types
         if leaf is not None:
             return _leaf_strip(leaf)
         if plan.is_unknown:
@@ -142,7 +141,7 @@ class Stripper:
             if not field.kept:
                 continue
             part = plan.part(field.sites)
-            leaf = leaf_types(part)
+            leaf = part.leaf_types
             known[name] = name, leaf or _NO_TYPES, self.stage(part) if leaf is None else None
             default = MISSING if field.barred else self._default(part, name in plan.required)
             if default is not MISSING:

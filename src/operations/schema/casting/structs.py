@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, NotRequired, TypeAlias, TypedDict, U
 import msgspec
 
 from operations._json import to_json
-from operations.schema.plans import MISSING, Plan, leaf_types, scalar_types
+from operations.schema.plans import MISSING, Plan, scalar_types
 
 Finish: TypeAlias = Callable[[list[Any], list[Any]], bool]
 """Takes values and their decoded results, and fills declared defaults in the results; returns whether any value differs
@@ -93,7 +93,7 @@ class Shaper:
         return self._shapes[plan]
 
     def _shape(self, plan: Plan) -> PlanType | None:
-        leaves = leaf_types(plan)
+        leaves = plan.leaf_types
         if leaves is not None:
             return self._leaf(plan, leaves)
         if plan.is_unknown:
@@ -191,7 +191,7 @@ class Shaper:
         return _union(known, exact=plan.assertions <= _EXPRESSED)
 
     def _member(self, plan: Plan) -> PlanType | None:
-        leaves = leaf_types(plan)
+        leaves = plan.leaf_types
         if leaves is None or plan.constants is None:
             return self.shape(plan)
         # A union cannot contain both a type and literals of that type.
