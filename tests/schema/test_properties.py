@@ -16,9 +16,8 @@ from tests.schema.strategies import any_schemas, json_values, plain_schemas
 from operations._json import MAX_DEPTH, to_json
 from operations.schema import CastPolicy, CompiledSchema, Schema
 from operations.schema.casting.stripping import NeedsRepair, Stripper
-from operations.schema.casting.thorough import Caster, CreatingPass, Pass
+from operations.schema.casting.thorough import CreatingPass, Pass
 from operations.schema.checking import Checker
-from operations.schema.members import Places
 from operations.schema.plans import Planner
 
 many = settings(
@@ -250,17 +249,17 @@ def test_both_passes_agree_on_values_without_conversion(
     """The quick pass may fail; if it succeeds, its result equals that of the thorough pass."""
     checker = Checker(schema)
     planner = Planner(checker, keep=policy == "keep")
-    caster = Caster(planner, Places(), CreatingPass if policy == "create" else Pass)
+    once = (CreatingPass if policy == "create" else Pass)(planner)
     root = planner.plan((checker.document.root,))
-    thorough, edited = caster.cast(root, value)
+    thorough = once.cast(root, value)
     try:
-        quick = Stripper(planner, caster).stage(root).strip(value, MAX_DEPTH)
+        quick = Stripper(planner, once.default).stage(root).strip(value, MAX_DEPTH)
     except NeedsRepair:
         return
 
     if checker.accepts(quick):
         assert _text(quick) == _text(thorough)
-        assert not edited
+        assert not once.edits
 
 
 class _Letter(enum.StrEnum):

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from operations._json import MAX_DEPTH, TOO_LONG, to_json
 from operations.schema.casting.stripping import NeedsRepair, Stripper, TypedStrip
 from operations.schema.casting.structs import PlanType, Shaper
-from operations.schema.casting.thorough import Caster, Pass
+from operations.schema.casting.thorough import Pass
 from operations.schema.checking import Checker
-from operations.schema.members import Places
 from operations.schema.plans import Planner
 
 POINT = {
@@ -23,14 +22,10 @@ POINT = {
 }
 
 
-def _caster(planner: Planner) -> Caster:
-    return Caster(planner, Places(), Pass)
-
-
 def _strip(document: Any, value: Any, room: int = MAX_DEPTH) -> Any:
     planner = Planner(Checker(document))
     return (
-        Stripper(planner, _caster(planner))
+        Stripper(planner, Pass(planner).default)
         .stage(planner.plan((planner.document.root,)))
         .strip(value, room)
     )
@@ -38,7 +33,7 @@ def _strip(document: Any, value: Any, room: int = MAX_DEPTH) -> Any:
 
 def _shape(document: Any) -> PlanType | None:
     planner = Planner(Checker(document))
-    return Shaper(_caster(planner).default).shape(planner.plan((planner.document.root,)))
+    return Shaper(Pass(planner).default).shape(planner.plan((planner.document.root,)))
 
 
 def _is_shaped(document: Any) -> bool:

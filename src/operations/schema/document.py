@@ -32,6 +32,7 @@ from operations.schema.casting.changes import CastResult, Change, Changes
 from operations.schema.casting.stripping import REFUSALS
 from operations.schema.checking import Checker, SharedDefinitions
 from operations.schema.explain import ValidationIssue, explain, misfit
+from operations.schema.members import place_of
 from operations.schema.plans import Plan, scalar_types
 from operations.schema.references import is_annotation
 from operations.types import JSONObject, JSONSchema
@@ -112,9 +113,9 @@ class CompiledSchema(Checker):
 
     def mismatches(self, value: Any) -> list[Change]:
         """Return the mismatches of a JSON value, one entry per location."""
-        faults = explain(self._caches.planner, self.document.root, value, MAX_MISMATCHES)
-        place = self._caches.places.place([self.plan])
-        return Changes(place).add_mismatches(faults, value).listed()
+        planner = self._caches.planner
+        faults = explain(planner, self.document.root, value, MAX_MISMATCHES)
+        return Changes(place_of(planner, [self.plan])).add_mismatches(faults, value).listed()
 
     def errors(self, value: Any) -> list[ValidationIssue]:
         """Return the failures of `value`; empty if it is valid. Never raises."""

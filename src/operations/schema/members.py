@@ -124,19 +124,13 @@ _MAX_NAMES = 1_000
 """How many property names are cached for one place."""
 
 
-class Places:
-    """The places of one document, or of all documents that share definitions, created on first use."""
-
-    def __init__(self) -> None:
-        self._places: dict[Plan | frozenset[Plan], Place] = {}
-
-    def place(self, plans: list[Plan]) -> "Place":
-        """Return the place for values that any of `plans` describes."""
-        key = plans[0] if len(plans) == 1 else frozenset(plans)
-        found = self._places.get(key)
-        if found is None:
-            found = self._places[key] = Place(self, plans)
-        return found
+def place_of(planner: Planner, plans: list[Plan]) -> "Place":
+    """Return the place for values that any of `plans` describes; it is created once."""
+    key = plans[0] if len(plans) == 1 else frozenset(plans)
+    found: Place | None = planner.places.get(key)
+    if found is None:
+        found = planner.places[key] = Place(planner, plans)
+    return found
 
 
 class Place:
@@ -151,9 +145,9 @@ class Place:
         reports: A cache of the module `changes`.
     """
 
-    def __init__(self, places: Places, plans: list[Plan]) -> None:
+    def __init__(self, planner: Planner, plans: list[Plan]) -> None:
         chosen = list(dict.fromkeys(each for plan in plans for each in _chosen(plan, set())))
-        self._places = places
+        self._planner = planner
         self._children: dict[str, Place | None] = {}
         self.reports: dict[Any, Any] = {}
         self.has_default = any(plan.default is not MISSING for plan in (*plans, *chosen))
@@ -172,7 +166,7 @@ class Place:
             return self._children[name]
         fields = [(plan, plan.field(name)) for plan in self.objects]
         parts = [plan.part(field.sites) for plan, field in fields if field.kept]
-        found = self._places.place(parts) if parts else None
+        found = place_of(self._planner, parts) if parts else None
         if len(self._children) < _MAX_NAMES:
             self._children[name] = found
         return found
@@ -182,7 +176,7 @@ class Place:
         return self.items or self._item(index)
 
     def _item(self, index: int) -> "Place":
-        return self._places.place([plan.part(plan.place(index)) for plan in self.arrays])
+        return place_of(self._planner, [plan.part(plan.place(index)) for plan in self.arrays])
 
     @cached_property
     def items(self) -> "Place | None":

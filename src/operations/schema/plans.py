@@ -174,6 +174,8 @@ class Planner:
         keep: Whether undeclared properties are kept.
         undecided: The number of choices so far whose outcome may change after stripping and filling
             (`Plan.is_unstable`). Compared before and after a cast.
+        defaults: The declared defaults of plans, cast; a cache of the module `thorough`.
+        places: A cache of the module `members`.
     """
 
     def __init__(self, scope: Scope, *, keep: bool = False) -> None:
@@ -181,6 +183,8 @@ class Planner:
         self.keep = keep
         self.document: Document = scope.document
         self.undecided = 0
+        self.defaults: dict[Plan, Any] = {}
+        self.places: dict[Any, Any] = {}
         self._beyond = Plan(self, (), (), (), asked=_NOTHING, opaque=True)
         self._plans: dict[tuple[str, ...], Plan] = {}
 

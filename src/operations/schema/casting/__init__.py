@@ -12,10 +12,10 @@ from operations._json import MAX_DEPTH, JSONValueError, as_json, canonical, to_j
 from operations._objects import without_objects
 from operations.schema.casting.changes import Change, Changes, Uniform, is_unchanged
 from operations.schema.casting.stripping import REFUSALS, NeedsRepair, Stripper, pack
-from operations.schema.casting.thorough import Caster, CreatingPass, Pass
+from operations.schema.casting.thorough import CreatingPass, Pass
 from operations.schema.checking import Checker, SharedDefinitions
 from operations.schema.explain import explain
-from operations.schema.members import Places
+from operations.schema.members import place_of
 from operations.schema.plans import Planner, Scope
 
 CastPolicy: TypeAlias = Literal["cast", "keep", "create"]
@@ -53,9 +53,8 @@ class Caches:
     def __init__(self, scope: Scope, policy: CastPolicy) -> None:
         self.creates = policy == "create"
         self.planner = Planner(scope, keep=policy == "keep")
-        self.places = Places()
-        self.caster = Caster(self.planner, self.places, CreatingPass if self.creates else Pass)
-        self.stripper = Stripper(self.planner, self.caster)
+        self.thorough = CreatingPass if self.creates else Pass
+        self.stripper = Stripper(self.planner, self.thorough(self.planner).default)
 
 
 def caches_of(scope: Checker | SharedDefinitions, policy: CastPolicy) -> Caches:
@@ -75,7 +74,7 @@ class Normaliser:
         self._accepts = checker.accepts
         self._site = checker.document.root
         self._root = caches.planner.plan((self._site,))
-        self._place = caches.places.place([self._root])
+        self._place = place_of(caches.planner, [self._root])
         self._stage = caches.stripper.stage(self._root)
         self._quick: _Quick = self._choose
         self._is_clean: Callable[[Any], bool] | None = None
@@ -231,10 +230,11 @@ class Normaliser:
                 return to_json(value), False
         except (NeedsRepair, ValueError):
             pass
-        result, edited = self._caches.caster.cast(self._root, value)
+        thorough = self._caches.thorough(self._planner)
+        result = thorough.cast(self._root, value)
         if not self._accepts(result) and self._is_valid(value):
             return to_json(value), False
-        return result, edited
+        return result, thorough.edits > 0
 
     def _is_valid(self, value: Any) -> bool:
         """Return whether `value`, including its undeclared properties, is valid."""

@@ -25,7 +25,7 @@ from operations._json import (
 from operations._objects import dumped_models, holds_objects, pack_objects, without_objects
 from operations.schema.casting.changes import is_unchanged
 from operations.schema.casting.structs import PlanType, Shaper
-from operations.schema.casting.thorough import Caster, applied
+from operations.schema.casting.thorough import applied
 from operations.schema.plans import (
     MISSING,
     Choice,
@@ -64,15 +64,20 @@ class _Stage:
 
 
 class Stripper:
-    """Compiles the plans of one document, or of all documents that share definitions."""
+    """Compiles the plans of one document, or of all documents that share definitions.
 
-    def __init__(self, planner: Planner, caster: Caster) -> None:
-        self._default = caster.default
+    Args:
+        planner: Creates the plans.
+        default: Returns the default of a property, given its plan and whether it is required; or `MISSING`.
+    """
+
+    def __init__(self, planner: Planner, default: Callable[[Plan, bool], Any]) -> None:
+        self._default = default
         self._planner = planner
         self._stages: dict[Plan, _Stage] = {}
         most = planner.scope.max_plans // 25
-        self._shaper = Shaper(caster.default, most=most)
-        self._closed = Shaper(caster.default, closed=True, most=most)
+        self._shaper = Shaper(default, most=most)
+        self._closed = Shaper(default, closed=True, most=most)
 
     def stage(self, plan: Plan) -> _Stage:
         """Return the stage with the closure of `plan`, which may not be compiled yet."""

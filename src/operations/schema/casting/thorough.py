@@ -29,7 +29,7 @@ from operations._json import (
     pointer,
     to_json,
 )
-from operations.schema.members import Place, Places, matching, nearest
+from operations.schema.members import Place, matching, nearest, place_of
 from operations.schema.plans import MISSING, Choice, Plan, Planner
 from operations.schema.references import Site
 from operations.schema.values import conversions, distinct, is_whole, same
@@ -47,43 +47,11 @@ class CannotCastError(Exception):
     """A trial cast would need more than conversions."""
 
 
-class Caster:
-    """The thorough pass of one document, or of all documents that share definitions, under one policy.
-
-    Args:
-        planner: Creates the plans.
-        places: The places of the document.
-        kind: The class of one pass.
-    """
-
-    def __init__(self, planner: Planner, places: Places, kind: "type[Pass]") -> None:
-        self.planner = planner
-        self.places = places
-        self.kind = kind
-        self.defaults: dict[Plan, Any] = {}
-
-    def cast(self, root: Plan, value: Any) -> tuple[Any, bool]:
-        """Return the value cast to the plan `root`, and whether that needed more than stripping and filling.
-
-        Raises:
-            JSONValueError: If a part that the schema does not strip is not JSON and cannot be converted to it.
-        """
-        once = self.kind(self)
-        return once.cast(root, value, "", MAX_DEPTH), once.edits > 0
-
-    def default(self, plan: Plan, required: bool) -> Any:
-        """Return the declared default of an absent property, cast; or `MISSING`.
-
-        A default that does not match its own schema is used only for a required property.
-        """
-        return self.kind(self).default(plan, required)
-
-
 class Pass:
     """One pass over one value.
 
     Args:
-        caster: The caster that created the pass.
+        planner: Creates the plans.
         fitting: The plans whose defaults are being cast, outermost first.
 
     Attributes:
@@ -91,10 +59,8 @@ class Pass:
         on_trial: Whether the pass only tests if conversions are enough.
     """
 
-    def __init__(self, caster: Caster, fitting: tuple[Plan, ...] = ()) -> None:
-        self._caster = caster
-        self._planner = caster.planner
-        self._defaults = caster.defaults
+    def __init__(self, planner: Planner, fitting: tuple[Plan, ...] = ()) -> None:
+        self._planner = planner
         self._fitting = fitting
         self._trials_left = _MAX_TRIALS
         self._refused: set[tuple[Plan, str]] = set()
@@ -103,16 +69,20 @@ class Pass:
         self.edits = 0
 
     def default(self, plan: Plan, required: bool) -> Any:
-        """See `Caster.default`."""
+        """Return the declared default of an absent property, cast; or `MISSING`.
+
+        A default that does not match its own schema is used only for a required property.
+        """
         if plan.default is MISSING:
             return MISSING
+        defaults = self._planner.defaults
         if plan in self._fitting:
             # The default would contain itself without end: such a default is never filled.
-            self._defaults[plan] = MISSING
+            defaults[plan] = MISSING
             return MISSING
-        if plan not in self._defaults:
-            self._defaults.setdefault(plan, self._fitted(plan))
-        value = self._defaults[plan]
+        if plan not in defaults:
+            defaults.setdefault(plan, self._fitted(plan))
+        value = defaults[plan]
         if value is MISSING or not (required or plan.accepts(value)):
             return MISSING
         return to_json(value)
@@ -122,8 +92,8 @@ class Pass:
         try:
             default = to_json(plan.default)
             if isinstance(default, (dict, list)):
-                inner = type(self)(self._caster, (*self._fitting, plan))
-                default = inner.cast(plan, default, "", MAX_DEPTH)
+                inner = type(self)(self._planner, (*self._fitting, plan))
+                default = inner.cast(plan, default)
             elif not plan.accepts(default):
                 # Also if there is a choice of types.
                 types = plan.types or ("string", "integer", "number", "boolean")
@@ -132,8 +102,12 @@ class Pass:
             return MISSING
         return default if len(canonical(default)) <= _MAX_DEFAULT else MISSING
 
-    def cast(self, plan: Plan, value: Any, path: str, room: int) -> Any:
-        """Cast `value` at `path`; `room` is its allowed depth."""
+    def cast(self, plan: Plan, value: Any, path: str = "", room: int = MAX_DEPTH) -> Any:
+        """Cast `value` at `path`; `room` is its allowed depth.
+
+        Raises:
+            JSONValueError: If a part that the schema does not strip is not JSON and cannot be converted to it.
+        """
         if self.on_trial:
             self._trials_left -= 1
             if self._trials_left < 0:
@@ -291,7 +265,7 @@ class Pass:
         """Return the replacement of a mismatched value: without properties that are unknown to all union members."""
         if self.on_trial:
             raise CannotCastError
-        return _known(self._caster.places.place([plan]), value) if plan.choices else value
+        return _known(place_of(self._planner, [plan]), value) if plan.choices else value
 
     def absent(self, plan: Plan) -> Any:
         """Return the value for an absent required property without a default, or `MISSING`."""
@@ -365,8 +339,8 @@ _MAX_PADDING = 1_000
 class CreatingPass(Pass):
     """A pass that forces its value to match, as TypeBox's `Value.Cast` does."""
 
-    def __init__(self, caster: Caster, fitting: tuple[Plan, ...] = ()) -> None:
-        super().__init__(caster, fitting)
+    def __init__(self, planner: Planner, fitting: tuple[Plan, ...] = ()) -> None:
+        super().__init__(planner, fitting)
         self._created: dict[Plan, Any] = {}
 
     def named(self, choice: Choice, value: Any) -> Site | None:
