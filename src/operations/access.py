@@ -459,7 +459,7 @@ class ApprovalRule:
         if self.when is None:
             return True
         try:
-            return _accepts(encode(self.when), value)
+            return bool(_compiled(encode(self.when))(value))
         except Exception:  # noqa: BLE001 - fail closed
             return True
 
@@ -467,10 +467,6 @@ class ApprovalRule:
 @lru_cache(maxsize=256)
 def _compiled(schema: bytes) -> Any:
     return from_schema(decode(schema)).compile().accepts
-
-
-def _accepts(schema: bytes, value: Any) -> bool:
-    return bool(_compiled(schema)(value))
 
 
 OPEN = AccessControl()

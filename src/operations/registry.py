@@ -204,10 +204,8 @@ class OperationRegistry(Registrations):
             CallError: As the call would.
         """
         context = self._adopt(context)
-        plans, operation_id = self._plans, self.current_id(operation_id)
-        plan = plans.get(operation_id) or self._prepare(
-            operation_id, context, plans, streaming=False
-        )
+        operation_id = self.current_id(operation_id)
+        plan = self._plans.get(operation_id) or self._prepare(operation_id, context)
         await authorize(plan, input, context)
 
     async def _execute_first(
@@ -215,7 +213,7 @@ class OperationRegistry(Registrations):
     ) -> ResponseEnvelope[Any]:
         context = self._adopt(context)
         await self._compile_aside(operation_id)
-        plan = self._prepare(operation_id, context, self._plans, streaming=False)
+        plan = self._prepare(operation_id, context)
         return await run(plan, input, context)
 
     async def _stream(
@@ -227,7 +225,7 @@ class OperationRegistry(Registrations):
         )
         if plan is None:
             await self._compile_aside(operation_id)
-            plan = self._prepare(operation_id, context, self._streams, streaming=True)
+            plan = self._prepare(operation_id, context, streaming=True)
         items = stream(plan, input, context)
         try:
             async for envelope in items:
@@ -258,12 +256,7 @@ class OperationRegistry(Registrations):
                 await asyncio.to_thread(_compile, slow)
 
     def _prepare(
-        self,
-        operation_id: str,
-        context: OperationContext,
-        plans: dict[str, CallPlan],
-        *,
-        streaming: bool,
+        self, operation_id: str, context: OperationContext, *, streaming: bool = False
     ) -> CallPlan:
         """Prepare an operation at its first call; raise an error if it cannot be called."""
         try:
@@ -285,7 +278,8 @@ class OperationRegistry(Registrations):
                 )
                 reason = f"{operation_id} is a {known.spec.type}: {execute if streaming else many}"
                 raise CallError(ErrorCode.VALIDATION_ERROR, reason)
-            plan = plans[operation_id] = prepare(known, self)
+            plan = prepare(known, self)
+            (self._streams if streaming else self._plans)[operation_id] = plan
         except CallError as error:
             error.operation_id = operation_id
             report_refusal(self, operation_id, context, error)

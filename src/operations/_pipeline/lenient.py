@@ -13,7 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from copy import copy
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
@@ -22,7 +22,7 @@ from operations._json import MAX_REQUEST_VALUES, JSONValueError, is_object, kind
 from operations._pipeline.plan import CallPlan, Envelope
 from operations._references import steps
 from operations.envelopes import ResponseEnvelope, add_changes
-from operations.schema import Change, CompiledSchema
+from operations.schema import CastResult, Change, CompiledSchema
 from operations.schema.casting.changes import MAX_PATH
 from operations.schema.values import ARTICLES
 
@@ -39,29 +39,7 @@ _INDEX: Final = re.compile(r"/\d+(?=/|$)")
 _Note: TypeAlias = tuple[str, str]
 
 
-class Converted(NamedTuple):
-    """A converted input that matches its schema, with the changes."""
-
-    value: Any
-    changes: list[Change]
-
-
-class _Location(NamedTuple):
-    """The location of a value in an input: its container and its key."""
-
-    container: Any
-    key: Any
-
-    @property
-    def value(self) -> Any:
-        return self.container[self.key]
-
-    @property
-    def is_property(self) -> bool:
-        return isinstance(self.container, dict)
-
-
-def convert_input(compiled: CompiledSchema, value: Any) -> Converted | None:
+def convert_input(compiled: CompiledSchema, value: Any) -> CastResult | None:
     """Convert a rejected input so that it is valid; return None if that is impossible.
 
     Args:
@@ -79,7 +57,7 @@ def convert_input(compiled: CompiledSchema, value: Any) -> Converted | None:
                 msgspec.structs.replace(change, count=counts[note])
                 for note, change in notes.items()
             ]
-            return Converted(holder[0], changes)
+            return CastResult(holder[0], changes)
         converted = set[str]()
         for fault in faults:
             if fault.path in converted:
@@ -87,11 +65,14 @@ def convert_input(compiled: CompiledSchema, value: Any) -> Converted | None:
                 continue
             converted.add(fault.path)
             place = None if fault.keyword in _FIXED else _place(holder, fault.path)
-            text = None if place is None else place.value
+            if place is None:
+                return None
+            container, key = place
+            text = container[key]
             if isinstance(text, str):
                 # An upper bound of the number of values in the text.
                 budget -= 1 + sum(map(text.count, ",[{"))
-            message = None if place is None or budget < 0 else _convert(place)
+            message = None if budget < 0 else _convert(container, key)
             if message is None:
                 return None
             note = (_INDEX.sub("/*", fault.path), message)
@@ -100,16 +81,16 @@ def convert_input(compiled: CompiledSchema, value: Any) -> Converted | None:
     return None
 
 
-def _convert(place: _Location) -> str | None:
-    """Convert the value at a location and describe the change; return None if that is impossible."""
-    value = place.value
-    if value is None and place.is_property:
-        del place.container[place.key]
+def _convert(container: Any, key: Any) -> str | None:
+    """Convert a value in its container and describe the change; return None if that is impossible."""
+    value = container[key]
+    if value is None and is_object(container):
+        del container[key]
         return "was null and is omitted"
     found = _read(value) if isinstance(value, str) else None
     if found is None:
         return None
-    place.container[place.key] = found
+    container[key] = found
     return f"was a string and is read as {ARTICLES[kind_of(found)]}"
 
 
@@ -126,13 +107,14 @@ def _read(text: str) -> Any:
     return None if is_number and msgspec.json.encode(found) != text.encode() else found
 
 
-def _place(holder: list[Any], path: str) -> _Location | None:
+def _place(holder: list[Any], path: str) -> tuple[Any, str | int] | None:
+    """Return the container and the key of the value at a path."""
     found = steps(holder, f"/0{path}")
     if not found:
         return None
     container = found[-2][1] if len(found) > 1 else holder
     token = found[-1][0].rpartition("/")[2]
-    return _Location(container, unescape(token) if is_object(container) else int(token))
+    return container, unescape(token) if is_object(container) else int(token)
 
 
 def noting(plan: CallPlan, changes: Sequence[Change]) -> CallPlan:

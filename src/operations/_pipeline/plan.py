@@ -61,17 +61,6 @@ _IDLE_SECONDS = 10.0
 class _Job:
     """One function call that runs in a thread."""
 
-    __slots__ = (
-        "_error",
-        "_function",
-        "_loop",
-        "_pool",
-        "_result",
-        "finished",
-        "future",
-        "left",
-    )
-
     def __init__(self, pool: "ThreadPool", function: Callable[[], Any]) -> None:
         self._pool = pool
         self._function = function
@@ -219,19 +208,6 @@ class CallSeries:
         seconds: Total duration of the timed calls that ended.
         buckets: Timed calls by duration; see `BUCKETS`.
     """
-
-    __slots__ = (
-        "abandoned",
-        "buckets",
-        "changes",
-        "codes",
-        "items",
-        "retries",
-        "seconds",
-        "started",
-        "times_all",
-        "untimed",
-    )
 
     def __init__(self, *, times_all: bool) -> None:
         self.times_all = times_all
@@ -393,25 +369,6 @@ class CallPlan:
         finish: Turns a result into the envelope for the caller.
         is_inner: Whether another plan with the same id has already checked the caller.
     """
-
-    __slots__ = (
-        "_digest",
-        "accepts",
-        "admits",
-        "finish",
-        "flat",
-        "handler",
-        "host",
-        "id",
-        "is_inner",
-        "is_plain",
-        "operation",
-        "permits",
-        "permits_input",
-        "reach",
-        "series",
-        "spec",
-    )
 
     def __init__(
         self, operation: Operation, host: PipelineHost, finish: Finisher, *, is_inner: bool = False

@@ -15,7 +15,7 @@ from fractions import Fraction
 from operator import ge, gt, le, lt
 from typing import Any
 
-from operations._json import canonical, is_list, is_object
+from operations._json import canonical, is_list, is_object, kind_of
 from operations.schema.compiling import text_test
 from operations.types import JSONObject
 
@@ -102,22 +102,13 @@ def has_type(value: Any, name: Any) -> bool:
 
 
 def type_of(value: Any) -> str:
-    """Return the JSON Schema name of the type of a JSON value."""
-    return next(name for name in _ORDER if has_type(value, name))
-
-
-_ORDER = ("string", "integer", "number", "boolean", "null", "object", "array")
+    """Return the JSON Schema name of the type of a JSON value; a float without a fraction is an integer."""
+    return "integer" if has_type(value, "integer") else kind_of(value)
 
 
 def same(first: Any, second: Any) -> bool:
     """Return whether two JSON values are equal as JSON: `1` is `1.0`, but `true` is not `1`."""
-    if isinstance(first, bool) or isinstance(second, bool):
-        return first is second
-    if is_object(first) and is_object(second):
-        return first.keys() == second.keys() and all(same(first[key], second[key]) for key in first)
-    if is_list(first) and is_list(second):
-        return len(first) == len(second) and all(map(same, first, second))
-    return bool(first == second)
+    return bool(identity(first) == identity(second))
 
 
 def shown(value: Any) -> str:

@@ -13,10 +13,11 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 import msgspec
 
-from operations._json import JSON_TYPES, canonical, pointer
+from operations._json import JSON_TYPES, pointer
 from operations._text import numbered_name
 from operations.schema.document import Schema
 from operations.schema.explain import ValidationIssue
+from operations.schema.values import identity
 from operations.types import JSONObject
 
 Converter: TypeAlias = Callable[[Any], Any]
@@ -322,11 +323,12 @@ class Enumeration(msgspec.Struct, frozen=True, eq=False):
         """Return a lookup in a table."""
         if self.exact >= self.kinds:
             return None
-        meanings = {_key(value): meaning for value, meaning in self.options}
+        # In Python True equals 1, in JSON it does not.
+        meanings = {identity(value): meaning for value, meaning in self.options}
 
         def converter(value: Any) -> Any:
             try:
-                return meanings[_key(value)]
+                return meanings[identity(value)]
             except KeyError:
                 raise ConversionError(f"{value!r} is none of the options") from None
 
@@ -334,11 +336,6 @@ class Enumeration(msgspec.Struct, frozen=True, eq=False):
 
 
 _TYPE_NAMES = {str: "string", int: "integer", bool: "boolean"}
-
-
-def _key(value: Any) -> Any:
-    """Return a key that is equal only for equal JSON values: in Python True equals 1, in JSON it does not."""
-    return canonical(value) if isinstance(value, (bool, dict, list)) else value
 
 
 class Either(msgspec.Struct, frozen=True, eq=False):
