@@ -376,11 +376,6 @@ class Checker:
         SchemaError: If the document is not a JSON Schema or exceeds a limit; the message names the location.
     """
 
-    __slots__ = (
-        "_accepts", "_fancy", "_registry", "_shared", "accepts", "caches", "document", "dropped", "normalisers",
-        "recursive",
-    )  # fmt: skip
-
     def __init__(
         self,
         root: JSONSchema,

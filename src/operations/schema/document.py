@@ -46,8 +46,6 @@ _ALWAYS_JSON: frozenset[type] = frozenset({int, bool, type(None)})
 class CompiledSchema(Checker):
     """A compiled schema: its check, its errors and its casts."""
 
-    __slots__ = ()
-
     @property
     def certain(self) -> frozenset[type]:
         """The types all of whose values are valid, so that they need neither a check nor a cast."""

@@ -251,11 +251,6 @@ class Document:
         SchemaError: If it contains too many schemas.
     """
 
-    __slots__ = (
-        "_anchors", "_below", "_dynamic", "_place", "_resolved", "_resources", "_shared",
-        "_targets", "_uris", "dialect", "root", "sites",
-    )  # fmt: skip
-
     def __init__(self, root: JSONSchema, shared: "Document | None" = None, place: str = "") -> None:
         self._shared = shared
         self._place = place
