@@ -703,6 +703,32 @@ print(gc.get_stats()[2]["collections"] - before)
     assert run.stdout.strip() == "0"
 
 
+def test_objects_that_the_application_has_frozen_stay_frozen_and_are_counted_once() -> None:
+    code = """
+import gc
+from operations._decoding import gc_paused
+
+gc.freeze()
+frozen, counted, count = gc.get_freeze_count(), 0, gc.get_freeze_count
+
+def counting():
+    global counted
+    counted += 1
+    return count()
+
+gc.get_freeze_count = counting
+for collects in (True, False, True):
+    with gc_paused(collects=collects):
+        kept = [[] for _ in range(50_000)]
+print(frozen - count() < 100, counted)
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+
+    assert run.stdout.split() == ["True", "1"]
+
+
 def test_garbage_of_quick_blocks_is_collected_by_slow_ones() -> None:
     # As in a hub that reads small documents again and again, each with a first call.
     code = """

@@ -238,9 +238,13 @@ class _Collector:
         """Objects moved to the oldest generation since the last full collection."""
         self._limit = 0
         """Moved objects with which a full collection is due; 0 before the first block that may be slow moves many."""
+        self._is_off = False
+        """Whether the application has frozen objects, which this class would unfreeze."""
 
     def age(self, *, collects: bool) -> None:
-        if gc.get_freeze_count():
+        # The interpreter counts frozen objects one by one, so they are counted only until there are some.
+        self._is_off = self._is_off or gc.get_freeze_count() > 0
+        if self._is_off:
             return
         new = gc.get_count()[0]
         if new >= _MANY or not collects:
