@@ -61,6 +61,7 @@ from operations.openapi.transport import (
     merged_headers,
     redirected,
 )
+from operations.types import JSONObject
 
 _MAX_ORIGINS = 1000
 _MAX_REDIRECTS = 5
@@ -71,6 +72,7 @@ _FIRST_PAUSE = 0.2
 _MAX_TOKEN_BYTES = 1 << 20
 _ACCEPT = {"Accept": "application/json, application/yaml;q=0.9, */*;q=0.5"}
 _Opened: TypeAlias = AbstractAsyncContextManager[HTTPResponse]
+_NO_SCHEMES: JSONObject = {}
 _LOGGER = logging.getLogger("operations")
 
 
@@ -78,7 +80,6 @@ class _Call(msgspec.Struct):
     """One call with all its attempts."""
 
     draft: Draft
-    security: Security
     context: OperationContext
 
     end: float
@@ -118,17 +119,32 @@ class ServiceClient:
     Args:
         config: The operator's settings.
         trusted: The hosts that may have any address and may receive credentials.
+        base: The base of relative token URLs.
+        schemes: The document's security schemes, in the form of 3.x.
+        requirement: The document's own security requirement.
 
     Attributes:
+        config: The operator's settings.
+        security: Signs the requests.
         bulkhead: Limits concurrent calls.
         closings: How often the client was closed. A call that began before the client was closed is not retried
             afterwards.
     """
 
-    def __init__(self, config: HTTPServiceConfig, trusted: TrustedHosts) -> None:
+    def __init__(
+        self,
+        config: HTTPServiceConfig,
+        trusted: TrustedHosts,
+        base: str = "",
+        schemes: JSONObject = _NO_SCHEMES,
+        requirement: Any = None,
+    ) -> None:
+        self.config = config
+        self.security = Security(
+            config, schemes, requirement, base=base, is_trusted=self.is_trusted, fetch=self.fetch
+        )
         self.bulkhead = Bulkhead(config.namespace, config.concurrency or config.connections)
         self.closings = 0
-        self._config = config
         self._trusted = trusted
         self._transport: HTTPTransport | None = config.transport
         self._is_owner = config.transport is None
@@ -195,7 +211,7 @@ class ServiceClient:
             response = await opened.__aenter__()
         except BaseException as error:
             # Otherwise a client with very short deadlines could keep others from the upstream.
-            is_patient = monotonic() - began >= min(self._config.timeout * 0.9, _SHORT_WAIT)
+            is_patient = monotonic() - began >= min(self.config.timeout * 0.9, _SHORT_WAIT)
             is_repeated = repeats and _is_lost(error)
             if not is_repeated and _is_failure(error, call, is_patient=is_patient):
                 breaker.fail(is_probe=is_probe)
@@ -238,7 +254,7 @@ class ServiceClient:
         if transport is None:
             from operations.openapi.aiohttp_transport import AiohttpTransport  # noqa: PLC0415 - needs an extra
 
-            config = self._config
+            config = self.config
             transport = self._transport = AiohttpTransport(
                 connections=config.connections,
                 proxy=config.proxy,
@@ -248,28 +264,24 @@ class ServiceClient:
         return transport
 
     async def exchange(
-        self,
-        draft: Draft,
-        security: Security,
-        context: OperationContext,
-        target: Target | None = None,
+        self, draft: Draft, context: OperationContext, target: Target | None = None
     ) -> WholeResponse:
         """Send a request and read the whole response, or save its body to `target`.
 
         Raises:
             CallError: `EXECUTION_ERROR` for an error status, and the errors of the transport.
         """
-        call = self._call(draft, security, context, target)
+        call = self._call(draft, context, target)
         while True:
             if not self.bulkhead.try_enter():
                 await self._wait(draft.base)
             try:
                 request, response = await self._respond(call, is_stream=target is not None)
-                content, saved, limit = b"", None, self._config.max_response_bytes
+                content, saved, limit = b"", None, self.config.max_response_bytes
                 if target is not None:
                     saved = await self._save(response, target, context)
                 elif isinstance(request.body, StreamedBody):
-                    content = await read_in_time(response, limit, self._config.timeout)
+                    content = await read_in_time(response, limit, self.config.timeout)
                 elif request.method != "HEAD":
                     content = await read_whole(response, limit)
                 secrets = call.signature.secrets
@@ -286,20 +298,19 @@ class ServiceClient:
 
     @asynccontextmanager
     async def stream(
-        self, draft: Draft, security: Security, context: OperationContext, retries: int = 0
+        self, draft: Draft, context: OperationContext, retries: int = 0
     ) -> AsyncGenerator[tuple[HTTPResponse, AsyncIterator[bytes]]]:
         """Send a request; yield the head of a successful response and its bytes as they arrive.
 
         Args:
             draft: The request.
-            security: Signs it.
             context: The context of the call.
             retries: How often the caller has already repeated it.
 
         Raises:
             CallError: As `exchange` does.
         """
-        call = self._call(draft, security, context)
+        call = self._call(draft, context)
         call.retries = retries
         while True:
             if not self.bulkhead.try_enter():
@@ -350,7 +361,7 @@ class ServiceClient:
         """
         shown, headers = without_secrets(url), merged_headers(_ACCEPT, headers or {})
         try:
-            limit = self._config.max_document_bytes
+            limit = self.config.max_document_bytes
             response, content = await self._whole("GET", url, headers, None, limit)
         except CallError as error:
             raise DocumentError(f"{shown} cannot be fetched: {error.message}") from error
@@ -371,12 +382,12 @@ class ServiceClient:
             url=url,
             headers=merged_headers(DEFAULT_HEADERS, headers),
             body=body,
-            timeout=self._config.timeout,
+            timeout=self.config.timeout,
             public_only=not is_trusted,
         )
-        end, closings = monotonic() + self._config.timeout, self.closings
+        end, closings = monotonic() + self.config.timeout, self.closings
         # The server may have closed the connection while it was unused.
-        repeats = method in REPEATABLE and self._config.retries > 0
+        repeats = method in REPEATABLE and self.config.retries > 0
         while True:
             try:
                 opened, response = await self.send(request, origin, repeats=repeats)
@@ -390,14 +401,8 @@ class ServiceClient:
             repeats, left = False, end - monotonic()
             request = msgspec.structs.replace(request, timeout=left, new_connection=True)
 
-    def _call(
-        self,
-        draft: Draft,
-        security: Security,
-        context: OperationContext,
-        target: Target | None = None,
-    ) -> _Call:
-        seconds = self._config.timeout
+    def _call(self, draft: Draft, context: OperationContext, target: Target | None = None) -> _Call:
+        seconds = self.config.timeout
         if context.deadline is not None:
             seconds = min(seconds, context.deadline / 1000 - time())
         end, is_repeatable = monotonic() + seconds, True
@@ -406,7 +411,7 @@ class ServiceClient:
             is_repeatable = draft.body.is_repeatable
         if target is not None and not target.is_repeatable:
             is_repeatable = False
-        return _Call(draft, security, context, end, self.closings, is_repeatable)
+        return _Call(draft, context, end, self.closings, is_repeatable)
 
     def _pause_after(self, error: CallError, call: _Call) -> float | None:
         """Return the seconds to wait before a retry, or None if the request must not be retried."""
@@ -419,9 +424,7 @@ class ServiceClient:
             call.has_new_token = True
             return 0
         wanted = str(object_of(details.get("headers")).get("retry-after", ""))
-        if call.retries >= self._config.retries or not self._may_repeat(
-            error, call, status, wanted
-        ):
+        if call.retries >= self.config.retries or not self._may_repeat(error, call, status, wanted):
             return None
         call.was_lost = _is_lost(error)
         if call.was_lost and self._repeats_at_once(call):
@@ -435,7 +438,7 @@ class ServiceClient:
     def _repeats_at_once(self, call: _Call) -> bool:
         """Return whether a call that loses its first connection is repeated without a pause."""
         return (
-            call.retries == 0 < self._config.retries
+            call.retries == 0 < self.config.retries
             and call.is_repeatable
             and call.draft.method in REPEATABLE
         )
@@ -446,7 +449,7 @@ class ServiceClient:
             is_lost = status is None and error.code == ErrorCode.UNAVAILABLE
             return is_lost or status in {429, 502, 503, 504}
         # The server has not processed it.
-        return (status == 429 and bool(wanted)) or (status == 503 and self._config.retry_refused)
+        return (status == 429 and bool(wanted)) or (status == 503 and self.config.retry_refused)
 
     async def _respond(self, call: _Call, *, is_stream: bool) -> tuple[HTTPRequest, HTTPResponse]:
         """Send the request of a call once and follow its redirects; `_leave` closes the response.
@@ -456,14 +459,14 @@ class ServiceClient:
         """
         draft = call.draft
         call.signature = NOTHING
-        if not call.security.is_empty:
+        if not self.security.is_empty:
             call.signature = await self._signature(call)
         if draft.body is not None:
             self._enforce_size(draft.body)
         origin, is_trusted = self.enforce_reachable(draft.base)
         seconds = call.end - monotonic()
         if seconds <= 0:
-            raise timed_out(f"{draft.method} {origin}", self._config.timeout, "respond")
+            raise timed_out(f"{draft.method} {origin}", self.config.timeout, "respond")
         trace = trace_context(call.context.metadata) if call.context.metadata else {}
         if trace and not any(name.lower() in trace for name in draft.headers):
             draft.headers = {**draft.headers, **trace}
@@ -490,13 +493,13 @@ class ServiceClient:
             ):
                 return request, response
             onward, location = None, response.headers.get("location")
-            if self._config.follow_redirects and status in REDIRECTS and location:
+            if self.config.follow_redirects and status in REDIRECTS and location:
                 onward = redirected(request, status, location, call.end - monotonic())
             if onward is None:
                 if status == 401:
                     for source in call.signature.tokens:
                         source.refuse(request.headers.get("Authorization", ""))
-                limit = self._config.max_error_bytes
+                limit = self.config.max_error_bytes
                 raise await read_error(response, limit, call.end, call.signature.secrets)
             call.opened = None
             await opened.__aexit__(None, None, None)
@@ -511,14 +514,14 @@ class ServiceClient:
             return NOTHING
         if call.headers is None:
             # Computed once per call, because an idempotency key must be the same for every attempt.
-            call.headers = await call.security.headers_of(call.context)
-        return await call.security.sign(call.draft.security, call.context, call.headers)
+            call.headers = await self.security.headers_of(call.context)
+        return await self.security.sign(call.draft.security, call.context, call.headers)
 
     def _enforce_size(self, body: bytes | StreamedBody) -> None:
         if isinstance(body, StreamedBody):
-            size, limit = body.size or 0, self._config.max_file_bytes
+            size, limit = body.size or 0, self.config.max_file_bytes
         else:
-            size, limit = len(body), self._config.max_request_bytes
+            size, limit = len(body), self.config.max_request_bytes
         if size > limit:
             raise over_limit("The request", limit)
 
@@ -531,13 +534,13 @@ class ServiceClient:
                 chunks,
                 write,
                 total=int(length) if length.isdigit() and not is_coded else None,
-                limit=self._config.max_file_bytes,
-                seconds=self._config.timeout,
+                limit=self.config.max_file_bytes,
+                seconds=self.config.timeout,
                 progress=context.progress,
             )
 
     def _warn(self, origin: Origin) -> None:
-        config = self._config
+        config = self.config
         if origin not in self._warned and (config.auth or config.credentials or config.headers):
             self._warned.add(origin)
             _LOGGER.warning(

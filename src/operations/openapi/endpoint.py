@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,12 +15,11 @@ from operations.envelopes import DescribedEnvelope, ResponseEnvelope
 from operations.errors import CallError, DocumentError, ErrorCode
 from operations.openapi.bodies import HeldFiles, hold_files
 from operations.openapi.client import ServiceClient
-from operations.openapi.config import HTTPServiceConfig
 from operations.openapi.files import StreamedBody, Target, file_target, refused
 from operations.openapi.paging import Page, Paging
 from operations.openapi.parameters import template_names
 from operations.openapi.reading.document import Description, DocumentOperation
-from operations.openapi.reading.expected import Expected, ResponseData
+from operations.openapi.reading.expected import Expected
 from operations.openapi.request_plan import RequestPlan
 from operations.openapi.responses import (
     WholeResponse,
@@ -29,7 +27,6 @@ from operations.openapi.responses import (
     read_data,
     with_response,
 )
-from operations.openapi.security import Security
 from operations.openapi.streaming import EventStream
 from operations.openapi.transport import Draft
 from operations.schema import Schema
@@ -42,51 +39,44 @@ MAX_PAGES = 10_000
 """The largest number of pages that a subscription reads, in case the list does not end."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shared:
-    """The state that all operations of one service share."""
-
-    config: HTTPServiceConfig
-    description: Description
-    client: ServiceClient
-    security: Security
-
-    owned: frozenset[tuple[str, str]]
-    """The keys of all names that configuration sets and arguments must not set."""
-
-    base: str | None
-    """The address of the document, which server addresses may be relative to."""
-
-
 class Endpoint:
     """One operation of a service. Its schemas are built on first use.
 
     Args:
-        shared: The state that all operations of the service share.
+        client: Sends the requests of the service.
+        description: The document.
         entry: The operation in the document.
         is_stream: Whether this is a subscription to a stream.
         is_split: Whether the document declares both a stream and other responses, which are separate operations.
 
     Attributes:
+        entry: The operation in the document.
         input: The schema of the arguments.
         output: The schema of the data of any successful response.
     """
 
     __slots__ = (
-        "_entry", "_expected", "_is_split", "_plan", "_server", "_shared", "input", "is_stream",
-        "output",
+        "_client", "_description", "_expected", "_is_split", "_plan", "_server", "entry", "input",
+        "is_stream", "output",
     )  # fmt: skip
 
     def __init__(
-        self, shared: Shared, entry: DocumentOperation, *, is_stream: bool, is_split: bool = False
+        self,
+        client: ServiceClient,
+        description: Description,
+        entry: DocumentOperation,
+        *,
+        is_stream: bool,
+        is_split: bool = False,
     ) -> None:
-        self._shared = shared
-        self._entry = entry
+        self._client = client
+        self._description = description
         self._is_split = is_split
         self._plan: RequestPlan | None = None
         self._server: str | None = None
+        self.entry = entry
         self.is_stream = is_stream
-        schemas = shared.description.schemas
+        schemas = description.schemas
         self.input = Schema(self.input_schema, lenient=True, shared=schemas.requests)
         self.output = Schema(self.output_schema, lenient=True, shared=schemas.responses)
 
@@ -114,11 +104,11 @@ class Endpoint:
         Raises:
             CallError: If the request fails, or the response is an error.
         """
-        shared, plan = self._shared, self._plan or self._ready()
+        plan = self._plan or self._ready()
         draft = self._draft(input)
         given = object_of(input).get(plan.save_to)
         target = None if given is None else self._target(given)
-        response = await shared.client.exchange(draft, shared.security, context, target)
+        response = await self._client.exchange(draft, context, target)
         if target is not None:
             return _saved(response, given)
         return await self._read(response)
@@ -149,7 +139,7 @@ class Endpoint:
         """Return the file to save to: a path or an open file, or a relative path below `files_root`."""
         if not isinstance(given, str):
             return file_target(given, self.save_to)
-        root = self._shared.description.schemas.files_root
+        root = self._description.schemas.files_root
         if root is None:
             raise refused(self.save_to, "no files_root is configured")
         return root.target(given, self.save_to)
@@ -162,16 +152,13 @@ class Endpoint:
         Raises:
             CallError: If the request fails, or the response is an error.
         """
-        shared = self._shared
-        config = shared.config
+        draft = self._draft(input)
         events = EventStream(
-            shared.client,
-            shared.security,
-            self._draft(input),
+            self._client,
+            draft,
             context,
-            config,
-            self._describe,
-            is_ours=config.restore and "x-operations" in self._entry.operation,
+            self._expected.find,
+            is_ours=self._client.config.restore and "x-operations" in self.entry.operation,
         )
         async with aclosing(events.envelopes()) as envelopes:
             async for envelope in envelopes:
@@ -185,7 +172,6 @@ class Endpoint:
         Raises:
             CallError: If a page cannot be read, or the next page has another origin.
         """
-        shared = self._shared
         arguments: JSONObject = dict(input)
         draft = self._draft(arguments)
         asked: set[tuple[str, str, bytes | StreamedBody | None]] = set()
@@ -193,7 +179,7 @@ class Endpoint:
         for _ in range(MAX_PAGES):
             here = _question(draft)
             asked.add(here)
-            response = await shared.client.exchange(draft, shared.security, context)
+            response = await self._client.exchange(draft, context)
             envelope = await self._read(response)
             this = canonical(envelope.data) if paging.counts else b""
             if this and this == last:
@@ -241,11 +227,6 @@ class Endpoint:
             security=draft.security,
         )
 
-    @property
-    def entry(self) -> DocumentOperation:
-        """The operation in the document."""
-        return self._entry
-
     def replay(self, status: int, content_type: str, content: bytes) -> ResponseEnvelope[Any]:
         """Return the envelope of a successful response as if the API had sent it.
 
@@ -267,7 +248,7 @@ class Endpoint:
         kind = response.headers.get("content-type", "")
         described = self._expected.find(response.status, kind)
         content, schema = response.content, described.schema
-        max_values = self._shared.config.max_response_values
+        max_values = self._client.config.max_response_values
         # A text that is valid and clean for its schema needs no further check and no cast.
         is_clean = (
             described.is_json
@@ -284,14 +265,9 @@ class Endpoint:
                     content, kind, described, status=response.status, max_values=max_values
                 )
             except CallError as error:
-                raise with_response(error, response, self._shared.config.max_error_bytes) from None
+                raise with_response(error, response, self._client.config.max_error_bytes) from None
         size = len(content)
         return DescribedEnvelope(data, meta_of(response), schema, size=size, is_clean=is_clean)
-
-    def _describe(self, status: int, content_type: str) -> ResponseData:
-        """Return the description of the data of a response."""
-        self._ready()
-        return self._expected.find(status, content_type)
 
     def _draft(self, input: Any) -> Draft:
         plan = self._plan or self._ready()
@@ -300,17 +276,17 @@ class Endpoint:
             if query:
                 plan.literal_query = (query, *plan.literal_query)
         expected = self._expected
-        draft = plan.draft(self._entry.method, self._server, object_of(input), expected.accept)
-        draft.security = self._entry.operation.get("security")
+        draft = plan.draft(self.entry.method, self._server, object_of(input), expected.accept)
+        draft.security = self.entry.operation.get("security")
         draft.keeps_redirects = expected.has_redirects
         return draft
 
     def _ready(self) -> RequestPlan:
         plan = self._plan
         if plan is None:
-            shared, entry = self._shared, self._entry
+            client, description, entry = self._client, self._description, self.entry
             try:
-                model = shared.description.reader.read_model(entry.item, entry.operation)
+                model = description.reader.read_model(entry.item, entry.operation)
             except DocumentError as error:
                 raise CallError(
                     ErrorCode.EXECUTION_ERROR, f"The document does not describe this call: {error}"
@@ -318,14 +294,14 @@ class Endpoint:
             plan = RequestPlan(
                 entry.path,
                 model,
-                shared.description.schemas,
-                owned=shared.owned,
-                flatten=shared.config.flatten_body,
+                description.schemas,
+                owned=client.security.owned,
+                flatten=client.config.flatten_body,
                 streams=self.is_stream if self._is_split else None,
             )
             self._expected = Expected(
                 model,
-                shared.description.schemas,
+                description.schemas,
                 self.output,
                 method=entry.method,
                 is_stream=self.is_stream,
@@ -336,20 +312,19 @@ class Endpoint:
 
     def _find_server(self) -> tuple[str, str]:
         """Return the address and its query: the configured one, or the document's first server as an absolute URL."""
-        shared = self._shared
-        url = shared.config.base_url
+        config, description, entry = self._client.config, self._description, self.entry
+        url = config.base_url
         if url is None:
-            variables = shared.config.server_variables
-            item, operation = self._entry.item, self._entry.operation
-            url = shared.description.reader.server_url(item, operation, variables)
+            variables = config.server_variables
+            url = description.reader.server_url(entry.item, entry.operation, variables)
             if missing := template_names(url):
                 raise CallError(
                     ErrorCode.EXECUTION_ERROR,
                     f"The server's address {url} needs a value for {', '.join(missing)}:"
                     " set server_variables, or base_url.",
                 )
-            if shared.base is not None:
-                url = joined_url(shared.base, url)
+            if description.address is not None:
+                url = joined_url(description.address, url)
         with suppress(ValueError):
             url = normal_url(url)
         server, _, query = url.partition("?")

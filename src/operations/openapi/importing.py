@@ -30,7 +30,7 @@ from operations.envelopes import ResponseEnvelope, read_changes
 from operations.errors import CallError
 from operations.openapi.client import ServiceClient
 from operations.openapi.config import HTTPServiceConfig, OperationOutline
-from operations.openapi.endpoint import Endpoint, Shared
+from operations.openapi.endpoint import Endpoint
 from operations.openapi.exporting.components import (
     Exported,
     item_schema,
@@ -53,7 +53,6 @@ from operations.openapi.reading.media import EVENT_STREAM
 from operations.openapi.reading.model import operation_names, safe_identifier
 from operations.openapi.request_plan import BODY
 from operations.openapi.responses import WholeResponse
-from operations.openapi.security import Security, TokenSources
 from operations.openapi.transport import Draft
 from operations.specs import Operation, OperationSpec, OperationType
 from operations.types import JSONObject, JSONSchema
@@ -68,18 +67,25 @@ class ExportedEndpoint(Endpoint):
 
     __slots__ = ("_exported",)
 
-    def __init__(self, shared: Shared, entry: DocumentOperation, exported: Exported) -> None:
-        super().__init__(shared, entry, is_stream=exported.type is OperationType.SUBSCRIPTION)
+    def __init__(
+        self,
+        client: ServiceClient,
+        description: Description,
+        entry: DocumentOperation,
+        exported: Exported,
+    ) -> None:
+        is_stream = exported.type is OperationType.SUBSCRIPTION
+        super().__init__(client, description, entry, is_stream=is_stream)
         self._exported = exported
 
     def input_schema(self) -> JSONSchema:
         """Return the original schema of the exported operation."""
-        body = object_of(self._entry.operation.get("requestBody"))
+        body = object_of(self.entry.operation.get("requestBody"))
         return self._original(_schema_in(body, _JSON), self._exported.input_schema)
 
     def output_schema(self) -> JSONSchema:
         """Return the original schema of the exported operation."""
-        good = object_of(object_of(self._entry.operation.get("responses")).get("200"))
+        good = object_of(object_of(self.entry.operation.get("responses")).get("200"))
         shown = _schema_in(good, EVENT_STREAM if self.is_stream else _JSON)
         if self.is_stream:
             shown = item_schema(shown)
@@ -131,11 +137,11 @@ class ExportedEndpoint(Endpoint):
     def _original(self, shown: JSONSchema, whole: JSONSchema | None) -> JSONSchema:
         if whole is not None:
             return whole
-        return restore_schema(shown, _components(self._shared), self._exported.components)
+        return restore_schema(shown, _components(self._description), self._exported.components)
 
 
-def _components(shared: Shared) -> JSONObject:
-    components = object_of(shared.description.document.get("components"))
+def _components(description: Description) -> JSONObject:
+    components = object_of(description.document.get("components"))
     return object_of(components.get("schemas"))
 
 
@@ -211,12 +217,9 @@ class Importer:
         self, bundle: Bundle, config: HTTPServiceConfig, *, address: str | None, source: str | None
     ) -> None:
         self._config = config
-        self.description = description = Description(bundle.document, bundle.missing)
+        self.description = description = Description(bundle.document, bundle.missing, address)
         if config.files_root is not None:
             description.schemas.files_root = FilesRoot(config.files_root)
-        trusted = [url for url in (config.base_url, address) if url is not None]
-        self.client = client = ServiceClient(config, TrustedHosts(trusted, config.allowed_hosts))
-        base = config.base_url or address or ""
         schemes = description.reader.security_schemes()
         for name in config.credentials:
             if name not in schemes:
@@ -227,19 +230,13 @@ class Importer:
                     name,
                     known,
                 )
-        security = Security(
+        urls = [url for url in (config.base_url, address) if url is not None]
+        self.client = ServiceClient(
+            config,
+            TrustedHosts(urls, config.allowed_hosts),
+            config.base_url or address or "",
             schemes,
             description.document.get("security"),
-            config,
-            TokenSources(base, client.is_trusted, client.fetch),
-        )
-        self._shared = Shared(
-            config=config,
-            description=description,
-            client=client,
-            security=security,
-            owned=security.owned(),
-            base=address,
         )
         self._responses = DeclaredResponses(description)
         has_header = any(name.lower() == "authorization" for name in config.headers)
@@ -301,7 +298,7 @@ class Importer:
         """Add an exported operation, or the problem if its extension does not describe a valid operation."""
         namespace, _, name = exported.id.partition(".")
         entry = unnamed.entry
-        endpoint = ExportedEndpoint(self._shared, entry, exported)
+        endpoint = ExportedEndpoint(self.client, self.description, entry, exported)
         try:
             spec = OperationSpec(
                 namespace=namespace,
@@ -313,7 +310,7 @@ class Importer:
                 tags=unnamed.tags,
                 input_schema=endpoint.input,
                 output_schema=endpoint.output,
-                error_schemas=exported.error_schemas(_components(self._shared)),
+                error_schemas=exported.error_schemas(_components(self.description)),
                 access_control=access,
                 idempotent=exported.idempotent,
                 meta={"method": entry.method, "path": entry.path, "source": self._source},
@@ -401,7 +398,9 @@ class Importer:
         is_split: bool = False,
     ) -> Operation:
         entry, method = unnamed.entry, unnamed.entry.method
-        endpoint = Endpoint(self._shared, entry, is_stream=is_stream, is_split=is_split)
+        endpoint = Endpoint(
+            self.client, self.description, entry, is_stream=is_stream, is_split=is_split
+        )
         if is_stream:
             kind = OperationType.SUBSCRIPTION
         else:
@@ -453,7 +452,7 @@ class Importer:
         spec = listed.spec
         if paging is None or spec.type is not OperationType.QUERY:
             return
-        endpoint = Endpoint(self._shared, entry, is_stream=False)
+        endpoint = Endpoint(self.client, self.description, entry, is_stream=False)
         pages = msgspec.structs.replace(
             spec,
             name=unused_name(spec.name + PAGES, self._taken),

@@ -12,7 +12,7 @@ import base64
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, TypeAlias, cast
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -72,7 +72,7 @@ class TokenSource:
     """Provides the token of one client, from the endpoint that the operator, the document or OpenID discovery names.
 
     Args:
-        sources: The state that all token sources of the service share.
+        security: Knows the token provider.
         credentials: The credentials of the client.
         scheme: The security scheme of the document.
         scopes: The scopes to request.
@@ -80,12 +80,12 @@ class TokenSource:
 
     def __init__(
         self,
-        sources: "TokenSources",
+        security: "Security",
         credentials: OAuthClient,
         scheme: JSONObject,
         scopes: tuple[str, ...],
     ) -> None:
-        self._sources = sources
+        self._security = security
         self._credentials = credentials
         self._scheme = scheme
         self._scopes = scopes
@@ -148,7 +148,7 @@ class TokenSource:
         add_client(headers, fields, client.client_id, client.client_secret, client.send_in)
         url, body = await self._url(), urlencode(fields).encode()
         try:
-            return object_of(await self._sources.fetch("POST", url, headers, body))
+            return object_of(await self._security.fetch("POST", url, headers, body))
         except TokenRefusedError as error:
             hint = self._hint()
             if not hint:
@@ -171,8 +171,8 @@ class TokenSource:
                     ErrorCode.EXECUTION_ERROR,
                     f"The document names no token endpoint: set token_url. {self._hint()}".rstrip(),
                 )
-            url = joined_url(self._sources.base, declared)
-            if not self._sources.is_trusted(url):
+            url = joined_url(self._security.base, declared)
+            if not self._security.is_trusted(url):
                 raise CallError(
                     ErrorCode.EXECUTION_ERROR,
                     f"The document's token endpoint {url.partition('?')[0]!r} is on a host that may not"
@@ -204,40 +204,11 @@ class TokenSource:
         address = self._scheme.get("openIdConnectUrl") or self._scheme.get("oauth2MetadataUrl")
         if not isinstance(address, str):
             return ""
-        discovery = joined_url(self._sources.base, address)
+        discovery = joined_url(self._security.base, address)
         headers = {"Accept": "application/json"}
-        found = object_of(await self._sources.fetch("GET", discovery, headers, None))
+        found = object_of(await self._security.fetch("GET", discovery, headers, None))
         declared = text_of(found.get("token_endpoint"))
         return joined_url(discovery, declared) if declared else ""
-
-
-class TokenSources:
-    """The token sources of one service.
-
-    Args:
-        base: The base of relative token URLs.
-        is_trusted: Whether a URL's host may be sent secrets.
-        fetch: Sends a request to the provider.
-    """
-
-    def __init__(self, base: str, is_trusted: Callable[[str], bool], fetch: Fetch) -> None:
-        self.base = base
-        self.is_trusted = is_trusted
-        self.fetch = fetch
-        self._sources: dict[bytes, TokenSource] = {}
-
-    def get(
-        self, name: str, credentials: OAuthClient, scheme: JSONObject, scopes: list[str]
-    ) -> TokenSource:
-        """Return the source of tokens for these scopes; the same one for the same client or user."""
-        wanted = credentials.scopes or tuple(sorted(scopes))
-        key = msgspec.json.encode([name, type(credentials).__name__, credentials, wanted])
-        source = self._sources.get(key)
-        if source is None:
-            if len(self._sources) >= MAX_SOURCES:
-                del self._sources[next(iter(self._sources))]
-            source = self._sources[key] = TokenSource(self, credentials, scheme, wanted)
-        return source
 
 
 @dataclass(slots=True)
@@ -311,15 +282,27 @@ class Security:
     """Signs the requests of one service.
 
     Args:
+        config: The operator's credentials.
         schemes: The document's security schemes, in the form of 3.x.
         default: The document's own security requirement.
-        config: The operator's credentials.
-        sources: The sources of OAuth2 tokens.
+        base: The base of relative token URLs.
+        is_trusted: Whether a URL's host may be sent secrets.
+        fetch: Sends a request to a token provider.
     """
 
     def __init__(
-        self, schemes: JSONObject, default: Any, config: HTTPServiceConfig, sources: TokenSources
+        self,
+        config: HTTPServiceConfig,
+        schemes: JSONObject,
+        default: Any,
+        *,
+        base: str,
+        is_trusted: Callable[[str], bool],
+        fetch: Fetch,
     ) -> None:
+        self.base = base
+        self.is_trusted = is_trusted
+        self.fetch = fetch
         self._schemes = schemes
         self._default = default
         # A mapping has been converted to a credential.
@@ -333,11 +316,12 @@ class Security:
         }
         self._base_query = urlsplit(config.base_url or "").query
         self._has_functions = any(callable(value) for value in self._headers.values())
-        self._sources = sources
+        self._sources: dict[bytes, TokenSource] = {}
         self.is_empty = self._auth is None and not self._credentials and not self._headers
 
+    @cached_property
     def owned(self) -> frozenset[tuple[str, str]]:
-        """Return the keys (see `name_key`) of all names that configuration sets and arguments must not set."""
+        """The keys (see `name_key`) of all names that configuration sets and arguments must not set."""
         names = {name_key("header", name) for name in self._headers}
         names.update(written_names("query", [self._base_query] if self._base_query else []))
         for name, value in self._headers.items():
@@ -434,7 +418,7 @@ class Security:
                 username=credential.username, password=credential.password
             )
         if isinstance(credential, OAuthClient):
-            source = self._sources.get(name, credential, scheme, scopes)
+            source = self._source(name, credential, scheme, scopes)
             token = await source.token()
             signature.tokens.append(source)
             _authorize(signature, "Bearer", token)
@@ -442,6 +426,19 @@ class Security:
             _apply_key(signature, scheme, str(credential))
         else:
             _apply_http(signature, text_of(scheme.get("scheme")), credential)
+
+    def _source(
+        self, name: str, credentials: OAuthClient, scheme: JSONObject, scopes: list[str]
+    ) -> TokenSource:
+        """Return the source of tokens for these scopes; the same one for the same client or user."""
+        wanted = credentials.scopes or tuple(sorted(scopes))
+        key = msgspec.json.encode([name, type(credentials).__name__, credentials, wanted])
+        source = self._sources.get(key)
+        if source is None:
+            if len(self._sources) >= MAX_SOURCES:
+                del self._sources[next(iter(self._sources))]
+            source = self._sources[key] = TokenSource(self, credentials, scheme, wanted)
+        return source
 
 
 def _of_call(value: CallValue, context: OperationContext) -> str | None:

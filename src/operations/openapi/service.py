@@ -32,7 +32,6 @@ from operations.openapi.reading.files import (
     bundle_urls,
     shown_location,
 )
-from operations.openapi.security import Security, TokenSources
 from operations.specs import Operation
 
 Read: TypeAlias = Callable[[str], "bytes | str | Awaitable[bytes | str]"]
@@ -174,7 +173,7 @@ async def from_openapi_url(
     """
     config = _config(config)
     try:
-        client = ServiceClient(config, TrustedHosts([url]))
+        client = ServiceClient(config, TrustedHosts([url]), url)
     except ValueError as error:
         raise DocumentError(
             f"{without_secrets(url)!r} is {error}: download the document, and name the file"
@@ -182,10 +181,7 @@ async def from_openapi_url(
     try:
         headers: dict[str, str] = {}
         if config.sign_documents:
-            security = Security(
-                {}, None, config, TokenSources(url, client.is_trusted, client.fetch)
-            )
-            headers = (await security.sign(None, NO_CALL)).headers
+            headers = (await client.security.sign(None, NO_CALL)).headers
         fetch = partial(client.download, headers=headers)
         document = await bundle_urls(url, fetch, limits=_limits(config))
     except CallError as error:

@@ -26,7 +26,6 @@ from operations.envelopes import (
 )
 from operations.errors import CallError, ErrorCode
 from operations.openapi.client import ServiceClient
-from operations.openapi.config import HTTPServiceConfig
 from operations.openapi.reading import media
 from operations.openapi.reading.expected import ResponseData
 from operations.openapi.responses import (
@@ -40,7 +39,6 @@ from operations.openapi.responses import (
     read_data,
     read_in_time,
 )
-from operations.openapi.security import Security
 from operations.openapi.transport import REPEATABLE, Draft, HTTPResponse
 
 MAX_PAUSE = 30.0
@@ -62,10 +60,8 @@ class EventStream:
     """One subscription."""
 
     client: ServiceClient
-    security: Security
     draft: Draft
     context: OperationContext
-    config: HTTPServiceConfig
 
     describe: Callable[[int, str], ResponseData]
     """Returns the description of the data of a response, given its status and content type."""
@@ -87,7 +83,7 @@ class EventStream:
 
     async def envelopes(self) -> AsyncGenerator[ResponseEnvelope[Any]]:
         """Yield the events until the stream ends."""
-        retries = self.config.retries if self.draft.method in REPEATABLE else 0
+        retries = self.client.config.retries if self.draft.method in REPEATABLE else 0
         closings = self.client.closings
         lost: CallError | None = None
         while True:
@@ -129,7 +125,7 @@ class EventStream:
         if self._last_id:
             draft.headers["Last-Event-ID"] = self._last_id
         self._has_head = False
-        request = self.client.stream(draft, self.security, self.context, self._failures)
+        request = self.client.stream(draft, self.context, self._failures)
         async with request as (response, chunks):
             self._has_head = True
             kind = response.headers.get("content-type", "")
@@ -158,7 +154,7 @@ class EventStream:
         Raises:
             CallError: `EXECUTION_ERROR` if the last item is cut off.
         """
-        lines = JSONLinesDecoder(max_event_bytes=self.config.max_event_bytes)
+        lines = JSONLinesDecoder(max_event_bytes=self.client.config.max_event_bytes)
         async for chunk in chunks:
             for data, is_raw in map(_line, lines.feed(chunk)):
                 if is_raw and data == DONE:
@@ -181,7 +177,7 @@ class EventStream:
         self, response: HTTPResponse, described: ResponseData, meta: HTTPResponseMeta
     ) -> AsyncGenerator[ResponseEnvelope[Any]]:
         """Yield the data of a response that is not a stream."""
-        config = self.config
+        config = self.client.config
         data = read_data(
             await read_in_time(response, config.max_response_bytes, config.timeout),
             meta.content_type,
@@ -201,7 +197,7 @@ class EventStream:
     ) -> AsyncGenerator[ResponseEnvelope[Any]]:
         """Yield the events of one response."""
         # Use a new decoder, so that it contains only ids from this response.
-        decoder = EventStreamDecoder(max_event_bytes=self.config.max_event_bytes)
+        decoder = EventStreamDecoder(max_event_bytes=self.client.config.max_event_bytes)
         is_resumed, is_behind = bool(self._last_id), False
         async for chunk in chunks:
             for event in decoder.feed(chunk):

@@ -63,15 +63,19 @@ class Description:
     Args:
         document: The document, decoded.
         missing: The reasons why referenced files could not be read, by path relative to the document.
+        address: The address that it was fetched from, which server addresses may be relative to.
 
     Raises:
         DocumentError: If it is not an object.
     """
 
-    def __init__(self, document: Any, missing: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, document: Any, missing: Mapping[str, str] | None = None, address: str | None = None
+    ) -> None:
         if not is_object(document):
             raise DocumentError("the document must be an object")
         self.document: JSONObject = document
+        self.address = address
         self.problems: list[Problem] = []
         self._is_searched = False
         self.version = self._version()
