@@ -42,11 +42,11 @@ from operations.openapi.paging import Paging, declared_paging
 from operations.openapi.parameters import unused_name
 from operations.openapi.reading.document import (
     Declared,
-    DeclaredRequests,
     DeclaredResponses,
     Description,
     DocumentOperation,
     Problem,
+    request_problems,
 )
 from operations.openapi.reading.files import Bundle
 from operations.openapi.reading.media import EVENT_STREAM
@@ -187,18 +187,6 @@ STREAM = ".stream"
 """Suffix of the name of a subscription to the streamed response of an operation."""
 
 
-class _Unnamed(msgspec.Struct, gc=False):
-    """An operation without its final name."""
-
-    entry: DocumentOperation
-    wanted: str
-    title: str | None
-    description: str
-    tags: tuple[str, ...]
-    declared: Declared
-    meta: JSONObject
-
-
 class Importer:
     """Creates the operations of one document.
 
@@ -239,10 +227,9 @@ class Importer:
             description.document.get("security"),
         )
         self._responses = DeclaredResponses(description)
-        has_header = any(name.lower() == "authorization" for name in config.headers)
-        self._requests = DeclaredRequests(
-            description, is_signed=config.auth is not None or has_header
-        )
+        self._entries: list[DocumentOperation] = []
+        """The operations of the document that were read."""
+
         self._restored: list[Operation] = []
         self._taken: set[str] = set()
         self._version = text_of(description.info.get("version")) or "1.0.0"
@@ -254,7 +241,10 @@ class Importer:
         # Names are assigned after this pass, because they depend on all operations.
         entries = list(self._exported()) if self._config.restore else description.entries()
         found = [self._read(entry) for entry in entries]
-        names = operation_names((each.wanted, each.entry.method, each.entry.path) for each in found)
+        names = operation_names(
+            (text_of(each.operation.get("operationId")), each.method, each.path)
+            for each in (declared.entry for declared in found)
+        )
         operations, config = self._restored, self._config
         restored = {
             each.spec.name for each in operations if each.spec.namespace == config.namespace
@@ -267,16 +257,17 @@ class Importer:
         is_ruled = any(rule is not None for rule in rules)
         named = list(zip(found, names, strict=True))
         if is_ruled:
-            outlined = [(unnamed, _outline(unnamed, name)) for unnamed, name in named]
-            wanted = [(u, o, self._renamed(o)) for u, o in outlined if self._is_wanted(o)]
+            outlined = [(declared, _outline(declared.entry, name)) for declared, name in named]
+            wanted = [(d, o, self._renamed(o)) for d, o in outlined if self._is_wanted(o)]
             self._taken.update(name for _, _, name in wanted)
-            for unnamed, outline, name in wanted:
-                operations.extend(self._ruled(unnamed, outline, name))
+            for declared, outline, name in wanted:
+                operations.extend(self._ruled(declared, outline, name))
         else:
-            for unnamed, name in named:
-                operations.extend(self._operations(unnamed, name, OPEN))
+            for declared, name in named:
+                operations.extend(self._operations(declared, name, OPEN))
         self._warn_of_names(set(names))
-        description.problems.extend(self._requests.problems())
+        is_signed = config.auth is not None or "authorization" in map(str.lower, config.headers)
+        description.problems += request_problems(description, self._entries, is_signed=is_signed)
         for problem in description.problems:
             _LOGGER.warning("%s: %s: %s", self._source, problem.where, problem.reason)
         return operations
@@ -289,15 +280,14 @@ class Importer:
                 yield entry
             elif exported.same_as is None:
                 name = exported.id.partition(".")[2]
-                unnamed = self._read(entry)
-                outline = _outline(unnamed, name)
+                self._read(entry)
+                outline = _outline(entry, name)
                 if self._is_wanted(outline):
-                    self._restore(unnamed, exported, self._access(outline))
+                    self._restore(entry, exported, self._access(outline))
 
-    def _restore(self, unnamed: _Unnamed, exported: Exported, access: AccessControl) -> None:
+    def _restore(self, entry: DocumentOperation, exported: Exported, access: AccessControl) -> None:
         """Add an exported operation, or the problem if its extension does not describe a valid operation."""
         namespace, _, name = exported.id.partition(".")
-        entry = unnamed.entry
         endpoint = ExportedEndpoint(self.client, self.description, entry, exported)
         try:
             spec = OperationSpec(
@@ -305,9 +295,9 @@ class Importer:
                 name=name,
                 version=exported.version,
                 type=exported.type or OperationType.MUTATION,
-                title=unnamed.title,
+                title=_title(entry.operation),
                 description=text_of(entry.operation.get("description")),
-                tags=unnamed.tags,
+                tags=_tags(entry.operation),
                 input_schema=endpoint.input,
                 output_schema=endpoint.output,
                 error_schemas=exported.error_schemas(_components(self.description)),
@@ -339,65 +329,48 @@ class Importer:
                     )
 
     def _ruled(
-        self, unnamed: _Unnamed, outline: OperationOutline, name: str
+        self, declared: Declared, outline: OperationOutline, name: str
     ) -> Iterator[Operation]:
         """Yield the selected variants of one operation: the call, its stream and its pages."""
-        first, *streams = self._operations(unnamed, name, self._access(outline))
+        first, *streams = self._operations(declared, name, self._access(outline))
         yield first
         exclude = self._config.exclude
         stream = replace(outline, name=outline.name + STREAM)
         if exclude is None or not exclude(stream):
             yield from streams
-        yield from self._pages(unnamed.entry, first, outline)
+        yield from self._pages(declared.entry, first, outline)
 
-    def _read(self, entry: DocumentOperation) -> _Unnamed:
-        operation = entry.operation
-        summary, description = operation.get("summary"), operation.get("description")
-        if is_object(description):
-            description = self.description.references.text_at(description)
-        wanted, tags = operation.get("operationId"), operation.get("tags")
-        declared = self._responses.read(entry)
-        if self.description.authorized or "requestBody" in operation or "consumes" in operation:
-            self._requests.read(entry)
-        meta: JSONObject = {"method": entry.method, "path": entry.path, "source": self._source}
-        if operation.get("deprecated") is True:
-            meta["deprecated"] = True
-        if declared.links:
-            meta["links"] = declared.links
-        title = summary if type(summary) is str else None
-        return _Unnamed(
-            entry,
-            wanted if type(wanted) is str else "",
-            title,
-            (description if type(description) is str else "")
-            or title
-            or f"{entry.method} {entry.path}",
-            tuple([tag for tag in list_of(tags) if type(tag) is str]) if tags else (),
-            declared,
-            meta,
-        )
+    def _read(self, entry: DocumentOperation) -> Declared:
+        self._entries.append(entry)
+        return self._responses.read(entry)
 
-    def _operations(self, unnamed: _Unnamed, name: str, access: AccessControl) -> list[Operation]:
+    def _operations(self, declared: Declared, name: str, access: AccessControl) -> list[Operation]:
         """Return an operation, and a subscription if the document also declares its response as a stream."""
-        declared = unnamed.declared
         if not declared.has_stream or not declared.has_other:
-            return [self._operation(unnamed, name, access, is_stream=declared.has_stream)]
+            return [self._operation(declared, name, access, is_stream=declared.has_stream)]
         stream = unused_name(name + STREAM, self._taken)
         return [
-            self._operation(unnamed, name, access, is_stream=False, is_split=True),
-            self._operation(unnamed, stream, access, is_stream=True, is_split=True),
+            self._operation(declared, name, access, is_stream=False, is_split=True),
+            self._operation(declared, stream, access, is_stream=True, is_split=True),
         ]
 
     def _operation(
         self,
-        unnamed: _Unnamed,
+        declared: Declared,
         name: str,
         access: AccessControl,
         *,
         is_stream: bool,
         is_split: bool = False,
     ) -> Operation:
-        entry, method = unnamed.entry, unnamed.entry.method
+        entry = declared.entry
+        method, operation, title = entry.method, entry.operation, _title(entry.operation)
+        description = self.description.references.text_at(operation.get("description"))
+        meta: JSONObject = {"method": method, "path": entry.path, "source": self._source}
+        if operation.get("deprecated") is True:
+            meta["deprecated"] = True
+        if declared.links:
+            meta["links"] = declared.links
         endpoint = Endpoint(
             self.client, self.description, entry, is_stream=is_stream, is_split=is_split
         )
@@ -410,15 +383,15 @@ class Importer:
             namespace=self._config.namespace,
             version=self._version,
             type=kind,
-            title=unnamed.title,
-            description=unnamed.description,
-            tags=unnamed.tags,
+            title=title,
+            description=description or title or f"{method} {entry.path}",
+            tags=_tags(operation),
             input_schema=endpoint.input,
             output_schema=endpoint.output,
-            error_schemas=unnamed.declared.errors,
+            error_schemas=declared.errors,
             access_control=access,
             idempotent=method in _IDEMPOTENT,
-            meta=unnamed.meta,
+            meta=meta,
         )
         return _bound(spec, endpoint, self._config, None if is_stream else endpoint)
 
@@ -475,11 +448,20 @@ class Importer:
         return rule(outline) if callable(rule) else rule.get(outline.name)
 
 
-def _outline(unnamed: _Unnamed, name: str) -> OperationOutline:
+def _title(operation: JSONObject) -> str | None:
+    summary = operation.get("summary")
+    return summary if isinstance(summary, str) else None
+
+
+def _tags(operation: JSONObject) -> tuple[str, ...]:
+    return tuple([tag for tag in list_of(operation.get("tags")) if type(tag) is str])
+
+
+def _outline(entry: DocumentOperation, name: str) -> OperationOutline:
     return OperationOutline(
-        method=unnamed.entry.method,
-        path=unnamed.entry.path,
+        method=entry.method,
+        path=entry.path,
         name=name,
-        tags=unnamed.tags,
-        deprecated="deprecated" in unnamed.meta,
+        tags=_tags(entry.operation),
+        deprecated=entry.operation.get("deprecated") is True,
     )

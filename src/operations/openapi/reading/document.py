@@ -7,7 +7,7 @@ Rule 3: each response, and the target of each reference, is read once, because d
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -287,6 +287,7 @@ def _is_authorization(node: JSONObject) -> bool:
 class Declared(msgspec.Struct, gc=False):
     """The declared responses of one operation."""
 
+    entry: DocumentOperation
     errors: tuple[ErrorDefinition, ...]
     links: JSONObject | None
 
@@ -347,7 +348,7 @@ class DeclaredResponses:
             produces = entry.operation.get("produces", self._produces)
             kinds = [is_stream(text_of(kind)) for kind in list_of(produces)]
             streams, others = True in kinds, False in kinds
-        return Declared(tuple(errors), links, streams, others or not streams)
+        return Declared(entry, tuple(errors), links, streams, others or not streams)
 
     def _checked(self, entry: DocumentOperation, status: str, node: JSONObject) -> JSONObject:
         """Return a response, or the target of a reference, and report its parts that have a wrong type, once."""
@@ -436,52 +437,42 @@ def _only_ref(node: JSONObject) -> str | None:
     return f"{kind}\n{schema['$ref']}"
 
 
-class DeclaredRequests:
-    """Collects problems with the requests of one document.
+def request_problems(
+    description: Description, entries: Iterable[DocumentOperation], *, is_signed: bool
+) -> list[Problem]:
+    """Return the problems in the requests of operations, none of which skips an operation.
 
     Args:
         description: The document.
+        entries: The operations.
         is_signed: Whether configuration sets the `Authorization` header.
     """
-
-    def __init__(self, description: Description, *, is_signed: bool) -> None:
-        self._description = description
-        self._is_signed = is_signed
-        self._has_security = bool(description.document.get("security"))
-        self._corrected: dict[str, str] = {}
-        self._unsigned: list[str] = []
-
-    def read(self, entry: DocumentOperation) -> None:
-        """Record the problems in the request of an operation."""
-        operation, authorized = entry.operation, self._description.authorized
-        if authorized and not self._is_signed:
+    authorized = {} if is_signed else description.authorized
+    has_security = bool(description.document.get("security"))
+    corrected: dict[str, str] = {}
+    unsigned: list[str] = []
+    for entry in entries:
+        operation = entry.operation
+        if authorized:
             security = operation.get("security")
-            is_secured = self._has_security if security is None else security
+            is_secured = has_security if security is None else security
             if not is_secured and (id(entry.item) in authorized or id(operation) in authorized):
-                self._unsigned.append(f"{entry.method} {entry.path}")
+                unsigned.append(f"{entry.method} {entry.path}")
         body = operation.get("requestBody")
         if is_object(body):
-            for kind in object_of(body.get("content")):
-                self._note(entry, kind)
-        elif "consumes" in operation:
-            for kind in list_of(operation["consumes"]):
-                self._note(entry, kind)
-
-    def problems(self) -> list[Problem]:
-        """Return the recorded problems, none of which skips an operation."""
-        found = [
-            Problem(where, f"the media type of its body is misspelt and read as {kind!r}", False)
-            for where, kind in self._corrected.items()
-        ]
-        if self._unsigned:
-            first, *others = self._unsigned
-            where = f"{first} and {len(others)} more" if others else first
-            reason = "a required header 'Authorization' has no security scheme: set auth="
-            found.append(Problem(where, reason, False))
-        return found
-
-    def _note(self, entry: DocumentOperation, kind: Any) -> None:
-        text = text_of(kind)
-        meant = intended(text)
-        if meant != text:
-            self._corrected[f"{entry.method} {entry.path}"] = meant
+            kinds: Iterable[Any] = object_of(body.get("content"))
+        else:
+            kinds = list_of(operation.get("consumes"))
+        for kind in map(text_of, kinds):
+            if intended(kind) != kind:
+                corrected[f"{entry.method} {entry.path}"] = intended(kind)
+    found = [
+        Problem(where, f"the media type of its body is misspelt and read as {kind!r}", False)
+        for where, kind in corrected.items()
+    ]
+    if unsigned:
+        first, *others = unsigned
+        where = f"{first} and {len(others)} more" if others else first
+        reason = "a required header 'Authorization' has no security scheme: set auth="
+        found.append(Problem(where, reason, False))
+    return found
