@@ -11,7 +11,7 @@ import re
 import zlib
 from base64 import b64encode
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from http.client import responses as PHRASES  # noqa: N812 - a table
 from time import monotonic
 from typing import Any
@@ -481,68 +481,58 @@ async def read_error(
             async for piece in body:
                 content += piece
                 if len(content) > limit:
-                    content, is_cut = content[:limit], True
                     break
     except (CallError, TimeoutError):
         # The status decides; an incomplete body does not change the error.
         is_cut = True
-    headers = response.headers
-    return _http_error(
-        response.status, response.reason, headers, content, is_cut=is_cut, secrets=secrets
-    )
-
-
-def _http_error(
-    status: int,
-    reason: str,
-    headers: Mapping[str, str],
-    content: bytes,
-    *,
-    is_cut: bool,
-    secrets: list[str],
-) -> CallError:
-    """Return the error for an error response, without the credentials of the request."""
-    content_type = headers.get("content-type", "")
-    redactor = Redactor(part for secret in secrets for part in parts_of(secret))
-    details: JSONObject = {
-        "statusCode": status,
-        "headers": {k: redactor.redact(v) for k, v in shown_headers(headers).items()},
-        "contentType": redactor.redact(content_type),
-        "body": None,
-    }
-    phrase = reason.encode(errors="replace").decode() or PHRASES.get(status, "Unknown")
-    if content:
-        _add_error_body(details, content, content_type, is_cut=is_cut, redactor=redactor)
-    if is_cut:
-        details["truncated"] = True
+    status, redactor = response.status, _redactor(secrets)
+    phrase = response.reason.encode(errors="replace").decode() or PHRASES.get(status, "Unknown")
     return CallError(
         ErrorCode.EXECUTION_ERROR,
         f"HTTP {status}: {redactor.redact(phrase)}",
-        details,
+        _details(response, content, limit, redactor, is_cut=is_cut),
         retryable=status in {429, 502, 503, 504},
     )
 
 
 def with_response(error: CallError, response: WholeResponse, limit: int) -> CallError:
     """Return `error` with the response in its details, in the form of `read_error`."""
-    content, is_cut = response.content[:limit], len(response.content) > limit
-    about = _http_error(
-        response.status, "", response.headers, content, is_cut=is_cut, secrets=response.secrets
-    )
-    return CallError(error.code, error.message, about.details)
+    details = _details(response, response.content, limit, _redactor(response.secrets))
+    return CallError(error.code, error.message, details)
 
 
-def _add_error_body(
-    details: JSONObject, content: bytes, content_type: str, *, is_cut: bool, redactor: Redactor
-) -> None:
-    if content_type and not media.is_json(content_type) and not media.is_text(content_type):
-        details["body"] = b64encode(content).decode()
-        details["encoding"] = "base64"
-        return
-    text = redactor.redact(_text(content, content_type))
-    details["body"] = text
-    if media.is_json(content_type) and not is_cut:
-        try:
-            details["body"] = decode_json(text, max_values=MAX_REQUEST_VALUES)
-        except JSONValueError:
-            return
+def _redactor(secrets: list[str]) -> Redactor:
+    return Redactor(part for secret in secrets for part in parts_of(secret))
+
+
+def _details(
+    response: HTTPResponse | WholeResponse,
+    content: bytes,
+    limit: int,
+    redactor: Redactor,
+    *,
+    is_cut: bool = False,
+) -> JSONObject:
+    """Return the details of an error: the response, without the credentials of the request."""
+    content, is_cut = content[:limit], is_cut or len(content) > limit
+    content_type = response.headers.get("content-type", "")
+    details: JSONObject = {
+        "statusCode": response.status,
+        "headers": {k: redactor.redact(v) for k, v in shown_headers(response.headers).items()},
+        "contentType": redactor.redact(content_type),
+        "body": None,
+    }
+    if (
+        content
+        and content_type
+        and not (media.is_json(content_type) or media.is_text(content_type))
+    ):
+        details |= {"body": b64encode(content).decode(), "encoding": "base64"}
+    elif content:
+        details["body"] = text = redactor.redact(_text(content, content_type))
+        if media.is_json(content_type) and not is_cut:
+            with suppress(JSONValueError):
+                details["body"] = decode_json(text, max_values=MAX_REQUEST_VALUES)
+    if is_cut:
+        details["truncated"] = True
+    return details
