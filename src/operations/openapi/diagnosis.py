@@ -17,6 +17,7 @@ from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, DocumentError, SchemaError
 from operations.openapi.endpoint import Endpoint
 from operations.openapi.reading.document import Description, DocumentOperation, Problem
+from operations.openapi.reading.expected import EMPTY
 from operations.openapi.reading.media import is_json, is_range, is_stream, is_text
 from operations.openapi.reading.model import Model
 from operations.openapi.service import OpenAPIService
@@ -212,7 +213,7 @@ async def _changes(
         content = example.value.encode() if is_text else msgspec.json.encode(example.value)
     except (TypeError, ValueError):
         return None
-    if example.status < 200 or example.status in {204, 205, 304} or endpoint.entry.method == "HEAD":
+    if example.status < 200 or example.status in EMPTY or endpoint.entry.method == "HEAD":
         return None
     if example.status >= 300:
         # The body of an error is returned as it is.

@@ -166,7 +166,7 @@ def declared_paging(operation: JSONObject, responses: JSONObject) -> Paging | No
     """Return the paging that a document declares: `x-ms-pageable`, `x-speakeasy-pagination`, or a `Link` header."""
     ms = object_of(operation.get("x-ms-pageable"))
     if link := text_of(ms.get("nextLinkName")):
-        return URLPaging(next="/" + link.replace("~", "~0").replace("/", "~1"))
+        return URLPaging(next=pointer(link))
     speakeasy = object_of(operation.get("x-speakeasy-pagination"))
     if speakeasy:
         return _speakeasy(speakeasy)

@@ -34,10 +34,8 @@ Encode = Callable[[str], str]
 _RESERVED_KEPT = ":/?[]@!$'()*,;="
 """The characters that `allowReserved` leaves unencoded. `#`, `&` and `+` would change the query's meaning."""
 
-_DELIMITERS = {"form": ",", "spaceDelimited": "%20", "pipeDelimited": "%7C", "tabDelimited": "%09"}
-_PLAIN_DELIMITERS = {
-    "simple": ",", "spaceDelimited": " ", "pipeDelimited": "|", "tabDelimited": "\t",
-}  # fmt: skip
+_DELIMITERS = {"spaceDelimited": " ", "pipeDelimited": "|", "tabDelimited": "\t"}
+"""The separators of lists; a comma in all other styles, which is never encoded."""
 
 
 def template_names(path: str) -> list[str]:
@@ -136,16 +134,18 @@ def path_value(parameter: Parameter, value: Any) -> str:
     if parameter.style == "label":
         mark = "." if parameter.explode else ","
         return "." + _joined(value, parameter.explode, mark, percent)
-    mark = _PLAIN_DELIMITERS.get(parameter.style, ",")
-    return _joined(value, parameter.explode, mark if mark == "," else percent(mark), percent)
+    return _joined(value, parameter.explode, _delimiter(parameter.style, percent), percent)
 
 
 def header_value(parameter: Parameter, value: Any) -> str:
     """Return `value` as the text of a header, not encoded; `enforce_header` rejects control characters."""
     if parameter.media_type is not None:
         return content_text(value, parameter.media_type)
-    mark = _PLAIN_DELIMITERS.get(parameter.style, ",")
-    return _joined(value, parameter.explode, mark, _unencoded)
+    return _joined(value, parameter.explode, _delimiter(parameter.style, _unencoded), _unencoded)
+
+
+def _delimiter(style: str, encode: Encode) -> str:
+    return encode(_DELIMITERS[style]) if style in _DELIMITERS else ","
 
 
 def query_pairs(parameter: Parameter, value: Any) -> list[str]:
@@ -175,7 +175,7 @@ def _fields(
     name: str, value: Any, style: str, explode: bool, encode: Encode | None
 ) -> list[tuple[str, str]]:
     """Return names and values by a query style; without `encode`, both are plain text."""
-    marks, rename = (_PLAIN_DELIMITERS, _unencoded) if encode is None else (_DELIMITERS, percent)
+    rename = _unencoded if encode is None else percent
     encode, key = encode or _unencoded, rename(name)
     if style == "deepObject":
         return [(k, encode(text_of_value(v))) for k, v in _deep(key, value, rename)]
@@ -185,7 +185,7 @@ def _fields(
             return [(key, encode(text_of_value(item))) for item in value]
         if is_object(value):
             return [(rename(k), encode(text_of_value(v))) for k, v in value.items()]
-    return [(key, _joined(value, False, marks.get(style, ","), encode))]
+    return [(key, _joined(value, False, _delimiter(style, rename), encode))]
 
 
 def cookie_text(parameter: Parameter, value: Any) -> str:

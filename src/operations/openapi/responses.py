@@ -30,7 +30,7 @@ from operations.envelopes import HTTPResponseMeta
 from operations.errors import CallError, ErrorCode, timed_out
 from operations.front.public_errors import Redactor, parts_of
 from operations.openapi.reading import media
-from operations.openapi.reading.expected import ResponseData
+from operations.openapi.reading.expected import EMPTY, ResponseData
 from operations.openapi.reading.files import MARKS
 from operations.openapi.transport import HTTPResponse
 from operations.types import JSONObject
@@ -201,9 +201,6 @@ DONE = "[DONE]"
 
 _WITHHELD = frozenset({"set-cookie", "set-cookie2", "authorization", "proxy-authorization"})
 """Response headers that are credentials; they are not returned to callers."""
-
-EMPTY = frozenset({204, 205, 304})
-"""Statuses of responses without content."""
 
 _WIDTHS = {
     b"\0\0\0\1": "utf-32-be",

@@ -27,10 +27,9 @@ from operations.envelopes import (
 from operations.errors import CallError, ErrorCode
 from operations.openapi.client import ServiceClient
 from operations.openapi.reading import media
-from operations.openapi.reading.expected import ResponseData
+from operations.openapi.reading.expected import EMPTY, ResponseData
 from operations.openapi.responses import (
     DONE,
-    EMPTY,
     EventStreamDecoder,
     JSONLinesDecoder,
     ServerSentEvent,

@@ -5,10 +5,9 @@ Rule 1: the schema of the data is selected by the status of the response (exact,
 Rule 2: a response that the document does not describe has no schema.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
-from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import msgspec
 
@@ -21,10 +20,10 @@ from operations.openapi.reading.schemas import Direction, SchemaConverter, Schem
 from operations.schema import Schema
 from operations.types import JSONObject, JSONSchema
 
-_Describe: TypeAlias = Callable[[SchemaDraft, Media, SchemaConverter], JSONObject]
 _NULL: JSONObject = {"type": "null"}
-_EMPTY = frozenset({204, 205, 304})
-"""Responses that never have a body, even if a document declares one."""
+
+EMPTY = frozenset({204, 205, 304})
+"""Statuses of responses that never have a body, even if a document declares one."""
 
 
 class ResponseData:
@@ -118,7 +117,7 @@ class Expected:
             return found
         found, kind = _UNKNOWN, media.essence(content_type)
         response = self._responses.get(str(status)) or self._responses.get(f"{status // 100}XX")
-        if response is not None and self._has_body(response) and status not in _EMPTY:
+        if response is not None and self._has_body(response) and status not in EMPTY:
             declared = _matching(response.media, kind)
             found = self._share(declared) if declared is not None else found
         # A server may send any number of media types.
@@ -135,14 +134,17 @@ class Expected:
         is_sole = len(members) == 1 and members[0] == declared
         is_stream = media.is_stream(declared.media_type)
         is_output = is_sole and (self._is_stream or not is_stream)
-        schema = self._output if is_output else self._schema(_data, declared)
-        return ResponseData(
-            declared, schema, self._schema(_listed, declared) if is_stream else None
-        )
+        schema = self._output if is_output else self._schema(declared)
+        listed = self._schema(declared, is_listed=True) if is_stream else None
+        return ResponseData(declared, schema, listed)
 
-    def _schema(self, describe: _Describe, declared: Media) -> Schema:
-        """Return the schema of a response's data, converted when it is first used."""
-        build = partial(_build, describe, declared, self._schemas)
+    def _schema(self, declared: Media, *, is_listed: bool = False) -> Schema:
+        """Return the schema of a response's data, or of all items of a stream, converted when it is first used."""
+
+        def build() -> JSONSchema:
+            draft = self._schemas.draft(Direction.RESPONSE)
+            return draft.close(_data(draft, declared, is_listed=is_listed))
+
         return Schema(build, lenient=True, shared=self._schemas.responses)
 
     def schema(self) -> JSONSchema:
@@ -156,11 +158,10 @@ class Expected:
         for declared in offered:
             if declared is None:
                 member, is_one = _NULL, False
-            elif media.is_stream(declared.media_type) and not self._is_stream:
-                member, is_one = _listed(draft, declared, self._schemas), False
             else:
-                member = _data(draft, declared, self._schemas)
-                is_one = self._is_object(_raw(declared, self._schemas))
+                is_listed = media.is_stream(declared.media_type) and not self._is_stream
+                member = _data(draft, declared, is_listed=is_listed)
+                is_one = not is_listed and self._is_object(_raw(declared, self._schemas))
             if not member:
                 return {}
             if member not in members:
@@ -242,23 +243,15 @@ def _matching(offered: Sequence[Media], kind: str) -> Media | None:
     return None
 
 
-def _build(describe: _Describe, declared: Media, schemas: SchemaConverter) -> JSONSchema:
-    draft = schemas.draft(Direction.RESPONSE)
-    return draft.close(describe(draft, declared, schemas))
-
-
-def _data(draft: SchemaDraft, declared: Media, schemas: SchemaConverter) -> JSONObject:
-    """Return the schema of a response's data, or of one item of a stream; empty if unknown."""
-    kind = declared.media_type
+def _data(draft: SchemaDraft, declared: Media, *, is_listed: bool) -> JSONObject:
+    """Return the schema of a response's data, or of one item or all items of a stream; empty if unknown."""
+    kind, schemas = declared.media_type, draft.converter
+    if is_listed:
+        return {"type": "array", "items": _data(draft, declared, is_listed=False)}
     if media.is_json(kind) or media.is_stream(kind) or _is_json_range(declared, schemas):
         return as_object(draft.convert(_raw(declared, schemas)))
     # Text is a string, even if a schema describes its XML as an object; bytes are not checked.
     return {"type": "string"} if media.is_text(kind) else {}
-
-
-def _listed(draft: SchemaDraft, declared: Media, schemas: SchemaConverter) -> JSONObject:
-    """Return the schema of all items of a stream."""
-    return {"type": "array", "items": _data(draft, declared, schemas)}
 
 
 def _is_json_range(declared: Media, schemas: SchemaConverter) -> bool:

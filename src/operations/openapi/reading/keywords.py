@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from operations._json import MAX_DEPTH, JSONValueError, is_list, is_object, kind_of, to_json
+from operations.schema.values import has_type
 from operations.types import JSONObject, JSONSchema
 
 _BASE64: JSONObject = {"type": "string", "contentEncoding": "base64"}
@@ -182,7 +183,11 @@ def repair_enum(out: JSONObject) -> None:
     if kind is None:
         return
     kinds = kind if is_list(kind) else [kind]
-    others = [value for value in values if value is not None and not _is_of(value, kinds)]
+    others = [
+        value
+        for value in values
+        if value is not None and not any(has_type(value, each) for each in kinds)
+    ]
     if not others:
         return
     if kinds == ["array"] and len(others) == len(values):
@@ -199,16 +204,6 @@ def repair_enum(out: JSONObject) -> None:
     else:
         out["enum"] = [*values, *(value for value in converted if value is not None)]
     out["type"] = list(dict.fromkeys([*kinds, *(kind_of(value) for value in others)]))
-
-
-def _is_of(value: Any, kinds: list[str]) -> bool:
-    """Return whether `value` is of one of the JSON types `kinds`."""
-    name = kind_of(value)
-    if name in kinds:
-        return True
-    if name == "number":
-        return "integer" in kinds and value == int(value)
-    return name == "integer" and "number" in kinds
 
 
 def _in_type(value: Any, kinds: list[str]) -> Any:
