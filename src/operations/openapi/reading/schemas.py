@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from operations._json import is_list, is_object, object_of
 from operations.openapi.reading.definitions import (
@@ -100,6 +100,21 @@ MAX_SUBTYPES = 64
 """The largest number of subtypes in a union; a base with more subtypes allows additional properties instead."""
 
 
+class _Position(NamedTuple):
+    """The position of a schema inside its definition."""
+
+    depth: int = 0
+
+    hidden: frozenset[str] = frozenset()
+    """Properties that an outer schema hides."""
+
+    is_part: bool = False
+    """Whether it is the definition itself or an `allOf` part of it."""
+
+    is_opened: bool = False
+    """Whether an outer schema forbids undeclared properties instead of this one."""
+
+
 @dataclass(slots=True)
 class Conversion:
     """Converts one schema and records the definitions that it refers to."""
@@ -117,44 +132,25 @@ class Conversion:
 
     def convert(self, schema: Any) -> JSONSchema:
         """Return `schema` in 2020-12; True for a value that is not a schema."""
-        return self._convert(schema, 0, is_part=True)
+        return self._convert(schema, _Position(is_part=True))
 
-    def _convert(
-        self,
-        schema: Any,
-        depth: int,
-        hidden: frozenset[str] = frozenset(),
-        *,
-        is_part: bool = False,
-        is_opened: bool = False,
-    ) -> JSONSchema:
-        """Convert a schema.
-
-        Args:
-            schema: The unconverted schema.
-            depth: The depth inside its definition.
-            hidden: Properties that an outer schema hides.
-            is_part: Whether it is the definition itself or an `allOf` part of it.
-            is_opened: Whether an outer schema forbids undeclared properties instead of this one.
-        """
+    def _convert(self, schema: Any, at: _Position) -> JSONSchema:
         if type(schema) is bool:
             return schema
-        if not is_object(schema) or depth > MAX_DEPTH:
+        if not is_object(schema) or at.depth > MAX_DEPTH:
             return True
         ref = schema.get("$ref")
         if type(ref) is str:
-            return self._reference(schema, ref, depth, hidden, is_part=is_part)
+            return self._reference(schema, ref, at)
         if self.direction is Direction.UPLOAD and is_file(schema):
             described = schema.get("description")
             schema = self.definitions.file_schema
             return {**schema, "description": described} if described else schema
-        result = self._keywords(schema, depth, hidden, is_part=is_part, is_opened=is_opened)
+        result = self._keywords(schema, at)
         return with_null(result) if schema.get("nullable") is True else result
 
-    def _reference(
-        self, schema: JSONObject, ref: str, depth: int, hidden: frozenset[str], *, is_part: bool
-    ) -> JSONSchema:
-        found = self._found(ref, is_part=is_part)
+    def _reference(self, schema: JSONObject, ref: str, at: _Position) -> JSONSchema:
+        found = self._found(ref, is_part=at.is_part)
         result: JSONObject = {}
         if found is not None:
             self.refs.add(found)
@@ -163,7 +159,7 @@ class Conversion:
             return result
         if self.definitions.ref_siblings:
             others = {key: item for key, item in schema.items() if key != "$ref"}
-            result = {**self._keywords(others, depth, hidden, is_part=is_part), **result}
+            result = {**self._keywords(others, at._replace(is_opened=False)), **result}
         elif isinstance(description := schema.get("description"), str):
             result["description"] = description
         return with_null(result) if schema.get("nullable") is True else result
@@ -171,38 +167,29 @@ class Conversion:
     def _found(self, ref: str, *, is_part: bool) -> Definition | None:
         return self.definitions.definition(ref, self.direction, self.bases if is_part else ())
 
-    def _part(
-        self, item: Any, depth: int, hidden: frozenset[str], *, is_part: bool, is_opened: bool
-    ) -> JSONSchema:
+    def _part(self, item: Any, at: _Position) -> JSONSchema:
         """Convert an `allOf` part; a part that would forbid the properties of other parts is opened and inlined."""
         ref = object_of(item).get("$ref")
-        if is_opened and type(ref) is str:
-            found = self._found(ref, is_part=is_part)
+        if at.is_opened and type(ref) is str:
+            found = self._found(ref, is_part=at.is_part)
             if found is not None and found.pointer not in self._inlined:
                 target = self.definitions.resolve(found.target)
                 if any(map(is_closed, self.definitions.parts(target))):
                     self._inlined.add(found.pointer)
                     try:
-                        return self._convert(target, depth, hidden, is_part=is_part, is_opened=True)
+                        return self._convert(target, at)
                     finally:
                         self._inlined.discard(found.pointer)
-        return self._convert(item, depth, hidden, is_part=is_part, is_opened=is_opened)
+        return self._convert(item, at)
 
-    def _keywords(
-        self,
-        schema: JSONObject,
-        depth: int,
-        hidden: frozenset[str],
-        *,
-        is_part: bool = False,
-        is_opened: bool = False,
-    ) -> JSONObject:
+    def _keywords(self, schema: JSONObject, at: _Position) -> JSONObject:
         closing: list[Any] = []
+        hidden, is_opened = at.hidden, at.is_opened
         if "properties" in schema or "allOf" in schema:
             hidden = hidden | self.definitions.hidden(schema, _MARK[self.direction])
             closing = [] if is_opened else self.definitions.closing(schema)
             is_opened = is_opened or bool(closing)
-        below = depth + 1
+        below = _Position(at.depth + 1)
         out: JSONObject = {}
         for key, value in schema.items():
             if is_object(value) and "$ref" in value and key not in _VALUES:
@@ -225,10 +212,8 @@ class Conversion:
                     out[key] = self._convert(value, below)
             elif key == "allOf":
                 if is_list(value) and value:
-                    out[key] = [
-                        self._part(item, below, hidden, is_part=is_part, is_opened=is_opened)
-                        for item in value
-                    ]
+                    part = _Position(below.depth, hidden, at.is_part, is_opened)
+                    out[key] = [self._part(item, part) for item in value]
             elif key in _SCHEMA_LISTS:
                 if is_list(value) and value:
                     # A discriminator identifies the member, so several matching members are not an error.
@@ -251,11 +236,7 @@ class Conversion:
                     put(out, "examples", data_of([value]))
             elif key == "$dynamicRef":
                 if type(value) is str:
-                    out.update(
-                        as_object(
-                            self._reference({"$ref": value}, value, depth, hidden, is_part=False)
-                        )
-                    )
+                    out.update(as_object(self._reference({"$ref": value}, value, below)))
             elif key == "dependencies":
                 self._dependencies(value, below, out)
         apply_exclusive(schema, out)
@@ -285,24 +266,22 @@ class Conversion:
         pointers = ["" if each is None else each.pointer for each in found]
         return self.definitions.subtypes.variants(schema["discriminator"], pointers)
 
-    def _items(self, schema: JSONObject, value: Any, depth: int, out: JSONObject) -> None:
+    def _items(self, schema: JSONObject, value: Any, at: _Position, out: JSONObject) -> None:
         """Convert `items`: a schema or, before 2020-12, a list of schemas with `additionalItems` for the rest."""
         if is_list(value):
             if value:
-                out["prefixItems"] = [self._convert(item, depth) for item in value]
+                out["prefixItems"] = [self._convert(item, at) for item in value]
             if "additionalItems" in schema:
-                out["items"] = self._convert(schema["additionalItems"], depth)
+                out["items"] = self._convert(schema["additionalItems"], at)
         else:
-            out["items"] = self._convert(value, depth)
+            out["items"] = self._convert(value, at)
 
-    def _dependencies(self, value: Any, depth: int, out: JSONObject) -> None:
+    def _dependencies(self, value: Any, at: _Position, out: JSONObject) -> None:
         """Convert `dependencies` of earlier drafts, which combines names and schemas."""
         if not is_object(value):
             return
         names = {key: item for key, item in value.items() if is_list(item)}
-        schemas = {
-            key: self._convert(item, depth) for key, item in value.items() if is_object(item)
-        }
+        schemas = {key: self._convert(item, at) for key, item in value.items() if is_object(item)}
         put(out, "dependentRequired", dependent_names(names) or None)
         put(out, "dependentSchemas", schemas or None)
 
