@@ -339,15 +339,15 @@ class ServiceClient:
             CallError: `UNAVAILABLE` if the provider does not respond.
             TokenRefusedError: If the provider rejects the request.
         """
-        response, content = await self._whole(method, url, headers, body, _MAX_TOKEN_BYTES)
+        response = await self._whole(method, url, headers, body, _MAX_TOKEN_BYTES)
         if response.status != 200:
             # The rest of the response is not reported, because it concerns the operator's credentials.
-            code = oauth_error(content)
+            code = oauth_error(response.content)
             message = f"The provider of tokens responded with HTTP {response.status}{code and f' ({code})'}."
             if response.status == 429 or response.status >= 500:
                 raise CallError(ErrorCode.UNAVAILABLE, message)
             raise TokenRefusedError(message)
-        return read_data(content, response.headers.get("content-type", ""), ANY_JSON, status=200)
+        return read_data(response, ANY_JSON)
 
     async def download(self, url: str, headers: Mapping[str, str] | None = None) -> bytes:
         """Fetch a document from an address that the operator configured, or from the same folder.
@@ -362,7 +362,7 @@ class ServiceClient:
         shown, headers = without_secrets(url), merged_headers(_ACCEPT, headers or {})
         try:
             limit = self.config.max_document_bytes
-            response, content = await self._whole("GET", url, headers, None, limit)
+            response = await self._whole("GET", url, headers, None, limit)
         except CallError as error:
             raise DocumentError(f"{shown} cannot be fetched: {error.message}") from error
         if response.status in REDIRECTS:
@@ -370,12 +370,12 @@ class ServiceClient:
             raise DocumentError(f"{shown} has moved: import {there} instead")
         if response.status != 200:
             raise DocumentError(f"{shown} responded with HTTP {response.status}")
-        return content
+        return response.content
 
     async def _whole(
         self, method: str, url: str, headers: dict[str, str], body: bytes | None, limit: int
-    ) -> tuple[HTTPResponse, bytes]:
-        """Send a request outside of any operation; return the response and its whole body."""
+    ) -> WholeResponse:
+        """Send a request outside of any operation; return the whole response."""
         origin, is_trusted = self.enforce_reachable(url)
         request = HTTPRequest(
             method=method,
@@ -392,7 +392,8 @@ class ServiceClient:
             try:
                 opened, response = await self.send(request, origin, repeats=repeats)
                 try:
-                    return response, await read_whole(response, limit)
+                    content = await read_whole(response, limit)
+                    return WholeResponse(url, response.status, response.headers, content)
                 finally:
                     await opened.__aexit__(None, None, None)
             except CallError as error:

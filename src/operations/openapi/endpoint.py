@@ -234,9 +234,7 @@ class Endpoint:
             CallError: `EXECUTION_ERROR` if the content does not match the document.
         """
         self._ready()
-        return self._envelope(
-            WholeResponse("", status, {"content-type": content_type}, content, [])
-        )
+        return self._envelope(WholeResponse("", status, {"content-type": content_type}, content))
 
     async def _read(self, response: WholeResponse) -> ResponseEnvelope[Any]:
         """Return the envelope of a response; decode a large response in a thread, so that other tasks can run."""
@@ -261,9 +259,7 @@ class Endpoint:
         else:
             schema = described.listed if described.is_stream else schema
             try:
-                data = read_data(
-                    content, kind, described, status=response.status, max_values=max_values
-                )
+                data = read_data(response, described, max_values)
             except CallError as error:
                 raise with_response(error, response, self._client.config.max_error_bytes) from None
         size = len(content)

@@ -336,7 +336,7 @@ class WholeResponse(msgspec.Struct, frozen=True, gc=False):
     headers: Mapping[str, str]
     content: bytes
 
-    secrets: list[str]
+    secrets: list[str] = []
     """The credentials of the request, which errors must not contain."""
 
     saved: int | None = None
@@ -360,28 +360,24 @@ def meta_of(response: HTTPResponse | WholeResponse) -> HTTPResponseMeta:
 
 
 def read_data(
-    content: bytes,
-    content_type: str,
-    described: ResponseData,
-    *,
-    status: int,
-    max_values: int = MAX_RESPONSE_VALUES,
+    response: WholeResponse, described: ResponseData, max_values: int = MAX_RESPONSE_VALUES
 ) -> Any:
     """Return the data of a successful response: JSON, text, bytes, a list of items, or None if it is empty.
 
     Args:
-        content: The body, without content coding.
-        content_type: The Content-Type; may be empty.
+        response: The response.
         described: What the document declares: JSON, also with another content type; a stream, whose items become a
             list; or text, so that an empty body is empty text.
-        status: The status code.
         max_values: The largest number of JSON values.
 
     Raises:
         CallError: `EXECUTION_ERROR` if the content type or the document declares JSON and the body is not JSON;
             `RESOURCE_EXHAUSTED` if it has too many values.
     """
-    if status in EMPTY or not (content or (described.is_stream and media.is_stream(content_type))):
+    content, content_type = response.content, response.headers.get("content-type", "")
+    if response.status in EMPTY or not (
+        content or (described.is_stream and media.is_stream(content_type))
+    ):
         return "" if described.is_text else None
     if media.is_json(content_type):
         return _json(content, content_type, max_values)

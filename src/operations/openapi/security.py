@@ -370,10 +370,7 @@ class Security:
             if names_a_secret(name):
                 signature.secrets += (value, value.partition(" ")[2])
         for name, scopes in self._chosen(requirement).items():
-            scheme = object_of(self._schemes.get(name))
-            await self._apply(
-                signature, name, scheme, [text_of(s) for s in list_of(scopes)], context
-            )
+            await self._apply(signature, name, [text_of(s) for s in list_of(scopes)], context)
         if self._auth is not None:
             secret = _auth_secret(self._auth)
             token = await _secret(secret, context)
@@ -396,14 +393,10 @@ class Security:
         return {}
 
     async def _apply(
-        self,
-        signature: RequestCredentials,
-        name: str,
-        scheme: JSONObject,
-        scopes: list[str],
-        context: OperationContext,
+        self, signature: RequestCredentials, name: str, scopes: list[str], context: OperationContext
     ) -> None:
-        credential: Any = self._credentials[name]
+        """Add the credential of the security scheme `name`."""
+        scheme, credential = object_of(self._schemes.get(name)), self._credentials[name]
         if isinstance(credential, CallerToken) and credential.exchange is not None:
             signature.tokens.append(credential)
         if callable(credential):

@@ -33,6 +33,7 @@ from operations.openapi.responses import (
     EventStreamDecoder,
     JSONLinesDecoder,
     ServerSentEvent,
+    WholeResponse,
     event_data,
     meta_of,
     read_data,
@@ -68,6 +69,12 @@ class EventStream:
     is_ours: bool
     """Whether the server is an exported registry, which sends `error` and `complete` events, and the meta of an item as
     a comment."""
+
+    _described: ResponseData = field(init=False)
+    """The description of the data of the last response."""
+
+    _meta: HTTPResponseMeta = field(init=False)
+    """The meta of the last response."""
 
     _failures: int = 0
     """The number of lost connections since the last event."""
@@ -131,28 +138,27 @@ class EventStream:
             if response.status in EMPTY:
                 self._is_over = True
                 return
-            described, meta = self.describe(response.status, kind), meta_of(response)
+            self._described, self._meta = self.describe(response.status, kind), meta_of(response)
             is_resumable = media.essence(kind) == media.EVENT_STREAM
             if is_resumable:
-                items = self._events(chunks, described, meta, was_lost=was_lost)
+                items = self._events(chunks, was_lost=was_lost)
             elif media.is_sequence(kind):
-                items = self._lines(chunks, described, meta)
+                items = self._lines(chunks)
             else:
-                items = self._single(response, described, meta)
+                items = self._single(response)
             async with aclosing(items):
                 async for item in items:
                     yield item
             if not is_resumable:
                 self._is_over = True
 
-    async def _lines(
-        self, chunks: AsyncIterator[bytes], described: ResponseData, meta: HTTPResponseMeta
-    ) -> AsyncGenerator[ResponseEnvelope[Any]]:
+    async def _lines(self, chunks: AsyncIterator[bytes]) -> AsyncGenerator[ResponseEnvelope[Any]]:
         """Yield the items of a response with one JSON value per line.
 
         Raises:
             CallError: `EXECUTION_ERROR` if the last item is cut off.
         """
+        described, meta = self._described, self._meta
         lines = JSONLinesDecoder(max_event_bytes=self.client.config.max_event_bytes)
         async for chunk in chunks:
             for data, is_raw in map(_line, lines.feed(chunk)):
@@ -172,27 +178,16 @@ class EventStream:
                 raise CallError(ErrorCode.EXECUTION_ERROR, message, {"item": str(data)[:_SHOWN]})
             yield DescribedEnvelope(data, meta, described.schema, is_raw)
 
-    async def _single(
-        self, response: HTTPResponse, described: ResponseData, meta: HTTPResponseMeta
-    ) -> AsyncGenerator[ResponseEnvelope[Any]]:
+    async def _single(self, response: HTTPResponse) -> AsyncGenerator[ResponseEnvelope[Any]]:
         """Yield the data of a response that is not a stream."""
         config = self.client.config
-        data = read_data(
-            await read_in_time(response, config.max_response_bytes, config.timeout),
-            meta.content_type,
-            described,
-            status=meta.status_code,
-            max_values=config.max_response_values,
-        )
-        yield DescribedEnvelope(data, meta, described.schema)
+        content = await read_in_time(response, config.max_response_bytes, config.timeout)
+        whole = WholeResponse("", response.status, response.headers, content)
+        data = read_data(whole, self._described, config.max_response_values)
+        yield DescribedEnvelope(data, self._meta, self._described.schema)
 
     async def _events(
-        self,
-        chunks: AsyncIterator[bytes],
-        described: ResponseData,
-        meta: HTTPResponseMeta,
-        *,
-        was_lost: bool,
+        self, chunks: AsyncIterator[bytes], *, was_lost: bool
     ) -> AsyncGenerator[ResponseEnvelope[Any]]:
         """Yield the events of one response."""
         # Use a new decoder, so that it contains only ids from this response.
@@ -215,17 +210,16 @@ class EventStream:
                 if self.is_ours and event.event == "error":
                     raise CallError.from_wire(object_of(event_data(event.data)))
                 # An event without data is a heartbeat.
-                if event.data or described.takes_text(""):
-                    yield self._envelope(event, described, meta)
+                if event.data or self._described.takes_text(""):
+                    yield self._envelope(event)
             if decoder.retry is not None:
                 self._pause = min(decoder.retry / 1000, MAX_PAUSE)
         if is_resumed and is_behind:
             raise CallError(ErrorCode.UNAVAILABLE, "The server did not resume the stream.")
 
-    def _envelope(
-        self, event: ServerSentEvent, described: ResponseData, meta: HTTPResponseMeta
-    ) -> ResponseEnvelope[Any]:
+    def _envelope(self, event: ServerSentEvent) -> ResponseEnvelope[Any]:
         """Return the envelope of one event."""
+        described, meta = self._described, self._meta
         is_text = described.has_text_items and not self.is_ours
         data = event.data if is_text else event_data(event.data)
         own = object_of(event_data(event.meta)) if self.is_ours and event.meta else {}
