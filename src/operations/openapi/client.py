@@ -32,7 +32,7 @@ from operations.context import OperationContext
 from operations.errors import CallError, DocumentError, ErrorCode, timed_out
 from operations.observe import trace_context
 from operations.openapi.config import HTTPServiceConfig
-from operations.openapi.files import StreamedBody, Target, save
+from operations.openapi.files import Counter, StreamedBody, Target, save
 from operations.openapi.reading.expected import ANY_JSON
 from operations.openapi.responses import (
     WholeResponse,
@@ -49,7 +49,7 @@ from operations.openapi.security import (
     RequestCredentials,
     Security,
     TokenRefusedError,
-    signed_request,
+    signed,
 )
 from operations.openapi.transport import (
     REDIRECTS,
@@ -471,10 +471,13 @@ class ServiceClient:
         trace = trace_context(call.context.metadata) if call.context.metadata else {}
         if trace and not any(name.lower() in trace for name in draft.headers):
             draft.headers = {**draft.headers, **trace}
-        request = signed_request(
-            draft,
-            call.signature,
-            seconds,
+        url, headers = signed(draft, call.signature)
+        request = HTTPRequest(
+            method=draft.method,
+            url=url,
+            headers=headers,
+            body=draft.body,
+            timeout=max(seconds, 0.001),
             is_stream=is_stream,
             public_only=not is_trusted,
             new_connection=call.was_lost,
@@ -531,13 +534,10 @@ class ServiceClient:
         length = response.headers.get("content-length", "")
         is_coded = bool(response.headers.get("content-encoding"))
         async with aclosing(decoded(response)) as chunks, target.open() as write:
+            total = int(length) if length.isdigit() and not is_coded else None
+            counter = Counter(total, context.progress, "saved")
             return await save(
-                chunks,
-                write,
-                total=int(length) if length.isdigit() and not is_coded else None,
-                limit=self.config.max_file_bytes,
-                seconds=self.config.timeout,
-                progress=context.progress,
+                chunks, write, counter, self.config.max_file_bytes, self.config.timeout
             )
 
     def _warn(self, origin: Origin) -> None:

@@ -295,28 +295,20 @@ def _part_name(name: str) -> str:
 
 
 async def save(
-    chunks: AsyncIterator[bytes],
-    write: Write,
-    *,
-    total: int | None,
-    limit: int,
-    seconds: float,
-    progress: Progress | None,
+    chunks: AsyncIterator[bytes], write: Write, counter: Counter, limit: int, seconds: float
 ) -> int:
     """Write a body as it arrives; return its size.
 
     Args:
         chunks: The body.
         write: Receives the bytes.
-        total: The announced size.
+        counter: Counts the bytes saved.
         limit: The largest size to accept.
         seconds: The longest time without a byte.
-        progress: Receives the number of bytes saved.
 
     Raises:
         CallError: `RESOURCE_EXHAUSTED` if the limit is exceeded or the disk is full, `TIMEOUT` if no data arrives.
     """
-    counter = Counter(total, progress, "saved")
     while True:
         try:
             async with asyncio.timeout(seconds):

@@ -37,7 +37,6 @@ from operations.openapi.config import (
 )
 from operations.openapi.transport import (
     Draft,
-    HTTPRequest,
     enforce_header,
     enforce_unowned,
     header_key,
@@ -237,16 +236,8 @@ DEFAULT_HEADERS = {"User-Agent": "alkdev-operations", "Accept-Encoding": "gzip, 
 """The content codings are those that the standard library decodes in bounded steps."""
 
 
-def signed_request(
-    draft: Draft,
-    signature: RequestCredentials,
-    seconds: float,
-    *,
-    is_stream: bool,
-    public_only: bool,
-    new_connection: bool,
-) -> HTTPRequest:
-    """Return the signed request for `draft`."""
+def signed(draft: Draft, signature: RequestCredentials) -> tuple[str, dict[str, str]]:
+    """Return the URL and the headers of the signed request for `draft`."""
     headers = merged_headers(DEFAULT_HEADERS, draft.headers)
     query, cookies = draft.query, draft.cookies
     if signature is not NOTHING:
@@ -266,16 +257,7 @@ def signed_request(
     url = draft.base.rstrip("/") + draft.path
     if query:
         url += ("&" if "?" in url else "?") + "&".join(query)
-    return HTTPRequest(
-        method=draft.method,
-        url=url,
-        headers=headers,
-        body=draft.body,
-        timeout=max(seconds, 0.001),
-        is_stream=is_stream,
-        public_only=public_only,
-        new_connection=new_connection,
-    )
+    return url, headers
 
 
 class Security:
@@ -372,13 +354,15 @@ class Security:
         for name, scopes in self._chosen(requirement).items():
             await self._apply(signature, name, [text_of(s) for s in list_of(scopes)], context)
         if self._auth is not None:
-            secret = _auth_secret(self._auth)
+            auth, secret = self._auth, self._auth.token
+            if auth.username is not None:
+                secret = f"{auth.username}:{auth.password or ''}"
             token = await _secret(secret, context)
             if isinstance(secret, CallerToken) and secret.exchange is not None:
                 signature.tokens.append(secret)
             if token is not None:
                 _enforce_usable(token)
-                _apply_auth(signature, self._auth, token)
+                _apply_auth(signature, auth, token)
         for name, value in signature.headers.items():
             enforce_header(name, value)
         return signature
@@ -484,12 +468,6 @@ def _apply_auth(signature: RequestCredentials, auth: HTTPAuth, token: str) -> No
         value = f"{word} {token}" if word else token
     signature.headers[_auth_header(auth)] = value
     signature.secrets.append(token)
-
-
-def _auth_secret(auth: HTTPAuth) -> Any:
-    if auth.username is not None:
-        return f"{auth.username}:{auth.password or ''}"
-    return auth.token
 
 
 def _auth_header(auth: HTTPAuth) -> str:
