@@ -478,36 +478,30 @@ async def read_error(
     except (CallError, TimeoutError):
         # The status decides; an incomplete body does not change the error.
         is_cut = True
-    status, redactor = response.status, _redactor(secrets)
+    status = response.status
+    whole = WholeResponse("", status, response.headers, content, secrets)
     phrase = response.reason.encode(errors="replace").decode() or PHRASES.get(status, "Unknown")
     return CallError(
         ErrorCode.EXECUTION_ERROR,
-        f"HTTP {status}: {redactor.redact(phrase)}",
-        _details(response, content, limit, redactor, is_cut=is_cut),
+        f"HTTP {status}: {_redactor(secrets).redact(phrase)}",
+        _details(whole, limit, is_cut=is_cut),
         retryable=status in {429, 502, 503, 504},
     )
 
 
 def with_response(error: CallError, response: WholeResponse, limit: int) -> CallError:
     """Return `error` with the response in its details, in the form of `read_error`."""
-    details = _details(response, response.content, limit, _redactor(response.secrets))
-    return CallError(error.code, error.message, details)
+    return CallError(error.code, error.message, _details(response, limit))
 
 
 def _redactor(secrets: list[str]) -> Redactor:
     return Redactor(part for secret in secrets for part in parts_of(secret))
 
 
-def _details(
-    response: HTTPResponse | WholeResponse,
-    content: bytes,
-    limit: int,
-    redactor: Redactor,
-    *,
-    is_cut: bool = False,
-) -> JSONObject:
+def _details(response: WholeResponse, limit: int, *, is_cut: bool = False) -> JSONObject:
     """Return the details of an error: the response, without the credentials of the request."""
-    content, is_cut = content[:limit], is_cut or len(content) > limit
+    redactor = _redactor(response.secrets)
+    content, is_cut = response.content[:limit], is_cut or len(response.content) > limit
     content_type = response.headers.get("content-type", "")
     details: JSONObject = {
         "statusCode": response.status,
