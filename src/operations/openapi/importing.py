@@ -346,22 +346,16 @@ class Importer:
 
     def _operations(self, declared: Declared, name: str, access: AccessControl) -> list[Operation]:
         """Return an operation, and a subscription if the document also declares its response as a stream."""
-        if not declared.has_stream or not declared.has_other:
+        if not declared.is_split:
             return [self._operation(declared, name, access, is_stream=declared.has_stream)]
         stream = unused_name(name + STREAM, self._taken)
         return [
-            self._operation(declared, name, access, is_stream=False, is_split=True),
-            self._operation(declared, stream, access, is_stream=True, is_split=True),
+            self._operation(declared, name, access, is_stream=False),
+            self._operation(declared, stream, access, is_stream=True),
         ]
 
     def _operation(
-        self,
-        declared: Declared,
-        name: str,
-        access: AccessControl,
-        *,
-        is_stream: bool,
-        is_split: bool = False,
+        self, declared: Declared, name: str, access: AccessControl, *, is_stream: bool
     ) -> Operation:
         entry = declared.entry
         method, operation, title = entry.method, entry.operation, _title(entry.operation)
@@ -372,7 +366,7 @@ class Importer:
         if declared.links:
             meta["links"] = declared.links
         endpoint = Endpoint(
-            self.client, self.description, entry, is_stream=is_stream, is_split=is_split
+            self.client, self.description, entry, is_stream=is_stream, is_split=declared.is_split
         )
         if is_stream:
             kind = OperationType.SUBSCRIPTION

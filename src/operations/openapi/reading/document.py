@@ -297,6 +297,11 @@ class Declared(msgspec.Struct, gc=False):
     has_other: bool
     """Whether a successful response can have another type."""
 
+    @property
+    def is_split(self) -> bool:
+        """Whether a successful response is a stream or has another type, which are separate operations."""
+        return self.has_stream and self.has_other
+
 
 class DeclaredResponses:
     """Reads the declared responses of one document's operations."""
