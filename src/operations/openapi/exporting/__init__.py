@@ -31,6 +31,7 @@ from operations.openapi.exporting.query_arguments import (
 )
 from operations.openapi.reading.media import EVENT_STREAM
 from operations.schema import Schema
+from operations.schema.references import DEFINITIONS
 from operations.specs import OperationSpec, OperationType, describable
 from operations.types import JSONObject, JSONSchema
 
@@ -225,12 +226,8 @@ class _Builder:
 
     def _parameters(self, spec: OperationSpec) -> list[JSONObject]:
         arguments = QueryArguments(spec.input_schema)
-        root = spec.input_schema.document
-        held: JSONObject = {
-            key: root[key]
-            for key in ("$defs", "definitions")
-            if isinstance(root, dict) and key in root
-        }
+        root = object_of(spec.input_schema.document)
+        held = {key: root[key] for key in DEFINITIONS if key in root}
         return [self._parameter(spec, parameter, held) for parameter in arguments.parameters]
 
     def _parameter(

@@ -24,7 +24,7 @@ from typing import Any, cast
 import msgspec
 
 from operations._json import canonical, is_list, is_object, unescape
-from operations._references import objects_in, reachable, target_of
+from operations._references import MAX_HOPS, objects_in, reachable, reference_of, target_of
 from operations._text import numbered_name
 from operations.schema import Schema
 from operations.schema.references import (
@@ -50,9 +50,6 @@ _BOUND = frozenset({
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*\Z")
 _LOCAL = re.compile(r"#(/|$)")
-_HOPS = 32
-"""The longest chain of references; longer chains count as a cycle."""
-
 _MAY_BE_BOOLEAN = frozenset({"additionalProperties", "unevaluatedProperties"})
 
 _PENDING: JSONObject = {}
@@ -323,7 +320,7 @@ def _contradicts(schema: JSONObject) -> bool:
 
 def _leads_somewhere(reference: Any, root: JSONObject) -> bool:
     """Return whether a reference refers to a schema of this document, and not to a cycle."""
-    for _ in range(_HOPS):
+    for _ in range(MAX_HOPS):
         if not isinstance(reference, str) or not _LOCAL.match(reference) or "%" in reference:
             return False
         held: Any = target_of(reference, root)
@@ -336,11 +333,8 @@ def _leads_somewhere(reference: Any, root: JSONObject) -> bool:
     return False
 
 
-def _references(schema: JSONObject) -> Iterable[str]:
-    for part in schemas_in(schema):
-        reference = part.get("$ref")
-        if isinstance(reference, str):
-            yield reference
+def _references(schema: JSONObject) -> list[str]:
+    return [ref for part in schemas_in(schema) if (ref := reference_of(part)) is not None]
 
 
 KEY = "x-operations"

@@ -230,14 +230,12 @@ class _Bundler:
     async def _decode(self, name: str, content: bytes | str) -> Any:
         self._size += len(content)
         max_bytes = self.limits.max_bytes
+        if self._size > max_bytes:
+            raise _TooLargeError(
+                f"{shown_location(self.root)}: its files are larger than {max_bytes} bytes"
+            )
         try:
-            if self._size > max_bytes:
-                raise _TooLargeError(
-                    f"{shown_location(self.root)}: its files are larger than {max_bytes} bytes"
-                )
             return await asyncio.to_thread(decode_document, content, max_bytes=max_bytes)
-        except _TooLargeError:
-            raise
         except DocumentError as error:
             raise DocumentError(f"{name}: {error}") from None
 

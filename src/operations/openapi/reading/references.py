@@ -33,18 +33,16 @@ class References:
     Args:
         document: The document.
         missing: The reasons why files could not be read, by path relative to the document.
+
+    Attributes:
+        document: The document.
     """
 
     def __init__(self, document: JSONObject, missing: Mapping[str, str] | None = None) -> None:
-        self._document = document
+        self.document = document
         self._missing = missing or {}
         self._targets: dict[str, tuple[str, Any]] = {}
         self._named: dict[str, str] | None = None
-
-    @property
-    def document(self) -> JSONObject:
-        """The document that references are resolved in."""
-        return self._document
 
     def value(self, node: Any) -> Any:
         """Return `node`, or the target if it is a reference.
@@ -174,7 +172,7 @@ class References:
         return f"{ref!r} is not in this document"
 
     def _locate(self, ref: str) -> tuple[str, Any]:
-        own = self._document.get("$self")
+        own = self.document.get("$self")
         if isinstance(own, str) and ref.startswith(own + "#"):
             # 3.2: the document may refer to itself by its own URI.
             ref = ref.removeprefix(own)
@@ -193,9 +191,9 @@ class References:
 
     def _at(self, pointer: str) -> tuple[str, Any] | None:
         """Return the position and the value at a pointer, following references on the path."""
-        found = steps(self._document, pointer)
+        found = steps(self.document, pointer)
         if found is not None:
-            return found[-1] if found else ("", self._document)
+            return found[-1] if found else ("", self.document)
         parent, _, token = pointer.rpartition("/")
         holder = self._at(parent) if parent else None
         for _ in range(MAX_HOPS):
@@ -213,7 +211,7 @@ class References:
 
     def _names(self) -> Iterator[tuple[str, str]]:
         """Yield the names of schemas (`$anchor`, `$id`, `$defs`) with their positions, in reverse order."""
-        for place, node in reversed(list(_places(self._document))):
+        for place, node in reversed(list(_places(self.document))):
             for key, item in node.items():
                 if key in {"$anchor", "$dynamicAnchor"}:
                     yield f"#{item}", place
@@ -229,13 +227,13 @@ class References:
         This searches the whole document, which takes about as long as decoding it.
         """
         refs = {
-            ref for node in objects_in(self._document) if (ref := reference_of(node)) is not None
+            ref for node in objects_in(self.document) if (ref := reference_of(node)) is not None
         }
         broken = {ref: reason for ref in refs if (reason := self._fault(ref)) is not None}
         if not broken:
             return []
         found: dict[str, list[str]] = {}
-        for place, node in _places(self._document):
+        for place, node in _places(self.document):
             ref = reference_of(node)
             if ref in broken and not _is_data(place):
                 found.setdefault(ref, []).append("#" + place)
