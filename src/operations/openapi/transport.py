@@ -42,27 +42,19 @@ class TLSFiles(NamedTuple):
         certificate = self.certificate if presents_certificate else None
         if self.ca_file is None and certificate is None:
             return None
+        field, file = "ca_file", self.ca_file
         try:
             context = ssl.create_default_context(cafile=self.ca_file)
-        except OSError as error:
-            raise ValueError(
-                f"ca_file {str(self.ca_file)!r} cannot be used: {_why(error)}"
-            ) from error
-        if certificate is not None:
-            try:
+            if certificate is not None:
+                field, file = "client_certificate", certificate
                 # An encrypted key must raise an error instead of asking for a password at the terminal.
                 context.load_cert_chain(certificate, self.key, password=lambda: "")
-            except OSError as error:
-                raise ValueError(
-                    f"client_certificate {str(certificate)!r} cannot be used: {_why(error)}"
-                ) from error
+        except OSError as error:
+            reason = error.strerror or type(error).__name__
+            if isinstance(error, ssl.SSLError):
+                reason = "it is not a valid PEM file, or certificate and key do not belong together"
+            raise ValueError(f"{field} {str(file)!r} cannot be used: {reason}") from error
         return context
-
-
-def _why(error: OSError) -> str:
-    if isinstance(error, ssl.SSLError):
-        return "it is not a valid PEM file, or certificate and key do not belong together"
-    return error.strerror or type(error).__name__
 
 
 class Draft(msgspec.Struct, kw_only=True, gc=False):

@@ -116,13 +116,13 @@ class _Position(NamedTuple):
 
 
 @dataclass(slots=True)
-class Conversion:
-    """Converts one schema and records the definitions that it refers to."""
+class SchemaDraft:
+    """A self-contained schema that is being built: converts its parts and records the definitions they refer to."""
 
-    definitions: Definitions
+    converter: "SchemaConverter"
     direction: Direction
 
-    refs: set[Definition]
+    refs: set[Definition] = field(default_factory=set[Definition])
     """Receives the definitions."""
 
     bases: frozenset[str] = frozenset()
@@ -130,9 +130,28 @@ class Conversion:
 
     _inlined: set[str] = field(default_factory=set[str])
 
-    def convert(self, schema: Any) -> JSONSchema:
-        """Return `schema` in 2020-12; True for a value that is not a schema."""
+    def convert(self, schema: Any, direction: Direction | None = None) -> JSONSchema:
+        """Return `schema` in 2020-12, with references into the draft's `$defs`; True if it is not a schema."""
+        if direction is not None and direction is not self.direction:
+            return SchemaDraft(self.converter, direction, self.refs).convert(schema)
         return self._convert(schema, _Position(is_part=True))
+
+    def close(self, root: JSONSchema) -> JSONSchema:
+        """Return `root`, which is already converted, with every definition that the draft refers to."""
+        if not self.refs or not isinstance(root, dict):
+            return root
+        used: list[Definition] = []
+        order = attrgetter("name")
+        waiting, seen = sorted(self.refs, key=order, reverse=True), set(self.refs)
+        while waiting:
+            definition = waiting.pop()
+            self.converter.convert(definition)
+            used.append(definition)
+            new = sorted(definition.refs - seen, key=order, reverse=True)
+            seen.update(new)
+            waiting.extend(new)
+        self.converter.open_cycles(used)
+        return {**root, "$defs": {each.name: each.schema for each in used}}
 
     def _convert(self, schema: Any, at: _Position) -> JSONSchema:
         if type(schema) is bool:
@@ -144,7 +163,7 @@ class Conversion:
             return self._reference(schema, ref, at)
         if self.direction is Direction.UPLOAD and is_file(schema):
             described = schema.get("description")
-            schema = self.definitions.file_schema
+            schema = self.converter.file_schema
             return {**schema, "description": described} if described else schema
         result = self._keywords(schema, at)
         return with_null(result) if schema.get("nullable") is True else result
@@ -157,7 +176,7 @@ class Conversion:
             result = found.ref
         if len(schema) == 1:
             return result
-        if self.definitions.ref_siblings:
+        if self.converter.ref_siblings:
             others = {key: item for key, item in schema.items() if key != "$ref"}
             result = {**self._keywords(others, at._replace(is_opened=False)), **result}
         elif isinstance(description := schema.get("description"), str):
@@ -165,7 +184,7 @@ class Conversion:
         return with_null(result) if schema.get("nullable") is True else result
 
     def _found(self, ref: str, *, is_part: bool) -> Definition | None:
-        return self.definitions.definition(ref, self.direction, self.bases if is_part else ())
+        return self.converter.definition(ref, self.direction, self.bases if is_part else ())
 
     def _part(self, item: Any, at: _Position) -> JSONSchema:
         """Convert an `allOf` part; a part that would forbid the properties of other parts is opened and inlined."""
@@ -173,8 +192,8 @@ class Conversion:
         if at.is_opened and type(ref) is str:
             found = self._found(ref, is_part=at.is_part)
             if found is not None and found.pointer not in self._inlined:
-                target = self.definitions.resolve(found.target)
-                if any(map(is_closed, self.definitions.parts(target))):
+                target = self.converter.resolve(found.target)
+                if any(map(is_closed, self.converter.parts(target))):
                     self._inlined.add(found.pointer)
                     try:
                         return self._convert(target, at)
@@ -186,14 +205,14 @@ class Conversion:
         closing: list[Any] = []
         hidden, is_opened = at.hidden, at.is_opened
         if "properties" in schema or "allOf" in schema:
-            hidden = hidden | self.definitions.hidden(schema, _MARK[self.direction])
-            closing = [] if is_opened else self.definitions.closing(schema)
+            hidden = hidden | self.converter.hidden(schema, _MARK[self.direction])
+            closing = [] if is_opened else self.converter.closing(schema)
             is_opened = is_opened or bool(closing)
         below = _Position(at.depth + 1)
         out: JSONObject = {}
         for key, value in schema.items():
             if is_object(value) and "$ref" in value and key not in _VALUES:
-                value = self.definitions.value(value)  # noqa: PLW2901 - the same keyword, found
+                value = self.converter.value(value)  # noqa: PLW2901 - the same keyword, found
             if key in _CORRECTED:
                 put(out, key, _CORRECTED[key](value))
             elif key == "properties":
@@ -248,7 +267,7 @@ class Conversion:
             del out["multipleOf"]
         if "enum" in out:
             repair_enum(out)
-        if "type" in out and self.definitions.contradicts_type(schema):
+        if "type" in out and self.converter.contradicts_type(schema):
             del out["type"]
         if closing:
             rest = [self._convert(each, below) for each in closing]
@@ -264,7 +283,7 @@ class Conversion:
         refs = [object_of(item).get("$ref") for item in unions[0]]
         found = [self._found(ref, is_part=False) if type(ref) is str else None for ref in refs]
         pointers = ["" if each is None else each.pointer for each in found]
-        return self.definitions.subtypes.variants(schema["discriminator"], pointers)
+        return self.converter.subtypes.variants(schema["discriminator"], pointers)
 
     def _items(self, schema: JSONObject, value: Any, at: _Position, out: JSONObject) -> None:
         """Convert `items`: a schema or, before 2020-12, a list of schemas with `additionalItems` for the rest."""
@@ -322,7 +341,7 @@ class SchemaConverter(Definitions):
         super().__init__(references, ref_siblings=ref_siblings)
         self._without_cycle: set[Definition] = set()
 
-    def draft(self, direction: Direction) -> "SchemaDraft":
+    def draft(self, direction: Direction) -> SchemaDraft:
         """Return an empty document, to which several schemas can be added."""
         return SchemaDraft(self, direction)
 
@@ -356,7 +375,7 @@ class SchemaConverter(Definitions):
         subtypes = self.subtypes.of(pointer)
         if not subtypes or definition.is_own_part:
             bases = self.subtypes.bases(pointer)
-            return Conversion(self, direction, definition.refs, bases).convert(target)
+            return SchemaDraft(self, direction, definition.refs, bases).convert(target)
         own = self.definition_at(pointer, target, direction, is_own_part=True)
         if len(subtypes) > MAX_SUBTYPES:
             definition.refs.add(own)
@@ -372,34 +391,3 @@ class SchemaConverter(Definitions):
             put(union, VARIANTS, self.subtypes.variants(tag, [each.pointer for each in members]))
         described = object_of(self.convert(own)).get("description")
         return {**union, "description": described} if described else union
-
-
-@dataclass(slots=True)
-class SchemaDraft:
-    """A self-contained schema that is being built."""
-
-    converter: SchemaConverter
-    direction: Direction
-    _refs: set[Definition] = field(default_factory=set[Definition])
-
-    def convert(self, schema: Any, direction: Direction | None = None) -> JSONSchema:
-        """Return `schema`, with references into the draft's `$defs`."""
-        chosen = direction or self.direction
-        return Conversion(self.converter, chosen, self._refs).convert(schema)
-
-    def close(self, root: JSONSchema) -> JSONSchema:
-        """Return `root`, which is already converted, with every definition that the draft refers to."""
-        if not self._refs or not isinstance(root, dict):
-            return root
-        used: list[Definition] = []
-        order = attrgetter("name")
-        waiting, seen = sorted(self._refs, key=order, reverse=True), set(self._refs)
-        while waiting:
-            definition = waiting.pop()
-            self.converter.convert(definition)
-            used.append(definition)
-            new = sorted(definition.refs - seen, key=order, reverse=True)
-            seen.update(new)
-            waiting.extend(new)
-        self.converter.open_cycles(used)
-        return {**root, "$defs": {each.name: each.schema for each in used}}
