@@ -23,7 +23,7 @@ from typing import Any, cast
 
 import msgspec
 
-from operations._json import canonical, is_list, is_object, unescape
+from operations._json import canonical, is_list, is_object, text_of, unescape
 from operations._references import MAX_HOPS, objects_in, reachable, reference_of, target_of
 from operations._text import numbered_name
 from operations.schema import Schema
@@ -450,15 +450,12 @@ def restore_schema(
         used.setdefault(name, came_from.get(name, f"#/$defs/{name}"))
         return used[name] + slash + rest
 
-    restored = _rewritten(schema, back, _as_boolean)
-    if schema.keys() == {"$ref", "title"} and schema["$ref"].removeprefix(PREFIX) in components:
-        used.clear()
-        name = schema["$ref"].removeprefix(PREFIX)
-        restored = _rewritten(components[name], back, _as_boolean)
-    elif restored.get("$ref") == "#" and "$ref" in schema and len(schema) == 1:
-        # The schema refers to itself, and is therefore a component: use its reference.
-        name = cast("str", schema["$ref"]).removeprefix(PREFIX)
-        restored = _rewritten(components[name], back, _as_boolean)
+    name = text_of(schema.get("$ref")).removeprefix(PREFIX)
+    is_titled = schema.keys() == {"$ref", "title"}
+    # A schema that refers to itself is a component.
+    is_own = schema.keys() == {"$ref"} and came_from.get(name) == "#"
+    is_component = (is_titled or is_own) and name in components
+    restored = _rewritten(components[name] if is_component else schema, back, _as_boolean)
     done: set[str] = set()
     while missing := used.keys() - done:
         for name in sorted(missing):
