@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property, partial
+from itertools import chain
 from typing import Any
 
 from operations._json import is_list, is_object, list_of, object_of, unescape
+from operations._references import objects_in, reference_of
 from operations.errors import DocumentError
 from operations.openapi.files import FilesRoot
 from operations.openapi.reading.keywords import (
@@ -201,11 +203,9 @@ class Definitions:
 
     def _subtypes_of(self, schema: Any) -> list[JSONObject]:
         """Return references to the subtypes of the base that `schema` refers to; empty if it is no such reference."""
-        ref = object_of(schema).get("$ref")
-        try:
-            return self._subtype_refs(self._references.locate(ref)[0]) if type(ref) is str else []
-        except DocumentError:
-            return []
+        ref = reference_of(schema)
+        found = None if ref is None else self._references.located(ref)
+        return [] if found is None else self._subtype_refs(found[0])
 
     def has_subtypes(self, schema: Any) -> bool:
         """Return whether `schema` is a reference to a base with subtypes."""
@@ -340,11 +340,8 @@ class Definitions:
 
     def _unused(self, name: str, pointer: str) -> str:
         """Return `name`, with a digest appended if the document has another schema of this name."""
-        try:
-            self._references.locate(f"#{pointer.rpartition('/')[0]}/{name}")
-        except DocumentError:
-            return name
-        return f"{name}_{_digest(pointer)}"
+        other = self._references.located(f"#{pointer.rpartition('/')[0]}/{name}")
+        return name if other is None else f"{name}_{_digest(pointer)}"
 
     def _has_files(self, pointer: str, target: Any) -> bool:
         """Return whether a schema, or a schema that it refers to, describes a file."""
@@ -352,23 +349,14 @@ class Definitions:
             return False
         seen = {pointer}
         waiting: list[Any] = [target, *self._subtype_refs(pointer)]
-        while waiting:
-            node = waiting.pop()
-            if is_object(node):
-                if is_file(node):
-                    return True
-                ref = node.get("$ref")
-                if type(ref) is str:
-                    try:
-                        place, found = self._references.locate(ref)
-                    except DocumentError:
-                        continue
-                    if place not in seen and place not in self._without_files:
-                        seen.add(place)
-                        waiting += (found, *self._subtype_refs(place))
-                waiting.extend(node.values())
-            elif is_list(node):
-                waiting.extend(node)
+        for node in chain.from_iterable(map(objects_in, waiting)):
+            if is_file(node):
+                return True
+            ref = reference_of(node)
+            found = None if ref is None else self._references.located(ref)
+            if found is not None and found[0] not in seen and found[0] not in self._without_files:
+                seen.add(found[0])
+                waiting += (found[1], *self._subtype_refs(found[0]))
         self._without_files |= seen
         return False
 

@@ -24,8 +24,6 @@ _NAMES = frozenset(
 )
 """Objects whose keys are names."""
 
-_MISSING: Any = object()
-
 
 class References:
     """The targets of every `$ref` of one document.
@@ -41,7 +39,7 @@ class References:
     def __init__(self, document: JSONObject, missing: Mapping[str, str] | None = None) -> None:
         self.document = document
         self._missing = missing or {}
-        self._targets: dict[str, tuple[str, Any]] = {}
+        self._targets: dict[str, tuple[str, Any] | None] = {}
         self._named: dict[str, str] | None = None
 
     def value(self, node: Any) -> Any:
@@ -138,12 +136,16 @@ class References:
         Raises:
             DocumentError: If the target does not exist.
         """
-        known = self._targets.get(ref)
-        if known is None:
-            known = self._targets[ref] = self._locate(ref)
-        if known[1] is _MISSING:
+        found = self.located(ref)
+        if found is None:
             raise DocumentError(self._reason(ref))
-        return known
+        return found
+
+    def located(self, ref: str) -> tuple[str, Any] | None:
+        """As `locate`; None if the target does not exist."""
+        if ref not in self._targets:
+            self._targets[ref] = self._locate(ref)
+        return self._targets[ref]
 
     def locate_final(self, ref: str) -> tuple[str, Any]:
         """As `locate`, for the final target of a chain of references that begins with `ref`.
@@ -171,7 +173,7 @@ class References:
             return f"{ref!r} is not in this document, and no other is read for it"
         return f"{ref!r} is not in this document"
 
-    def _locate(self, ref: str) -> tuple[str, Any]:
+    def _locate(self, ref: str) -> tuple[str, Any] | None:
         own = self.document.get("$self")
         if isinstance(own, str) and ref.startswith(own + "#"):
             # 3.2: the document may refer to itself by its own URI.
@@ -187,7 +189,7 @@ class References:
         if self._named is None:
             self._named = dict(self._names())
         named = self._named.get(ref)
-        return (named and self._at(named)) or (ref, _MISSING)
+        return self._at(named) if named else None
 
     def _at(self, pointer: str) -> tuple[str, Any] | None:
         """Return the position and the value at a pointer, following references on the path."""
@@ -201,8 +203,8 @@ class References:
             if holder is None or ref is None:
                 break
             try:
-                holder = self.locate(ref)
-            except (DocumentError, RecursionError):
+                holder = self.located(ref)
+            except RecursionError:
                 return None
         if holder is None:
             return None
