@@ -124,9 +124,6 @@ def best(offered: Iterable[Media]) -> Media | None:
     return min(offered, key=_rank, default=None)
 
 
-# Tuples, because a malformed document may have a value here that is not hashable.
-_PLACES = ("path", "query", "header", "cookie", "querystring")
-_SWAGGER_PLACES = ("path", "query", "header", "body", "formData")
 _STYLES: dict[str, frozenset[str]] = {
     "path": frozenset({"simple", "label", "matrix"}),
     "query": frozenset({"form", "spaceDelimited", "pipeDelimited", "deepObject"}),
@@ -138,6 +135,9 @@ _DEFAULT_STYLE = {"path": "simple", "query": "form", "header": "simple", "cookie
 
 class OpenAPI3Reader:
     """Reads operations of one document into the model: OpenAPI 3.0, 3.1 and 3.2."""
+
+    # Tuples, because a malformed document may have a value here that is not hashable.
+    _places: tuple[str, ...] = ("path", "query", "header", "cookie", "querystring")
 
     def __init__(self, references: References, document: JSONObject) -> None:
         self._references = references
@@ -192,14 +192,13 @@ class OpenAPI3Reader:
             responses=self.read_responses(operation),
         )
 
-    @staticmethod
-    def check_parameter(node: JSONObject) -> str | None:
+    def check_parameter(self, node: JSONObject) -> str | None:
         """Return the problem of a parameter; None if it has none."""
-        if type(node.get("name")) is not str:
+        name, place = node.get("name"), node.get("in")
+        is_known = place in self._places
+        if type(name) is not str and not (is_known and place == "body"):
             return "a parameter has no name"
-        if node.get("in") not in _PLACES:
-            return f"the parameter {node['name']!r} is in no known place: {node.get('in')!r}"
-        return None
+        return None if is_known else f"the parameter {name!r} is in no known place: {place!r}"
 
     def _parameter(self, node: JSONObject) -> Parameter:
         whole_query = node["in"] == "querystring"
@@ -315,6 +314,8 @@ _NOT_SCHEMA = frozenset(
 class Swagger2Reader(OpenAPI3Reader):
     """Reads Swagger 2.0, as far as it differs."""
 
+    _places = ("path", "query", "header", "body", "formData")
+
     def _model(self, parameters: list[JSONObject], operation: JSONObject) -> Model:
         others = [each for each in parameters if each["in"] not in {"body", "formData"}]
         return Model(
@@ -322,15 +323,6 @@ class Swagger2Reader(OpenAPI3Reader):
             body=_swagger_body(parameters, self._media_types(operation, "consumes")),
             responses=self.read_responses(operation),
         )
-
-    @staticmethod
-    def check_parameter(node: JSONObject) -> str | None:
-        """Return the problem of a parameter; None if it has none."""
-        if type(node.get("name")) is not str and node.get("in") != "body":
-            return "a parameter has no name"
-        if node.get("in") not in _SWAGGER_PLACES:
-            return f"the parameter {node.get('name')!r} is in no known place: {node.get('in')!r}"
-        return None
 
     def _offered(self, response: JSONObject, operation: JSONObject) -> tuple[Media, ...]:
         if "schema" not in response:
