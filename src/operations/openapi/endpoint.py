@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from msgspec.structs import replace
+
 from operations._decoding import decode_known
 from operations._hosts import joined_url, normal_url, origin_of
 from operations._json import canonical, is_object, object_of
@@ -216,16 +218,8 @@ class Endpoint:
                 ErrorCode.EXECUTION_ERROR, "The address of the next page has another origin."
             )
         there = urlsplit(normal_url(url))
-        return Draft(
-            method=draft.method,
-            base=str(origin),
-            path=there.path or "/",
-            query=[there.query] if there.query else [],
-            headers=draft.headers,
-            cookies=draft.cookies,
-            body=draft.body,
-            security=draft.security,
-        )
+        query = [there.query] if there.query else []
+        return replace(draft, base=str(origin), path=there.path or "/", query=query)
 
     def replay(self, status: int, content_type: str, content: bytes) -> ResponseEnvelope[Any]:
         """Return the envelope of a successful response as if the API had sent it.

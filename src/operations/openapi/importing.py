@@ -159,24 +159,6 @@ def original_error(error: CallError) -> CallError:
     return error
 
 
-def _bound(
-    spec: OperationSpec,
-    endpoint: Endpoint,
-    config: HTTPServiceConfig,
-    files: Endpoint | None = None,
-) -> Operation:
-    """Return a spec with the handler that sends one request for each call."""
-    return Operation(
-        spec,
-        endpoint.subscribe if endpoint.is_stream else endpoint.call,
-        config.output,
-        blocking=False,
-        files=files,
-        source_timeout=config.timeout,
-        forwards=True,
-    )
-
-
 _LOGGER = logging.getLogger("operations")
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "QUERY"})
 _IDEMPOTENT = frozenset({"PUT", "DELETE"})
@@ -309,7 +291,7 @@ class Importer:
             where = f"{entry.method} {entry.path}"
             self.description.problems.append(Problem(where, f"it cannot be restored: {error}"))
         else:
-            self._restored.append(_bound(spec, endpoint, self._config))
+            self._restored.append(self._bound(spec, endpoint))
 
     def _warn_of_names(self, names: set[str]) -> None:
         """Warn about rules for unknown operations, which are often misspelled."""
@@ -387,7 +369,21 @@ class Importer:
             idempotent=method in _IDEMPOTENT,
             meta=meta,
         )
-        return _bound(spec, endpoint, self._config, None if is_stream else endpoint)
+        return self._bound(spec, endpoint, None if is_stream else endpoint)
+
+    def _bound(
+        self, spec: OperationSpec, endpoint: Endpoint, files: Endpoint | None = None
+    ) -> Operation:
+        """Return a spec with the handler that sends one request for each call."""
+        return Operation(
+            spec,
+            endpoint.subscribe if endpoint.is_stream else endpoint.call,
+            self._config.output,
+            blocking=False,
+            files=files,
+            source_timeout=self._config.timeout,
+            forwards=True,
+        )
 
     def _is_wanted(self, outline: OperationOutline) -> bool:
         include, exclude = self._config.include, self._config.exclude
