@@ -30,19 +30,9 @@ from operations._json import (
 )
 from operations._references import objects_in, reference_of
 from operations._text import without_secrets
-from operations.errors import DocumentError, MissingExtraError
+from operations.errors import DocumentError
 from operations.openapi.reading.references import BUNDLED
 from operations.types import JSONObject
-
-try:
-    from operations.openapi.reading.yaml import decode_yaml
-except MissingExtraError as error:
-    _missing = error
-
-    def decode_yaml(text: str) -> Any:
-        """Raise an error that names the missing extra, which only YAML documents need."""
-        raise _missing
-
 
 PARALLEL = 16
 """The number of files that are read or fetched concurrently."""
@@ -315,6 +305,7 @@ def decode_document(content: bytes | str, *, max_bytes: int = MAX_DOCUMENT_BYTES
 
     Raises:
         DocumentError: If it is neither JSON nor YAML, or is larger than `max_bytes`.
+        MissingExtraError: If it is YAML, and the extra for it is not installed.
     """
     raw = content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content
     if len(raw) > max_bytes:
@@ -333,6 +324,8 @@ def decode_document(content: bytes | str, *, max_bytes: int = MAX_DOCUMENT_BYTES
             raise DocumentError(error.reason) from None
         except JSONValueError:
             pass  # YAML's flow style begins with the same characters
+    from operations.openapi.reading.yaml import decode_yaml  # noqa: PLC0415 - needs an extra
+
     try:
         with gc_paused():
             return decode_yaml(raw.decode())
