@@ -227,6 +227,13 @@ async def test_a_path_instead_of_an_address_raises_with_advice() -> None:
         await from_openapi_url("petstore.yaml", CONFIG)
 
 
+async def test_an_invalid_credential_raises_a_value_error() -> None:
+    credentials: Any = {"login": ("name", "password", "more")}
+    config = HTTPServiceConfig(namespace="shop", credentials=credentials)
+    with pytest.raises(ValueError, match="a login is a pair"):
+        await from_openapi_url("http://127.0.0.1:1/openapi.json", config)
+
+
 def test_a_document_without_paths_is_reported() -> None:
     service = from_openapi({"asyncapi": "2.0"}, CONFIG)
     assert "is it an OpenAPI document?" in service.problems[0].reason

@@ -323,6 +323,7 @@ class Importer:
         yield from self._pages(declared.entry, first, outline)
 
     def _read(self, entry: DocumentOperation) -> Declared:
+        """Return the declared responses of an operation; their problems are added to those of the description."""
         self._entries.append(entry)
         return self._responses.read(entry)
 

@@ -173,11 +173,12 @@ async def from_openapi_url(
     """
     config = _config(config)
     try:
-        client = ServiceClient(config, TrustedHosts([url]), url)
+        trusted = TrustedHosts([url])
     except ValueError as error:
         raise DocumentError(
             f"{without_secrets(url)!r} is {error}: download the document, and name the file"
         ) from None
+    client = ServiceClient(config, trusted, url)
     try:
         headers: dict[str, str] = {}
         if config.sign_documents:
