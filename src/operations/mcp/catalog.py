@@ -17,9 +17,9 @@ Rule 2: operations that other code registered are not changed.
 """
 
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final, cast
 
 from mcp.shared.uri_template import UriTemplate
@@ -27,13 +27,11 @@ from msgspec.structs import replace as with_fields
 from pydantic import AnyUrl, TypeAdapter, ValidationError
 
 from operations._json import list_of, object_of
-from operations._mcp_config import MCPClientConfig
 from operations._text import safe_name
 from operations.context import OperationContext
 from operations.envelopes import ResponseEnvelope
 from operations.errors import CallError, ErrorCode, RegistrationError
 from operations.mcp import tools
-from operations.mcp.interaction import is_question, question_envelope, settle
 from operations.mcp.listing import INSTRUCTIONS, Listing, Pins, hides_something, pin_key
 from operations.registry import OperationRegistry
 from operations.schema import from_schema
@@ -43,12 +41,6 @@ from operations.types import JSONObject
 logger = logging.getLogger("operations.mcp")
 
 # ------------------------------------------------------------ resources and prompts
-
-ListAll = Callable[[str, OperationContext], Awaitable[list[JSONObject]]]
-"""`(kind, context)` -> every valid entry of one of the `LISTS`."""
-
-WatchResource = Callable[[str, OperationContext], AsyncGenerator[str]]
-"""`(uri, context)` -> the URI of the changed resource, for each change."""
 
 READ: Final = "resources.read"
 """The name of the operation that reads any resource of a server."""
@@ -101,32 +93,10 @@ def is_url(uri: str) -> bool:
     return True
 
 
-@dataclass(frozen=True, slots=True)
-class ServerAccess:
-    """The interface of one server for its operations."""
-
-    server: str
-    version: str
-    config: MCPClientConfig
-    request: tools.Request
-    list_all: ListAll
-    watch: WatchResource
-
-    async def settled(
-        self, method: str, params: JSONObject, context: OperationContext
-    ) -> JSONObject:
-        """Send a read-only request, and answer the questions of the server."""
-
-        async def send(added: JSONObject) -> JSONObject:
-            return await self.request(method, {**params, **added}, context, replayable=True)
-
-        return await settle(await send({}), send, self.config, context)
-
-
 class ResourceOperations:
     """Builds the operations for one server's listing."""
 
-    def __init__(self, source: ServerAccess, pins: Pins) -> None:
+    def __init__(self, source: tools.ServerAccess, pins: Pins) -> None:
         self._source = source
         self._config = source.config
         self._pins = pins
@@ -166,8 +136,8 @@ class ResourceOperations:
         key = f"resources/{uri}"
         if key in self._pins.waiting:
             raise tools.in_quarantine(key, self._source.server)
-        result = await self._source.settled("resources/read", {"uri": uri}, context)
-        return question_envelope(result) if is_question(result) else tools.resource_envelope(result)
+        params = {"uri": uri}
+        return await self._source.read("resources/read", params, context, tools.resource_envelope)
 
     def _named(
         self,
@@ -290,10 +260,7 @@ class ResourceOperations:
 
         async def get(input: Any, context: OperationContext) -> ResponseEnvelope[Any]:
             params = {"name": prompt_name, "arguments": dict(input or {})}
-            result = await self._source.settled("prompts/get", params, context)
-            return (
-                question_envelope(result) if is_question(result) else tools.prompt_envelope(result)
-            )
+            return await self._source.read("prompts/get", params, context, tools.prompt_envelope)
 
         mcp = {"prompt": True}
         spec = self._spec(name, str(entry.get("description") or ""), schema, entry, mcp)
@@ -319,7 +286,7 @@ class ServerCatalog:
         source: The server, with the settings of the import; its version is that of the last listing.
     """
 
-    def __init__(self, source: ServerAccess) -> None:
+    def __init__(self, source: tools.ServerAccess) -> None:
         self.operations: dict[str, Operation] = {}
         """The operations by id."""
 
@@ -379,7 +346,7 @@ class ServerCatalog:
         for name, tool in self.tools.items():
             label = ascii(name)[1:-1]
             try:
-                spec = tools.build_spec(tool, self._server, self._source.version, self._config)
+                spec = tools.build_spec(tool, self._source)
             except ValueError as error:
                 skipped[label] = str(error)
                 continue
@@ -416,11 +383,10 @@ class ServerCatalog:
             return tools.quarantine(spec, self.operations.get(spec.id), self._server)
         if hides_something(spec.description):
             logger.warning("the description of %s contains invisible characters", spec.id)
-        return tools.build_tool(spec, name, self._source.request, self._config, self._asked)
+        return tools.build_tool(spec, name, self._source, self._asked)
 
     def _extras(self, skipped: dict[str, str]) -> Iterator[Operation]:
-        source = self._source
-        built = ResourceOperations(source, self.pins).build(self._listing, skipped)
+        built = ResourceOperations(self._source, self.pins).build(self._listing, skipped)
         for key, operation in built:
             if key in self.pins.waiting:
                 known = self.operations.get(operation.spec.id)
@@ -428,8 +394,7 @@ class ServerCatalog:
             else:
                 yield operation
         if self._has_asked:
-            version, request = source.version, source.request
-            yield tools.build_resume(self._server, version, request, self._config, self._find)
+            yield tools.build_resume(self._source, self._find)
 
     def _find(self, name: str) -> tuple[Operation, JSONObject] | None:
         operation = self.operations.get(self._ids.get(name, ""))

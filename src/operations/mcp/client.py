@@ -24,7 +24,7 @@ from operations.caller_tokens import CallerToken
 from operations.context import OperationContext
 from operations.errors import CallError, ErrorCode, timed_out
 from operations.front.limits import CallTimeout
-from operations.mcp.catalog import ServerAccess, ServerCatalog
+from operations.mcp.catalog import ServerCatalog
 from operations.mcp.codec import with_caller_meta
 from operations.mcp.connection import CallerConnections, LiveConnection, Retries
 from operations.mcp.failures import Failure, read_failure
@@ -38,6 +38,7 @@ from operations.mcp.interaction import (
 )
 from operations.mcp.listing import ResourceWatches, ServerInfo, list_entries, list_everything
 from operations.mcp.session import OnProgress, RelaySession
+from operations.mcp.tools import ServerAccess
 from operations.registry import OperationRegistry
 from operations.specs import Operation
 from operations.types import JSONObject

@@ -8,9 +8,10 @@ Rule 4: the data is the structured content or, if that is null, the content bloc
         schema, JSON in the only text block is used as structured content and is normalised.
 """
 
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, Protocol, cast
+from typing import Any, Final, TypeAlias, cast
 
 import msgspec
 from msgspec.structs import replace
@@ -165,19 +166,49 @@ def _malformed(reason: str) -> CallError:
 
 # ------------------------------------------------------------ tools
 
+Convert: TypeAlias = Callable[[JSONObject], ResponseEnvelope[Any]]
 
-class Request(Protocol):
-    """Sends a request to the server, for a call."""
 
-    def __call__(
+@dataclass(frozen=True, slots=True)
+class ServerAccess:
+    """The interface of one server for its operations."""
+
+    server: str
+    version: str
+    config: MCPClientConfig
+    request: Callable[..., Awaitable[JSONObject]]
+    """`(method, params, context, replayable=...)` -> the unchanged result; raises `CallError` if there is none."""
+
+    list_all: Callable[[str, OperationContext], Awaitable[list[JSONObject]]]
+    """`(kind, context)` -> every valid entry of one of the `LISTS`."""
+
+    watch: Callable[[str, OperationContext], AsyncGenerator[str]]
+    """`(uri, context)` -> the URI of the changed resource, for each change."""
+
+    async def settled(
         self, method: str, params: JSONObject, context: OperationContext, *, replayable: bool
-    ) -> Awaitable[JSONObject]:
-        """Send the request and return the unchanged result.
+    ) -> JSONObject:
+        """Send a request, and answer the questions of the server."""
 
-        Raises:
-            CallError: If there is no result.
-        """
-        ...
+        async def send(added: JSONObject) -> JSONObject:
+            try:
+                return await self.request(
+                    method, {**params, **added}, context, replayable=replayable
+                )
+            except CallError as error:
+                # The request has started, because the server has asked a question.
+                error.begun = None
+                raise
+
+        result = await self.request(method, params, context, replayable=replayable)
+        return await settle(result, send, self.config, context)
+
+    async def read(
+        self, method: str, params: JSONObject, context: OperationContext, convert: Convert
+    ) -> ResponseEnvelope[Any]:
+        """Send a read-only request, and return its result or the questions that cannot be answered."""
+        result = await self.settled(method, params, context, replayable=True)
+        return question_envelope(result) if is_question(result) else convert(result)
 
 
 def is_imported(name: str, config: MCPClientConfig) -> bool:
@@ -190,26 +221,24 @@ def matches(name: str, patterns: Collection[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def build_spec(
-    tool: JSONObject, server: str, version: str, config: MCPClientConfig
-) -> OperationSpec:
+def build_spec(tool: JSONObject, source: ServerAccess) -> OperationSpec:
     """Return the contract of `tool`.
 
     Raises:
         ValueError: If its name is not allowed for an operation.
     """
-    name = cast("str", tool["name"])
+    name, config = cast("str", tool["name"]), source.config
     annotations: JSONObject = object_of(tool.get("annotations"))
     trusted = config.trust_annotations
     reads = matches(name, config.queries) or (trusted and annotations.get("readOnlyHint") is True)
-    meta: JSONObject = {"source": "mcp", "server": server, "tool": name}
+    meta: JSONObject = {"source": "mcp", "server": source.server, "tool": name}
     for key in ("annotations", "_meta", "icons", "execution"):
         if tool.get(key):
             meta[key] = tool[key]
     spec = OperationSpec(
         name=safe_name(name),
         namespace=cast("str", config.namespace),
-        version=version,
+        version=source.version,
         type=OperationType.QUERY if reads else OperationType.MUTATION,
         title=_text(tool.get("title")) or _text(annotations.get("title")),
         description=_text(tool.get("description")) or "",
@@ -238,22 +267,17 @@ def _text(value: Any) -> str | None:
 
 
 def build_tool(
-    spec: OperationSpec,
-    tool_name: str,
-    request: Request,
-    config: MCPClientConfig,
-    on_question: Callable[[], str],
+    spec: OperationSpec, tool_name: str, source: ServerAccess, on_question: Callable[[], str]
 ) -> Operation:
     """Return the operation that calls `tool_name`.
 
     Args:
         spec: The contract of the operation.
         tool_name: The name of the tool at the server.
-        request: Sends requests to the server.
-        config: The configuration with the handlers of questions.
+        source: The server.
         on_question: Called when a question is returned to the caller; returns the id of the operation for its answer.
     """
-    replayable, output_schema = spec.replayable, spec.output_schema
+    replayable, output_schema, config = spec.replayable, spec.output_schema, source.config
     exported = spec.meta.get("_meta") if config.trust_annotations else None
     if codec.META_KEY not in object_of(exported):
         exported = None
@@ -263,71 +287,59 @@ def build_tool(
             input if exported is None else codec.restore_arguments(input, exported)
         )
         params = {"name": tool_name, "arguments": arguments}
-        result = await request("tools/call", params, context, replayable=replayable)
+        result = await source.settled("tools/call", params, context, replayable=replayable)
         if is_question(result):
-
-            async def send(added: JSONObject) -> JSONObject:
-                params = {"name": tool_name, "arguments": arguments, **added}
-                try:
-                    return await request("tools/call", params, context, replayable=replayable)
-                except CallError as error:
-                    # The tool has started, because it has asked a question.
-                    error.begun = None
-                    raise
-
-            result = await settle(result, send, config, context)
-            if is_question(result):
-                resume = {"operation": on_question(), "name": tool_name, "arguments": arguments}
-                return question_envelope(result, resume)
+            return question_envelope(result, {"operation": on_question(), **params})
         envelope = tool_envelope(result, output_schema)
         return envelope if exported is None else codec.restore_envelope(envelope, exported)
 
     return Operation(spec, call, config.output, source_timeout=config.timeout, forwards=True)
 
 
-Find = Callable[[str], tuple[Operation, JSONObject] | None]
-"""Returns the operation of a tool and the listed tool, given the name of the tool."""
+_RESUME: Final[JSONObject] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string"},
+        "arguments": {"type": "object"},
+        "inputResponses": {"type": "object"},
+        "requestState": {"type": "string"},
+    },
+    "required": ["name"],
+    "additionalProperties": False,
+}
 
 
 def build_resume(
-    server: str, version: str, request: Request, config: MCPClientConfig, find: Find
+    source: ServerAccess, find: Callable[[str], tuple[Operation, JSONObject] | None]
 ) -> Operation:
     """Return `<server>.tools.resume`, which answers the questions of a call that ended with `input_required`.
 
     It calls the same tools, so it has the same requirements: access, valid arguments, no quarantine.
+
+    Args:
+        source: The server.
+        find: Returns the operation of a tool and the listed tool, given the name of the tool.
     """
+    config = source.config
     spec = OperationSpec(
         name="tools.resume",
         namespace=cast("str", config.namespace),
-        version=version,
+        version=source.version,
         type=OperationType.MUTATION,
         description="Continue a tool that asked for input: pass the same tool and arguments, the answers by "
         "key, and the returned state.",
-        input_schema=from_schema(
-            {
-                "type": "object",
-                "properties": {
-                    "name": {"type": "string"},
-                    "arguments": {"type": "object"},
-                    "inputResponses": {"type": "object"},
-                    "requestState": {"type": "string"},
-                },
-                "required": ["name"],
-                "additionalProperties": False,
-            }
-        ),
-        meta={"source": "mcp", "server": server},
+        input_schema=from_schema(_RESUME),
+        meta={"source": "mcp", "server": source.server},
     )
 
     async def resume(input: Any, context: OperationContext) -> ResponseEnvelope[Any]:
         found = find(input["name"])
         if found is None:
             operation_id = f"{config.namespace}.{input['name']}"
-            raise operation_not_found(operation_id, f"{server} has no such tool")
-        operation, tool = found
+            raise operation_not_found(operation_id, f"{source.server} has no such tool")
+        (operation, tool), arguments = found, input.get("arguments", {})
         if context.registry is not None:
             # Grants and rules for the tool also apply to its continuation.
-            arguments: Any = input.get("arguments", {})
             await context.registry.authorize(operation.spec.id, arguments, context)
         elif not context.trusted:
             enforce_access(
@@ -337,10 +349,10 @@ def build_resume(
             return await cast("Awaitable[ResponseEnvelope[Any]]", operation.handler(None, context))
         validate_or_raise(
             from_schema(tool["inputSchema"], lenient=True),
-            input.get("arguments", {}),
+            arguments,
             subject=f"arguments of {operation.spec.id}",
         )
-        result = await request("tools/call", dict(input), context, replayable=False)
+        result = await source.request("tools/call", dict(input), context, replayable=False)
         return (
             question_envelope(result) if is_question(result) else tool_envelope(result, Schema({}))
         )
