@@ -37,6 +37,7 @@ USED = {
         "JSONRPCDispatcher._write",
         "_connection",
         "_lowlevel_server",
+        "_request_outbound",
     },
     "operations.pubsub.nats.client": {
         "Client._connect_command",

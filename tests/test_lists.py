@@ -118,7 +118,7 @@ CALLS: dict[str, Callable[..., Any]] = {
         Gateway(REGISTRY).search("", OperationContext(), **options)
     ),
     "operations.mcp.MCPClientConfig": partial(MCPClientConfig, command="server"),
-    "operations.mcp.MCPApp": partial(MCPApp, *cast("Any", (None, None, None, None))),
+    "operations.mcp.MCPApp": partial(MCPApp, *cast("Any", (None, None, None))),
     "operations.mcp.MCPServerSettings": MCPServerSettings,
     "operations.mcp.to_mcp": partial(to_mcp, REGISTRY),
     "operations.mcp.RegistryServer.asgi_app": to_mcp(REGISTRY).asgi_app,

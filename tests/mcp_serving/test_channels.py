@@ -437,12 +437,12 @@ async def test_a_waiting_call_ends_with_its_deadline() -> None:
 
     async def call(params: Any) -> Any:
         run, channel = server.service.call_tool, CallerChannel()
-        return await server.run_interactive(
+        return await server.service.run_interactive(
             caller, run, channel, "tools/call", params, "ask__name", {}
         )
 
     question = await call({})
-    (task,) = [waiting[1].task for waiting in server.elicitations._waiting.values()]
+    (task,) = [waiting[1].task for waiting in server.service.elicitations._waiting.values()]
     await asyncio.wait({task}, timeout=20)
 
     assert task.done()

@@ -16,7 +16,7 @@ from mcp.client._probe import negotiate_auto
 from mcp.client.session import ClientSession
 from mcp.server.connection import Connection
 from mcp.server.context import ServerRequestContext
-from mcp.shared.dispatcher import CallOptions
+from mcp.shared.dispatcher import CallOptions, DispatchContext
 from mcp.shared.inbound import x_mcp_header_map
 from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
 from mcp.shared.transport_context import TransportContext
@@ -195,6 +195,11 @@ class NegotiatingSession(ClientSession):
 def connection_of(request: ServerRequestContext[Any, Any]) -> Connection:
     """Return the connection of a request, which outlives it."""
     return request.session._connection  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+
+
+def outbound_of(request: ServerRequestContext[Any, Any]) -> DispatchContext[Any]:
+    """Return the channel for messages that belong to a request."""
+    return request.session._request_outbound  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
 
 
 def lowlevel_server(server: Any) -> Any:

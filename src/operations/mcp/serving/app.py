@@ -94,7 +94,6 @@ class MCPApp:
         server: Server[Any],
         service: Service,
         pipeline: RequestPipeline,
-        modern: ModernTransport,
         **options: Unpack[AppOptions],
     ) -> None:
         self._server = server
@@ -106,13 +105,11 @@ class MCPApp:
         origins = options.get("origins", ())
         enforce_lists(hosts=hosts, origins=origins)
         self._guard = HostGuard(self._alone, ("*",) if hosts is None else hosts, origins)
-        self._lean = options.get("lean", True)
-        self._modern = modern
+        lean = options.get("lean", True)
+        self._modern = ModernTransport(server, service, lean=lean)
         settings = service.settings
         self._sessions = None if settings.stateless else SessionTable(settings.session_idle_timeout)
-        self._handshake = HandshakeTransport(
-            server, service, self._sessions, json_response=settings.json_response, lean=self._lean
-        )
+        self._handshake = HandshakeTransport(server, service, self._sessions, lean=lean)
         self._is_running = False
         self._background: asyncio.Task[None] | None = None
         self._is_ready = asyncio.Event()
@@ -195,7 +192,7 @@ class MCPApp:
             self._enforce_scopes(called_tool(body), state)
         if is_handshake_version(state.headers):
             return await self._handshake.serve(state, body)
-        return await self._modern.serve(state, body, lean=self._lean)
+        return await self._modern.serve(state, body)
 
     def _enforce_scopes(self, name: str, state: RequestState) -> None:
         """Reject a call of a tool whose scopes are advertised, so that an OAuth client requests them.

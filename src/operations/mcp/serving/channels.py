@@ -23,19 +23,18 @@ from typing import Any, Final, TypeAlias, cast
 
 import mcp_types as types
 from mcp import MCPError
-from mcp.server.connection import Connection, allowed_log_levels
-from mcp.server.context import ServerRequestContext
+from mcp.server.connection import Connection
 from mcp.server.session import ServerSession
+from mcp.shared.dispatcher import DispatchContext
 from mcp.shared.message import ServerMessageMetadata
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import BaseModel, ValidationError
+from pydantic_core import to_jsonable_python
 
 from operations._json import object_of
 from operations.channel import NOTHING, CallerChannel
 from operations.errors import CallError, ErrorCode
 from operations.mcp.interaction import ELICIT, ROOTS, SAMPLE, ClientFeatures, client
-from operations.mcp.sdk import connection_of
-from operations.mcp.serving.exchange import Exchange
 from operations.types import JSONObject
 
 # ------------------------------------------------------------ questions since 2026-07-28
@@ -289,85 +288,60 @@ def asking_channel(
 
 # ------------------------------------------------------------ channels
 
-RequestContext = ServerRequestContext[Any, Any]
-Log: TypeAlias = Callable[[str, Any, str | None], Awaitable[None]]
-
 LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
 
 _LEVEL = "operations.level"
 _KEY = "operations.key"
 
 
-def set_level(request: RequestContext, level: str) -> None:
+def set_level(connection: Connection, level: str) -> None:
     """Send log messages of this level and above from now on."""
-    connection_of(request).state[_LEVEL] = level
+    connection.state[_LEVEL] = level
 
 
-def channel_for(request: RequestContext, capabilities: Mapping[str, Any]) -> CallerChannel:
-    """Return a channel with the features that the client supports."""
-    session = request.session
-    modern = request.protocol_version in MODERN_PROTOCOL_VERSIONS
-    asks = not modern and session.can_send_request
-    return asking_channel(
-        partial(_ask, request),
-        # Newer clients receive their questions in results (`Elicitations`).
-        capabilities if asks else NOTHING,
-        request.close_sse_stream,
-        session=session_key(connection_of(request)) if asks else "",
-        log_level=_wanted_level(request, modern=modern),
-        progress=session.report_progress,
-        log=_logger(request),
-    )
+def channel_for(
+    outbound: DispatchContext[Any],
+    connection: Connection,
+    capabilities: Mapping[str, Any],
+    meta: Mapping[str, Any] | None = None,
+    release: Callable[[], Awaitable[None]] | None = None,
+) -> CallerChannel:
+    """Return a channel with the features that the client supports.
 
+    Args:
+        outbound: Sends messages that belong to the request.
+        connection: The connection of the request.
+        capabilities: The capabilities of the client.
+        meta: The `_meta` of the request.
+        release: Closes the HTTP stream of the request, if its client can reconnect.
+    """
+    modern = connection.protocol_version in MODERN_PROTOCOL_VERSIONS
+    asks = not modern and outbound.can_send_request
 
-def _logger(request: RequestContext) -> Log:
-    async def send(params: JSONObject) -> None:
-        if params["level"] in allowed_log_levels(request.protocol_version, request.meta):
-            notice = types.LoggingMessageNotification(
-                params=types.LoggingMessageNotificationParams(**params)
-            )
-            await request.session.send_notification(notice, related_request_id=request.request_id)
-
-    return _filtered(send, connection_of(request))
-
-
-def _filtered(send: Callable[[JSONObject], Awaitable[None]], connection: Connection) -> Log:
-    """Return a log function that drops messages below the level that the client has set, if it has set one."""
+    def lowest_level() -> str | None:
+        """Return the lowest level that the client requested; older clients receive all messages by default."""
+        if modern:
+            return (meta or {}).get(types.LOG_LEVEL_META_KEY)
+        return cast("str", connection.state.get(_LEVEL, "debug"))
 
     async def log(level: str, data: Any, logger_name: str | None) -> None:
         level = level if level in LEVELS else "info"
-        if LEVELS.index(level) >= LEVELS.index(connection.state.get(_LEVEL, "debug")):
+        lowest = lowest_level()
+        if lowest is not None and LEVELS.index(level) >= LEVELS.index(lowest):
             named = {} if logger_name is None else {"logger": logger_name}
-            await send({"level": level, "data": data, **named})
+            # Converted here, so that a value that is not JSON fails in the call and not in the transport.
+            plain = to_jsonable_python(data, bytes_mode="base64")
+            await outbound.notify("notifications/message", {"level": level, "data": plain, **named})
 
-    return log
-
-
-def lean_channel(
-    exchange: Exchange, connection: Connection, version: str, capabilities: Mapping[str, Any]
-) -> CallerChannel:
-    """Return the channel of a plain call, which creates the SDK's objects only for questions."""
-    if not exchange.streams:
-        return SILENT
-    asks = exchange.can_send_request
-    release = exchange.release if exchange.can_release else None
-    if asks and can_answer(capabilities):
-        request = ServerRequestContext(
-            session=ServerSession(exchange, connection),
-            lifespan_context=None,
-            protocol_version=version,
-            method="tools/call",
-            request_id=exchange.request_id,
-            close_sse_stream=release,
-        )
-        return channel_for(request, capabilities)
-    if release is not None:
-        client.set(ClientFeatures(close_stream=release))
-    return CallerChannel(
+    return asking_channel(
+        partial(_ask, outbound, connection),
+        # Newer clients receive their questions in results (`Elicitations`).
+        capabilities if asks else NOTHING,
+        release,
         session=session_key(connection) if asks else "",
-        log_level=connection.state.get(_LEVEL, "debug"),
-        progress=exchange.progress,
-        log=_filtered(partial(exchange.notify, "notifications/message"), connection),
+        log_level=lowest_level(),
+        progress=outbound.progress,
+        log=log,
     )
 
 
@@ -387,13 +361,6 @@ def session_key(connection: Connection) -> str:
     return cast("str", state[_KEY])
 
 
-def _wanted_level(request: RequestContext, *, modern: bool) -> str | None:
-    """Return the lowest level of log messages that the client requested; older clients receive all by default."""
-    if modern:
-        return cast("str | None", (request.meta or {}).get(types.LOG_LEVEL_META_KEY))
-    return cast("str", connection_of(request).state.get(_LEVEL, "debug"))
-
-
 _QUESTIONS: Final[dict[str, tuple[type[BaseModel], type[BaseModel], str]]] = {
     ELICIT: (types.ElicitRequest, types.ElicitResult, "answer"),
     SAMPLE: (types.CreateMessageRequest, types.CreateMessageResult, "give a completion"),
@@ -402,7 +369,11 @@ _QUESTIONS: Final[dict[str, tuple[type[BaseModel], type[BaseModel], str]]] = {
 
 
 async def _ask(
-    request: RequestContext, method: str, params: JSONObject, _name: str | None = None
+    outbound: DispatchContext[Any],
+    connection: Connection,
+    method: str,
+    params: JSONObject,
+    _name: str | None = None,
 ) -> JSONObject:
     """Send a question to a client before 2026-07-28, and return its answer.
 
@@ -410,7 +381,7 @@ async def _ask(
         CallError: If the question is not valid, or the client does not answer it.
     """
     kind, result, what = _QUESTIONS[method]
-    metadata = ServerMessageMetadata(related_request_id=request.request_id)
+    metadata = ServerMessageMetadata(related_request_id=outbound.request_id)
     try:
         question: Any = kind.model_validate({"method": method, "params": params}, by_name=False)
     except ValidationError as error:
@@ -420,7 +391,8 @@ async def _ask(
     if method == SAMPLE and question.params.tools is not None:
         result = types.CreateMessageResultWithTools
     try:
-        answer = await request.session.send_request(question, result, metadata=metadata)
+        session = ServerSession(outbound, connection)
+        answer = await session.send_request(question, result, metadata=metadata)
     except MCPError as error:
         details = {"code": error.code, "message": error.message}
         message = f"the caller did not {what}"

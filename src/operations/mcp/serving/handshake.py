@@ -19,7 +19,7 @@ from operations.channel import NOTHING
 from operations.front.http import RequestState
 from operations.front.messages import EVENT_STREAM, JSON, Reply
 from operations.mcp.serving.caller import MCPCaller
-from operations.mcp.serving.channels import lean_channel
+from operations.mcp.serving.channels import SILENT, channel_for
 from operations.mcp.serving.exchange import SESSION_HEADER, Exchange
 from operations.mcp.serving.requests import (
     VERSION,
@@ -44,23 +44,16 @@ class HandshakeTransport:
         server: The SDK's server, which handles all other requests.
         service: Serves plain calls.
         sessions: The open sessions; None without sessions.
-        json_response: Whether responses are always JSON.
         lean: Whether plain calls use the lean path.
     """
 
     def __init__(
-        self,
-        server: Server[Any],
-        service: Service,
-        sessions: SessionTable | None,
-        *,
-        json_response: bool,
-        lean: bool,
+        self, server: Server[Any], service: Service, sessions: SessionTable | None, *, lean: bool
     ) -> None:
         self._server = server
         self._service = service
         self._sessions = sessions
-        self._streams = not json_response
+        self._streams = not service.settings.json_response
         self._lean = lean
         self._stateless = {
             version: Connection.from_envelope(version, None, None)
@@ -183,7 +176,10 @@ class HandshakeTransport:
         exchange = self._exchange(state, request.id, version, session, meta.progress)
         capabilities = NOTHING if session is None else session.capabilities
         caller = MCPCaller.of(state, version, capabilities, meta.trace, sent)
-        channel = lean_channel(exchange, connection, version, capabilities)
+        channel = SILENT
+        if exchange.streams:
+            release = exchange.release if exchange.can_release else None
+            channel = channel_for(exchange, connection, capabilities, release=release)
         return await serve_plain(self._service, state, request, exchange, caller, channel)
 
     def _exchange(

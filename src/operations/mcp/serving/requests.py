@@ -7,7 +7,7 @@ Rule 1: the lean path serves only well-formed `tools/list` and `tools/call` requ
 Rule 2: responses are identical to those of the SDK; a test compares them.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Mapping
 from contextlib import nullcontext
 from typing import Any, Final, Literal, TypeVar, cast
 
@@ -167,24 +167,19 @@ class ModernTransport:
     Args:
         server: The SDK's server, which handles all other requests.
         service: Serves plain requests.
-        run_interactive: Runs calls of clients that can answer questions; see `RegistryServer.run_interactive`.
+        lean: Whether plain requests use the lean path.
     """
 
-    def __init__(
-        self,
-        server: Server[Any],
-        service: Service,
-        run_interactive: Callable[..., Awaitable[JSONObject]],
-    ) -> None:
+    def __init__(self, server: Server[Any], service: Service, *, lean: bool) -> None:
         self._server = server
         self._service = service
         self._streams = not service.settings.json_response
-        self._run_interactive = run_interactive
+        self._lean = lean
         self._stamp = {types.SERVER_INFO_META_KEY: msgspec.Raw(_encode(server.server_info_stamp))}
 
-    async def serve(self, state: RequestState, body: bytes, *, lean: bool) -> Reply | None:
+    async def serve(self, state: RequestState, body: bytes) -> Reply | None:
         """Serve one request; return the response unless it was sent as a stream."""
-        plain = self._find(state, body) if lean else None
+        plain = self._find(state, body) if self._lean else None
         if plain is not None:
             return await self._plain(state, plain, body)
         is_stream = state.headers.get(b"mcp-method") == LISTEN
@@ -256,7 +251,7 @@ class ModernTransport:
         exchange = Exchange(state, request.id, version, None, streams=streams, stamp=self._stamp)
         if is_call and capabilities and can_answer(capabilities):
             what = (SILENT, "tools/call", NOTHING, params.name, params.arguments or {})
-            return await exchange.serve(self._run_interactive(caller, service.call_tool, *what))
+            return await exchange.serve(service.run_interactive(caller, service.call_tool, *what))
         return await serve_plain(service, state, request, exchange, caller, SILENT)
 
     def _is_plain(self, request: PlainRequest, headers: dict[bytes, bytes], version: str) -> bool:

@@ -11,10 +11,10 @@ from typing import Any, Unpack, cast
 
 import anyio
 import mcp_types as types
-import msgspec
 from mcp import MCPError
 from mcp.server import NotificationOptions, Server, subscriptions
 from mcp.server.connection import Connection
+from mcp.server.context import ServerRequestContext
 from mcp.server.models import InitializationOptions
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from starlette.requests import Request
@@ -27,23 +27,21 @@ from operations.front.config import MCPServerSettings
 from operations.front.http import STATE, RequestPipeline, RequestState
 from operations.front.limits import Scope, caller_key
 from operations.mcp.codec import sent_meta
-from operations.mcp.sdk import connection_of
+from operations.mcp.sdk import connection_of, outbound_of
 from operations.mcp.serving.app import AppOptions, MCPApp, bounded_stdio
 from operations.mcp.serving.caller import MCPCaller
 from operations.mcp.serving.catalog import Resource, properties_of
 from operations.mcp.serving.channels import (
-    Elicitations,
-    RequestContext,
-    can_answer,
     channel_for,
     session_key,
     set_level,
 )
-from operations.mcp.serving.requests import ModernTransport
 from operations.mcp.serving.service import Service
 from operations.observe import CallEvent, trace_context
 from operations.registry import OperationRegistry
 from operations.types import JSONObject, options_of
+
+RequestContext = ServerRequestContext[Any, Any]
 
 _WATCHED = "operations.watched"
 _MAX_WATCHED = 1_000
@@ -65,7 +63,6 @@ class RegistryServer(Server[None]):
 
     def __init__(self, registry: OperationRegistry, settings: MCPServerSettings) -> None:
         self.service = Service(registry, settings)
-        self.elicitations = Elicitations()
         self.identity = settings.identity
         """The caller on stdio and in memory."""
 
@@ -120,10 +117,9 @@ class RegistryServer(Server[None]):
 
     def asgi_app(self, **options: Unpack[AppOptions]) -> MCPApp:
         """Return an ASGI application that serves streamable HTTP; see `AppOptions`."""
-        modern = ModernTransport(self, self.service, self.run_interactive)
         resolve = None if self._settings.identify is None else self._resolve
         pipeline = RequestPipeline(self.front, resolve)
-        return MCPApp(self, self.service, pipeline, modern, **options)
+        return MCPApp(self, self.service, pipeline, **options)
 
     # ------------------------------------------------------------ callers
 
@@ -197,36 +193,19 @@ class RegistryServer(Server[None]):
         except CallError as error:
             raise MCPError(types.INTERNAL_ERROR, error.message, error.to_wire()) from None
         with slot:
-            channel = channel_for(request, caller.capabilities)
+            channel = channel_for(
+                outbound_of(request),
+                connection_of(request),
+                caller.capabilities,
+                request.meta,
+                request.close_sse_stream,
+            )
             if not caller.modern:
                 return await method(caller, *what, channel)
             params = request.params or {}
-            return await self.run_interactive(
+            return await self.service.run_interactive(
                 caller, method, channel, request.method, params, *what
             )
-
-    async def run_interactive(
-        self,
-        caller: MCPCaller,
-        method: Callable[..., Awaitable[JSONObject]],
-        channel: CallerChannel,
-        name: str,
-        params: Mapping[str, Any],
-        *what: Any,
-    ) -> JSONObject:
-        """Run a method of the service for a client since 2026-07-28, or continue it after its questions."""
-        who = None if caller.identity is None else caller.identity.key
-        run = partial(method, caller, *what)
-        key = (who, name, msgspec.json.encode(what, order="deterministic"))
-        token = params.get("requestState")
-        answers = cast("Mapping[str, Any]", params.get("inputResponses") or {})
-        if token is not None:
-            return await self.elicitations.resume(token, answers, channel, key)
-        if not can_answer(caller.capabilities):
-            return await run(channel)
-        return await self.elicitations.begin(
-            run, channel, caller.capabilities, answers, key, caller.key
-        )
 
     async def _complete(
         self, request: RequestContext, params: types.CompleteRequestParams
@@ -262,7 +241,7 @@ class RegistryServer(Server[None]):
     async def _set_level(
         self, request: RequestContext, params: types.SetLevelRequestParams
     ) -> types.EmptyResult:
-        set_level(request, params.level)
+        set_level(connection_of(request), params.level)
         return types.EmptyResult()
 
     # ------------------------------------------------------------ changes
@@ -285,23 +264,16 @@ class RegistryServer(Server[None]):
         if len(watched) >= _MAX_WATCHED:
             raise MCPError(types.INVALID_PARAMS, "too many subscriptions")
         watched[params.uri] = None
-        watcher = watcher_of(self.service, resource, caller)
-        if watcher is None:
-            return types.EmptyResult()
-
-        async def report() -> None:
-            await connection.send_resource_updated(params.uri)
-
+        report = partial(connection.send_resource_updated, params.uri)
+        session = session_key(connection)
         try:
-            uri = resource.address(value)
-            session = session_key(connection)
-            task = await follow(self.service, watcher, uri, caller, report, session)
+            task = await follow(self.service, resource, value, caller, report, session)
         except MCPError:
             watched.pop(params.uri, None)
             raise
         if params.uri in watched:
             watched[params.uri] = task
-        else:
+        elif task is not None:
             task.cancel()
         return types.EmptyResult()
 
@@ -341,13 +313,11 @@ class RegistryServer(Server[None]):
         bus, tasks = JoinedBus(self._bus), list[asyncio.Task[None]]()
         try:
             for uri, (resource, value) in tuple(readable.items())[:_MAX_WATCHED]:
-                watcher = watcher_of(self.service, resource, caller)
-                if watcher is not None:
-                    report = partial(bus.publish, subscriptions.ResourceUpdated(uri=uri))
-                    address = resource.address(value)
-                    # A resource without support for subscriptions is skipped.
-                    with suppress(MCPError):
-                        tasks.append(await follow(self.service, watcher, address, caller, report))
+                report = partial(bus.publish, subscriptions.ResourceUpdated(uri=uri))
+                # A resource without support for subscriptions is skipped.
+                with suppress(MCPError):
+                    task = await follow(self.service, resource, value, caller, report)
+                    tasks += [] if task is None else [task]
             return await subscriptions.ListenHandler(bus)(request, params)
         finally:
             for task in tasks:
@@ -377,7 +347,7 @@ class RegistryServer(Server[None]):
         finally:
             self._transports -= 1
             if not self._transports:
-                self.elicitations.cancel()
+                self.service.elicitations.cancel()
             stop()
             announcer.cancel()
             with suppress(asyncio.CancelledError):
@@ -474,28 +444,22 @@ class JoinedBus(subscriptions.InMemorySubscriptionBus):
         return leave
 
 
-def watcher_of(service: Service, resource: Resource, caller: MCPCaller) -> str | None:
-    """Return the id of the operation that watches a resource; None if the caller cannot watch it."""
-    if resource.source is None:
-        return None
-    spec = service.registry.get_spec(f"{resource.source}.resources.watch")
-    return spec.id if spec is not None and caller.sees(spec) else None
-
-
 async def follow(
     service: Service,
-    operation_id: str,
-    uri: str,
+    resource: Resource,
+    value: JSONObject,
     caller: MCPCaller,
     report: Callable[[], Awaitable[None]],
     session: str = "",
-) -> "asyncio.Task[None]":
-    """Watch the resource at `uri` of a server; return the task, which runs until it is cancelled.
+) -> "asyncio.Task[None] | None":
+    """Watch an imported resource at its server; return the task, which runs until it is cancelled.
+
+    Returns None if the resource was not imported, or the caller cannot watch it.
 
     Args:
         service: Serves the registry.
-        operation_id: The operation that watches resources of the server.
-        uri: The URI of the resource at the server.
+        resource: The resource.
+        value: The input that reads it.
         caller: The caller.
         report: Called for each change.
         session: The key of the caller's session.
@@ -503,12 +467,16 @@ async def follow(
     Raises:
         MCPError: If the server rejects the subscription.
     """
+    watcher = service.registry.get_spec(f"{resource.source}.resources.watch")
+    if resource.source is None or watcher is None or not caller.sees(watcher):
+        return None
+    uri = resource.address(value)
     is_active: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def run() -> None:
         channel = CallerChannel(session=session)
         context = OperationContext(identity=caller.identity, channel=channel)
-        changes = service.registry.subscribe(operation_id, {"uri": uri}, context)
+        changes = service.registry.subscribe(watcher.id, {"uri": uri}, context)
         try:
             async with aclosing(changes):
                 async for _ in changes:

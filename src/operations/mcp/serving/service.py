@@ -5,7 +5,7 @@ Rule 2: every result is for one caller. Operations that the caller may not call 
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from math import inf
@@ -13,6 +13,7 @@ from time import monotonic
 from typing import Any, cast
 
 import mcp_types as types
+import msgspec
 from mcp import MCPError
 from msgspec.structs import replace
 
@@ -39,6 +40,7 @@ from operations.mcp.serving.catalog import (
     publish_addresses,
     resource_result,
 )
+from operations.mcp.serving.channels import Elicitations, can_answer
 from operations.mcp.serving.tools import (
     Run,
     Tool,
@@ -66,6 +68,8 @@ class Service:
         self.settings = settings
         self.registry = registry
         self._catalog = self._pictured()
+        self.elicitations = Elicitations()
+        """The calls that wait for answers of clients since 2026-07-28."""
 
     @property
     def catalog(self) -> Catalog:
@@ -257,6 +261,29 @@ class Service:
             if error.code != ErrorCode.TIMEOUT or now() < cast("float", context.deadline) - 1:
                 raise
         return ResponseEnvelope({"items": items, "complete": complete}, meta)
+
+    async def run_interactive(
+        self,
+        caller: MCPCaller,
+        method: Callable[..., Awaitable[JSONObject]],
+        channel: CallerChannel,
+        name: str,
+        params: Mapping[str, Any],
+        *what: Any,
+    ) -> JSONObject:
+        """Run a method of the service for a client since 2026-07-28, or continue it after its questions."""
+        who = None if caller.identity is None else caller.identity.key
+        run = partial(method, caller, *what)
+        key = (who, name, msgspec.json.encode(what, order="deterministic"))
+        token = params.get("requestState")
+        answers = cast("Mapping[str, Any]", params.get("inputResponses") or {})
+        if token is not None:
+            return await self.elicitations.resume(token, answers, channel, key)
+        if not can_answer(caller.capabilities):
+            return await run(channel)
+        return await self.elicitations.begin(
+            run, channel, caller.capabilities, answers, key, caller.key
+        )
 
     # ------------------------------------------------------------ resources
 
