@@ -103,7 +103,7 @@ async def _open_sse(config: MCPClientConfig, redactor: Redactor) -> AsyncGenerat
         timeout: httpx2.Timeout | None = None,
         auth: httpx2.Auth | None = None,
     ) -> httpx2.AsyncClient:
-        return build_http_client(config, redactor, timeout=timeout, report=report)
+        return _Client(config, redactor, timeout, report)
 
     async with (
         merged,
@@ -148,7 +148,7 @@ def _decoded(body: bytes) -> JSONObject:
 async def _open_streamable(config: MCPClientConfig, redactor: Redactor) -> AsyncGenerator[Any]:
     url = cast("str", config.url)
     async with AsyncExitStack() as resources:
-        client = build_http_client(config, redactor)
+        client = _Client(config, redactor)
         auth = client.auth
         # OAuth needs several requests, and a login in the URL is sent by the SDK's client.
         if (auth is None or isinstance(auth, _Bearer)) and not httpx2.URL(url).userinfo:
@@ -162,34 +162,6 @@ async def _open_streamable(config: MCPClientConfig, redactor: Redactor) -> Async
             )
         )
         yield incoming, outgoing, client.plain
-
-
-def build_http_client(
-    config: MCPClientConfig,
-    redactor: Redactor,
-    timeout: httpx2.Timeout | None = None,
-    report: "Report | None" = None,
-) -> "_Client":
-    """Return a client with the headers, authentication and limits of the configuration.
-
-    Args:
-        config: The configuration of the server.
-        redactor: The redactor of the configuration.
-        timeout: Used instead of the configured timeout.
-        report: Called with failed messages, which then count as delivered.
-    """
-    read = max(READ_SECONDS, config.timeout or 0)
-    repairs = Repairs()
-    return _Client(
-        report,
-        redactor,
-        config,
-        repairs,
-        headers={**config.headers, "accept-encoding": "identity"},
-        timeout=timeout or httpx2.Timeout(CONNECT_SECONDS, read=read),
-        auth=_authentication(config),
-        transport=_BoundedTransport(config, _named_by_operator(config), repairs),
-    )
 
 
 # ------------------------------------------------------------ failures as responses
@@ -210,21 +182,34 @@ _decode_sent = msgspec.json.Decoder(_Sent).decode
 
 
 class _Client(httpx2.AsyncClient):
+    """A client with the headers, authentication and limits of a configuration.
+
+    Args:
+        config: The configuration of the server.
+        redactor: The redactor of the configuration.
+        timeout: Used instead of the configured timeout.
+        report: Called with failed messages, which then count as delivered.
+    """
+
     def __init__(
         self,
-        report: Report | None,
-        redactor: Redactor,
         config: MCPClientConfig,
-        repairs: Repairs,
-        **options: Any,
+        redactor: Redactor,
+        timeout: httpx2.Timeout | None = None,
+        report: Report | None = None,
     ) -> None:
-        super().__init__(**options)
-        self._report = report
+        self._config = config
         self._redactor = redactor
-        self._repairs = repairs
-        self._max_bytes = config.max_message_bytes
-        self._max_values = config.max_message_values
+        self._repairs = Repairs()
+        self._report = report
         self.plain: PlainCalls | None = None
+        read = max(READ_SECONDS, config.timeout or 0)
+        super().__init__(
+            headers={**config.headers, "accept-encoding": "identity"},
+            timeout=timeout or httpx2.Timeout(CONNECT_SECONDS, read=read),
+            auth=_authentication(config),
+            transport=_BoundedTransport(config, self._repairs),
+        )
 
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
         if request.method == "DELETE":
@@ -248,7 +233,7 @@ class _Client(httpx2.AsyncClient):
         stream = None if self.plain is None else self.plain.take(key)
         if stream is None:
             return _answer(request, "lost", "broke the connection off")
-        events = _BoundedEvents(stream, self._max_bytes, self._max_values, self._repairs)
+        events = _BoundedEvents(stream, self._config, self._repairs)
         return httpx2.Response(200, headers={"content-type": _SSE}, stream=events, request=request)
 
     async def _post(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
@@ -259,9 +244,7 @@ class _Client(httpx2.AsyncClient):
             self._redactor.learn(response.request.headers.get("authorization", ""))
             if _is_json(response):
                 await response.aread()
-                enforce_bounds(
-                    response.content, max_values=self._max_values, max_depth=MAX_DOCUMENT_DEPTH
-                )
+                _enforce_bounds(response.content, self._config)
                 content = await self._repairs.checked(response.content)
                 if content is not response.content:
                     response = httpx2.Response(
@@ -330,11 +313,8 @@ class _Refused(httpx2.TransportError):
     """A rejected body."""
 
 
-def _named_by_operator(config: MCPClientConfig) -> TrustedHosts:
-    urls = [cast("str", config.url)]
-    if isinstance(config.auth, MCPClientCredentials):
-        urls.append(config.auth.issuer)
-    return TrustedHosts([_without_login(httpx2.URL(url)) for url in urls], config.allowed_hosts)
+def _enforce_bounds(message: bytes, config: MCPClientConfig) -> None:
+    enforce_bounds(message, max_values=config.max_message_values, max_depth=MAX_DOCUMENT_DEPTH)
 
 
 def _without_login(url: httpx2.URL) -> str:
@@ -344,12 +324,15 @@ def _without_login(url: httpx2.URL) -> str:
 class _BoundedTransport(httpx2.AsyncHTTPTransport):
     """Limits responses. Connects only to public addresses of hosts that the operator did not name."""
 
-    def __init__(self, config: MCPClientConfig, trusted: TrustedHosts, repairs: Repairs) -> None:
+    def __init__(self, config: MCPClientConfig, repairs: Repairs) -> None:
         super().__init__(verify=tls_context())
+        self._config = config
         self._repairs = repairs
-        self._limit = config.max_message_bytes
-        self._max_values = config.max_message_values
-        self._trusted = trusted
+        urls = [cast("str", config.url)]
+        if isinstance(config.auth, MCPClientCredentials):
+            urls.append(config.auth.issuer)
+        named = [_without_login(httpx2.URL(url)) for url in urls]
+        self._trusted = TrustedHosts(named, config.allowed_hosts)
         # Connections are not reused, because they are identified by address, which hosts may share.
         self._public = httpx2.AsyncHTTPTransport(
             verify=tls_context(), limits=httpx2.Limits(max_keepalive_connections=0)
@@ -370,9 +353,9 @@ class _BoundedTransport(httpx2.AsyncHTTPTransport):
             raise _Refused("responded with a compressed body, which was not requested")
         stream = cast("httpx2.AsyncByteStream", response.stream)
         if response.headers.get("content-type", "").lower().startswith(_SSE):
-            response.stream = _BoundedEvents(stream, self._limit, self._max_values, self._repairs)
+            response.stream = _BoundedEvents(stream, self._config, self._repairs)
         else:
-            response.stream = _BoundedStream(stream, self._limit)
+            response.stream = _BoundedStream(stream, self._config)
         return response
 
 
@@ -403,9 +386,10 @@ async def _at_public_address(request: httpx2.Request) -> httpx2.Request:
 
 
 class _BoundedStream(httpx2.AsyncByteStream):
-    def __init__(self, stream: httpx2.AsyncByteStream, limit: int) -> None:
+    def __init__(self, stream: httpx2.AsyncByteStream, config: MCPClientConfig) -> None:
         self._stream = stream
-        self._limit = limit
+        self._config = config
+        self._limit = config.max_message_bytes
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         size = 0
@@ -426,10 +410,9 @@ class _BoundedEvents(_BoundedStream):
     """Repairs listings, and replaces each event with too many values by an error, before the SDK decodes them."""
 
     def __init__(
-        self, stream: httpx2.AsyncByteStream, limit: int, max_values: int, repairs: Repairs
+        self, stream: httpx2.AsyncByteStream, config: MCPClientConfig, repairs: Repairs
     ) -> None:
-        super().__init__(stream, limit)
-        self._max_values = max_values
+        super().__init__(stream, config)
         self._repairs = repairs
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
@@ -450,7 +433,7 @@ class _BoundedEvents(_BoundedStream):
 
     async def _bounded(self, event: bytes) -> bytes:
         try:
-            enforce_bounds(event, max_values=self._max_values, max_depth=MAX_DOCUMENT_DEPTH)
+            _enforce_bounds(event, self._config)
         except JSONLimitError as error:
             request_id = failures.answered_id(_FIELD.sub(b"", event))
             message = failures.seal("too_large", f"sent a message that {error.reason}")
