@@ -315,7 +315,7 @@ async def test_the_result_of_a_call_that_ends_while_it_asks_is_kept_for_the_clie
     elicitations = Elicitations()
     question = await elicitations.begin(run, CallerChannel(), CAN, {}, ("ann", "x"))
     may_end.set()
-    (_, call) = elicitations._waiting[question["requestState"]]
+    call = elicitations._waiting[question["requestState"]]
     await asyncio.wait({call.task})
 
     late = {"elicitation-1": {"action": "accept"}}
@@ -442,7 +442,7 @@ async def test_a_waiting_call_ends_with_its_deadline() -> None:
         )
 
     question = await call({})
-    (task,) = [waiting[1].task for waiting in server.service.elicitations._waiting.values()]
+    (task,) = [waiting.task for waiting in server.service.elicitations._waiting.values()]
     await asyncio.wait({task}, timeout=20)
 
     assert task.done()

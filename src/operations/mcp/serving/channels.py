@@ -14,7 +14,7 @@ Rule 4: features that only MCP clients have (roots, URLs to open) are in a conte
 """
 
 import asyncio
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -54,8 +54,7 @@ class Elicitations:
     """The calls that wait for answers."""
 
     def __init__(self) -> None:
-        self._waiting: dict[str, tuple[Key, _AskingCall]] = {}
-        self._per_caller: Counter[str] = Counter()
+        self._waiting: dict[str, _AskingCall] = {}
 
     async def begin(
         self,
@@ -79,12 +78,13 @@ class Elicitations:
         Raises:
             MCPError: If too many calls are waiting. The call has not started then.
         """
-        is_full = len(self._waiting) >= MAX_WAITING
-        if is_full or self._per_caller[caller] >= MAX_WAITING_PER_CALLER:
+        mine = sum(call.caller == caller for call in self._waiting.values())
+        if len(self._waiting) >= MAX_WAITING or mine >= MAX_WAITING_PER_CALLER:
             # Checked before the handler starts, because its effects cannot be undone.
             raise MCPError(types.INTERNAL_ERROR, "too many calls wait for answers")
-        call = _AskingCall(run, channel, capabilities, answers, caller)
-        return await self._until_question(call, key)
+        return await self._until_question(
+            _AskingCall(run, channel, capabilities, answers, key, caller)
+        )
 
     async def resume(
         self, token: str, answers: Mapping[str, Any], channel: CallerChannel, key: Key
@@ -94,45 +94,34 @@ class Elicitations:
         Raises:
             MCPError: If no waiting call has this `token` and key.
         """
-        known = self._waiting.get(token)
-        if known is None or known[0] != key:
+        call = self._waiting.get(token)
+        if call is None or call.key != key:
             raise MCPError(types.INVALID_PARAMS, "requestState is unknown or has expired")
-        self._leave(token)
-        call = known[1]
+        del self._waiting[token]
         call.channel = channel
         call.answer(answers)
-        return await self._until_question(call, key)
+        return await self._until_question(call)
 
-    async def _until_question(self, call: "_AskingCall", key: Key) -> JSONObject:
+    async def _until_question(self, call: "_AskingCall") -> JSONObject:
         questions = await call.proceed()
         if questions is None:
             return call.task.result()
         token = token_urlsafe(16)
-        self._waiting[token] = (key, call)
-        self._per_caller[call.caller] += 1
+        self._waiting[token] = call
         call.task.add_done_callback(partial(self._ended, token))
         return {"resultType": "input_required", "inputRequests": questions, "requestState": token}
 
     def _ended(self, token: str, task: asyncio.Task[JSONObject]) -> None:
         """Keep the result of a call that ended before the client answered, for example at its deadline."""
         if task.cancelled():
-            self._leave(token)
+            self._waiting.pop(token, None)
         elif token in self._waiting:
-            task.get_loop().call_later(RESULT_SECONDS, self._leave, token)
+            task.get_loop().call_later(RESULT_SECONDS, self._waiting.pop, token, None)
 
     def cancel(self) -> None:
         """End all waiting calls."""
-        for _, call in self._waiting.values():
+        for call in self._waiting.values():
             call.task.cancel()
-
-    def _leave(self, token: str) -> None:
-        """Remove a call from the waiting calls."""
-        known = self._waiting.pop(token, None)
-        if known is not None:
-            caller = known[1].caller
-            self._per_caller[caller] -= 1
-            if not self._per_caller[caller]:
-                del self._per_caller[caller]
 
 
 class _AskingCall:
@@ -144,23 +133,25 @@ class _AskingCall:
         channel: CallerChannel,
         capabilities: Mapping[str, Any],
         answers: Mapping[str, Any],
+        key: Key,
         caller: str,
     ) -> None:
+        self.key = key
         self.caller = caller
         self._known = dict(answers)
         self._open: dict[str, tuple[JSONObject, asyncio.Future[JSONObject]]] = {}
         self._asked = asyncio.Event()
         self._count = 0
         self._is_waiting = False
-        self._unsent: deque[tuple[str, tuple[Any, ...]]] = deque(maxlen=MAX_MESSAGES)
+        self._unsent: deque[tuple[Any, ...]] = deque(maxlen=MAX_MESSAGES)
         self.channel = channel
 
         async def body() -> JSONObject:
             own = asking_channel(
                 self._ask,
                 capabilities,
-                progress=self._progress,
-                log=self._log if channel.log is not None else None,
+                progress=partial(self._send, "progress"),
+                log=partial(self._send, "log") if channel.log is not None else None,
                 session=channel.session,
                 log_level=channel.log_level,
             )
@@ -199,17 +190,11 @@ class _AskingCall:
         if not self._open:
             self._asked.clear()
 
-    async def _progress(self, *report: Any) -> None:
-        await self._send("progress", report)
-
-    async def _log(self, *message: Any) -> None:
-        await self._send("log", message)
-
-    async def _send(self, kind: str, message: tuple[Any, ...]) -> None:
+    async def _send(self, kind: str, *message: Any) -> None:
         if self._is_waiting:
-            self._unsent.append((kind, message))
+            self._unsent.append((kind, *message))
         else:
-            await self._deliver(kind, message)
+            await self._deliver(kind, *message)
 
     async def _send_unsent(self) -> None:
         while self._unsent:
@@ -219,7 +204,7 @@ class _AskingCall:
                 await self._deliver(*message)
         self._is_waiting = False
 
-    async def _deliver(self, kind: str, message: tuple[Any, ...]) -> None:
+    async def _deliver(self, kind: str, *message: Any) -> None:
         send = getattr(self.channel, kind)
         if send is not None:
             await send(*message)

@@ -30,7 +30,7 @@ from operations.mcp.codec import sent_meta
 from operations.mcp.sdk import connection_of, outbound_of
 from operations.mcp.serving.app import AppOptions, MCPApp, bounded_stdio
 from operations.mcp.serving.caller import MCPCaller
-from operations.mcp.serving.catalog import Resource, properties_of
+from operations.mcp.serving.catalog import Resource
 from operations.mcp.serving.channels import (
     channel_for,
     session_key,
@@ -45,7 +45,6 @@ RequestContext = ServerRequestContext[Any, Any]
 
 _WATCHED = "operations.watched"
 _MAX_WATCHED = 1_000
-_MAX_COMPLETIONS = 100
 
 _EVENTS: dict[str, subscriptions.ServerEvent] = {
     "tools": subscriptions.ToolsListChanged(),
@@ -89,15 +88,15 @@ class RegistryServer(Server[None]):
             lifespan=self._running,
             get_tool_input_schema=self._input_schema,
             on_list_tools=self._listing(self.service.list_tools),
-            on_call_tool=cast("Any", self._call_tool),
+            on_call_tool=self._interactive(self.service.call_tool, "name", "arguments"),
             on_list_resources=self._listing(self.service.list_resources),
             on_list_resource_templates=self._listing(self.service.list_templates),
-            on_read_resource=cast("Any", self._read_resource),
+            on_read_resource=self._interactive(self.service.read_resource, "uri"),
             on_subscribe_resource=self._subscribe,
             on_unsubscribe_resource=self._unsubscribe,
             on_subscriptions_listen=self._listen_for,
             on_list_prompts=self._listing(self.service.list_prompts),
-            on_get_prompt=cast("Any", self._get_prompt),
+            on_get_prompt=self._interactive(self.service.get_prompt, "name", "arguments"),
             on_completion=cast("Any", self._complete),
         )
         # Set after construction, because the constructor warns about deprecation; clients of the 2025 protocol still
@@ -164,22 +163,15 @@ class RegistryServer(Server[None]):
 
         return handle
 
-    async def _call_tool(
-        self, request: RequestContext, params: types.CallToolRequestParams
-    ) -> JSONObject:
-        arguments = params.arguments or {}
-        return await self._run_interactive(request, self.service.call_tool, params.name, arguments)
+    def _interactive(self, method: Callable[..., Awaitable[JSONObject]], *fields: str) -> Any:
+        """Return the handler that runs a method of the service with these fields of the parameters."""
 
-    async def _read_resource(
-        self, request: RequestContext, params: types.ReadResourceRequestParams
-    ) -> JSONObject:
-        return await self._run_interactive(request, self.service.read_resource, params.uri)
+        async def handle(request: RequestContext, params: Any) -> JSONObject:
+            given = [getattr(params, field) for field in fields]
+            what: list[Any] = [{} if each is None else each for each in given]
+            return await self._run_interactive(request, method, *what)
 
-    async def _get_prompt(
-        self, request: RequestContext, params: types.GetPromptRequestParams
-    ) -> JSONObject:
-        arguments = params.arguments or {}
-        return await self._run_interactive(request, self.service.get_prompt, params.name, arguments)
+        return handle
 
     async def _run_interactive(
         self, request: RequestContext, method: Callable[..., Awaitable[JSONObject]], *what: Any
@@ -210,33 +202,7 @@ class RegistryServer(Server[None]):
     async def _complete(
         self, request: RequestContext, params: types.CompleteRequestParams
     ) -> JSONObject:
-        """Return the values of an argument, if its schema lists them."""
-        caller = self._caller(request)
-        if isinstance(params.ref, types.PromptReference):
-            spec = self.service.find_prompt(caller, params.ref.name).spec
-        else:
-            templates = self.service.catalog.templates
-            found = [
-                template.spec for template in templates if template.public_uri == params.ref.uri
-            ]
-            if not found or not caller.sees(found[0]):
-                raise MCPError(types.INVALID_PARAMS, "Unknown resource template")
-            spec = found[0]
-        completer = self.service.completer(spec, caller)
-        if completer is not None:
-            return await self.service.complete(completer, spec, params, caller)
-        schema = properties_of(spec).get(params.argument.name, {})
-        typed = params.argument.value.lower()
-        values = [str(value) for value in schema.get("enum", ())]
-        matches = [value for value in values if value.lower().startswith(typed)]
-        return {
-            "resultType": "complete",
-            "completion": {
-                "values": matches[:_MAX_COMPLETIONS],
-                "total": len(matches),
-                "hasMore": len(matches) > _MAX_COMPLETIONS,
-            },
-        }
+        return await self.service.complete(self._caller(request), params)
 
     async def _set_level(
         self, request: RequestContext, params: types.SetLevelRequestParams

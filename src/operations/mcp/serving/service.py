@@ -37,6 +37,7 @@ from operations.mcp.serving.catalog import (
     arguments_from_text,
     page_of,
     prompt_result,
+    properties_of,
     publish_addresses,
     resource_result,
 )
@@ -57,6 +58,7 @@ _SLICE_SECONDS = 0.01
 """Seconds that building schemas may block the event loop."""
 
 _BYTES_PER_TOKEN = 4
+_MAX_COMPLETIONS = 100
 _RESOURCE_NOT_FOUND = -32002
 """The error code before 2026-07-28; since then it is `INVALID_PARAMS`."""
 
@@ -357,32 +359,49 @@ class Service:
         envelope = await self._execute(spec, value, caller, channel)
         return caller.settled(prompt_result(envelope, spec))
 
-    def completer(self, spec: OperationSpec, caller: MCPCaller) -> OperationSpec | None:
-        """Return the operation that suggests values for an imported prompt or template, if the caller may use it."""
-        found = self.registry.get_spec(f"{spec.namespace}.completions.complete")
-        is_usable = is_imported(spec) and found is not None and is_imported(found)
-        return found if is_usable and found is not None and caller.sees(found) else None
-
-    async def complete(
-        self,
-        completer: OperationSpec,
-        spec: OperationSpec,
-        params: types.CompleteRequestParams,
-        caller: MCPCaller,
-    ) -> JSONObject:
-        """Return suggestions of the server of an imported prompt or template.
+    async def complete(self, caller: MCPCaller, params: types.CompleteRequestParams) -> JSONObject:
+        """Return values for an argument: of the server of an imported prompt or template, or those in its schema.
 
         Raises:
-            MCPError: If the server does not respond with suggestions.
+            MCPError: If there is no such prompt or template, or its server does not respond with suggestions.
         """
-        given = params.model_dump(
-            by_alias=True, mode="json", exclude_none=True, include={"ref", "argument", "context"}
-        )
-        name, template = spec.meta.get("name"), spec.meta.get("uriTemplate")
-        kind = given["ref"]["type"]
-        given["ref"] = {"type": kind} | ({"name": name} if template is None else {"uri": template})
-        envelope = await self._execute(completer, given, caller, CLOSED)
-        return {"resultType": "complete", "completion": envelope.data}
+        spec = self._completed(caller, params.ref)
+        completer = self.registry.get_spec(f"{spec.namespace}.completions.complete")
+        if (
+            completer is not None
+            and is_imported(completer)
+            and is_imported(spec)
+            and caller.sees(completer)
+        ):
+            given = params.model_dump(
+                by_alias=True, mode="json", exclude_none=True, include={"argument", "context"}
+            )
+            name, template = spec.meta.get("name"), spec.meta.get("uriTemplate")
+            at_server = {"name": name} if template is None else {"uri": template}
+            given["ref"] = {"type": params.ref.type, **at_server}
+            completion = (await self._execute(completer, given, caller, CLOSED)).data
+        else:
+            schema = properties_of(spec).get(params.argument.name, {})
+            typed = params.argument.value.lower()
+            values = [str(value) for value in schema.get("enum", ())]
+            matches = [value for value in values if value.lower().startswith(typed)]
+            completion = {
+                "values": matches[:_MAX_COMPLETIONS],
+                "total": len(matches),
+                "hasMore": len(matches) > _MAX_COMPLETIONS,
+            }
+        return {"resultType": "complete", "completion": completion}
+
+    def _completed(
+        self, caller: MCPCaller, ref: types.PromptReference | types.ResourceTemplateReference
+    ) -> OperationSpec:
+        """Return the operation of a prompt or template that the caller may see."""
+        if isinstance(ref, types.PromptReference):
+            return self.find_prompt(caller, ref.name).spec
+        for template in self.catalog.templates:
+            if template.public_uri == ref.uri and caller.sees(template.spec):
+                return template.spec
+        raise MCPError(types.INVALID_PARAMS, "Unknown resource template")
 
     # ------------------------------------------------------------ shared
 
