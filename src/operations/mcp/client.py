@@ -29,13 +29,7 @@ from operations.mcp.codec import with_caller_meta
 from operations.mcp.connection import CallerConnections, LiveConnection, Retries
 from operations.mcp.failures import Failure, read_failure
 from operations.mcp.http import sending_for
-from operations.mcp.interaction import (
-    CallInFlight,
-    CallsInFlight,
-    callbacks,
-    is_known,
-    own_config,
-)
+from operations.mcp.interaction import CallInFlight, CallsInFlight, is_known, own_config
 from operations.mcp.listing import ResourceWatches, ServerInfo, list_entries, list_everything
 from operations.mcp.session import OnProgress, RelaySession
 from operations.mcp.tools import ServerAccess
@@ -220,17 +214,14 @@ class MCPClient:
     async def _opened(self, session: RelaySession) -> None:
         """Read the server's description and listings. Runs in the owner task after every connection."""
         self._breaker.succeed()
-        info = session.server_info
-        capabilities = session.server_capabilities
+        info, offers = session.server_info, session.offers
         self.server_info = ServerInfo(
             name=(info.name if info is not None else "") or self.name,
             version=(info.version if info is not None else "") or "1.0.0",
             title=info.title if info is not None else None,
             protocol_version=session.protocol_version or "",
             instructions=session.instructions,
-            capabilities=capabilities.model_dump(by_alias=True, mode="json", exclude_none=True)
-            if capabilities is not None
-            else {},
+            capabilities=offers.model_dump(by_alias=True, mode="json", exclude_none=True),
         )
         await self._ask_for_logs(session)
         if not self._catalog.operations:
@@ -239,7 +230,9 @@ class MCPClient:
             # Calls need not wait for the listing, but must know which arguments are sent as headers.
             session.learn(self._catalog.tools.values())
             self._stale.set()
-        if session.is_modern and _tells_of_changes(capabilities):
+        kinds = (offers.tools, offers.resources, offers.prompts)
+        tells_of_changes = any(kind is not None and kind.list_changed for kind in kinds)
+        if session.is_modern and tells_of_changes:
             if self._listener is not None:
                 self._listener.cancel()
             self._listener = asyncio.create_task(
@@ -492,7 +485,7 @@ class MCPClient:
             "logging_callback": log,
             "message_handler": partial(self._hear, calls),
             "log_level": self.config.log_level,
-            **callbacks(self.name, self.config, calls),
+            **calls.callbacks(),
         }
 
     async def _hear(self, calls: CallsInFlight, message: Any) -> None:
@@ -519,9 +512,7 @@ class MCPClient:
             logger.warning("%s: its further log messages of this minute are dropped", self.name)
 
     async def _ask_for_logs(self, session: RelaySession) -> None:
-        offers = session.server_capabilities
-        is_offered = offers is not None and offers.logging is not None
-        if self.config.log_level is None or session.is_modern or not is_offered:
+        if self.config.log_level is None or session.is_modern or session.offers.logging is None:
             return
         try:
             await session.relay("logging/setLevel", {"level": self.config.log_level})
@@ -553,11 +544,6 @@ def _is_away(error: CallError) -> bool:
     """Return whether a request got no response; an HTTP error status is a response."""
     status = object_of(error.details).get("statusCode")
     return error.code == ErrorCode.UNAVAILABLE and status is None
-
-
-def _tells_of_changes(offers: types.ServerCapabilities | None) -> bool:
-    kinds = (offers.tools, offers.resources, offers.prompts) if offers is not None else ()
-    return any(kind is not None and kind.list_changed for kind in kinds)
 
 
 @asynccontextmanager

@@ -93,7 +93,7 @@ class LiveConnection:
         self.redactor = failures.redactor_for(config)
         """Redacts the secrets of this server's configuration."""
 
-        self.calls = CallsInFlight()
+        self.calls = CallsInFlight(name, config)
         """The calls whose responses this connection waits for."""
 
         self._callbacks = callbacks(self.calls)

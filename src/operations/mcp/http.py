@@ -32,17 +32,10 @@ from mcp.client.auth.extensions.client_credentials import ClientCredentialsOAuth
 from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.message import SessionMessage
-from pydantic import ValidationError
 
-from operations._decoding import decode_json, enforce_bounds
+from operations._decoding import enforce_bounds
 from operations._hosts import TrustedHosts, enforce_public, is_public, not_public, origin_of
-from operations._json import (
-    MAX_DOCUMENT_DEPTH,
-    MAX_REQUEST_VALUES,
-    JSONLimitError,
-    JSONValueError,
-    object_of,
-)
+from operations._json import MAX_DOCUMENT_DEPTH, JSONLimitError
 from operations._mcp_config import MCPClientConfig, MCPClientCredentials
 from operations.caller_tokens import TokenFunction
 from operations.context import NO_CALL, OperationContext
@@ -124,24 +117,12 @@ async def _open_sse(config: MCPClientConfig, redactor: Redactor) -> AsyncGenerat
 
 
 def _failed_message(request: httpx2.Request, response: httpx2.Response) -> SessionMessage | None:
-    """Return the JSON-RPC response for a failed message; None if no call waits for it."""
+    """Return the JSON-RPC response for a failed message, from a response of `_error`; None if no call waits for it."""
     request_id = _decode_sent(request.content).id
     if request_id is None:
         return None
-    status = response.status_code
-    failure = failures.seal("status", f"answered with HTTP status {status}", statusCode=status)
-    error = _decoded(response.content).get("error", failure)
-    wire = {"jsonrpc": "2.0", "id": request_id}
-    try:
-        return SessionMessage(types.JSONRPCError.model_validate({**wire, "error": error}))
-    except ValidationError:
-        return SessionMessage(types.JSONRPCError.model_validate({**wire, "error": failure}))
-
-
-def _decoded(body: bytes) -> JSONObject:
-    with suppress(JSONValueError):
-        return object_of(decode_json(body, max_values=MAX_REQUEST_VALUES))
-    return {}
+    wire = {**msgspec.json.decode(response.content), "id": request_id}
+    return SessionMessage(types.JSONRPCError.model_validate(wire))
 
 
 @asynccontextmanager

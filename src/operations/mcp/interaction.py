@@ -201,39 +201,6 @@ class CallInFlight:
             each.cancel()
 
 
-class CallsInFlight:
-    """The running calls of one connection."""
-
-    def __init__(self) -> None:
-        self._calls: dict[CallInFlight, None] = {}
-
-    @property
-    def are_running(self) -> bool:
-        """Whether there are running calls."""
-        return bool(self._calls)
-
-    @contextmanager
-    def enter(self, call: CallInFlight) -> Generator[None]:
-        """Register a running call for the duration of this block; messages on its stream belong to it."""
-        self._calls[call] = None
-        token = _tied.set(call)
-        try:
-            yield
-        finally:
-            _tied.reset(token)
-            del self._calls[call]
-            call.end()
-
-    def addressee(self) -> CallInFlight | None:
-        """Return the call that the current message belongs to; None if it belongs to no caller."""
-        tied = _tied.get()
-        if tied is not None:
-            return tied if tied in self._calls else None
-        if len({call.caller for call in self._calls}) != 1:
-            return None
-        return next(reversed(self._calls))
-
-
 # ------------------------------------------------------------ questions
 
 logger = logging.getLogger("operations.mcp")
@@ -261,39 +228,68 @@ _NO_MODEL: Final = types.ErrorData(code=-1, message="the caller has no model to 
 _TOO_MANY: Final = f"more than {MAX_QUESTIONS} questions at a time"
 
 
-def callbacks(name: str, config: MCPClientConfig, calls: CallsInFlight) -> dict[str, Any]:
-    """Return the callbacks of a session for requests that a server sends up to 2025-11-25.
+class CallsInFlight:
+    """The running calls of one connection, and the questions of its server, a limited number at a time.
 
-    The session advertises all of them, because capabilities are sent once, before the first caller is known.
+    Args:
+        name: The name of the server, for the log.
+        config: The configuration with the handlers of questions.
     """
-    questions = _Questions(name, config, calls)
 
-    async def elicit(context: Any, params: Any) -> Any:
-        return await questions.respond(ELICIT, params, types.ElicitResult(action="decline"))
-
-    async def sample(context: Any, params: Any) -> Any:
-        return await questions.respond(SAMPLE, params, _NO_MODEL)
-
-    async def list_roots(context: Any) -> Any:
-        return await questions.respond(ROOTS, None, types.ListRootsResult(roots=[]))
-
-    return {
-        "elicitation_callback": elicit,
-        "sampling_callback": sample,
-        "list_roots_callback": list_roots,
-    }
-
-
-class _Questions:
-    """Answers the questions of one server, a limited number at a time."""
-
-    def __init__(self, name: str, config: MCPClientConfig, calls: CallsInFlight) -> None:
+    def __init__(self, name: str, config: MCPClientConfig) -> None:
         self._name = name
         self._config = config
-        self._calls = calls
+        self._calls: dict[CallInFlight, None] = {}
         self._open = 0
 
-    async def respond(self, method: str, params: Any, declined: Any) -> Any:
+    @property
+    def are_running(self) -> bool:
+        """Whether there are running calls."""
+        return bool(self._calls)
+
+    @contextmanager
+    def enter(self, call: CallInFlight) -> Generator[None]:
+        """Register a running call for the duration of this block; messages on its stream belong to it."""
+        self._calls[call] = None
+        token = _tied.set(call)
+        try:
+            yield
+        finally:
+            _tied.reset(token)
+            del self._calls[call]
+            call.end()
+
+    def addressee(self) -> CallInFlight | None:
+        """Return the call that the current message belongs to; None if it belongs to no caller."""
+        tied = _tied.get()
+        if tied is not None:
+            return tied if tied in self._calls else None
+        if len({call.caller for call in self._calls}) != 1:
+            return None
+        return next(reversed(self._calls))
+
+    def callbacks(self) -> dict[str, Any]:
+        """Return the callbacks of a session for requests that a server sends up to 2025-11-25.
+
+        The session advertises all of them, because capabilities are sent once, before the first caller is known.
+        """
+
+        async def elicit(context: Any, params: Any) -> Any:
+            return await self._respond(ELICIT, params, types.ElicitResult(action="decline"))
+
+        async def sample(context: Any, params: Any) -> Any:
+            return await self._respond(SAMPLE, params, _NO_MODEL)
+
+        async def list_roots(context: Any) -> Any:
+            return await self._respond(ROOTS, None, types.ListRootsResult(roots=[]))
+
+        return {
+            "elicitation_callback": elicit,
+            "sampling_callback": sample,
+            "list_roots_callback": list_roots,
+        }
+
+    async def _respond(self, method: str, params: Any, declined: Any) -> Any:
         """Return a valid answer, `declined`, or an error."""
         try:
             given = await self._answer(method, params)
@@ -317,7 +313,7 @@ class _Questions:
         request: JSONObject = {}
         if params is not None:
             request = params.model_dump(by_alias=True, mode="json", exclude_none=True)
-        call, question = self._calls.addressee(), None
+        call, question = self.addressee(), None
         if call is not None:
             question = caller_answer(method, request, call.context, call.client)
         handler = _application_handler(method, self._config)

@@ -128,20 +128,19 @@ async def list_everything(session: RelaySession, limit: int) -> Listing:
         MCPError: If the tools cannot be listed; other lists that fail are treated as empty.
     """
     listing = Listing(instructions=(session.instructions or "")[:_MAX_INSTRUCTIONS])
-    offers = session.server_capabilities
-    if offers is None or offers.tools is not None:
+    offers = session.offers
+    if offers.tools is not None:
         fault = partial(_tool_fault, modern=session.is_modern)
         listing.tools = await _pages(
             session.relay, "tools/list", "tools", limit, listing.skipped, fault
         )
         listing.tools = _unique(listing.tools, listing.skipped)
         session.learn(listing.tools)
-    if offers is not None:
-        for kind in LISTS:
-            if (offers.prompts if kind == "prompts" else offers.resources) is not None:
-                setattr(listing, kind, await _optional(session, kind, limit))
-        listing.can_watch = offers.resources is not None and bool(offers.resources.subscribe)
-        listing.can_complete = offers.completions is not None
+    for kind in LISTS:
+        if (offers.prompts if kind == "prompts" else offers.resources) is not None:
+            setattr(listing, kind, await _optional(session, kind, limit))
+    listing.can_watch = offers.resources is not None and bool(offers.resources.subscribe)
+    listing.can_complete = offers.completions is not None
     return listing
 
 

@@ -127,6 +127,11 @@ class NegotiatingSession(ClientSession):
         """Whether the negotiated revision has no sessions: 2026-07-28 and later."""
         return self.protocol_version in MODERN_PROTOCOL_VERSIONS
 
+    @property
+    def offers(self) -> types.ServerCapabilities:
+        """The capabilities of the server, which are known after the negotiation."""
+        return cast("types.ServerCapabilities", self.server_capabilities)
+
     async def negotiate(self, version: str) -> None:
         """Agree on a revision: the given one, or with `auto` the newest that both sides support.
 
