@@ -25,8 +25,6 @@ compare the names with its source, then change the number."""
 USED = {
     "operations.mcp.sdk": {
         "mcp.client._probe",
-        "ClientSession._build_capabilities",
-        "ClientSession._client_info",
         "ClientSession._stamp",
         "ClientSession._x_mcp_header_maps",
         "JSONRPCDispatcher._closed",

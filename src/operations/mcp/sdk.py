@@ -6,7 +6,8 @@ if the SDK is upgraded to another minor version, so that each of them is checked
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from math import inf
 from typing import Any, Final, cast
 
 import anyio
@@ -20,7 +21,7 @@ from mcp.shared.dispatcher import CallOptions, DispatchContext
 from mcp.shared.inbound import x_mcp_header_map
 from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
 from mcp.shared.transport_context import TransportContext
-from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from operations._resilience import LogThrottle
 from operations.mcp.failures import Kind, sealed
@@ -57,6 +58,9 @@ class Dispatcher(JSONRPCDispatcher[TransportContext]):
     def __init__(self, name: str, read_stream: Any, write_stream: Any) -> None:
         super().__init__(read_stream, write_stream)
         self.ended = asyncio.Event()
+        self.version: str | None = None
+        """The only revision to negotiate; None for the newest that both sides support."""
+
         self._name = name
         self._answering = 0
         self._drops = LogThrottle()
@@ -73,7 +77,13 @@ class Dispatcher(JSONRPCDispatcher[TransportContext]):
         finally:
             self.ended.set()
 
-    async def send_raw_request(self, method: str, *args: Any, **options: Any) -> dict[str, Any]:
+    async def send_raw_request(
+        self,
+        method: str,
+        params: Mapping[str, Any] | None,
+        opts: CallOptions | None = None,
+        **options: Any,
+    ) -> dict[str, Any]:
         """Send a request and return its result, which is repaired if it is that of a handshake.
 
         Raises:
@@ -81,7 +91,13 @@ class Dispatcher(JSONRPCDispatcher[TransportContext]):
         """
         if self._closed:
             raise sealed(*_NOT_SENT)
-        result = await super().send_raw_request(method, *args, **options)
+        if self.version is not None and method == "initialize":
+            # The SDK would offer only the newest revision.
+            params = {**(params or {}), "protocolVersion": self.version}
+        if self.version is not None and method == "server/discover":
+            # The SDK would wait for ten seconds only.
+            opts = {**(opts or {}), "timeout": inf}
+        result = await super().send_raw_request(method, params, opts, **options)
         model = _HANDSHAKES.get(method)
         return result if model is None else mended(result, model.model_validate)
 
@@ -122,6 +138,10 @@ class Dispatcher(JSONRPCDispatcher[TransportContext]):
 class NegotiatingSession(ClientSession):
     """A client session that supports every revision of the protocol, and does not validate tool results."""
 
+    def __init__(self, dispatcher: Dispatcher, **callbacks: Any) -> None:
+        super().__init__(dispatcher=dispatcher, **callbacks)
+        self.dispatcher = dispatcher
+
     @property
     def is_modern(self) -> bool:
         """Whether the negotiated revision has no sessions: 2026-07-28 and later."""
@@ -147,43 +167,9 @@ class NegotiatingSession(ClientSession):
                     raise
                 # Without a handshake, the reason is the failure of `server/discover`.
                 await self.discover()
-        elif version in MODERN_PROTOCOL_VERSIONS:
-            await self._discover_patiently()
         else:
-            await self._offer(version)
-
-    async def _discover_patiently(self) -> None:
-        """Send `server/discover` and wait for the response; the SDK would wait for ten seconds only."""
-        while self.discover_result is None:
-            try:
-                await self.discover()
-            except MCPError as error:
-                if error.code != types.REQUEST_TIMEOUT:
-                    raise
-
-    async def _offer(self, version: str) -> None:
-        """Send `initialize` with the given revision; the SDK would offer only the newest."""
-        offer = types.InitializeRequestParams(
-            protocol_version=version,
-            capabilities=self._build_capabilities(version),
-            client_info=self._client_info,
-        )
-        result = await self.send_request(
-            types.InitializeRequest(params=offer), types.InitializeResult
-        )
-        if result.protocol_version not in HANDSHAKE_PROTOCOL_VERSIONS:
-            raise RuntimeError(f"the server uses the unknown revision {result.protocol_version}")
-        self.adopt(result)
-        await self.send_notification(types.InitializedNotification())
-
-    def _build_capabilities(self, version: str) -> types.ClientCapabilities:
-        # From 2026-07-28 on a question is a result, which any caller can receive and answer.
-        built = super()._build_capabilities(version)
-        if built.elicitation is None and version in MODERN_PROTOCOL_VERSIONS:
-            built.elicitation = types.ElicitationCapability(
-                form=types.FormElicitationCapability(), url=types.UrlElicitationCapability()
-            )
-        return built
+            self.dispatcher.version = version
+            await (self.discover() if version in MODERN_PROTOCOL_VERSIONS else self.initialize())
 
     def stamp(self, data: JSONObject, options: CallOptions) -> None:
         """Add the fields that the negotiated revision requires to a request."""

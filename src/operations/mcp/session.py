@@ -352,8 +352,7 @@ class RelaySession(NegotiatingSession):
     def __init__(
         self, dispatcher: Dispatcher, plain: PlainCalls | None = None, **callbacks: Any
     ) -> None:
-        super().__init__(dispatcher=dispatcher, **callbacks)
-        self.dispatcher = dispatcher
+        super().__init__(dispatcher, **callbacks)
         self._plain = plain
         self._cancelling: set[asyncio.Task[None]] = set()
 

@@ -156,7 +156,6 @@ class HandshakeTransport:
             (SESSION_HEADER, session.id.encode()),
         )
         if session.connection.initialize_accepted:
-            session.opened()
             sessions.add(session, state.credential, state.front.credentials)
         return reply
 

@@ -11,6 +11,7 @@ Rule 4: the last events of a session are stored, so that a client can resume a l
 import asyncio
 from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator, Callable, Mapping
+from functools import cached_property
 from itertools import count
 from secrets import token_hex
 from time import monotonic
@@ -174,7 +175,6 @@ class Session:
         self.connection = Connection.for_loop(self, session_id=self.id)
         """The SDK's state of the session: version, capabilities, log level, subscribed resources."""
 
-        self.capabilities: Mapping[str, Any] = NOTHING
         self.log = EventLog()
         self.running: dict[int | str, Callable[[], None]] = {}
         """Functions that cancel the running requests, by id."""
@@ -191,11 +191,13 @@ class Session:
         self._questions: dict[int, asyncio.Future[JSONObject]] = {}
         self._numbers = count(1)
 
-    def opened(self) -> None:
-        """Store the declared capabilities of the client."""
+    @cached_property
+    def capabilities(self) -> Mapping[str, Any]:
+        """The declared capabilities of the client, which are known after the handshake."""
         declared = self.connection.client_capabilities
-        if declared is not None:
-            self.capabilities = declared.model_dump(by_alias=True, exclude_none=True)
+        return (
+            NOTHING if declared is None else declared.model_dump(by_alias=True, exclude_none=True)
+        )
 
     def ask(self) -> tuple[int, asyncio.Future[JSONObject]]:
         """Return the id of a new question to the client, and its answer."""
