@@ -7,8 +7,8 @@ Rule 2: the work ends when its client disconnects, unless the response is a stre
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Mapping
-from contextlib import ExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, Final
 
@@ -22,7 +22,6 @@ from mcp.shared.inbound import ERROR_CODE_HTTP_STATUS
 from mcp.shared.message import ServerMessageMetadata
 from mcp.shared.transport_context import TransportContext
 from mcp_types import INTERNAL_ERROR, ErrorData
-from mcp_types.version import is_version_at_least
 from starlette.requests import Request
 
 from operations.errors import CallError, retrieve_exception
@@ -34,9 +33,6 @@ from operations.mcp.serving.sessions import PING, PING_SECONDS, Session, event, 
 from operations.types import JSONObject
 
 SESSION_HEADER: Final = b"mcp-session-id"
-
-_RESUMABLE: Final = "2025-11-25"
-"""Since this version, clients accept an event without a message, and resume streams."""
 
 _CANCEL_SECONDS: Final = 1
 """Seconds to wait for a client to receive the cancellation of a question."""
@@ -50,7 +46,6 @@ class Exchange:
     Args:
         state: The HTTP request.
         request_id: The id of the JSON-RPC request.
-        version: The version of the protocol.
         session: The session, if there is one. Without a session, the client cannot be asked questions.
         progress_token: The token of progress reports, if the client requested them.
         streams: Whether the response may become a stream; otherwise messages before the result are dropped.
@@ -62,8 +57,7 @@ class Exchange:
         self,
         state: RequestState,
         request_id: int | str,
-        version: str,
-        session: Session | None,
+        session: Session | None = None,
         progress_token: int | str | None = None,
         *,
         streams: bool,
@@ -72,7 +66,6 @@ class Exchange:
     ) -> None:
         self.request_id = request_id
         self._state = state
-        self._version = version
         self._session = session
         self._streams = streams
         self._prefers_stream = prefers_stream
@@ -84,7 +77,7 @@ class Exchange:
         self._is_attached = False
         self._is_cancelled = self._is_ended = False
         self._lock: asyncio.Lock | None = None
-        self._resources: ExitStack | None = None
+        self._stop_watch: Callable[[], object] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._pinging: asyncio.Task[None] | None = None
 
@@ -121,8 +114,8 @@ class Exchange:
             self._stop()
             if session is not None and session.running.get(self.request_id) == self.cancel:
                 del session.running[self.request_id]
-            if self._resources is not None:
-                self._resources.close()
+            if self._stop_watch is not None:
+                self._stop_watch()
         if state.is_answered:
             return None
         if self._stream is None:
@@ -212,12 +205,10 @@ class Exchange:
             self._stream = session.log.open_stream()
             state.timeout.unwatch()
             headers.append((SESSION_HEADER, session.id.encode()))
-        self._resources = ExitStack()
-        watching = state.front.credentials.watching(state.credential, self.end)
-        self._resources.enter_context(watching)
+        self._stop_watch = state.front.credentials.watch(state.credential, self.end)
         self._is_attached = True
         await state.send({"type": "http.response.start", "status": 200, "headers": headers})
-        if session is not None and is_version_at_least(self._version, _RESUMABLE):
+        if session is not None and session.can_resume:
             await self._send(session.log.add_start(self._stream))
 
     @asynccontextmanager
@@ -268,11 +259,7 @@ class Exchange:
     @property
     def can_release(self) -> bool:
         """Whether the client can resume the stream."""
-        return (
-            self._streams
-            and self._session is not None
-            and is_version_at_least(self._version, _RESUMABLE)
-        )
+        return self._streams and self._session is not None and self._session.can_resume
 
     def _ping_later(self) -> None:
         if self._streams:

@@ -102,10 +102,10 @@ class HandshakeTransport:
     async def _post(
         self, state: RequestState, body: bytes, session: Session | None
     ) -> Reply | None:
-        plain = decode_plain(body) if self._lean else None
+        is_missing = self._sessions is not None and session is None
+        plain = decode_plain(body) if self._lean and not is_missing else None
         if plain is not None and plain.params.meta.version is None:
-            sent = decode_meta(body, plain, self._service)
-            return await self._plain(state, plain, session, sent)
+            return await self._plain(state, plain, body, session)
         message = decode_message(body, state.front.limits.values)
         if isinstance(message, Reply):
             return message
@@ -115,19 +115,18 @@ class HandshakeTransport:
                 session.answer(message)
             return accepted_reply()
         method, params = message["method"], message.get("params")
-        if self._sessions is not None and session is None:
+        if is_missing:
             if method != "initialize" or is_notification:
                 return failure(400, "Bad Request: Missing session ID")
             return await self._open(state, message)
-        version = self._version(state, session)
         request_id = "" if is_notification else message["id"]
         token = progress_token_from_params(params)
-        exchange = self._exchange(state, request_id, version, session, token)
+        exchange = self._exchange(state, request_id, session, token)
         # The SDK checks the message and calls our handler for it.
         if session is None:
             if is_notification:
                 return accepted_reply()
-            connection = Connection.from_envelope(version, None, None)
+            connection = Connection.from_envelope(self._version(state, None), None, None)
             options: Any = {"connection": connection, "lifespan_state": None}
             work = serve_one(self._server, exchange, method, params, **options)
             return await exchange.serve(work)
@@ -147,7 +146,7 @@ class HandshakeTransport:
         await sessions.make_room(state.caller, state.front.limits)
         session = Session(state.caller, None if state.identity is None else state.identity.key)
         params = message.get("params")
-        exchange = Exchange(state, message["id"], "", session, streams=False)
+        exchange = Exchange(state, message["id"], session, streams=False)
         options = self._server.create_initialization_options()
         options.instructions = self._service.instructions(state.identity)
         runner = ServerRunner(self._server, session.connection, None, init_options=options)
@@ -160,20 +159,15 @@ class HandshakeTransport:
         return reply
 
     async def _plain(
-        self,
-        state: RequestState,
-        request: PlainRequest,
-        session: Session | None,
-        sent: Mapping[str, Any],
+        self, state: RequestState, request: PlainRequest, body: bytes, session: Session | None
     ) -> Reply | None:
         """Serve a plain call without the SDK's models."""
-        if self._sessions is not None and session is None:
-            return failure(400, "Bad Request: Missing session ID")
         version = self._version(state, session)
         connection = self._stateless[version] if session is None else session.connection
         meta = request.params.meta
-        exchange = self._exchange(state, request.id, version, session, meta.progress)
+        exchange = self._exchange(state, request.id, session, meta.progress)
         capabilities = NOTHING if session is None else session.capabilities
+        sent = decode_meta(body, request, self._service)
         caller = MCPCaller.of(state, version, capabilities, meta.trace, sent)
         channel = SILENT
         if exchange.streams:
@@ -185,14 +179,12 @@ class HandshakeTransport:
         self,
         state: RequestState,
         request_id: int | str,
-        version: str,
         session: Session | None,
         progress_token: int | str | None,
     ) -> Exchange:
         return Exchange(
             state,
             request_id,
-            version,
             session,
             progress_token,
             streams=self._streams,

@@ -201,7 +201,7 @@ class ModernTransport:
             return failure(400, refused.message, code=refused.code, data=refused.data)
         token = progress_token_from_params(message.get("params"))
         options: Any = {"streams": streams, "stamp": self._stamp}
-        exchange = Exchange(state, message["id"], "", None, token, **options)
+        exchange = Exchange(state, message["id"], None, token, **options)
         ending = state.front.open_streams.watching(exchange.end, is_idle=True)
         with ending if is_stream else nullcontext():
             return await exchange.serve(self._run(state, message, exchange))
@@ -248,7 +248,7 @@ class ModernTransport:
         caller = MCPCaller.of(state, version, capabilities, meta.trace, sent)
         is_call = request.method == "tools/call"
         streams = self._streams and is_call
-        exchange = Exchange(state, request.id, version, None, streams=streams, stamp=self._stamp)
+        exchange = Exchange(state, request.id, streams=streams, stamp=self._stamp)
         if is_call and capabilities and can_answer(capabilities):
             what = (SILENT, "tools/call", NOTHING, params.name, params.arguments or {})
             return await exchange.serve(service.run_interactive(caller, service.call_tool, *what))

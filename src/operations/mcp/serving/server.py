@@ -37,7 +37,7 @@ from operations.mcp.serving.channels import (
     set_level,
 )
 from operations.mcp.serving.service import Service
-from operations.observe import CallEvent, trace_context
+from operations.observe import trace_context
 from operations.registry import OperationRegistry
 from operations.types import JSONObject, options_of
 
@@ -301,11 +301,7 @@ class RegistryServer(Server[None]):
     async def _running(self, _server: Server[None]) -> AsyncGenerator[None]:
         """Announce changes of the registry while a transport runs; end waiting calls with the last one."""
         changed = asyncio.Event()
-
-        def notice(_event: CallEvent) -> None:
-            changed.set()
-
-        stop = self.service.registry.watch(notice)
+        stop = self.service.registry.watch(lambda _event: changed.set())
         announcer = asyncio.create_task(self._announce(changed))
         self._transports += 1
         try:

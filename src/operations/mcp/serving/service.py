@@ -27,7 +27,7 @@ from operations.errors import CallError, ErrorCode
 from operations.front.config import MCPServerSettings
 from operations.front.http import RequestState
 from operations.front.public_errors import public_error
-from operations.front.search import may_call
+from operations.front.search import OperationCall, may_call
 from operations.mcp.codec import INPUT, is_imported
 from operations.mcp.serving.caller import ItemT, LimitedCall, MCPCaller
 from operations.mcp.serving.catalog import (
@@ -43,11 +43,11 @@ from operations.mcp.serving.catalog import (
 )
 from operations.mcp.serving.channels import Elicitations, can_answer
 from operations.mcp.serving.tools import (
-    Run,
     Tool,
+    gateway_request,
     gateway_tools,
     model_text,
-    run_gateway_tool,
+    text_block,
 )
 from operations.observe import now
 from operations.registry import OperationRegistry
@@ -181,13 +181,37 @@ class Service:
     async def _call_gateway_tool(
         self, caller: MCPCaller, name: str, arguments: JSONObject, context: OperationContext
     ) -> JSONObject:
-        result = None
-        if self.settings.disclosure != "tools":
-            run = self._runner(caller)
-            result = await run_gateway_tool(name, arguments, caller.front, context, run, caller.key)
-        if result is None:
+        tool = None if self.settings.disclosure == "tools" else gateway_tools().get(name)
+        if tool is None:
             raise self._unknown("tool", name, caller)
+        try:
+            request, meta = gateway_request(tool, arguments, lenient=context.lenient)
+            if isinstance(request, OperationCall):
+                result = await self._call_operation(caller, request, context)
+            else:
+                data = await caller.front.answer(request, context, caller.key)
+                result = {"content": [text_block(model_text(data))], "structuredContent": data}
+                if meta:
+                    result["_meta"] = meta
+        except CallError as error:
+            expose = caller.front.expose_errors
+            result = tool.failure(error, context.request_id, expose=expose)
         return caller.settled(result)
+
+    async def _call_operation(
+        self, caller: MCPCaller, call: OperationCall, context: OperationContext
+    ) -> JSONObject:
+        """Run an operation by its id, and return the result of its tool."""
+        spec = caller.front.find(call.operation, context.identity)
+        tool = self.catalog.by_id.get(spec.id)
+        if tool is None:
+            tool = Tool(spec.id, spec, self.settings.schema_budget)
+        # Before the call runs: its result cannot be written without the schemas.
+        tool.enforce_usable()
+        limit = caller.limit(self.registry.get(spec.id))
+        if limit is not None:
+            context = context.changed(deadline=limit.deadline, limit=limit)
+        return await self._run(tool, call.input, context, caller)
 
     def limited_call(self, caller: MCPCaller, state: RequestState, name: str) -> LimitedCall | None:
         """Return a tool call whose time limit its request can enforce; None if the registry must do so."""
@@ -197,21 +221,6 @@ class Service:
             return None
         seconds = limit.remaining
         return LimitedCall(caller, state, tool, limit, seconds) if 0 < seconds < inf else None
-
-    def _runner(self, caller: MCPCaller) -> Run:
-        async def run(operation_id: str, value: Any, context: OperationContext) -> JSONObject:
-            spec = caller.front.find(operation_id, context.identity)
-            tool = self.catalog.by_id.get(operation_id)
-            if tool is None:
-                tool = Tool(operation_id, spec, self.settings.schema_budget)
-            # Before the call runs: its result cannot be written without the schemas.
-            tool.enforce_usable()
-            limit = caller.limit(self.registry.get(spec.id))
-            if limit is not None:
-                context = context.changed(deadline=limit.deadline, limit=limit)
-            return await self._run(tool, value, context, caller)
-
-        return run
 
     async def _run(
         self, tool: Tool, value: Any, context: OperationContext, caller: MCPCaller

@@ -23,6 +23,7 @@ from mcp.server.connection import Connection
 from mcp.server.runner import aclose_shielded
 from mcp.shared.dispatcher import CallOptions
 from mcp.shared.exceptions import NoBackChannelError
+from mcp_types.version import is_version_at_least
 
 from operations.channel import NOTHING
 from operations.errors import CallError, ErrorCode
@@ -40,6 +41,9 @@ PING_SECONDS: Final = 15
 
 STANDALONE: Final = 0
 """The stream that does not belong to a request; a client reads it with GET."""
+
+_RESUMABLE: Final = "2025-11-25"
+"""Since this version, clients accept an event without a message, and resume streams."""
 
 _RETRY_MILLISECONDS: Final = 500
 """Milliseconds after which a client should reconnect when its stream ended early."""
@@ -198,6 +202,11 @@ class Session:
         return (
             NOTHING if declared is None else declared.model_dump(by_alias=True, exclude_none=True)
         )
+
+    @property
+    def can_resume(self) -> bool:
+        """Whether the client can resume a stream."""
+        return is_version_at_least(self.connection.protocol_version, _RESUMABLE)
 
     def ask(self) -> tuple[int, asyncio.Future[JSONObject]]:
         """Return the id of a new question to the client, and its answer."""

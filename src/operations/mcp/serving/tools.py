@@ -9,7 +9,7 @@ are listed like all other tools.
 """
 
 from base64 import b64encode
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from functools import cache, cached_property
 from typing import Any, Final, cast
 
@@ -19,7 +19,6 @@ from msgspec import convert, to_builtins
 
 from operations._json import list_of, object_of
 from operations._pipeline.lenient import convert_input
-from operations.context import OperationContext
 from operations.envelopes import (
     HTTPResponseMeta,
     MCPResponseMeta,
@@ -27,7 +26,7 @@ from operations.envelopes import (
     changes_to_wire,
 )
 from operations.errors import CallError, SchemaError, unusable_schema, with_code
-from operations.front import Front, search
+from operations.front import search
 from operations.front.public_errors import public_error
 from operations.mcp import codec
 from operations.schema import Schema, schema_for, validate_or_raise
@@ -379,9 +378,6 @@ def _content_type(envelope: ResponseEnvelope[Any]) -> str | None:
 
 # ------------------------------------------------------------ gateway tools
 
-Run = Callable[[str, Any, OperationContext], Awaitable[JSONObject]]
-"""Runs an operation by id and returns the result of its tool."""
-
 _REQUESTS: Final = {
     "search": search.Search,
     "schema": search.SchemaRequest,
@@ -444,34 +440,20 @@ def gateway_tools() -> dict[str, Tool]:
     return {spec.name: Tool(spec.name, spec, budget=16 * 1024) for spec in specs}
 
 
-async def run_gateway_tool(
-    name: str,
-    arguments: JSONObject,
-    front: Front,
-    context: OperationContext,
-    run: Run,
-    caller: str,
-) -> JSONObject | None:
-    """Run a gateway tool; return None if `name` is not one."""
-    tool = gateway_tools().get(name)
-    if tool is None:
-        return None
+def gateway_request(tool: Tool, arguments: JSONObject, *, lenient: bool) -> tuple[Any, JSONObject]:
+    """Return the request in the arguments of a gateway tool, and the `_meta` of its result: converted arguments.
+
+    Raises:
+        CallError: If the arguments are not valid.
+    """
+    schema = tool.spec.input_schema.compile()
+    may_convert = lenient and schema.errors(arguments)
+    converted = convert_input(schema, arguments) if may_convert else None
     meta: JSONObject = {}
-    try:
-        schema = tool.spec.input_schema.compile()
-        may_convert = context.lenient and schema.errors(arguments)
-        converted = convert_input(schema, arguments) if may_convert else None
-        if converted is not None:
-            arguments, changes = converted
-            count = sum(change.count for change in changes)
-            noted = {"changes": to_builtins(changes), "changesCount": count}
-            meta = {"_meta": {codec.CHANGES_KEY: noted}}
-        else:
-            validate_or_raise(tool.spec.input_schema, arguments, subject=f"arguments of {name}")
-        request: Any = convert(arguments, _REQUESTS[name], strict=False)
-        if isinstance(request, search.OperationCall):
-            return await run(request.operation, request.input, context)
-        data = await front.answer(request, context, caller)
-    except CallError as error:
-        return tool.failure(error, context.request_id, expose=front.expose_errors)
-    return {"content": [text_block(model_text(data))], "structuredContent": data, **meta}
+    if converted is not None:
+        arguments, changes = converted
+        count = sum(change.count for change in changes)
+        meta = {codec.CHANGES_KEY: {"changes": to_builtins(changes), "changesCount": count}}
+    else:
+        validate_or_raise(tool.spec.input_schema, arguments, subject=f"arguments of {tool.name}")
+    return convert(arguments, _REQUESTS[tool.name], strict=False), meta
