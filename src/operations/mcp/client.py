@@ -366,10 +366,7 @@ class MCPClient:
 
     async def _list_all(self, kind: str, context: OperationContext) -> list[JSONObject]:
         """Return every entry of one of the server's lists, for a call."""
-
-        async def fetch(method: str, params: JSONObject) -> JSONObject:
-            return await self.request(method, params, context, replayable=True)
-
+        fetch = partial(self.request, context=context, replayable=True)
         return await list_entries(fetch, kind, self.config.max_tools)
 
     # ------------------------------------------------------------ changes

@@ -402,43 +402,38 @@ def _questions(result: JSONObject) -> dict[str, JSONObject]:
     raise CallError(ErrorCode.EXECUTION_ERROR, message)
 
 
-async def settle(
-    result: JSONObject,
-    send: Callable[[JSONObject], Awaitable[JSONObject]],
-    config: MCPClientConfig,
-    context: OperationContext,
-) -> JSONObject:
-    """Answer questions and send the answers until the result is final, or a question cannot be answered.
+async def answers_to(
+    result: JSONObject, config: MCPClientConfig, context: OperationContext
+) -> JSONObject | None:
+    """Return the parameters with which a request is repeated, to answer the questions in its result.
 
     Args:
-        result: The first result.
-        send: Repeats the request with additional parameters.
+        result: The result.
         config: The configuration with the handlers.
         context: The context of the call, whose channel is asked first.
+
+    Returns:
+        None if the result is final, or a question cannot be answered.
 
     Raises:
         CallError: `EXECUTION_ERROR` if the questions are malformed or too many, or a handler fails; `TIMEOUT` if a
             handler takes too long.
     """
-    for _ in range(MAX_ROUNDS):
-        if not is_question(result):
-            return result
-        answers: JSONObject = {}
-        for key, question in _questions(result).items():
-            answer = await _settled(question, config, context)
-            if answer is None:
-                return result
-            answers[key] = answer
-        if not answers:
-            # The result has no questions and only asks to retry later.
-            await asyncio.sleep(_PATIENCE_SECONDS)
-        added: JSONObject = {"inputResponses": answers} if answers else {}
-        if result.get("requestState") is not None:
-            added["requestState"] = result["requestState"]
-        result = await send(added)
-    if is_question(result):
-        raise CallError(ErrorCode.EXECUTION_ERROR, f"asked for input more than {MAX_ROUNDS} times")
-    return result
+    if not is_question(result):
+        return None
+    answers: JSONObject = {}
+    for key, question in _questions(result).items():
+        answer = await _settled(question, config, context)
+        if answer is None:
+            return None
+        answers[key] = answer
+    if not answers:
+        # The result has no questions and only asks to retry later.
+        await asyncio.sleep(_PATIENCE_SECONDS)
+    added: JSONObject = {"inputResponses": answers} if answers else {}
+    if result.get("requestState") is not None:
+        added["requestState"] = result["requestState"]
+    return added
 
 
 async def _settled(

@@ -38,7 +38,7 @@ from operations.envelopes import (
 )
 from operations.errors import CallError, ErrorCode, operation_not_found
 from operations.mcp import codec
-from operations.mcp.interaction import is_question, question_envelope, settle
+from operations.mcp.interaction import MAX_ROUNDS, answers_to, is_question, question_envelope
 from operations.schema import Schema, from_schema, validate_or_raise
 from operations.schema.compiling import drop_invalid_patterns
 from operations.schema.references import rewritten
@@ -188,20 +188,27 @@ class ServerAccess:
     async def settled(
         self, method: str, params: JSONObject, context: OperationContext, *, replayable: bool
     ) -> JSONObject:
-        """Send a request, and answer the questions of the server."""
+        """Send a request, and repeat it with answers until its result is final or a question cannot be answered.
 
-        async def send(added: JSONObject) -> JSONObject:
+        Raises:
+            CallError: If there is no result, or a question fails.
+        """
+        result = await self.request(method, params, context, replayable=replayable)
+        for _ in range(MAX_ROUNDS):
+            added = await answers_to(result, self.config, context)
+            if added is None:
+                return result
             try:
-                return await self.request(
-                    method, {**params, **added}, context, replayable=replayable
-                )
+                again = {**params, **added}
+                result = await self.request(method, again, context, replayable=replayable)
             except CallError as error:
                 # The request has started, because the server has asked a question.
                 error.begun = None
                 raise
-
-        result = await self.request(method, params, context, replayable=replayable)
-        return await settle(result, send, self.config, context)
+        if is_question(result):
+            message = f"asked for input more than {MAX_ROUNDS} times"
+            raise CallError(ErrorCode.EXECUTION_ERROR, message)
+        return result
 
     async def read(
         self, method: str, params: JSONObject, context: OperationContext, convert: Convert
