@@ -17,7 +17,7 @@ Rule 2: operations that other code registered are not changed.
 """
 
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, Final, cast
@@ -117,10 +117,14 @@ class ResourceOperations:
             yield "", Operation(spec, self._read_any, resources=shown, source_timeout=timeout)
             if listing.can_watch:
                 yield "", self._watcher()
-        for template in listing.templates:
-            yield from self._named(template, "templates", self._template, skipped)
-        for prompt in listing.prompts:
-            yield from self._named(prompt, "prompts", self._prompt, skipped)
+        named = [("templates", each, self._template) for each in listing.templates]
+        named += [("prompts", each, self._prompt) for each in listing.prompts]
+        for kind, entry, build in named:
+            given = entry.get("name") or entry.get("uriTemplate")
+            try:
+                yield pin_key(kind, entry), build(entry, f"{kind}.{safe_name(str(given))}")
+            except ValueError as error:
+                skipped[f"{kind}.{ascii(given)[1:-1]}"] = str(error)
         if listing.can_complete and (listing.templates or listing.prompts):
             yield "", self._completer()
 
@@ -138,19 +142,6 @@ class ResourceOperations:
             raise tools.in_quarantine(key, self._source.server)
         params = {"uri": uri}
         return await self._source.read("resources/read", params, context, tools.resource_envelope)
-
-    def _named(
-        self,
-        entry: JSONObject,
-        kind: str,
-        build: Callable[[JSONObject, str], Operation],
-        skipped: dict[str, str],
-    ) -> Iterator[tuple[str, Operation]]:
-        given = entry.get("name") or entry.get("uriTemplate")
-        try:
-            yield pin_key(kind, entry), build(entry, f"{kind}.{safe_name(str(given))}")
-        except ValueError as error:
-            skipped[f"{kind}.{ascii(given)[1:-1]}"] = str(error)
 
     def _spec(
         self,

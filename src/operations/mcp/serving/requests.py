@@ -299,7 +299,7 @@ def serve_plain(
     """Serve a plain request; return the response unless it was sent as a stream."""
     params = request.params
     if request.method == "tools/list":
-        return exchange.serve(service.list_tools_encoded(caller, params.cursor))
+        return exchange.serve(service.list_tools(caller, params.cursor, encoded=True))
     name = params.name or ""
     limited = service.limited_call(caller, state, name)
     call = service.call_tool(caller, name, params.arguments or {}, channel, limited)

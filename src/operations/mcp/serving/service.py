@@ -102,17 +102,11 @@ class Service:
 
     # ------------------------------------------------------------ tools
 
-    async def list_tools(self, caller: MCPCaller, cursor: str | None = None) -> JSONObject:
-        """Return one page of the tools, or the gateway tools."""
-        return await self._tool_page(caller, cursor, Tool.wire)
-
-    async def list_tools_encoded(self, caller: MCPCaller, cursor: str | None = None) -> JSONObject:
-        """As `list_tools`, with the tools already encoded."""
-        return await self._tool_page(caller, cursor, Tool.raw)
-
-    async def _tool_page(
-        self, caller: MCPCaller, cursor: str | None, wire: Callable[..., Any]
+    async def list_tools(
+        self, caller: MCPCaller, cursor: str | None = None, *, encoded: bool = False
     ) -> JSONObject:
+        """Return one page of the tools, or the gateway tools; on request each encoded as JSON."""
+        wire: Callable[..., Any] = Tool.raw if encoded else Tool.wire
         tools = caller.visible(self.catalog.tools.values())
         if await self._hides(tools):
             tools, cursor = list(gateway_tools().values()), None
