@@ -57,7 +57,6 @@ from operations.mcp.serving.requests import (
     is_handshake_version,
 )
 from operations.mcp.serving.service import Service
-from operations.mcp.serving.sessions import SessionTable
 
 logger = logging.getLogger("operations")
 
@@ -107,9 +106,7 @@ class MCPApp:
         self._guard = HostGuard(self._alone, ("*",) if hosts is None else hosts, origins)
         lean = options.get("lean", True)
         self._modern = ModernTransport(server, service, lean=lean)
-        settings = service.settings
-        self._sessions = None if settings.stateless else SessionTable(settings.session_idle_timeout)
-        self._handshake = HandshakeTransport(server, service, self._sessions, lean=lean)
+        self._handshake = HandshakeTransport(server, service, lean=lean)
         self._is_running = False
         self._background: asyncio.Task[None] | None = None
         self._is_ready = asyncio.Event()
@@ -119,17 +116,16 @@ class MCPApp:
         """Serve for the duration of an `async with` block."""
         async with self._server.lifespan(self._server):
             self._is_running = True
-            sessions = self._sessions
-            expiring = None if sessions is None else asyncio.create_task(sessions.expire())
+            sessions = self._handshake.sessions
+            expiring = asyncio.create_task(sessions.expire())
             try:
                 yield
             finally:
                 self._is_running = False
-                if sessions is not None and expiring is not None:
-                    expiring.cancel()
-                    with suppress(asyncio.CancelledError):
-                        await expiring
-                    await sessions.close()
+                expiring.cancel()
+                with suppress(asyncio.CancelledError):
+                    await expiring
+                await sessions.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, or the lifespan."""

@@ -43,16 +43,16 @@ class HandshakeTransport:
     Args:
         server: The SDK's server, which handles all other requests.
         service: Serves plain calls.
-        sessions: The open sessions; None without sessions.
         lean: Whether plain calls use the lean path.
     """
 
-    def __init__(
-        self, server: Server[Any], service: Service, sessions: SessionTable | None, *, lean: bool
-    ) -> None:
+    def __init__(self, server: Server[Any], service: Service, *, lean: bool) -> None:
         self._server = server
         self._service = service
-        self._sessions = sessions
+        self.sessions = SessionTable(service.settings.session_idle_timeout)
+        """The open sessions; none if the server is stateless."""
+
+        self._is_stateless = service.settings.stateless
         self._streams = not service.settings.json_response
         self._lean = lean
         self._stateless = {
@@ -63,12 +63,12 @@ class HandshakeTransport:
     async def serve(self, state: RequestState, body: bytes) -> Reply | None:
         """Serve one request; return the response unless it was sent as a stream."""
         method = state.scope["method"]
-        allowed = (b"POST",) if self._sessions is None else (b"GET", b"POST", b"DELETE")
+        allowed = (b"POST",) if self._is_stateless else (b"GET", b"POST", b"DELETE")
         rejected = rejection(state, allowed, streams=self._streams)
         if rejected is not None:
             return rejected
         is_new = SESSION_HEADER not in state.headers
-        if self._sessions is None or (is_new and method == "POST"):
+        if self._is_stateless or (is_new and method == "POST"):
             return await self._post(state, body, None)
         if is_new:
             return failure(400, "Bad Request: Missing session ID")
@@ -76,33 +76,31 @@ class HandshakeTransport:
         if session is None:
             return failure(404, "Session not found")
         if method == "DELETE":
-            await self._sessions.end(session)
+            await self.sessions.end(session)
             return Reply(200, b"", [JSON])
-        self._sessions.begin(session, state.credential, state.front.credentials)
+        self.sessions.begin(session, state.credential, state.front.credentials)
         try:
             if method == "GET":
                 return await self._read(state, session)
             return await self._post(state, body, session)
         finally:
-            self._sessions.finish(session)
+            self.sessions.finish(session)
 
     def knows(self, state: RequestState) -> bool:
         """Return whether a request names an open session of its caller."""
         return self._find(state) is not None
 
     def _find(self, state: RequestState) -> Session | None:
-        if self._sessions is None:
-            return None
         session_id = state.headers.get(SESSION_HEADER, b"").decode("latin-1")
         owner = None if state.identity is None else state.identity.key
-        return self._sessions.find(session_id, owner)
+        return self.sessions.find(session_id, owner)
 
     # ------------------------------------------------------------ POST
 
     async def _post(
         self, state: RequestState, body: bytes, session: Session | None
     ) -> Reply | None:
-        is_missing = self._sessions is not None and session is None
+        is_missing = session is None and not self._is_stateless
         plain = decode_plain(body) if self._lean and not is_missing else None
         if plain is not None and plain.params.meta.version is None:
             return await self._plain(state, plain, body, session)
@@ -141,9 +139,7 @@ class HandshakeTransport:
 
     async def _open(self, state: RequestState, message: Mapping[str, Any]) -> Reply | None:
         """Serve the request that opens a session."""
-        sessions = self._sessions
-        assert sessions is not None  # noqa: S101 - only called with sessions
-        await sessions.make_room(state.caller, state.front.limits)
+        await self.sessions.make_room(state.caller, state.front.limits)
         session = Session(state.caller, None if state.identity is None else state.identity.key)
         params = message.get("params")
         exchange = Exchange(state, message["id"], session, streams=False)
@@ -155,7 +151,7 @@ class HandshakeTransport:
             (SESSION_HEADER, session.id.encode()),
         )
         if session.connection.initialize_accepted:
-            sessions.add(session, state.credential, state.front.credentials)
+            self.sessions.add(session, state.credential, state.front.credentials)
         return reply
 
     async def _plain(
