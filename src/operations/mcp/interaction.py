@@ -16,10 +16,11 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final, cast
 
 import mcp_types as types
+import msgspec
 from pydantic import TypeAdapter, ValidationError
 
 from operations._json import object_of, to_json
@@ -35,8 +36,7 @@ from operations.types import JSONObject
 # ------------------------------------------------------------ features of MCP clients
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClientFeatures:
+class ClientFeatures(msgspec.Struct, frozen=True, kw_only=True):
     """Features of the client of one call that a `CallerChannel` does not cover."""
 
     close_stream: Callable[[], Awaitable[None]] | None = None
