@@ -12,11 +12,18 @@ import anyio
 import pytest
 from tests.calls.waiting import started, until
 from tests.calls.worlds import BrokerWorld, World, calling
+from tests.receivers import SilentReceiver
 from tests.servers import Broker
 
 from operations.access import Identity
 from operations.calls import PendingRequestMap, from_calls, serve_calls
-from operations.calls.events import CallRequested, RequestPayload, encode_event
+from operations.calls.events import (
+    CallFailed,
+    CallRequested,
+    RequestPayload,
+    encode_event,
+    read_event,
+)
 from operations.errors import CallError, ErrorCode
 from operations.pubsub.base import Delivery
 from operations.pubsub.memory import MemoryTarget
@@ -90,6 +97,42 @@ async def test_closing_in_the_wrong_order_still_ends(
 
     assert isinstance(outcome, CallError)
     assert outcome.code in (ErrorCode.ABORTED, ErrorCode.UNAVAILABLE, ErrorCode.TIMEOUT)
+
+
+class _Replies(SilentReceiver):
+    """Records the replies to requests."""
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+
+    def receive(self, delivery: Delivery) -> None:
+        self.bodies.append(delivery.body)
+
+
+@pytest.mark.requirement("F25", "R12")
+async def test_a_request_that_arrives_at_any_step_of_closing_has_a_reply(
+    registry: OperationRegistry,
+) -> None:
+    target, replies, sent = MemoryTarget(), _Replies(), list[str]()
+    box = target.mailbox()
+    async with await target.listen([box], replies), serve_calls(registry, target) as worker:
+        closing = asyncio.create_task(worker.aclose())
+        while await target.is_present(worker.mailbox):
+            sent.append(f"request-{len(sent)}")
+            payload = RequestPayload(
+                request_id=sent[-1],
+                operation_id="math.add",
+                input={"a": 1, "b": 2},
+                reply_to=box,
+            )
+            await target.send(worker.mailbox, encode_event(CallRequested(payload=payload)))
+            await asyncio.sleep(0)
+        await closing
+
+    events: list[Any] = [read_event(body) for body in replies.bodies]
+    assert [event.payload.request_id for event in events] == sent
+    assert isinstance(events[-1], CallFailed)
+    assert events[-1].payload.begun is False
 
 
 @pytest.fixture

@@ -191,8 +191,10 @@ class CallServer(JobRunner, Receiver):
         async with AsyncExitStack() as ending:
             # A step that is cancelled ends early, but all later steps follow.
             ending.push_async_callback(self._services.aclose)
-            ending.push_async_callback(self._stop_listening)
             ending.push_async_callback(self._end_tasks)
+            # Requests that arrive until then are rejected in the background.
+            ending.push_async_callback(self._stop_listening)
+            ending.callback(self._give_up_all)
             await self._drain(was_serving)
 
     async def _drain(self, was_serving: bool) -> None:
@@ -212,16 +214,20 @@ class CallServer(JobRunner, Receiver):
                     # Callers that reconnect ask which of their requests did not start here.
                     await self._outages.settle()
 
-    async def _end_tasks(self) -> None:
+    def _give_up_all(self) -> None:
         self._is_leaving = True
         for job in tuple(self.jobs.values()):
             self._give_up(job, "the worker stops")
         for task in self._watching:
             task.cancel()
+
+    async def _end_tasks(self) -> None:
         try:
-            last = (*self._running, *self._background)
-            if last:
-                await asyncio.wait(last, timeout=_CLOSING)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_CLOSING):
+                    # The last step of a task may be to send a reply in the background.
+                    while last := {*self._running, *self._background}:
+                        await asyncio.wait(last)
         finally:
             for task in tuple(self._background):
                 task.cancel()
