@@ -2,7 +2,10 @@
 
 import pytest
 from nats.errors import ProtocolError
+from tests.receivers import SilentReceiver
+from tests.servers import NatsServer, proxy, running
 
+from operations.pubsub.nats import connect_nats
 from operations.pubsub.nats.client import ReconnectingClient
 
 LARGE = b"x" * 100_000
@@ -71,3 +74,17 @@ async def test_a_message_that_cannot_be_processed_does_not_stop_the_next_ones(
 
     assert [body for body, _, _ in taken] == [b"b"]
     assert "could not be processed" in caplog.text
+
+
+async def test_messages_are_accepted_until_the_server_has_ended_a_subscription() -> None:
+    """The response to a PING that overtakes the end of the subscription can be followed by messages."""
+    with running(NatsServer()) as broker:
+        async with (
+            proxy(broker.port) as link,
+            connect_nats(f"nats://127.0.0.1:{link.port}") as target,
+        ):
+            listening = await target.listen([target.control("worker")], SilentReceiver())
+            link.heard.clear()
+            await listening.aclose()
+
+            assert link.heard.rindex(b"UNSUB") < link.heard.rindex(b"PING")

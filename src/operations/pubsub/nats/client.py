@@ -186,7 +186,8 @@ class ReconnectingClient(Client):
     async def refusal(self, subjects: Iterable[str], act: Callable[[], Awaitable[Any]]) -> str:
         """Return the server's error for an action on `subjects`; empty if it succeeded.
 
-        A flush is not enough, because its PING overtakes earlier messages; a probe message does not.
+        A probe message is sent, because the client would close its connection when the response to a cancelled flush
+        arrived.
 
         Raises:
             TransportError: If the server does not respond.
@@ -315,6 +316,13 @@ class ReconnectingClient(Client):
                 await self.publish(subject, body, reply)
         except NATS_ERRORS as error:
             raise TransportError(f"NATS: {error}") from error
+
+    async def _send_ping(self, future: "asyncio.Future[bool] | None" = None) -> None:
+        if self._pending and self.is_connected and self._transport is not None:
+            # The library would send the PING before the pending commands, so that a flush would not wait for them.
+            self._transport.write(b"".join(self._pending))
+            self._pending, self._pending_data_size = [], 0
+        await super()._send_ping(future)  # pyright: ignore[reportUnknownMemberType]
 
     def next_server(self, servers: list[Any], info: dict[str, Any]) -> tuple[Any, float]:
         """Return the next server to connect to: not the last one, whose host may be down."""
