@@ -423,11 +423,9 @@ class Checker:
         """
         return self.accepts(as_json(value))
 
-    def accepts_at(self, sites: tuple[Site, ...]) -> Callable[[Any], bool]:
-        """Return the test whether a JSON value is valid for all of `sites`."""
+    def accepts_at(self, sites: tuple[Site, ...]) -> Accepts:
+        """Return the test whether a JSON value is valid for all of `sites`; not used with shared definitions."""
         key = tuple(site.pointer for site in sites)
-        if self._shared is not None:
-            return self._shared.accepts_at(sites)
         found = self._accepts.get(key)
         if found is None:
             targets: list[JSONObject] = [{"$ref": self.document.address(site)} for site in sites]

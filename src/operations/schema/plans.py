@@ -10,11 +10,12 @@ Rule 2: plans are created when data first needs them, and cached. Their number i
 
 from collections.abc import Callable
 from functools import cached_property, lru_cache
-from typing import Any, Final, Protocol
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
 from operations._json import is_list, is_object, object_of
+from operations.schema.checking import Checker, SharedDefinitions
 from operations.schema.compiling import ANY_TEXT, text_test
 from operations.schema.references import VARIANTS, Document, Site, is_annotation, item_keywords
 from operations.schema.values import has_type, identity, type_of
@@ -99,27 +100,8 @@ _MERE = frozenset(
 )
 
 
-class Scope(Protocol):
-    """The owner of plans: one document (`Checker`), or all documents that share definitions (`SharedDefinitions`)."""
-
-    @property
-    def document(self) -> Document:
-        """The references."""
-        ...
-
-    @property
-    def recursive(self) -> bool:
-        """Whether its references are recursive, so that validation is as deep as the data."""
-        ...
-
-    @property
-    def max_plans(self) -> int:
-        """The largest number of plans."""
-        ...
-
-    def accepts_at(self, sites: tuple[Site, ...]) -> Callable[[Any], bool]:
-        """Return the test whether a JSON value is valid for all of `sites`."""
-        ...
+Scope: TypeAlias = Checker | SharedDefinitions
+"""The owner of plans: one document, or all documents that share definitions."""
 
 
 class Choice(msgspec.Struct, frozen=True, gc=False):

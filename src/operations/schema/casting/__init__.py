@@ -13,7 +13,7 @@ from operations._objects import without_objects
 from operations.schema.casting.changes import Change, Changes, Uniform, is_unchanged
 from operations.schema.casting.stripping import REFUSALS, NeedsRepair, Stripper, pack
 from operations.schema.casting.thorough import CreatingPass, Pass
-from operations.schema.checking import Checker, SharedDefinitions
+from operations.schema.checking import Checker
 from operations.schema.explain import explain
 from operations.schema.members import place_of
 from operations.schema.plans import Planner, Scope
@@ -57,7 +57,7 @@ class Caches:
         self.stripper = Stripper(self.planner, self.thorough(self.planner).default)
 
 
-def caches_of(scope: Checker | SharedDefinitions, policy: CastPolicy) -> Caches:
+def caches_of(scope: Scope, policy: CastPolicy) -> Caches:
     """Return the caches that belong to `scope`."""
     if policy not in scope.caches:
         scope.caches.setdefault(policy, Caches(scope, policy))

@@ -204,24 +204,11 @@ class Stripper:
     # Arrays
 
     def _array(self, plan: Plan) -> Strip:
-        if plan.places or True in plan.keyword("uniqueItems"):
-            return self._tuple(plan)
-        part = plan.part(plan.place(0))
-        if part.is_unknown:
+        others = plan.part(plan.place(plan.places))
+        if others.is_unknown and not plan.places:
             return to_json
-        stage = self.stage(part)
-
-        def strip(value: list[Any], room: int) -> Any:
-            if room <= 0:
-                raise NeedsRepair
-            strip_item, room = stage.strip, room - 1
-            return [strip_item(item, room) for item in value]
-
-        return strip
-
-    def _tuple(self, plan: Plan) -> Strip:
         first = [self.stage(plan.part(plan.place(index))) for index in range(plan.places)]
-        rest = self.stage(plan.part(plan.place(plan.places)))
+        rest = self.stage(others)
 
         def strip(value: list[Any], room: int) -> Any:
             if room <= 0:
