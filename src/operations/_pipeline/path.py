@@ -58,7 +58,6 @@ from operations.envelopes import (
     LocalResponseMeta,
     MCPResponseMeta,
     ResponseEnvelope,
-    ResponseMeta,
     TextContent,
     add_changes,
     local_envelope,
@@ -398,7 +397,7 @@ def finisher(spec: OperationSpec, policy: OutputPolicy) -> Finisher:
                 to_json(result)  # rejected if it has too many digits
             elif kind not in JSON_TYPES:
                 if kind is DescribedEnvelope:
-                    return finish_described(result)
+                    return _finish_described(result, operation_id, policy, log)
                 if isinstance(result, ResponseEnvelope):
                     return pass_on(result)  # pyright: ignore[reportUnknownArgumentType]
                 if isinstance(result, (bytes, bytearray, memoryview)):
@@ -420,19 +419,13 @@ def finisher(spec: OperationSpec, policy: OutputPolicy) -> Finisher:
 
     def pass_on(envelope: Envelope) -> Envelope:
         """Return a handler's own envelope with its meta; normalise its data if there is a schema."""
-        meta: ResponseMeta = envelope.meta
         if isinstance(envelope.data, (bytes, bytearray, memoryview)) or (
-            not isinstance(meta, LocalResponseMeta)
+            not isinstance(envelope.meta, LocalResponseMeta)
             and (compiled is None or _is_not_described(envelope))
         ):
             return proper(envelope)
-        data, changes = normalise(envelope.data)
-        if changes is not None:
-            log.note(changes)
-            meta = add_changes(meta, changes)
-        return ResponseEnvelope(data, meta)
+        return _normalised(envelope, normalise, log)
 
-    finish_described = _described_finisher(spec, policy, log)
     return finish
 
 
@@ -460,49 +453,35 @@ def is_large(envelope: Envelope) -> bool:
     return type(data) in (dict, list) and count_values(data, _LARGE) > _LARGE
 
 
-def _described_finisher(
-    spec: OperationSpec, policy: OutputPolicy, log: "ChangeLog"
-) -> Callable[[DescribedEnvelope[Any]], Envelope]:
-    """Return the function that normalises an envelope with the envelope's own schema.
+def _finish_described(
+    envelope: DescribedEnvelope[Any], operation_id: str, policy: OutputPolicy, log: ChangeLog
+) -> Envelope:
+    """Return a handler's envelope, normalised with its own schema."""
+    plain, schema = ResponseEnvelope(envelope.data, envelope.meta), envelope.schema
+    if envelope.is_clean:
+        return plain
+    if envelope.is_raw and (schema is None or schema.is_unknown):
+        schema = _ANY_BUT_TEXT
+    if schema is None or type(plain.data) is bytes:
+        return proper(plain)
+    if schema.casts_slowly:
+        with schema.first_cast():
+            return _finish_described(envelope, operation_id, policy, log)
+    # No policy replaces text that was received instead of JSON.
+    used: OutputPolicy = "cast" if envelope.is_raw and policy == "create" else policy
+    compiled = None if used == "off" else _compiled(operation_id, schema)
+    if compiled is None:
+        return proper(plain)
+    return _normalised(plain, _normalise(operation_id, compiled, used, owns=True), log)
 
-    Args:
-        spec: The operation.
-        policy: The output policy.
-        log: Logs changes.
-    """
-    known: dict[tuple[int, bool], tuple[Schema, Normalise | None]] = {}
 
-    def find(schema: Schema, is_raw: bool) -> Normalise | None:
-        # No policy replaces text that was received instead of JSON.
-        used: OutputPolicy = "cast" if is_raw and policy == "create" else policy
-        compiled = None if used == "off" else _compiled(spec.id, schema)
-        found = None if compiled is None else _normalise(spec.id, compiled, used, owns=True)
-        # Hold a reference to the schema, so that its `id()` stays unique.
-        known[id(schema), is_raw] = (schema, found)
-        return found
-
-    def finish_described(envelope: DescribedEnvelope[Any]) -> Envelope:
-        data, meta, schema, is_raw = envelope.data, envelope.meta, envelope.schema, envelope.is_raw
-        if envelope.is_clean:
-            return ResponseEnvelope(data, meta)
-        if is_raw and (schema is None or schema.is_unknown):
-            schema = _ANY_BUT_TEXT
-        if schema is None or type(data) is bytes:
-            return proper(ResponseEnvelope(data, meta))
-        if schema.casts_slowly:
-            with schema.first_cast():
-                return finish_described(envelope)
-        entry = known.get((id(schema), is_raw))
-        normalise = find(schema, is_raw) if entry is None else entry[1]
-        if normalise is None:
-            return proper(ResponseEnvelope(data, meta))
-        data, changes = normalise(data)
-        if changes is not None:
-            log.note(changes)
-            meta = add_changes(meta, changes)
-        return ResponseEnvelope(data, meta)
-
-    return finish_described
+def _normalised(envelope: Envelope, normalise: Normalise, log: ChangeLog) -> Envelope:
+    """Return an envelope with its data normalised, and the changes added to its meta."""
+    data, changes = normalise(envelope.data)
+    if changes is None:
+        return ResponseEnvelope(data, envelope.meta)
+    log.note(changes)
+    return ResponseEnvelope(data, add_changes(envelope.meta, changes))
 
 
 def _is_not_described(envelope: Envelope) -> bool:

@@ -97,13 +97,12 @@ class Changes:
         self._root = root
         self._creates = creates
         self._found: _Found = {}
-        self._mismatches: _Found = {}
         self._names: dict[Place | None, int] = {}
         self._shapes: dict[tuple[Place | None, Any, Any], list[Any]] = {}
 
     def listed(self) -> list[Change]:
         """Return the changes, mismatches first."""
-        return [*self._mismatches.values(), *self._found.values()]
+        return sorted(self._found.values(), key=lambda change: change.kind != "mismatch")
 
     def compare(self, before: Any, after: Any) -> "Changes":
         """Add the differences."""
@@ -254,7 +253,7 @@ class Changes:
     def _add(
         self, kind: ChangeKind, location: "_Location", path: str, message: str, count: int = 1
     ) -> None:
-        found = self._mismatches if kind == "mismatch" else self._found
+        found = self._found
         key = (kind, *location)
         known = found.get(key)
         if known is None:
