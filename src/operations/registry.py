@@ -7,7 +7,7 @@ import asyncio
 import inspect
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
 from contextlib import suppress
 from typing import Any, Self, TypeVar, cast, overload
 
@@ -135,7 +135,17 @@ class OperationRegistry(Registrations):
         Raises:
             CallError: When iterated, and nothing else: see `ErrorCode`.
         """
-        return Subscription(self._stream(operation_id, input, context))
+
+        async def prepared() -> tuple[CallPlan, OperationContext]:
+            adopted = self._adopt(context)
+            known = isinstance(cast("Any", operation_id), str)
+            plan = self._streams.get(operation_id) if known else None
+            if plan is None:
+                await self._compile_aside(operation_id)
+                plan = self._prepare(operation_id, adopted, streaming=True)
+            return plan, adopted
+
+        return Subscription(stream(prepared, input))
 
     @overload
     async def call(
@@ -215,23 +225,6 @@ class OperationRegistry(Registrations):
         await self._compile_aside(operation_id)
         plan = self._prepare(operation_id, context)
         return await run(plan, input, context)
-
-    async def _stream(
-        self, operation_id: str, input: Any, context: OperationContext | None
-    ) -> AsyncGenerator[ResponseEnvelope[Any], None]:
-        context = self._adopt(context)
-        plan = (
-            self._streams.get(operation_id) if isinstance(cast("Any", operation_id), str) else None
-        )
-        if plan is None:
-            await self._compile_aside(operation_id)
-            plan = self._prepare(operation_id, context, streaming=True)
-        items = stream(plan, input, context)
-        try:
-            async for envelope in items:
-                yield envelope
-        finally:
-            await items.aclose()
 
     def _adopt(self, context: OperationContext | None) -> OperationContext:
         """Return the caller's context with this registry for nested calls.

@@ -3,7 +3,7 @@
 import asyncio
 import inspect
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from time import time
 from typing import Any, Self, cast
 
@@ -27,9 +27,10 @@ _PATIENCE = 1.0
 
 
 async def stream(
-    plan: CallPlan, value: Any, context: OperationContext
+    prepared: Callable[[], Awaitable[tuple[CallPlan, OperationContext]]], value: Any
 ) -> AsyncGenerator[Envelope, None]:
     """Run a subscription with observers, the deadline and middleware: the same steps for every item."""
+    plan, context = await prepared()
     host = plan.host
     items = (
         _stream_through(plan, value, context)
