@@ -43,62 +43,103 @@ def template_names(path: str) -> list[str]:
     return list(dict.fromkeys(_TEMPLATE.findall(path)))
 
 
-def split_template(path: str) -> list[str]:
+class PathTemplate:
+    """The path of an operation and its query, which path parameters may fill as well.
+
+    Args:
+        text: The template.
+        declared: The declared parameters.
+
+    Attributes:
+        parameters: The declared parameters, with exactly the path parameters of the template; undeclared ones are
+            strings. A path parameter with its placeholder only in `key={name}` of the query is a query parameter.
+        literals: The pieces of the query without placeholders.
+    """
+
+    def __init__(self, text: str, declared: Sequence[Parameter]) -> None:
+        path, _, query = text.partition("#")[0].partition("?")
+        self._path = path if path.startswith("/") else "/" + path
+        self._segments = _split(self._path)
+        pieces = query.split("&")
+        self.literals = tuple(_literal(piece) for piece in pieces if piece and "{" not in piece)
+        known = {p.name for p in declared if p.place == "path"}
+        # Other than `key={name}`: `q={a},{b}`, `{name}`.
+        filled = [
+            piece
+            for piece in pieces
+            if "{" in piece
+            and _TEMPLATE.fullmatch(piece.partition("=")[2]) is None
+            and known.issuperset(template_names(piece))
+        ]
+        self._query = tuple(map(_split, filled))
+        self.parameters = _completed("".join([path, *filled]), query, declared)
+
+    def path(self, value: Callable[[str], str]) -> str:
+        """Return the path; `value` returns the encoded value of a parameter.
+
+        Raises:
+            CallError: With code `VALIDATION_ERROR`, if a segment is unsafe.
+        """
+        path = _filled(self._segments, value)
+        if len(self._segments) > 1:
+            _enforce_segments(path, self._path)
+        return path
+
+    def query(self, value: Callable[[str], str]) -> list[str]:
+        """Return the pieces of the query that path parameters fill."""
+        return [_filled(pieces, value) for pieces in self._query]
+
+
+def _split(template: str) -> list[str]:
     """Return literals and names alternately: literals at even positions, percent-encoded if necessary."""
-    parts = _TEMPLATE.split(path)
-    return [part if index % 2 else literal(part) for index, part in enumerate(parts)]
+    parts = _TEMPLATE.split(template)
+    return [part if index % 2 else _literal(part) for index, part in enumerate(parts)]
 
 
-def literal(text: str) -> str:
-    """Return a piece of the template encoded for a request."""
+def _filled(pieces: list[str], value: Callable[[str], str]) -> str:
+    return "".join([value(each) if index % 2 else each for index, each in enumerate(pieces)])
+
+
+def _literal(text: str) -> str:
     return quote(text, safe="/%-._~!$&'()*+,;=:@")
 
 
-def enforce_argument(name: str, value: Any) -> None:
-    """Raise an error for a value that is not allowed in a path.
-
-    Raises:
-        CallError: With code `VALIDATION_ERROR`, for an empty value, control characters, and dot segments under
-            any number of encodings.
-    """
+def _enforce_argument(name: str, value: Any) -> None:
+    """Raise an error for a value that is not allowed in a path."""
     if type(value) is str:
         _enforce_text(name, value)
     for item in list_of(value):
-        enforce_argument(name, item)
+        _enforce_argument(name, item)
     for key, item in object_of(value).items():
-        enforce_argument(name, key)
-        enforce_argument(name, item)
+        _enforce_argument(name, key)
+        _enforce_argument(name, item)
 
 
 def _enforce_text(name: str, text: str) -> None:
     for _ in range(MAX_ENCODINGS):
         if _CONTROL.search(text):
-            raise refusal(name, "control characters")
+            raise _refusal(name, "control characters")
         # Some servers truncate a segment at ";" before they resolve dot segments.
         if any(piece.partition(";")[0].strip() in _DOTS for piece in _SEPARATOR.split(text)):
-            raise refusal(name, "a dot segment")
+            raise _refusal(name, "a dot segment")
         decoded = unquote(text, errors="replace")
         if decoded == text:
             return
         text = decoded
-    raise refusal(name, "too many layers of encoding")
+    raise _refusal(name, "too many layers of encoding")
 
 
-def enforce_segments(path: str, template: str) -> None:
-    """Raise an error for a filled template with an unsafe segment.
-
-    Raises:
-        CallError: With code `VALIDATION_ERROR`, if the number of segments changed, or one became a dot segment.
-    """
+def _enforce_segments(path: str, template: str) -> None:
+    """Raise an error for a filled template if the number of segments changed, or one became a dot segment."""
     segments, originals = path.split("/"), template.split("/")
     if len(segments) != len(originals):
-        raise refusal(template, "a slash")
+        raise _refusal(template, "a slash")
     for segment, original in zip(segments, originals, strict=True):
         if "{" in original:
             _enforce_text(original.strip("{}"), segment)
 
 
-def refusal(name: str, what: str) -> CallError:
+def _refusal(name: str, what: str) -> CallError:
     """Return the error for an argument that is not allowed in a path."""
     message = f"The path argument {name!r} may not be or contain {what}."
     return invalid_argument("/" + name, message, "path")
@@ -123,6 +164,20 @@ def text_of_value(value: Any) -> str:
     if isinstance(value, (bytes, bytearray)):
         return b64encode(value).decode()
     return msgspec.json.encode(value).decode()
+
+
+def path_argument(name: str, parameter: Parameter, value: Any) -> str:
+    """Return the argument `name` for a path segment, percent-encoded.
+
+    Raises:
+        CallError: With code `VALIDATION_ERROR`, for an empty value, control characters, and dot segments under
+            any number of encodings.
+    """
+    _enforce_argument(name, value)
+    text = path_value(parameter, value)
+    if not text:
+        raise _refusal(name, "an empty value")
+    return text
 
 
 def path_value(parameter: Parameter, value: Any) -> str:
@@ -249,14 +304,8 @@ def _unencoded(text: str) -> str:
     return text
 
 
-def completed_parameters(path: str, query: str, parameters: Sequence[Parameter]) -> list[Parameter]:
-    """Return the parameters, with exactly the path parameters of the template; undeclared ones are strings.
-
-    Args:
-        path: The path of the template.
-        query: The query of the template. A path parameter with its placeholder only there is sent in the query.
-        parameters: The declared parameters.
-    """
+def _completed(path: str, query: str, parameters: Sequence[Parameter]) -> list[Parameter]:
+    """Return the parameters, with exactly the path parameters of `path`; others that `query` names are sent there."""
     names = template_names(path)
     declared = {p.name for p in parameters if p.place == "query"}
     result: list[Parameter] = []
@@ -272,18 +321,6 @@ def completed_parameters(path: str, query: str, parameters: Sequence[Parameter])
         if name not in known
     ]
     return result + added
-
-
-def filled_pieces(pieces: Iterable[str], parameters: Sequence[Parameter]) -> list[str]:
-    """Return the pieces of a query that path parameters fill, other than `key={name}`: `q={a},{b}`, `{name}`."""
-    declared = {p.name for p in parameters if p.place == "path"}
-    return [
-        piece
-        for piece in pieces
-        if "{" in piece
-        and _TEMPLATE.fullmatch(piece.partition("=")[2]) is None
-        and declared.issuperset(template_names(piece))
-    ]
 
 
 def _query_key(name: str, query: str) -> str:

@@ -5,7 +5,7 @@ Rule 1: the caller may choose the media type of the body. By default it is the f
 Rule 2: a file is sent in a media type that supports files, such as multipart.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from operations._json import is_list, is_object, object_of, pointer
-from operations.errors import CallError, invalid_argument
+from operations.errors import invalid_argument
 from operations.openapi.bodies import (
     NO_VALUE,
     PART_HEADERS,
@@ -25,18 +25,12 @@ from operations.openapi.bodies import (
 )
 from operations.openapi.files import is_file_value
 from operations.openapi.parameters import (
+    PathTemplate,
     argument_names,
-    completed_parameters,
     cookie_text,
-    enforce_argument,
-    enforce_segments,
-    filled_pieces,
     header_value,
-    literal,
-    path_value,
+    path_argument,
     query_pairs,
-    refusal,
-    split_template,
     unused_name,
 )
 from operations.openapi.reading import media
@@ -434,26 +428,14 @@ class RequestPlan:
         self._schemas = schemas
         self._model = model
         self._owned = owned
-        template, _, literal_query = path.partition("#")[0].partition("?")
-        self._template = template if template.startswith("/") else "/" + template
-        self._pieces = tuple(split_template(self._template))
-        # A placeholder in the query is a query parameter, unless it is only a part of a value, or a key.
-        pieces = literal_query.split("&")
-        self.literal_query = tuple(literal(p) for p in pieces if p and "{" not in p)
-        filled = filled_pieces(pieces, model.parameters)
-        self._query = tuple(map(split_template, filled))
+        self._template = PathTemplate(path, model.parameters)
+        self.literal_query = self._template.literals
         self._body = (
             BodyPlan(model.body, schemas, flatten=flatten, streams=streams)
             if model.body is not None
             else None
         )
-        parameters = [
-            p
-            for p in completed_parameters(
-                "".join([template, *filled]), literal_query, model.parameters
-            )
-            if not _is_hidden(p, owned)
-        ]
+        parameters = [p for p in self._template.parameters if not _is_hidden(p, owned)]
         reserved = self._body.arguments if self._body is not None else []
         names = argument_names([(p.name, p.place) for p in parameters], reserved)
         self.arguments = tuple(map(self._argument, names, parameters))
@@ -525,14 +507,11 @@ class RequestPlan:
             CallError: `VALIDATION_ERROR` if an argument is not allowed in its position.
         """
         arguments = {**self._only_values, **arguments, **self._forced}
-        pieces = self._pieces
-        path = pieces[0]
-        if len(pieces) > 1:
-            path = self._filled(pieces, arguments)
-            enforce_segments(path, self._template)
+        value_of = partial(self._path_value, arguments)
+        path = self._template.path(value_of)
         draft = Draft(method=method, base=base, path=path, headers={"Accept": accept})
         draft.query.extend(self.literal_query)
-        draft.query.extend(self._filled(each, arguments) for each in self._query)
+        draft.query.extend(self._template.query(value_of))
         for argument in self._rest:
             if argument.name not in arguments:
                 continue
@@ -559,20 +538,14 @@ class RequestPlan:
             draft.headers["Content-Type"] = payload.content_type
         return draft
 
-    def _filled(self, pieces: Sequence[str], arguments: JSONObject) -> str:
-        """Return a template with its arguments."""
-        out = [pieces[0]]
-        for index in range(1, len(pieces), 2):
-            argument = self._by_path_name.get(pieces[index])
-            if argument is None or argument.name not in arguments:
-                raise _missing(argument.name if argument is not None else pieces[index])
-            value = arguments[argument.name]
-            enforce_argument(argument.name, value)
-            filled = path_value(argument.parameter, value)
-            if not filled:
-                raise refusal(argument.name, "an empty value")
-            out += (filled, pieces[index + 1])
-        return "".join(out)
+    def _path_value(self, arguments: JSONObject, name: str) -> str:
+        """Return the encoded value of the path parameter `name`."""
+        argument = self._by_path_name.get(name)
+        if argument is None or argument.name not in arguments:
+            name = argument.name if argument is not None else name
+            message = f"The path argument {name!r} is missing."
+            raise invalid_argument(pointer(name), message, "required")
+        return path_argument(argument.name, argument.parameter, arguments[argument.name])
 
 
 def _is_file_response(response: Response) -> bool:
@@ -589,7 +562,3 @@ def _is_hidden(parameter: Parameter, owned: frozenset[tuple[str, str]]) -> bool:
     if parameter.place == "header" and is_owned(parameter.name):
         return True
     return name_key(parameter.place, parameter.name) in owned
-
-
-def _missing(name: str) -> CallError:
-    return invalid_argument(pointer(name), f"The path argument {name!r} is missing.", "required")
