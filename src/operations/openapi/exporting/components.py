@@ -23,7 +23,7 @@ from typing import Any, cast
 
 import msgspec
 
-from operations._json import canonical, is_list, is_object, text_of, unescape
+from operations._json import canonical, is_list, is_object, object_of, text_of, unescape
 from operations._references import MAX_HOPS, objects_in, reachable, reference_of, target_of
 from operations._text import numbered_name
 from operations.schema import Schema
@@ -219,14 +219,10 @@ class _SchemaDocument:
 
     def piece(self, part: str) -> _SchemaPart:
         """Return the data about a part."""
-        return self._look(self.held(part))
-
-    def held(self, part: str) -> JSONObject:
-        """Return the schema of a part."""
         if part in ("#", self.whole):
-            return self._rest
+            return self._look(self._rest)
         _, holder, name = part.split("/")
-        return _as_object(self._root[holder][unescape(name)])
+        return self._look(_as_object(self._root[holder][unescape(name)]))
 
     def _named(self) -> str | None:
         title: Any = self._rest.get("title")
@@ -241,19 +237,15 @@ class _SchemaDocument:
         root = self._root
         if named_dialect(root) not in (None, DRAFT_2020_12):
             return False
-        references: set[str] = set()
-        definitions = (root[key].values() for key in DEFINITIONS if is_object(root.get(key)))
-        held: Any
-        for held in (self._rest, *chain.from_iterable(definitions)):
-            piece = (
-                self._look(_as_object(cast("JSONSchema", held)))
-                if isinstance(held, (dict, bool))
-                else None
-            )
-            if piece is None or not piece.is_plain:
-                return False
-            references.update(piece.references)
-        return all(_leads_somewhere(reference, root) for reference in references)
+        definitions = [object_of(root.get(key)).values() for key in DEFINITIONS]
+        held = [self._rest, *chain.from_iterable(definitions)]
+        if not all(isinstance(each, (dict, bool)) for each in held):
+            return False
+        pieces = [self._look(_as_object(each)) for each in held]
+        references = {reference for piece in pieces for reference in piece.references}
+        return all(piece.is_plain for piece in pieces) and all(
+            _leads_somewhere(reference, root) for reference in references
+        )
 
 
 def has_definitions(schema: JSONSchema) -> bool:
