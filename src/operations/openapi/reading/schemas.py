@@ -92,7 +92,7 @@ _VALUES = _SCHEMA | _ANY | {"items", "example", "examples"}
 """Keywords whose value is a schema or data, so that a `$ref` in it does not replace the whole value."""
 
 _SCHEMA_LISTS = frozenset({"anyOf", "oneOf", "prefixItems"})
-_SCHEMA_MAPS = frozenset({"patternProperties", "dependentSchemas"})
+_SCHEMA_MAPS = frozenset({"properties", "patternProperties", "dependentSchemas"})
 
 __all__ = ["Direction", "SchemaConverter", "SchemaDraft"]
 
@@ -215,12 +215,13 @@ class SchemaDraft:
                 value = self.converter.value(value)  # noqa: PLW2901 - the same keyword, found
             if key in _CORRECTED:
                 put(out, key, _CORRECTED[key](value))
-            elif key == "properties":
+            elif key in _SCHEMA_MAPS:
                 if is_object(value):
+                    skipped = hidden if key == "properties" else frozenset[str]()
                     out[key] = {
                         str(name): self._convert(item, below)
                         for name, item in value.items()
-                        if name not in hidden
+                        if name not in skipped
                     }
             elif key == "items":
                 self._items(schema, value, below, out)
@@ -242,9 +243,6 @@ class SchemaDraft:
                     out["anyOf" if is_named else key] = [
                         self._convert(item, below) for item in value
                     ]
-            elif key in _SCHEMA_MAPS:
-                if is_object(value):
-                    out[key] = {name: self._convert(item, below) for name, item in value.items()}
             elif key == "required":
                 put(out, key, names_of(value, hidden))
             elif key in _ANY:
