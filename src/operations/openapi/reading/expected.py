@@ -41,8 +41,6 @@ class ResponseData:
         is_text: Whether text other than JSON is declared.
     """
 
-    __slots__ = ("is_json", "is_stream", "is_text", "listed", "media", "schema")
-
     def __init__(
         self, declared: Media | None, schema: Schema | None, listed: Schema | None = None
     ) -> None:
@@ -84,11 +82,6 @@ class Expected:
         accept: The Accept header.
         has_redirects: Whether a redirect is one of the declared responses.
     """
-
-    __slots__ = (
-        "_described", "_is_stream", "_method", "_output", "_responses", "_schemas",
-        "accept", "has_redirects",
-    )  # fmt: skip
 
     def __init__(
         self,
