@@ -43,7 +43,7 @@ from operations.openapi.parameters import (
     form_pairs,
     header_value,
     percent_reserved,
-    plain_fields,
+    styled_fields,
     text_of_value,
 )
 from operations.openapi.reading import media
@@ -295,8 +295,7 @@ class _Writer:
             # Styles do not apply to files.
             holds_files = is_file(schema) or is_file(inner) or is_file_value(item)
             if styled is not None and not holds_files:
-                style, explode = styled
-                for field, text in plain_fields(name, item, style=style, explode=explode):
+                for field, text in styled_fields(name, item, *styled):
                     self._add(field, text, {}, {}, self._headers_of(name, 0))
             elif is_list(item) and not is_json_part(encoding):
                 for index, part in enumerate(item):

@@ -217,19 +217,14 @@ def query_pairs(parameter: Parameter, value: Any) -> list[str]:
 
 def form_pairs(name: str, value: Any, *, style: str, explode: bool, encode: Encode) -> list[str]:
     """Return `name=value` pieces, by a query style."""
-    fields = _fields(name, value, style, explode, encode)
+    fields = styled_fields(name, value, style, explode, encode)
     return [f"{key}={text}" for key, text in fields]
 
 
-def plain_fields(name: str, value: Any, *, style: str, explode: bool) -> list[tuple[str, str]]:
-    """Return names and values by a query style, not encoded, for a multipart form."""
-    return _fields(name, value, style, explode, None)
-
-
-def _fields(
-    name: str, value: Any, style: str, explode: bool, encode: Encode | None
+def styled_fields(
+    name: str, value: Any, style: str, explode: bool, encode: Encode | None = None
 ) -> list[tuple[str, str]]:
-    """Return names and values by a query style; without `encode`, both are plain text."""
+    """Return names and values by a query style; without `encode`, both are plain text, for a multipart form."""
     rename = _unencoded if encode is None else percent
     encode, key = encode or _unencoded, rename(name)
     if style == "deepObject":
@@ -272,7 +267,7 @@ def _whole_query(parameter: Parameter, value: Any) -> str:
 
 
 def _matrix(parameter: Parameter, value: Any) -> str:
-    fields = _fields(parameter.name, value, "form", parameter.explode, percent)
+    fields = styled_fields(parameter.name, value, "form", parameter.explode, percent)
     return "".join(f";{name}={text}" if text else f";{name}" for name, text in fields)
 
 

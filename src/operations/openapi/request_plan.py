@@ -461,12 +461,10 @@ class RequestPlan:
     def _choose_response(self, *, streams: bool) -> None:
         """Set the argument `stream` of an API that responds with a stream or with JSON, as the argument requests."""
         for argument in self.arguments:
-            parameter = argument.parameter
-            if parameter.name != STREAM:
+            parameter, schema = argument.parameter, argument.parameter.schema
+            if parameter.name != STREAM or not self._schemas.allows_boolean(schema, streams):
                 continue
-            if not self._schemas.allows_boolean(parameter.schema, streams):
-                continue
-            is_default = self._schemas.resolve(parameter.schema).get("default") is True
+            is_default = self._schemas.resolve(schema).get("default") is True
             if streams:
                 self._forced[argument.name] = True
             elif is_default or parameter.required:
