@@ -15,6 +15,7 @@ import anyio.lowlevel
 import mcp_types as types
 import pytest
 from mcp.server import Server
+from mcp.server.mcpserver import Context
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -92,6 +93,48 @@ async def test_a_message_that_a_server_of_2024_rejects_fails_only_its_call() -> 
     assert caught.value.code == ErrorCode.EXECUTION_ERROR
     assert caught.value.details["statusCode"] == 500
     assert envelope.data == {"result": 3}
+
+
+async def test_an_answer_that_a_server_of_2024_rejects_fails_no_call() -> None:
+    server, refused, has_refused_all = demo_server(), list[bytes](), asyncio.Event()
+
+    @server.tool()
+    async def ask(context: Context[Any, Any]) -> str:
+        async with anyio.create_task_group() as tasks:
+            for _ in range(20):
+                tasks.start_soon(
+                    context.session.send_request, types.PingRequest(), types.EmptyResult
+                )
+            await has_refused_all.wait()
+            tasks.cancel_scope.cancel()
+        return "asked"
+
+    app = server.sse_app()
+
+    async def outer(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST":
+            await app(scope, receive, send)
+            return
+        body = await Request(scope, receive).body()
+
+        async def again() -> Any:
+            return {"type": "http.request", "body": body}
+
+        if "method" in json.loads(body):
+            await app(scope, again, send)
+            return
+        await Response("not now", 500)(scope, again, send)
+        refused.append(body)
+        if len(refused) == 20:
+            has_refused_all.set()
+
+    with anyio.fail_after(20), nothing_left_behind():
+        async with serving(outer) as base:
+            config = MCPClientConfig(url=base + "/sse", transport="sse", version="2024-11-05")
+            async with connect_mcp("demo", config) as client:
+                envelope = await OperationRegistry(client).execute("demo.ask", {})
+
+    assert envelope.data == {"result": "asked"}
 
 
 async def test_a_url_that_does_not_respond_is_unavailable() -> None:

@@ -118,10 +118,11 @@ async def _open_sse(config: MCPClientConfig, redactor: Redactor) -> AsyncGenerat
 
 def _failed_message(request: httpx2.Request, response: httpx2.Response) -> SessionMessage | None:
     """Return the JSON-RPC response for a failed message, from a response of `_error`; None if no call waits for it."""
-    request_id = _decode_sent(request.content).id
-    if request_id is None:
+    sent = _decode_sent(request.content)
+    if not sent.method or sent.id is None:
+        # A notification, or an answer, whose id is that of a request of the server.
         return None
-    wire = {**msgspec.json.decode(response.content), "id": request_id}
+    wire = {**msgspec.json.decode(response.content), "id": sent.id}
     return SessionMessage(types.JSONRPCError.model_validate(wire))
 
 
