@@ -70,7 +70,9 @@ class MCPClient:
         self.server_info: ServerInfo | None = None
         """None until the first connection."""
 
-        self._is_listening = False
+        self.is_listening = False
+        """Whether the subscription to change notifications is active (2026-07-28; older servers need none)."""
+
         self._changes = 0
         """The number of listings with changes."""
 
@@ -130,11 +132,6 @@ class MCPClient:
         return self._connection.next_attempt
 
     @property
-    def is_listening(self) -> bool:
-        """Whether the subscription to change notifications is active (2026-07-28; older servers need none)."""
-        return self._is_listening
-
-    @property
     def pins(self) -> dict[str, str]:
         """The accepted digests by key: store them, and pass them to the next `MCPClientConfig`.
 
@@ -179,7 +176,8 @@ class MCPClient:
             return
         self._follower = asyncio.create_task(self._follow(), name=f"mcp {self.name} changes")
         try:
-            await self._connection.open()
+            self._connection.start()
+            await self._connection.acquire()
         except BaseException:
             await self.aclose()
             raise
@@ -444,7 +442,7 @@ class MCPClient:
                     prompts_list_changed=True,
                     resources_list_changed=True,
                 ) as changes:
-                    self._is_listening = True
+                    self.is_listening = True
                     async for _ in changes:
                         self._stale.set()
             except (SubscriptionLost, TimeoutError) as error:
@@ -456,7 +454,7 @@ class MCPClient:
             except Exception:
                 logger.debug("%s: cannot listen for changes", self.name, exc_info=True)
             finally:
-                self._is_listening = False
+                self.is_listening = False
             await asyncio.sleep(_LISTEN_AGAIN_SECONDS)
             self._stale.set()
 
@@ -559,9 +557,6 @@ async def connect_mcp(
     """
     if not isinstance(config, MCPClientConfig):
         config = MCPClientConfig.from_entry(config)
-    client = MCPClient(name, config)
-    await client.open()
-    try:
+    async with MCPClient(name, config) as client:
+        await client.open()
         yield client
-    finally:
-        await client.aclose()

@@ -102,7 +102,9 @@ class LiveConnection:
         self._session: RelaySession | None = None
         self._waiters: set[asyncio.Future[RelaySession]] = set()
         self._wanted = asyncio.Event()
-        self._closed = False
+        self.is_closed = False
+        """Whether this connection was closed permanently."""
+
         self._has_worked = False
         self._has_served = False
         self._lost_at: float | None = None
@@ -132,20 +134,6 @@ class LiveConnection:
         is_planned = self._resumes_at > asyncio.get_running_loop().time()
         return self._resumes_at if is_planned else None
 
-    @property
-    def is_closed(self) -> bool:
-        """Whether this connection was closed permanently."""
-        return self._closed
-
-    async def open(self) -> None:
-        """Connect for the first time.
-
-        Raises:
-            CallError: If connecting fails; the message has the reason.
-        """
-        self.start()
-        await self.acquire()
-
     def start(self) -> None:
         """Start connecting; `acquire` waits for the session."""
         # Runs in its own context, so that incoming messages are not attributed to the call that connects.
@@ -162,7 +150,7 @@ class LiveConnection:
         session = self.session
         if session is not None:
             return session
-        if self._closed or self._owner is None:
+        if self.is_closed or self._owner is None:
             raise CallError(ErrorCode.UNAVAILABLE, f"{self.name} is closed", retryable=False)
         if self._failure is not None and self._is_beyond_patience():
             raise _fresh(self._failure)
@@ -196,7 +184,7 @@ class LiveConnection:
 
     async def aclose(self) -> None:
         """Close the connection. May be called from any task, and more than once."""
-        self._closed = True
+        self.is_closed = True
         self._wanted.set()
         if self._session is not None:
             self._session.finished.set()
@@ -213,7 +201,7 @@ class LiveConnection:
         try:
             await self._live()
         finally:
-            self._closed = True
+            self.is_closed = True
             self._forgive()
             closed = CallError(ErrorCode.UNAVAILABLE, f"{self.name} is closed", retryable=False)
             self._fail_waiters(self._failure or closed)
@@ -221,7 +209,7 @@ class LiveConnection:
     async def _live(self) -> None:
         loop = asyncio.get_running_loop()
         attempts = 0
-        while not self._closed:
+        while not self.is_closed:
             self._wanted.clear()
             began = loop.time()
             failure = await self._keep()
@@ -288,7 +276,7 @@ class LiveConnection:
             return self._explain(failures.root_cause(error), child)
         finally:
             self._opening = None
-        return None if self._closed else self._unavailable("went away", child)
+        return None if self.is_closed else self._unavailable("went away", child)
 
     async def _is_left(self, session: RelaySession) -> bool:
         """Wait for the end of `session`; return True if it should be closed, False if it was lost."""
@@ -305,7 +293,7 @@ class LiveConnection:
                 session.finished.set()
                 return True
             idle = rest if rest > 0 else self.config.idle_timeout
-        return self._closed
+        return self.is_closed
 
     @asynccontextmanager
     async def _ending_with(self, child: Child, session: RelaySession) -> AsyncGenerator[None]:
@@ -347,7 +335,7 @@ class LiveConnection:
     def _forgive(self) -> None:
         """Reset the state of a lost connection."""
         self._lost_at = None
-        if not self._closed:
+        if not self.is_closed:
             self._failure = None
         if self._patience is not None:
             self._patience.cancel()

@@ -67,7 +67,9 @@ class Exchange:
         self.request_id = request_id
         self._state = state
         self._session = session
-        self._streams = streams
+        self.streams = streams
+        """Whether messages can be sent before the result."""
+
         self._prefers_stream = prefers_stream
         self._progress_token = progress_token
         self._stamp = stamp
@@ -125,7 +127,7 @@ class Exchange:
 
     def _stop(self) -> None:
         """Send no more messages before the result, also not of tasks that the handler left running."""
-        self._streams = False
+        self.streams = False
         if self._timer is not None:
             self._timer.cancel()
 
@@ -252,17 +254,12 @@ class Exchange:
             await self._detach()
 
     @property
-    def streams(self) -> bool:
-        """Whether messages can be sent before the result."""
-        return self._streams
-
-    @property
     def can_release(self) -> bool:
         """Whether the client can resume the stream."""
-        return self._streams and self._session is not None and self._session.can_resume
+        return self.streams and self._session is not None and self._session.can_resume
 
     def _ping_later(self) -> None:
-        if self._streams:
+        if self.streams:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(PING_SECONDS, self._start_ping)
 
@@ -273,7 +270,7 @@ class Exchange:
 
     async def _ping(self) -> None:
         async with self._writing():
-            if self._streams:
+            if self.streams:
                 if self._stream is None:
                     await self._start()
                 await self._send(PING)
@@ -289,7 +286,7 @@ class Exchange:
     @property
     def can_send_request(self) -> bool:
         """Whether the client can be asked."""
-        return self._streams and self._session is not None
+        return self.streams and self._session is not None
 
     @property
     def message_metadata(self) -> ServerMessageMetadata:
@@ -309,7 +306,7 @@ class Exchange:
         self, method: str, params: Mapping[str, Any] | None, opts: CallOptions | None = None
     ) -> None:
         """Send a notification."""
-        if self._streams:
+        if self.streams:
             await self._emit(notification(method, params))
 
     async def progress(
@@ -335,7 +332,7 @@ class Exchange:
             NoBackChannelError: If the client cannot be asked.
         """
         session = self._session
-        if session is None or not self._streams:
+        if session is None or not self.streams:
             raise NoBackChannelError(method)
         number, answer = session.ask()
         question: JSONObject = {"jsonrpc": "2.0", "id": number, "method": method}

@@ -78,7 +78,9 @@ class EventLog:
     def __init__(self) -> None:
         self._events: deque[tuple[int, int, bytes]] = deque()
         self._bytes = 0
-        self._latest = 0
+        self.latest = 0
+        """The number of the last event."""
+
         self._streams = count(STANDALONE + 1)
         self._open = {STANDALONE}
         self._readers: dict[int, object] = {}
@@ -102,17 +104,17 @@ class EventLog:
 
     def add(self, stream: int, message: bytes) -> bytes:
         """Store a message, and return it as an event."""
-        return self._add(stream, event(message, self._latest + 1))
+        return self._add(stream, event(message, self.latest + 1))
 
     def add_start(self, stream: int) -> bytes:
         """Return an event without a message, so that a client can resume before the first message."""
         return self._add(
-            stream, b"id: %d\nretry: %d\ndata: \n\n" % (self._latest + 1, _RETRY_MILLISECONDS)
+            stream, b"id: %d\nretry: %d\ndata: \n\n" % (self.latest + 1, _RETRY_MILLISECONDS)
         )
 
     def _add(self, stream: int, frame: bytes) -> bytes:
-        self._latest += 1
-        self._events.append((self._latest, stream, frame))
+        self.latest += 1
+        self._events.append((self.latest, stream, frame))
         self._bytes += len(frame)
         while len(self._events) > 1 and (
             len(self._events) > MAX_EVENTS or self._bytes > MAX_EVENT_BYTES
@@ -129,11 +131,6 @@ class EventLog:
         """Return the number and the stream of an event; None if it is unknown."""
         number = _number(event_id)
         return next(((known, of) for known, of, _ in self._events if known == number), None)
-
-    @property
-    def latest(self) -> int:
-        """The number of the last event."""
-        return self._latest
 
     def is_read(self, stream: int) -> bool:
         """Return whether a stream has a reader."""
