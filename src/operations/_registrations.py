@@ -10,9 +10,8 @@ from msgspec.structs import replace as with_fields
 
 from operations._pipeline.plan import PipelineHost, Remote, forward
 from operations._text import counted, suggestion
-from operations.access import check_access
 from operations.authority import Authority
-from operations.context import OperationContext
+from operations.context import OperationContext, may_call
 from operations.errors import CallError, RegistrationError, operation_not_found
 from operations.functions import (
     Function,
@@ -299,10 +298,7 @@ class Registrations(PipelineHost):
         The suggestion is always an operation that the caller may call.
         """
         visible = (
-            spec.id
-            for spec in self.specs()
-            if spec.id != operation_id
-            and (context.trusted or check_access(spec.access_control, context.identity, spec.id))
+            spec.id for spec in self.specs() if spec.id != operation_id and may_call(spec, context)
         )
         message = f"There is no operation {operation_id!r}.{suggestion(operation_id, visible)}"
         return operation_not_found(operation_id, message.removesuffix("."))

@@ -84,6 +84,11 @@ class Caller(Protocol):
         ...
 
 
+def may_call(spec: Listed, context: "OperationContext") -> bool:
+    """Return whether a caller may call an operation, and may therefore see it."""
+    return context.trusted or check_access(spec.access_control, context.identity, spec.id)
+
+
 Execute: TypeAlias = Callable[[str, JSONObject], Awaitable[ResponseEnvelope[Any]]]
 """Runs an operation by its id, with this input."""
 

@@ -23,8 +23,8 @@ from msgspec.structs import replace
 
 from operations._decoding import build_from
 from operations._json import is_list, is_object, pointer
-from operations.access import UNGRANTED, check_access
-from operations.context import OperationContext
+from operations.access import UNGRANTED
+from operations.context import OperationContext, may_call
 from operations.envelopes import MCPResponseMeta, ResponseEnvelope, TextContent
 from operations.errors import CallError, ErrorCode
 from operations.functions import operation, operation_of
@@ -120,19 +120,14 @@ class ResultPages:
             or not number.isdecimal()
             or len(number) > _MAX_DIGITS
             or not 0 < int(number) < len(kept.pages)
-            or not self._may_call(kept.operation_id, context)
+            or (spec := self._registry.get_spec(kept.operation_id)) is None
+            or not may_call(spec, context)
         ):
             raise CallError(
                 ErrorCode.VALIDATION_ERROR,
                 "The cursor is unknown or has expired: call the operation again",
             )
         return cast("JSONObject", _decode(kept.pages[int(number)]))
-
-    def _may_call(self, operation_id: str, context: OperationContext) -> bool:
-        spec = self._registry.get_spec(operation_id)
-        return spec is not None and (
-            context.trusted or check_access(spec.access_control, context.identity, operation_id)
-        )
 
     def _keep(self, secret: str, kept: "_Kept") -> None:
         self._expire()

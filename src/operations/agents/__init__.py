@@ -35,10 +35,10 @@ from operations.agents.providers import (
     read_call,
 )
 from operations.channel import CallerChannel
-from operations.context import OperationContext, new_request_id
+from operations.context import OperationContext, may_call, new_request_id
 from operations.errors import ErrorCode, MissingExtraError, map_error, operation_not_found
 from operations.front.public_errors import public_error
-from operations.front.search import Gateway, may_call
+from operations.front.search import Gateway
 from operations.functions import operation, operations_of
 from operations.observe import CallEvent, CallFinished, CallStarted
 from operations.registry import OperationRegistry

@@ -43,9 +43,8 @@ from operations._json import (
 )
 from operations._references import DefinitionReferences, Placed, Scopes
 from operations._resilience import MAX_SECONDS, LogThrottle
-from operations.access import check_access
 from operations.calls.jobs import DEFAULT_TIMEOUT
-from operations.context import OperationContext
+from operations.context import OperationContext, may_call
 from operations.errors import CallError, ErrorCode, operation_not_found
 from operations.front.limits import call_seconds
 from operations.pubsub.base import EventTarget
@@ -404,9 +403,7 @@ def service_operations(registry: OperationRegistry, target: EventTarget) -> list
         namespace: str | None = input.get("namespace") if input else None
         resumed = monotonic()
         for spec in registry.specs():
-            if namespace in {None, spec.namespace} and (
-                context.trusted or check_access(spec.access_control, context.identity, spec.id)
-            ):
+            if namespace in {None, spec.namespace} and may_call(spec, context):
                 yield spec
             if monotonic() - resumed > _AT_ONCE:
                 # A large API has large specs.

@@ -19,8 +19,8 @@ from msgspec import Meta
 
 from operations._json import object_of, to_json
 from operations._text import enforce_lists
-from operations.access import Identity, check_access
-from operations.context import OperationContext
+from operations.access import Identity
+from operations.context import OperationContext, may_call
 from operations.envelopes import ResponseEnvelope
 from operations.errors import (
     CallError,
@@ -360,11 +360,6 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
     """The operations that a search found, best first."""
 
     operations: list[Found]
-
-
-def may_call(spec: OperationSpec, context: OperationContext) -> bool:
-    """Return whether a caller may call an operation, and may therefore see it."""
-    return context.trusted or check_access(spec.access_control, context.identity, spec.id)
 
 
 def visible_specs(

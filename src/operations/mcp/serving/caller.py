@@ -11,12 +11,11 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from operations._resilience import TimeLimit
 from operations.access import Identity
 from operations.channel import NOTHING
-from operations.context import OperationContext
+from operations.context import OperationContext, may_call
 from operations.errors import CallError, timed_out
 from operations.front import Front
 from operations.front.http import RequestState
 from operations.front.limits import call_seconds
-from operations.front.search import may_call
 from operations.mcp.serving.tools import Tool, model_text, text_block
 from operations.specs import Operation, OperationSpec, OperationType, is_describable
 from operations.types import JSONObject

@@ -21,13 +21,13 @@ from operations._resilience import TimeLimit
 from operations._text import suggestion
 from operations.access import Identity
 from operations.channel import CLOSED, CallerChannel
-from operations.context import OperationContext
+from operations.context import OperationContext, may_call
 from operations.envelopes import LocalResponseMeta, ResponseEnvelope, add_changes
 from operations.errors import CallError, ErrorCode
 from operations.front.config import MCPServerSettings
 from operations.front.http import RequestState
 from operations.front.public_errors import public_error
-from operations.front.search import OperationCall, may_call
+from operations.front.search import OperationCall
 from operations.mcp.codec import INPUT, is_imported
 from operations.mcp.serving.caller import ItemT, LimitedCall, MCPCaller
 from operations.mcp.serving.catalog import (
