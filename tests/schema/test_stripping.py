@@ -36,6 +36,18 @@ def _shape(document: Any) -> PlanType | None:
     return Shaper(Pass(planner).default).shape(planner.plan((planner.document.root,)))
 
 
+def test_a_name_that_no_struct_can_have_does_not_affect_other_types() -> None:
+    planner = Planner(Checker({"$defs": {"point": POINT}}))
+    shaper = Shaper(Pass(planner).default, closed=True)
+    for number in range(40):
+        named = {"type": "object", "properties": {f'"{number}"': {"type": "integer"}}}
+        quoted = Planner(Checker(named))
+        assert shaper.shape(quoted.plan((quoted.document.root,))) is None
+
+    root = planner.document.root
+    assert shaper.shape(planner.plan((planner.document.at(root, "$defs", "point"),))) is not None
+
+
 def _is_shaped(document: Any) -> bool:
     return _shape(document) is not None
 

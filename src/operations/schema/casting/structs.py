@@ -157,7 +157,11 @@ class Shaper:
         self._made += 1
         if self._made > self._most:
             return None
-        kind = _closed(fields) if self._closed else _open(fields)
+        try:
+            kind = _closed(fields) if self._closed else _open(fields)
+        except ValueError:
+            # A struct cannot have a name with quotes or control characters.
+            return None
         complete = len(fields) if defaults else 0
         finish = _object_finish(defaults, nested, complete)
         return PlanType(kind, depth + 1, exact, finish, fills, None if nested else complete)
