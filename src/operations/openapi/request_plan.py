@@ -344,7 +344,7 @@ class BodyPlan:
             return []
         schema = self._schemas.resolve(first.schema)
         is_union = not schema.keys().isdisjoint({"oneOf", "anyOf", "not", "if"})
-        if is_union or self._schemas.has_subtypes(first.schema):
+        if is_union or self._schemas.subtypes_of(first.schema):
             return []
         return list(self._schemas.flattened(first.schema)["properties"])
 

@@ -69,7 +69,7 @@ class OpenAPIService:
 
         The first access searches the whole document for unresolved references.
         """
-        return self.description.all_problems()
+        return self.description.all_problems
 
     @cached_property
     def unaddressed(self) -> list[str]:

@@ -146,7 +146,7 @@ class Definitions:
                     found[id(part)] = part
                     for union in UNIONS:
                         waiting += self._references.list_at(part.get(union))
-            waiting += [ref for ref in self._subtypes_of(each) if ref not in waiting]
+            waiting += [ref for ref in self.subtypes_of(each) if ref not in waiting]
         return list(found.values())
 
     def declarations(self, schema: Any, name: str) -> list[Any]:
@@ -178,7 +178,7 @@ class Definitions:
         if depth == 0 or not is_required or not any(map(allows, declared)):
             return schema
         again = partial(self.without_required, name=name, allows=allows, depth=depth - 1)
-        if subtypes := self._subtypes_of(schema):
+        if subtypes := self.subtypes_of(schema):
             return {"anyOf": [again(self._inlined(ref)) for ref in (*subtypes, schema)]}
         copy = dict(self.resolve(schema))
         if "required" in copy:
@@ -201,15 +201,11 @@ class Definitions:
         parts = self.parts(self.resolve(ref))
         return {"allOf": [{k: v for k, v in part.items() if k not in skipped} for part in parts]}
 
-    def _subtypes_of(self, schema: Any) -> list[JSONObject]:
+    def subtypes_of(self, schema: Any) -> list[JSONObject]:
         """Return references to the subtypes of the base that `schema` refers to; empty if it is no such reference."""
         ref = reference_of(schema)
         found = None if ref is None else self._references.located(ref)
         return [] if found is None else self._subtype_refs(found[0])
-
-    def has_subtypes(self, schema: Any) -> bool:
-        """Return whether `schema` is a reference to a base with subtypes."""
-        return bool(self._subtypes_of(schema))
 
     def parts(self, schema: JSONObject) -> list[JSONObject]:
         """Return `schema` and its `allOf` parts at any depth, without duplicates."""

@@ -9,7 +9,7 @@ Rule 3: each response, and the target of each reference, is read once, because d
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, cast
 
 import msgspec
@@ -77,7 +77,6 @@ class Description:
         self.document: JSONObject = document
         self.address = address
         self.problems: list[Problem] = []
-        self._is_searched = False
         self.version = self._version()
         self.is_swagger = self.version.startswith("2")
         self.references = References(self.document, missing)
@@ -106,17 +105,16 @@ class Description:
         self.problems.append(Problem("document", f"{found}; read as {version}{doubt}", False))
         return version
 
+    @cached_property
     def all_problems(self) -> list[Problem]:
-        """Return all parts of the document that could not be used, including unresolved references.
+        """All parts of the document that could not be used, including unresolved references.
 
         Importing does not search for unresolved references, because the search takes longer than the rest.
         """
-        if not self._is_searched:
-            self._is_searched = True
-            self.problems.extend(
-                Problem(place, f"its $ref cannot be resolved: {reason}", is_skipped=False)
-                for place, reason in self.references.unresolved()
-            )
+        self.problems.extend(
+            Problem(place, f"its $ref cannot be resolved: {reason}", is_skipped=False)
+            for place, reason in self.references.unresolved()
+        )
         return self.problems
 
     def entries(self) -> Iterator[DocumentOperation]:

@@ -3,7 +3,8 @@
 Rule: unusable values become None, and their keywords are omitted.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -130,13 +131,6 @@ def data_of(value: Any) -> Any:
         return None
 
 
-def _convertible(value: Any, to: Callable[[Any], Any]) -> Any:
-    try:
-        return to(value)
-    except (ValueError, OverflowError):
-        return None
-
-
 def discriminated(schema: JSONObject, description: str) -> str | None:
     """Return `description` with a sentence about the `discriminator`, which JSON Schema does not have."""
     node = schema.get("discriminator")
@@ -150,9 +144,8 @@ def discriminated(schema: JSONObject, description: str) -> str | None:
 def number_of(value: Any) -> int | float | None:
     """Return a number, also from text."""
     if type(value) is str and len(value) < 40:
-        value = (
-            _convertible(value, int) if value.lstrip("-").isdigit() else _convertible(value, float)
-        )
+        with suppress(ValueError):
+            value = int(value) if value.lstrip("-").isdigit() else float(value)
     if (type(value) is int or type(value) is float) and value - value == 0:
         return value
     return None
