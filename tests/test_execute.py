@@ -134,6 +134,21 @@ async def test_bad_input_names_every_path_and_never_reaches_the_handler() -> Non
     assert len(paths) == 3
 
 
+async def test_a_required_property_is_required_even_if_it_has_a_default() -> None:
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "integer", "default": 1}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+
+    error = await failing(single(echo, input_schema=schema), {})
+
+    assert error.details == {
+        "errors": [{"path": "/a", "message": "is required", "keyword": "required"}]
+    }
+
+
 def nested(depth: int) -> Any:
     value: Any = 1
     for _ in range(depth):

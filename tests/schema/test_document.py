@@ -168,6 +168,7 @@ def test_a_flat_decoder_accepts_only_valid_objects(value: dict[str, Any]) -> Non
         {"type": ["object", "null"]},
         {"anyOf": [{"required": ["id"]}]},
         {"minProperties": 1},
+        {"properties": {"name": {"type": "string", "default": "a"}}},
     ],
 )
 def test_only_a_flat_schema_has_a_flat_decoder(changes: dict[str, Any]) -> None:

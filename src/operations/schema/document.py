@@ -33,7 +33,7 @@ from operations.schema.casting.stripping import REFUSALS
 from operations.schema.checking import Checker, SharedDefinitions
 from operations.schema.explain import ValidationIssue, explain, misfit
 from operations.schema.members import place_of
-from operations.schema.plans import Plan, scalar_types
+from operations.schema.plans import MISSING, Plan, scalar_types
 from operations.schema.references import is_annotation
 from operations.types import JSONObject, JSONSchema
 
@@ -68,7 +68,11 @@ class CompiledSchema(Checker):
         plan = self.plan
         if plan.choices or plan.types != ("object",) or plan.keeps_unnamed:
             return None
-        if any(plan.part(field.sites).leaf_types is None for field in plan.fields.values()):
+        parts = {name: plan.part(field.sites) for name, field in plan.fields.items()}
+        if any(part.leaf_types is None for part in parts.values()):
+            return None
+        # A cast fills a missing default, so its type does not require the property.
+        if any(parts[name].default is not MISSING for name in plan.required):
             return None
         typed = self._caches.stripper.typed(plan)
         return typed.decode if typed is not None and typed.shape.exact else None
