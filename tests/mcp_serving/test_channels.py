@@ -5,6 +5,7 @@ from contextlib import suppress
 from typing import Any
 
 import anyio
+import msgspec
 import pytest
 from mcp import Client, MCPError
 from mcp.shared.exceptions import MCPDeprecationWarning
@@ -206,6 +207,30 @@ async def test_log_messages_reach_the_caller_from_the_level_it_set(
         await client.call_tool("job__run", {})
 
     assert received == [("warning", {"big": True})]
+
+
+@BOTH
+async def test_structs_and_models_can_be_logged(registry: OperationRegistry, era: str) -> None:
+    received: list[Any] = []
+
+    class Step(msgspec.Struct):
+        number: int
+
+    @registry.operation("job.run")
+    async def run(context: OperationContext) -> None:
+        await context.log("info", [Step(1), Root(uri="file:///a")])  # type: ignore[arg-type]
+
+    async def hear(params: Any) -> None:
+        received.append(params.data)
+
+    async with serving(to_mcp(registry).asgi_app()) as base:
+        listening: Any = {"logging_callback": hear, "log_level": "info"}
+        async with Client(f"{base}/mcp", mode=era, **listening) as client:
+            result = await client.call_tool("job__run", {})
+
+    assert not result.is_error
+    assert [data[0] for data in received] == [{"number": 1}]
+    assert received[0][1]["uri"] == "file:///a"
 
 
 @BOTH

@@ -22,6 +22,7 @@ from secrets import token_urlsafe
 from typing import Any, Final, TypeAlias, cast
 
 import mcp_types as types
+import msgspec
 from mcp import MCPError
 from mcp.server.connection import Connection
 from mcp.server.session import ServerSession
@@ -315,7 +316,7 @@ def channel_for(
         if lowest is not None and LEVELS.index(level) >= LEVELS.index(lowest):
             named = {} if logger_name is None else {"logger": logger_name}
             # Converted here, so that a value that is not JSON fails in the call and not in the transport.
-            plain = to_jsonable_python(data, bytes_mode="base64")
+            plain = to_jsonable_python(data, bytes_mode="base64", fallback=msgspec.to_builtins)
             await outbound.notify("notifications/message", {"level": level, "data": plain, **named})
 
     return asking_channel(
