@@ -255,3 +255,84 @@ async def test_a_file_in_a_url_encoded_form_is_sent_as_its_content(echo: Echo) -
         await registry.execute("api.call", {"body": {**given, "note": "x y"}})
     (seen,) = echo.seen
     assert seen.body == b"file=%00%FF%26&more=a&more=b&note=x+y"
+
+
+NULL = {"type": "null"}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": ["string", "null"], "format": "binary"},
+        {"anyOf": [FILE, NULL]},
+        {"oneOf": [NULL, {"type": "string", "contentMediaType": "application/octet-stream"}]},
+        {"anyOf": [FILE, {"type": "array", "items": FILE}]},
+        {"allOf": [FILE], "description": "A photo."},
+        {"$ref": "#/components/schemas/Optional"},
+    ],
+)
+async def test_a_file_is_recognised_in_a_union(schema: dict[str, Any], echo: Echo) -> None:
+    named = {"schemas": {"Optional": {"anyOf": [FILE, NULL]}}}
+    doc = upload({"file": schema}, {}, components=named)
+    for value in ("AAE=", b"\0\1", {"content": "AAE=", "filename": "file"}):
+        (part,) = await parts(doc, echo, body={"file": value})
+        assert (part["content"], part["filename"]) == (b"\0\1", "file")
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": ["array", "null"], "items": FILE},
+        {"anyOf": [{"type": "array", "items": FILE}, NULL]},
+        {"anyOf": [FILE, {"type": "array", "items": {"anyOf": [FILE, NULL]}}]},
+    ],
+)
+async def test_files_are_recognised_in_an_optional_list(schema: dict[str, Any], echo: Echo) -> None:
+    found = await parts(upload({"file": schema}, {}), echo, body={"file": ["AAE=", "AAI="]})
+    assert [(part["content"], part["filename"]) for part in found] == [
+        (b"\0\1", "file"),
+        (b"\0\2", "file"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "schema", [{"type": ["string", "null"], "format": "binary"}, {**FILE, "nullable": True}]
+)
+async def test_an_optional_file_may_be_null(schema: dict[str, Any], echo: Echo) -> None:
+    (part,) = await parts(upload({"file": schema}, {}), echo, body={"file": None})
+    assert (part["content"], part["filename"]) == (b"", None)
+
+
+async def test_text_stays_text_where_a_file_is_possible(echo: Echo) -> None:
+    doc = upload({"file": {"anyOf": [STRING, FILE]}}, {})
+    (part,) = await parts(doc, echo, body={"file": "AAE="})
+    assert (part["content"], part["filename"]) == (b"AAE=", None)
+
+
+@pytest.mark.parametrize("kind", ["multipart/form-data", "application/x-www-form-urlencoded"])
+async def test_text_that_contains_json_is_not_a_file(kind: str, echo: Echo) -> None:
+    text = {"type": "string", "contentMediaType": "application/json", "contentSchema": {}}
+    schema = {"type": "object", "properties": {"data": text}}
+    body = {"content": {kind: {"schema": schema}}}
+    doc = document("/thing", "post", requestBody=body)
+    echo.seen.clear()
+    async with imported(doc, base_url=echo.url) as registry:
+        await registry.execute("api.call", {"body": {"data": '{"a": 1}'}})
+    (seen,) = echo.seen
+    if kind.startswith("multipart"):
+        assert [part["content"] for part in seen.parts] == [b'{"a": 1}']
+    else:
+        assert seen.form == [("data", '{"a": 1}')]
+
+
+async def test_a_form_with_an_optional_file_is_preferred_to_json(echo: Echo) -> None:
+    def form(file: dict[str, Any]) -> dict[str, Any]:
+        return {"schema": {"type": "object", "properties": {"file": file}}}
+
+    content = {
+        "application/json": {"schema": {"type": "object", "properties": {"url": STRING}}},
+        "multipart/form-data": form({"anyOf": [FILE, NULL]}),
+    }
+    doc = document("/thing", "post", requestBody={"content": content})
+    (part,) = await parts(doc, echo, body={"file": "AAE="})
+    assert part["content"] == b"\0\1"

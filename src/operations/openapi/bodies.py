@@ -289,16 +289,16 @@ class _Writer:
         properties = self._converter.properties(self._chosen.schema)
         for name, item in fields.items():
             encoding = object_of(self._chosen.encoding.get(name))
-            schema = self._converter.resolve(properties.get(name))
-            inner = self._converter.resolve(schema.get("items"))
+            schema = self._converter.field(properties.get(name), item)
             styled = style_of(encoding)
             # Styles do not apply to files.
-            holds_files = is_file(schema) or is_file(inner) or is_file_value(item)
+            holds_files = is_file_value(item) or self._converter.holds_files(schema, item)
             if styled is not None and not holds_files:
                 for field, text in styled_fields(name, item, *styled):
                     self._add(field, text, {}, {}, self._headers_of(name, 0))
             elif is_list(item) and not is_json_part(encoding):
                 for index, part in enumerate(item):
+                    inner = self._converter.field(schema.get("items"), part)
                     self._add(name, part, encoding, inner, self._headers_of(name, index))
             else:
                 self._add(name, item, encoding, schema, self._headers_of(name, 0))
@@ -345,7 +345,7 @@ class _Writer:
         declared = kinds[0]
         filename: str | None = None
         content: bytes | FileContent
-        if is_file(schema) or is_file_value(value):
+        if is_file_value(value) or (is_file(schema) and value is not None):
             upload = upload_of(value, name, self._converter.files_root)
             if upload is None:
                 raise CallError(ErrorCode.VALIDATION_ERROR, f"{name!r} must be a file.")
@@ -457,8 +457,8 @@ def _form(chosen: Media, value: Any, converter: SchemaConverter) -> Payload:
     pairs: list[str] = []
     properties = converter.properties(chosen.schema)
     for name, item in fields_of(value).items():
-        schema = converter.resolve(properties.get(name))
-        if is_file(schema) or is_file(converter.resolve(schema.get("items"))):
+        schema = converter.field(properties.get(name), item)
+        if item is not None and converter.holds_files(schema, item):
             # A form cannot express a file's name and type, so only its content is sent.
             files = [upload_of(each, name) for each in (item if is_list(item) else [item])]
             pairs += [f"{quote_plus(name)}={quote_plus(file.read(name))}" for file in files if file]

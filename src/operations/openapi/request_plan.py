@@ -230,15 +230,14 @@ class BodyPlan:
             if m is not form and media.is_json(m.media_type)
         ]
         for name, schema in self._schemas.properties(form.schema).items():
-            if name in value and self._holds_files(schema):
+            if name in value and self._holds_files(schema, value[name]):
                 declared = [properties[name] for properties in elsewhere if name in properties]
-                if all(map(self._holds_files, declared)):
+                if all(self._holds_files(each, value[name]) for each in declared):
                     return True
         return False
 
-    def _holds_files(self, schema: Any) -> bool:
-        node = self._schemas.resolve(schema)
-        return is_file(node) or is_file(self._schemas.resolve(node.get("items")))
+    def _holds_files(self, schema: Any, value: Any) -> bool:
+        return self._schemas.holds_files(self._schemas.field(schema, value), value)
 
     def _check(self, offered: Media) -> Schema:
         """Return the compiled schema of a body of this media type."""

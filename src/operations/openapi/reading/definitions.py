@@ -35,6 +35,7 @@ MAX_PARTS = 200
 CLOSING = ("additionalProperties", "unevaluatedProperties")
 """Keywords for properties that a schema does not declare."""
 
+_COMPOSED = frozenset({"allOf", *UNIONS})
 _LOGGER = logging.getLogger("operations")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
@@ -126,6 +127,31 @@ class Definitions:
         for part in reversed(self.parts(self.resolve(schema))):
             result.update(self._references.object_at(part.get("properties")))
         return result
+
+    def holds_files(self, field: JSONObject, value: Any) -> bool:
+        """Return whether a form's field of this schema is a file or a list of files."""
+        items: list[Any] = (value or [{}]) if is_list(value) else []
+        return is_file(field) or any(
+            is_file(self.field(field.get("items"), item)) for item in items
+        )
+
+    def field(self, schema: Any, value: Any) -> JSONObject:
+        """Return the schema of a form's field, or the part or alternative that describes `value` as a file or a list.
+
+        Args:
+            schema: The schema of the field.
+            value: The field. If it may be a file or text, a string is text.
+        """
+        node = self.resolve(schema)
+        if node.keys().isdisjoint(_COMPOSED):
+            return node
+        found = self.variants(schema)
+        if is_list(value):
+            return next((part for part in found if "items" in part), node)
+        is_text = type(value) is str and any(
+            part.get("type") == "string" and not is_file(part) for part in found
+        )
+        return node if is_text else next(filter(is_file, found), node)
 
     def flattened(self, schema: Any) -> JSONObject:
         """Return an object schema merged with the properties and requirements of its `allOf` parts."""

@@ -9,7 +9,15 @@ from typing import Any
 
 import msgspec
 
-from operations._json import MAX_DEPTH, JSONValueError, is_list, is_object, kind_of, to_json
+from operations._json import (
+    MAX_DEPTH,
+    JSONValueError,
+    is_list,
+    is_object,
+    kind_of,
+    list_of,
+    to_json,
+)
 from operations.schema.values import has_type
 from operations.types import JSONObject, JSONSchema
 
@@ -57,13 +65,13 @@ def is_file(schema: JSONObject) -> bool:
     kind = schema.get("type")
     if kind == "file":
         return True
-    if kind is not None and kind != "string":
+    if kind not in (None, "string") and set(list_of(kind)) != {"string", "null"}:
         return False
     if schema.get("format") == "binary":
         return True
-    # 3.1: a string with a media type but without an encoding is bytes.
+    # 3.1: a string with a media type but without an encoding is bytes, unless a schema describes it as text.
     media = schema.get("contentMediaType")
-    return isinstance(media, str) and not schema.get("contentEncoding")
+    return isinstance(media, str) and schema.keys().isdisjoint({"contentEncoding", "contentSchema"})
 
 
 def as_object(schema: JSONSchema) -> JSONObject:

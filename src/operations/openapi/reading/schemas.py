@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from operations._json import is_list, is_object, object_of
+from operations._json import is_list, is_object, list_of, object_of
 from operations.openapi.reading.definitions import (
     CLOSING,
     Definition,
@@ -162,9 +162,11 @@ class SchemaDraft:
         if type(ref) is str:
             return self._reference(schema, ref, at)
         if self.direction is Direction.UPLOAD and is_file(schema):
-            described = schema.get("description")
-            schema = self.converter.file_schema
-            return {**schema, "description": described} if described else schema
+            described, result = schema.get("description"), self.converter.file_schema
+            if described:
+                result = {**result, "description": described}
+            is_optional = schema.get("nullable") is True or "null" in list_of(schema.get("type"))
+            return with_null(result) if is_optional else result
         result = self._keywords(schema, at)
         return with_null(result) if schema.get("nullable") is True else result
 
