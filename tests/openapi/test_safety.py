@@ -5,6 +5,7 @@ import logging
 import socket
 import traceback
 from contextlib import AsyncExitStack
+from http.cookies import SimpleCookie
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
@@ -181,7 +182,42 @@ async def test_a_cookie_argument_cannot_add_a_cookie(style: str, value: str, ech
 
     cookie = echo.seen[0].header("cookie") or ""
     assert cookie.startswith("theme=")
-    assert not set(cookie.removeprefix("theme=")) & set(";, =\r\n")
+    assert not set(cookie.removeprefix("theme=")) & set(";, \r\n")
+    assert list(SimpleCookie(cookie)) == ["theme"]
+
+
+@pytest.mark.parametrize("value", ["YWJj==", "a%2Cb/c:d", "{a}|<b>"])
+async def test_a_valid_value_of_a_cookie_is_not_escaped(value: str, echo: Echo) -> None:
+    echo.seen.clear()
+    parameters = [{"name": "theme", "in": "cookie", "style": "cookie", "schema": STRING}]
+    doc = {**document(parameters=parameters), "openapi": "3.2.0"}
+    async with imported(doc, base_url=echo.url) as registry:
+        await registry.execute("api.call", {"theme": value})
+
+    assert echo.seen[0].header("cookie") == f"theme={value}"
+
+
+@pytest.mark.parametrize(
+    ("version", "style", "sent"),
+    [
+        ("3.2.0", "simple", "a:b@c%20d%2Fe%3Bf%25"),
+        ("3.2.0", "matrix", ";id=a:b@c%20d%2Fe%3Bf%25"),
+        ("3.1.0", "simple", "a%3Ab%40c%2520d%2Fe%3Bf%25"),
+    ],
+)
+async def test_reserved_characters_of_a_path_are_kept_if_allowed(
+    version: str, style: str, sent: str, echo: Echo
+) -> None:
+    echo.seen.clear()
+    parameter = {"name": "id", "in": "path", "required": True, "schema": STRING, "style": style}
+    doc = document("/x/{id}/y", parameters=[{**parameter, "allowReserved": True}])
+    async with imported({**doc, "openapi": version}, base_url=echo.url) as registry:
+        await registry.execute("api.call", {"id": "a:b@c%20d/e;f%"})
+        for wrong in ("..", "%2e%2E", "a%2F..%2Fb", "%252e%252e"):
+            with pytest.raises(CallError, match="dot segment"):
+                await registry.execute("api.call", {"id": wrong})
+
+    assert [seen.target for seen in echo.seen] == [f"/x/{sent}/y"]
 
 
 @pytest.mark.requirement("R05")

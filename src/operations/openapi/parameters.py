@@ -34,6 +34,12 @@ Encode = Callable[[str], str]
 _RESERVED_KEPT = ":/?[]@!$'()*,;="
 """The characters that `allowReserved` leaves unencoded. `#`, `&` and `+` would change the query's meaning."""
 
+_PATH_KEPT = ":@!$&'()*+,="
+"""The same for a path: without `;`, which begins another parameter of the segment."""
+
+_COOKIE_KEPT = "!#$%&'()*+-./:<=>?@[]^_`{|}~"
+"""The characters of a cookie's value (RFC 6265), other than letters and digits."""
+
 _DELIMITERS = {"spaceDelimited": " ", "pipeDelimited": "|", "tabDelimited": "\t"}
 """The separators of lists; a comma in all other styles, which is never encoded."""
 
@@ -150,9 +156,18 @@ def percent(text: str) -> str:
     return quote(text, safe="-._~")
 
 
-def percent_reserved(text: str) -> str:
+def percent_reserved(text: str, kept: str = _RESERVED_KEPT) -> str:
     """Return `text` with reserved characters and percent-encoded triples unchanged, for `allowReserved`."""
-    return quote(_NO_TRIPLE.sub("%25", text), safe="-._~%" + _RESERVED_KEPT)
+    return quote(_NO_TRIPLE.sub("%25", text), safe="-._~%" + kept)
+
+
+def _percent_path(text: str) -> str:
+    return percent_reserved(text, _PATH_KEPT)
+
+
+def _cookie_value(text: str) -> str:
+    """Return the value of a cookie: unchanged (3.2), except for characters that no value may contain."""
+    return quote(text, safe=_COOKIE_KEPT)
 
 
 def text_of_value(value: Any) -> str:
@@ -182,14 +197,15 @@ def path_argument(name: str, parameter: Parameter, value: Any) -> str:
 
 def path_value(parameter: Parameter, value: Any) -> str:
     """Return `value` percent-encoded for a path segment."""
+    encode = _percent_path if parameter.allow_reserved else percent
     if parameter.media_type is not None:
-        return percent(content_text(value, parameter.media_type))
+        return encode(content_text(value, parameter.media_type))
     if parameter.style == "matrix":
-        return _matrix(parameter, value)
+        return _matrix(parameter, value, encode)
     if parameter.style == "label":
         mark = "." if parameter.explode else ","
-        return "." + _joined(value, parameter.explode, mark, percent)
-    return _joined(value, parameter.explode, _delimiter(parameter.style, percent), percent)
+        return "." + _joined(value, parameter.explode, mark, encode)
+    return _joined(value, parameter.explode, _delimiter(parameter.style, percent), encode)
 
 
 def header_value(parameter: Parameter, value: Any) -> str:
@@ -242,9 +258,9 @@ def cookie_text(parameter: Parameter, value: Any) -> str:
     """Return `name=value` for a Cookie header."""
     if parameter.media_type is not None:
         return f"{percent(parameter.name)}={percent(content_text(value, parameter.media_type))}"
-    mark = "; " if parameter.style == "cookie" else "&"
+    mark, encode = ("; ", _cookie_value) if parameter.style == "cookie" else ("&", percent)
     return mark.join(
-        form_pairs(parameter.name, value, style="form", explode=parameter.explode, encode=percent)
+        form_pairs(parameter.name, value, style="form", explode=parameter.explode, encode=encode)
     )
 
 
@@ -266,8 +282,8 @@ def _whole_query(parameter: Parameter, value: Any) -> str:
     return percent(content_text(value, parameter.media_type or ""))
 
 
-def _matrix(parameter: Parameter, value: Any) -> str:
-    fields = styled_fields(parameter.name, value, "form", parameter.explode, percent)
+def _matrix(parameter: Parameter, value: Any, encode: Encode) -> str:
+    fields = styled_fields(parameter.name, value, "form", parameter.explode, encode)
     return "".join(f";{name}={text}" if text else f";{name}" for name, text in fields)
 
 

@@ -223,7 +223,9 @@ class OpenAPI3Reader:
             explode=explode
             if isinstance(explode, bool)
             else style in {"form", "cookie", "deepObject"},
-            allow_reserved=node.get("allowReserved") is True,
+            # Before 3.2, it applies only to a query.
+            allow_reserved=node.get("allowReserved") is True
+            and (place == "query" or text_of(self._document.get("openapi")) >= "3.2"),
             media_type=media_type,
         )
 
