@@ -268,7 +268,11 @@ async def test_an_unknown_charset_loses_characters_but_not_the_response(charset:
 
 @pytest.mark.parametrize(
     ("kind", "content"),
-    [("application/jsonl", b'{"n":1}\n\n{"n":"2"}'), ("application/json-seq", b'\x1e{"n":1}\n\x1e{"n":2}\n')],
+    [
+        ("application/jsonl", b'{"n":1}\n\n{"n":"2"}'),
+        ("application/json-seq", b'\x1e{"n":1}\n\x1e{"n":2}\n'),
+        ("application/json-seq", b'\x1e{\n  "n": 1\n}\n\x1e{\r\n  "n": 2\r\n}\r\n'),
+    ],
 )  # fmt: skip
 async def test_a_sequence_is_a_stream_of_its_items(kind: str, content: bytes) -> None:
     item = {"type": "object", "properties": {"n": {"type": "integer"}}}

@@ -129,9 +129,43 @@ def test_lines_do_not_depend_on_their_chunks(pieces: list[bytes], step: int) -> 
     whole = JSONLinesDecoder()
     split = JSONLinesDecoder()
     chunks = [body[at : at + step] for at in range(0, len(body), step)]
-    expected = [line for line in body.replace(b"\x1e", b"\n").split(b"\n") if line.strip()]
-    assert whole.feed(body) + whole.finish() == expected
-    assert [line for each in chunks for line in split.feed(each)] + split.finish() == expected
+    lines = whole.feed(body) + whole.finish()
+    assert [line for each in chunks for line in split.feed(each)] + split.finish() == lines
+    ends = body.replace(b"\x1e", b"\n").split(b"\n")
+    if b"\x1e" not in body:
+        assert lines == [line for line in ends if line.strip()]
+    assert b"".join(b"".join(lines).split()) == b"".join(b"".join(ends).split())
+
+
+RECORD = b'{\n  "a": [\n    1, "]\\"}"\n  ]\n}'
+
+
+@pytest.mark.parametrize("step", [1, 7, 1000])
+def test_a_record_of_a_sequence_may_have_several_lines(step: int) -> None:
+    body = b"\x1e" + RECORD + b"\n\x1e7\n\x1e\x1e" + RECORD + b'\n\x1e{"cut":\n\x1e"x"\n'
+    decoder = JSONLinesDecoder()
+    chunks = [body[at : at + step] for at in range(0, len(body), step)]
+    lines = [line for each in chunks for line in decoder.feed(each)]
+    assert lines == [RECORD, b"7", RECORD, b'{"cut":\n', b'"x"']
+    assert decoder.finish() == []
+
+
+def test_a_record_ends_with_its_last_line() -> None:
+    decoder = JSONLinesDecoder()
+    assert decoder.feed(b"\x1e{\n") == []
+    assert decoder.feed(b"}\n") == [b"{\n}"]
+
+
+@pytest.mark.parametrize("piece", [b'"', b'\\"', b"{\n", b'["\n'])
+def test_lines_of_a_record_are_not_searched_again(piece: bytes) -> None:
+    # Searching all lines for each new one would take longer than the time limit of a test.
+    size = 1 << 20
+    decoder = JSONLinesDecoder(max_event_bytes=2 * size)
+    decoder.feed(b'\x1e{"')
+    for _ in range(size // 1024):
+        assert decoder.feed(piece * (1024 // len(piece))) == []
+    decoder.feed(b"\n")
+    assert sum(map(len, decoder.finish())) >= size - 1024
 
 
 def test_the_chunks_of_one_line_are_not_searched_again() -> None:

@@ -38,6 +38,13 @@ from operations.types import JSONObject
 _LINE_END = re.compile(b"\r\n|\n|\r")
 _DIGITS = re.compile(b"[0-9]+")
 
+_SEPARATOR = b"\x1e"
+"""What each record of `json-seq` begins with (RFC 7464)."""
+
+_QUOTED = re.compile(rb'"(?:[^"\\]|\\.)*+"?')
+_OPENING = re.compile(rb"[{\[]")
+_CLOSING = re.compile(rb"[}\]]")
+
 
 def over_limit(what: str, limit: int) -> CallError:
     """Return the error for something that exceeds a limit in bytes."""
@@ -162,13 +169,17 @@ def _utf8(value: bytes | bytearray) -> str:
 class JSONLinesDecoder:
     """Splits the bytes of a response into lines of JSON (JSON Lines, NDJSON, `json-seq`).
 
-    Rules 1 and 2 apply here as well. The last line needs no line end.
+    Rules 1 and 2 apply here as well. The last line needs no line end. A record of `json-seq`, which begins with a
+    separator, may have several lines; it ends with the line that closes its last bracket, or before the next separator.
     """
 
     def __init__(self, *, max_event_bytes: int = 1 << 20) -> None:
         self._max = max_event_bytes
         self._at_start = True
         self._rest = bytearray()
+        self._in_record = False
+        self._line = self._depth = 0
+        """Where the last line of a record begins, and the number of open brackets before it."""
 
     def feed(self, chunk: bytes) -> list[bytes]:
         """Process the next bytes; return the lines that they complete.
@@ -177,20 +188,39 @@ class JSONLinesDecoder:
             CallError: With code `RESOURCE_EXHAUSTED`, if one line is larger than allowed.
         """
         lines: list[bytes] = []
-        # A record of `json-seq` begins with a separator and ends with a line feed.
-        for index, piece in enumerate(chunk.replace(b"\x1e", b"\n").split(b"\n")):
+        for index, part in enumerate(chunk.split(_SEPARATOR)):
             if index:
-                mark, self._at_start = codecs.BOM_UTF8 if self._at_start else b"", False
-                lines.append(bytes(self._rest).removeprefix(mark))
-                self._rest.clear()
-            self._rest += piece
-            if len(self._rest) > self._max:
-                raise over_limit("One line", self._max)
+                self._end(lines)
+                self._in_record = True
+            for number, piece in enumerate(part.split(b"\n")):
+                if number:
+                    self._end_line(lines)
+                self._rest += piece
+                if len(self._rest) > self._max:
+                    raise over_limit("One line", self._max)
         return [line for line in lines if line.strip()]
 
     def finish(self) -> list[bytes]:
         """Return the last line, if it has no line end."""
-        return self.feed(b"\n")
+        return self.feed(_SEPARATOR)
+
+    def _end_line(self, lines: list[bytes]) -> None:
+        """Process a line feed: the end of a line, or white space within a record."""
+        if self._in_record:
+            # No text of JSON contains a line feed.
+            line = _QUOTED.sub(b"", self._rest[self._line :])
+            self._depth += len(_OPENING.findall(line)) - len(_CLOSING.findall(line))
+            if self._depth > 0:
+                self._rest += b"\n"
+                self._line = len(self._rest)
+                return
+        self._end(lines)
+
+    def _end(self, lines: list[bytes]) -> None:
+        mark, self._at_start = codecs.BOM_UTF8 if self._at_start else b"", False
+        lines.append(bytes(self._rest).removeprefix(mark))
+        self._rest.clear()
+        self._in_record, self._line, self._depth = False, 0, 0
 
 
 _STEP = 1 << 16
