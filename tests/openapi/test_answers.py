@@ -256,6 +256,26 @@ async def test_an_empty_compressed_body_is_empty() -> None:
         assert (await registry.execute("api.call", {})).data is None
 
 
+@pytest.mark.parametrize(
+    ("kind", "declared", "encoding"),
+    [
+        ("application/xml", "windows-1251", "windows-1251"),
+        ("text/xml", "shift_jis", "shift_jis"),
+        ("application/atom+xml", "iso-8859-5", "iso-8859-5"),
+        ("application/xml; charset=utf-8", "windows-1251", "utf-8"),
+    ],
+)
+async def test_xml_is_read_in_the_encoding_that_it_declares(
+    kind: str, declared: str, encoding: str
+) -> None:
+    text = f"<?xml version='1.0' encoding='{declared}'?><a>\u043f</a>"
+    async with (
+        serving(responding(text.encode(encoding), kind)) as url,
+        imported(SCHEMALESS, base_url=url) as registry,
+    ):
+        assert (await registry.execute("api.call", {})).data == text
+
+
 @pytest.mark.parametrize("charset", ["undefined", "idna", "no-such", "hex", "utf-8"])
 async def test_an_unknown_charset_loses_characters_but_not_the_response(charset: str) -> None:
     kind = f"text/plain; charset={charset}"

@@ -42,6 +42,9 @@ _SEPARATOR = b"\x1e"
 """What each record of `json-seq` begins with (RFC 7464)."""
 
 _QUOTED = re.compile(rb'"(?:[^"\\]|\\.)*+"?')
+_DECLARED = re.compile(rb"""<\?xml\s[^>]{0,100}?\sencoding\s*=\s*["']([A-Za-z0-9._-]+)["']""")
+"""The encoding that an XML document declares."""
+
 _OPENING = re.compile(rb"[{\[]")
 _CLOSING = re.compile(rb"[}\]]")
 
@@ -475,6 +478,9 @@ def _text(content: bytes, content_type: str, errors: str = "replace") -> str:
     if not charset and media.is_json(content_type):
         # JSON begins with ASCII, so zeros among the first bytes show the encoding.
         charset = _WIDTHS.get(bytes(byte != 0 for byte in content[:4]), "")
+    elif not charset and media.is_xml(content_type):
+        found = _DECLARED.match(content)
+        charset = found[1].decode() if found is not None else ""
     try:
         text = content.decode(charset or "utf-8")
         # Some codecs of Python that are no charsets produce text that cannot be encoded.

@@ -81,6 +81,12 @@ def is_text(media_type: str) -> bool:
 
 
 @lru_cache
+def is_xml(media_type: str) -> bool:
+    """Return whether it is XML."""
+    return essence(media_type).endswith(("/xml", "+xml"))
+
+
+@lru_cache
 def is_form(media_type: str) -> bool:
     """Return whether it is a URL-encoded form."""
     return essence(media_type) == "application/x-www-form-urlencoded"
