@@ -299,8 +299,58 @@ async def test_files_are_recognised_in_an_optional_list(schema: dict[str, Any], 
     "schema", [{"type": ["string", "null"], "format": "binary"}, {**FILE, "nullable": True}]
 )
 async def test_an_optional_file_may_be_null(schema: dict[str, Any], echo: Echo) -> None:
-    (part,) = await parts(upload({"file": schema}, {}), echo, body={"file": None})
+    assert await parts(upload({"file": schema}, {}), echo, body={"file": None}) == []
+    doc = upload({"file": schema}, {}, required=("file",))
+    (part,) = await parts(doc, echo, body={"file": None})
     assert (part["content"], part["filename"]) == (b"", None)
+
+
+@pytest.mark.parametrize("kind", ["multipart/form-data", "application/x-www-form-urlencoded"])
+async def test_null_for_an_optional_field_means_absent(kind: str, echo: Echo) -> None:
+    null = {"type": ["integer", "null"]}
+    schema = {
+        "type": "object",
+        "properties": {"a": null, "b": null, "c": {**null, "default": 1}, "d": null},
+        "required": ["b"],
+    }
+    media = {"schema": schema, "encoding": {"d": {"contentType": "application/json"}}}
+    doc = document("/thing", "post", requestBody={"content": {kind: media}})
+    echo.seen.clear()
+    async with imported(doc, base_url=echo.url) as registry:
+        await registry.execute("api.call", {"body": dict.fromkeys("abcde")})
+    (seen,) = echo.seen
+    if kind.startswith("multipart"):
+        sent = [(part["name"], part["content"].decode()) for part in seen.parts]
+    else:
+        sent = seen.form
+    assert sent == [("b", ""), ("c", ""), ("d", "null"), ("e", "")]
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "additionalProperties": FILE},
+        {"type": "object", "additionalProperties": {"anyOf": [FILE, NULL]}},
+        {
+            "oneOf": [
+                {"type": "object", "properties": {"file": FILE}, "required": ["file"]},
+                {"type": "object", "properties": {"url": STRING}, "required": ["url"]},
+            ]
+        },
+        {"$ref": "#/components/schemas/Either"},
+    ],
+)
+async def test_a_file_is_recognised_in_every_form(schema: dict[str, Any], echo: Echo) -> None:
+    plain = {"type": "object", "properties": {"url": STRING}, "required": ["url"]}
+    either = {"anyOf": [plain, {"type": "object", "properties": {"file": FILE}}]}
+    doc = document(
+        "/thing",
+        "post",
+        requestBody={"content": {"multipart/form-data": {"schema": schema}}},
+        components={"schemas": {"Either": either}},
+    )
+    (part,) = await parts(doc, echo, body={"file": "AAE="})
+    assert (part["content"], part["filename"]) == (b"\0\1", "file")
 
 
 async def test_text_stays_text_where_a_file_is_possible(echo: Echo) -> None:

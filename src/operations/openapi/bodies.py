@@ -222,20 +222,33 @@ def write_multipart(
     if is_list(value):
         writer.add_items(value)
     else:
-        writer.add_fields(fields_of(value))
+        writer.add_fields(fields_of(value, chosen, converter))
     kind = media.concrete(media.essence(chosen.media_type), "multipart/form-data")
     return Payload(writer.finish(), f"{kind}; boundary={writer.boundary}")
 
 
-def fields_of(value: Any) -> JSONObject:
-    """Return the fields of a form.
+def fields_of(value: Any, chosen: Media, converter: SchemaConverter) -> JSONObject:
+    """Return the fields of a form to send.
+
+    A form cannot express null, so null for an optional field means that it is absent, unless the field has a default.
 
     Raises:
         CallError: With code `VALIDATION_ERROR`, if `value` is not an object.
     """
     if not is_object(value):
         raise CallError(ErrorCode.VALIDATION_ERROR, "A form's body must be an object.")
-    return value
+    if None not in value.values():
+        return value
+    form = converter.flattened(chosen.schema)
+    absent = {
+        name
+        for name, schema in form["properties"].items()
+        if value.get(name, name) is None
+        and name not in form["required"]
+        and converter.resolve(schema).get("default") is None
+        and not is_json_part(object_of(chosen.encoding.get(name)))
+    }
+    return {name: item for name, item in value.items() if name not in absent}
 
 
 def is_json_part(encoding: JSONObject) -> bool:
@@ -286,10 +299,11 @@ class _Writer:
         return b"".join(plain) if len(plain) == len(pieces) else StreamedBody(pieces)
 
     def add_fields(self, fields: JSONObject) -> None:
-        properties = self._converter.properties(self._chosen.schema)
         for name, item in fields.items():
             encoding = object_of(self._chosen.encoding.get(name))
-            schema = self._converter.field(properties.get(name), item)
+            schema = self._converter.field(
+                self._converter.property(self._chosen.schema, name), item
+            )
             styled = style_of(encoding)
             # Styles do not apply to files.
             holds_files = is_file_value(item) or self._converter.holds_files(schema, item)
@@ -455,9 +469,8 @@ def _form(chosen: Media, value: Any, converter: SchemaConverter) -> Payload:
     if isinstance(value, str):
         return Payload(value.encode(), chosen.media_type)
     pairs: list[str] = []
-    properties = converter.properties(chosen.schema)
-    for name, item in fields_of(value).items():
-        schema = converter.field(properties.get(name), item)
+    for name, item in fields_of(value, chosen, converter).items():
+        schema = converter.field(converter.property(chosen.schema, name), item)
         if item is not None and converter.holds_files(schema, item):
             # A form cannot express a file's name and type, so only its content is sent.
             files = [upload_of(each, name) for each in (item if is_list(item) else [item])]

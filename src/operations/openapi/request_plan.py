@@ -224,19 +224,18 @@ class BodyPlan:
         """Return whether `value` contains a file that only a form supports."""
         if not is_object(value):
             return False
-        elsewhere = [
-            object_of(self._schemas.properties(m.schema))
-            for m in self._media
-            if m is not form and media.is_json(m.media_type)
-        ]
-        for name, schema in self._schemas.properties(form.schema).items():
-            if name in value and self._holds_files(schema, value[name]):
-                declared = [properties[name] for properties in elsewhere if name in properties]
-                if all(self._holds_files(each, value[name]) for each in declared):
-                    return True
-        return False
+        others = [m for m in self._media if m is not form and media.is_json(m.media_type)]
+        return any(
+            all(self._is_file_field(m, name, item) is not False for m in others)
+            for name, item in value.items()
+            if self._is_file_field(form, name, item)
+        )
 
-    def _holds_files(self, schema: Any, value: Any) -> bool:
+    def _is_file_field(self, offered: Media, name: str, value: Any) -> bool | None:
+        """Return whether a field is a file or a list of files; None if it is not declared."""
+        schema = self._schemas.property(offered.schema, name)
+        if schema is None:
+            return None
         return self._schemas.holds_files(self._schemas.field(schema, value), value)
 
     def _check(self, offered: Media) -> Schema:

@@ -128,6 +128,17 @@ class Definitions:
             result.update(self._references.object_at(part.get("properties")))
         return result
 
+    def property(self, schema: Any, name: str) -> Any:
+        """Return the schema of a property, also if only alternatives or `additionalProperties` describe it."""
+        own = self.properties(schema)
+        if name in own:
+            return own[name]
+        declared = self.declarations(schema, name)
+        if not declared:
+            others = [part.get("additionalProperties") for part in self.variants(schema)]
+            declared = [each for each in others if is_object(each)]
+        return {"anyOf": declared} if declared else None
+
     def holds_files(self, field: JSONObject, value: Any) -> bool:
         """Return whether a form's field of this schema is a file or a list of files."""
         items: list[Any] = (value or [{}]) if is_list(value) else []
