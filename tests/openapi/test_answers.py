@@ -217,7 +217,12 @@ async def test_bytes_in_an_error_are_base64() -> None:
 
 @pytest.mark.parametrize(
     ("coding", "encode"),
-    [("gzip", gzip.compress), ("deflate", zlib.compress), ("identity", bytes)],
+    [
+        ("gzip", gzip.compress),
+        ("deflate", zlib.compress),
+        ("identity", bytes),
+        ("identity, gzip", gzip.compress),
+    ],
 )
 async def test_content_codings_are_decoded(coding: str, encode: Any) -> None:
     content = json.dumps(["x" * 300_000]).encode()
@@ -274,6 +279,34 @@ async def test_xml_is_read_in_the_encoding_that_it_declares(
         imported(SCHEMALESS, base_url=url) as registry,
     ):
         assert (await registry.execute("api.call", {})).data == text
+
+
+@pytest.mark.parametrize(
+    ("charset", "encoding", "text"),
+    [
+        ("gb2312", "gbk", "\u9555"),
+        ("Shift_JIS", "cp932", "\u2460"),
+        ("EUC-KR", "cp949", "\ub620"),
+    ],
+)
+async def test_a_charset_may_be_named_after_a_part_of_it(
+    charset: str, encoding: str, text: str
+) -> None:
+    for kind, content in (("text/plain", text), ("application/json", f'"{text}"')):
+        async with (
+            serving(responding(content.encode(encoding), f"{kind}; charset={charset}")) as url,
+            imported(SCHEMALESS, base_url=url) as registry,
+        ):
+            assert (await registry.execute("api.call", {})).data == text
+
+
+async def test_a_form_in_a_response_is_text() -> None:
+    kind = "application/x-www-form-urlencoded"
+    responses = {"200": {"description": "", "content": {kind: {"schema": {"type": "object"}}}}}
+    async with serving(responding(b"a=1&b=%C3%A9", kind)) as url:
+        for doc in (SCHEMALESS, document(responses=responses)):
+            async with imported(doc, base_url=url) as registry:
+                assert (await registry.execute("api.call", {})).data == "a=1&b=%C3%A9"
 
 
 @pytest.mark.parametrize("charset", ["undefined", "idna", "no-such", "hex", "utf-8"])

@@ -105,7 +105,7 @@ class BodyPlan:
         # JSON cannot contain files, so its values need not be searched.
         self.takes_files = any(
             not media.is_json(kind := m.media_type)
-            and (media.is_multipart(kind) or self._is_bytes(m))
+            and (media.is_multipart(kind) or media.is_form(kind) or self._is_bytes(m))
             for m in self._media
         )
         self._is_uniform = all(m.schema == self._media[0].schema for m in self._media)

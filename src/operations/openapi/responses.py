@@ -235,6 +235,11 @@ DONE = "[DONE]"
 _WITHHELD = frozenset({"set-cookie", "set-cookie2", "authorization", "proxy-authorization"})
 """Response headers that are credentials; they are not returned to callers."""
 
+_SUPERSETS = {
+    "gb2312": "gb18030", "gbk": "gb18030", "shift_jis": "cp932", "euc_kr": "cp949", "big5": "big5hkscs",
+}  # fmt: skip
+"""Charsets whose names servers and browsers use for larger ones (WHATWG Encoding)."""
+
 _WIDTHS = {
     b"\0\0\0\1": "utf-32-be",
     b"\1\0\0\0": "utf-32-le",
@@ -254,8 +259,9 @@ async def decoded(response: HTTPResponse, *, max_bytes: int | None = None) -> As
         CallError: `RESOURCE_EXHAUSTED` if `max_bytes` is exceeded, `EXECUTION_ERROR` for an unknown or invalid coding,
             `UNAVAILABLE` if a stream is cut off.
     """
-    coding, chunks = response.headers.get("content-encoding", "").strip().lower(), response.chunks()
-    decoder = _Decompressor(coding) if coding not in {"", "identity"} else None
+    listed, chunks = response.headers.get("content-encoding", "").lower(), response.chunks()
+    codings = [name for each in listed.split(",") if (name := each.strip()) not in {"", "identity"}]
+    decoder = _Decompressor(", ".join(codings)) if codings else None
     total = turn = 0
     async with aclosing(chunks):
         async for chunk in chunks:
@@ -482,7 +488,7 @@ def _text(content: bytes, content_type: str, errors: str = "replace") -> str:
         found = _DECLARED.match(content)
         charset = found[1].decode() if found is not None else ""
     try:
-        text = content.decode(charset or "utf-8")
+        text = _decoded_text(content, charset or "utf-8")
         # Some codecs of Python that are no charsets produce text that cannot be encoded.
         text.encode()
     except (LookupError, ValueError):
@@ -491,6 +497,13 @@ def _text(content: bytes, content_type: str, errors: str = "replace") -> str:
             raise
         text = content.decode("utf-8", "replace") if charset else content.decode("latin-1")
     return text
+
+
+def _decoded_text(content: bytes, charset: str) -> str:
+    try:
+        return content.decode(charset)
+    except UnicodeError:
+        return content.decode(_SUPERSETS.get(codecs.lookup(charset).name, charset))
 
 
 async def read_error(

@@ -9,7 +9,7 @@ from functools import lru_cache
 EVENT_STREAM = "text/event-stream"
 
 _TEXTUAL = re.compile(
-    r"text/.*|application/(.*\+)?(xml|yaml|x-yaml|javascript|graphql|x-ndjson|ndjson|jsonl|x-jsonlines|json-seq|sql|toml|jwt|csv)"
+    r"text/.*|application/(.*\+)?(xml|yaml|x-yaml|javascript|graphql|x-ndjson|ndjson|jsonl|x-jsonlines|json-seq|sql|toml|jwt|csv|x-www-form-urlencoded)"
 )
 
 _YAML = re.compile(r"(application|text)/(.*\+)?(x-)?ya?ml")
