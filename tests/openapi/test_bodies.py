@@ -5,6 +5,8 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
+from tests.openapi.echo import Echo
+from tests.openapi.serving import document, imported
 
 from operations import CallError, ErrorCode
 from operations.openapi.bodies import Payload, write_body
@@ -19,6 +21,7 @@ from operations.openapi.reading.references import References
 from operations.openapi.reading.schemas import SchemaConverter
 from operations.openapi.responses import decoded
 
+FORM = "application/x-www-form-urlencoded"
 SCHEMAS = SchemaConverter(References({}), ref_siblings=True)
 
 
@@ -160,20 +163,38 @@ def test_a_part_can_be_bytes_or_declared_json() -> None:
         ({"style": "form", "media_type": "application/json"}, "x", ["p=%22x%22"]),
         ({"style": "form", "media_type": "text/plain"}, "x y", ["p=x%20y"]),
         ({"style": "pipeDelimited", "explode": True}, ["a", "b"], ["p=a", "p=b"]),
-        (
-            {"style": "querystring", "media_type": "application/json"},
-            {"a": 1},
-            ["%7B%22a%22%3A1%7D"],
-        ),
-        (
-            {"style": "querystring", "media_type": "application/x-www-form-urlencoded"},
-            {"a": [1, 2]},
-            ["a=1&a=2"],
-        ),
     ],
 )
 def test_query_edge_cases(parameter: dict[str, Any], value: Any, expected: list[str]) -> None:
     assert query_pairs(Parameter(name="p", place="query", **parameter), value) == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "encoding", "expected"),
+    [
+        ("application/json", {"a": 1}, {}, "%7B%22a%22%3A1%7D"),
+        ("application/jsonpath", "$.a[0]", {}, "%24.a%5B0%5D"),
+        (FORM, {"a": [1, 2]}, {}, "a=1&a=2"),
+        # The example of the specification.
+        (FORM, {"foo": "a + b", "bar": True}, {}, "foo=a+%2B+b&bar=true"),
+        (FORM, {"o": {"x": 1}}, {}, "o=%7B%22x%22%3A1%7D"),
+        (
+            FORM,
+            {"a": [1, 2], "o": {"x": 1}},
+            {"a": {"explode": False}, "o": {"style": "deepObject"}},
+            "a=1,2&o%5Bx%5D=1",
+        ),
+    ],
+)
+async def test_the_whole_query_is_one_parameter(
+    kind: str, value: Any, encoding: Any, expected: str, echo: Echo
+) -> None:
+    content = {kind: {"schema": {}, "encoding": encoding}}
+    doc = document(parameters=[{"name": "q", "in": "querystring", "content": content}])
+    echo.seen.clear()
+    async with imported({**doc, "openapi": "3.2.0"}, base_url=echo.url) as registry:
+        await registry.execute("api.call", {"q": value})
+    assert [seen.query for seen in echo.seen] == [expected]
 
 
 def test_parameters_with_content_are_sent_in_every_location() -> None:

@@ -42,6 +42,7 @@ from operations.openapi.parameters import (
     content_text,
     form_pairs,
     header_value,
+    percent,
     percent_reserved,
     styled_fields,
     text_of_value,
@@ -431,7 +432,7 @@ def write_body(
     if media.is_multipart(kind):
         return write_multipart(chosen, value, converter, part_headers)
     if media.is_form(kind):
-        return _form(chosen, value, converter)
+        return Payload(_form(chosen, value, converter).encode(), kind)
     if is_bytes:
         upload = upload_of(value, "body", converter.files_root)
         own_type = upload.content_type if upload is not None else ""
@@ -465,9 +466,18 @@ def _encoded_text(value: str, kind: str) -> Payload:
         return Payload(value.encode(), f"{media.essence(kind)}; charset=utf-8")
 
 
-def _form(chosen: Media, value: Any, converter: SchemaConverter) -> Payload:
+def whole_query(parameter: Parameter, value: Any, converter: SchemaConverter) -> str:
+    """Return a value as the whole query (`querystring` of 3.2): a form, or any other content percent-encoded."""
+    kind = parameter.media_type or ""
+    if not media.is_form(kind) or not is_object(value):
+        return percent(content_text(value, kind))
+    form = Media(media_type=kind, schema=parameter.schema, encoding=parameter.encoding)
+    return _form(form, value, converter)
+
+
+def _form(chosen: Media, value: Any, converter: SchemaConverter) -> str:
     if isinstance(value, str):
-        return Payload(value.encode(), chosen.media_type)
+        return value
     pairs: list[str] = []
     for name, item in fields_of(value, chosen, converter).items():
         schema = converter.field(converter.property(chosen.schema, name), item)
@@ -487,4 +497,4 @@ def _form(chosen: Media, value: Any, converter: SchemaConverter) -> Payload:
         else:
             text = content_text(item, JSON) if is_json_part(encoding) else text_of_value(item)
             pairs.append(f"{quote_plus(name)}={quote_plus(text)}")
-    return Payload("&".join(pairs).encode(), chosen.media_type)
+    return "&".join(pairs)

@@ -222,8 +222,6 @@ def _delimiter(style: str, encode: Encode) -> str:
 def query_pairs(parameter: Parameter, value: Any) -> list[str]:
     """Return `name=value` pieces of a query, encoded."""
     encode = percent_reserved if parameter.allow_reserved else percent
-    if parameter.style == "querystring":
-        return [_whole_query(parameter, value)]
     if parameter.media_type is not None:
         return [f"{percent(parameter.name)}={encode(content_text(value, parameter.media_type))}"]
     return form_pairs(
@@ -269,17 +267,6 @@ def content_text(value: Any, media_type: str) -> str:
     if type(value) is str and not is_json(media_type):
         return value
     return msgspec.json.encode(value).decode()
-
-
-def _whole_query(parameter: Parameter, value: Any) -> str:
-    """Return the value as the whole query (`querystring` of 3.2)."""
-    if is_object(value) and (parameter.media_type or "").startswith("application/x-www-form"):
-        return "&".join(
-            pair
-            for name, item in value.items()
-            for pair in form_pairs(name, item, style="form", explode=True, encode=percent)
-        )
-    return percent(content_text(value, parameter.media_type or ""))
 
 
 def _matrix(parameter: Parameter, value: Any, encode: Encode) -> str:

@@ -20,6 +20,7 @@ from operations.openapi.bodies import (
     Payload,
     fixed_value,
     only_value,
+    whole_query,
     without_files,
     write_body,
 )
@@ -515,7 +516,12 @@ class RequestPlan:
             if value is None and argument.drops_null:
                 continue
             if parameter.place == "query":
-                pairs = query_pairs(parameter, value)
+                is_whole = parameter.style == "querystring"
+                pairs = (
+                    [whole_query(parameter, value, self._schemas)]
+                    if is_whole
+                    else query_pairs(parameter, value)
+                )
                 if self._owned:
                     enforce_unowned(argument.name, "query", pairs, self._owned)
                 draft.query.extend(pairs)

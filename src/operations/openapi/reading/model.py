@@ -47,6 +47,9 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     media_type: str | None = None
     """Set if the parameter has `content`: it is serialised as this media type, and `style` is ignored."""
 
+    encoding: JSONObject = {}
+    """The encoding of each property, if it is a form."""
+
 
 class Media(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One representation of a body."""
@@ -208,9 +211,11 @@ class OpenAPI3Reader:
             style = _DEFAULT_STYLE[place]
         explode = node.get("explode")
         media_type: str | None = None
-        schema = node.get("schema", True)
+        schema, encoding = node.get("schema", True), JSONObject()
         for media_type, entry in self._references.object_at(node.get("content")).items():  # noqa: B007 - the first one is kept
-            schema = self._references.object_at(entry).get("schema", True)
+            content = self._references.object_at(entry)
+            schema = content.get("schema", True)
+            encoding = self._references.object_at(content.get("encoding"))
             break
         return Parameter(
             name=node["name"],
@@ -227,6 +232,7 @@ class OpenAPI3Reader:
             allow_reserved=node.get("allowReserved") is True
             and (place == "query" or text_of(self._document.get("openapi")) >= "3.2"),
             media_type=media_type,
+            encoding=encoding,
         )
 
     def _offered(self, response: JSONObject, operation: JSONObject) -> tuple[Media, ...]:
