@@ -2,13 +2,18 @@
 
 import gc
 import weakref
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+from typing import Any
 
 import pytest
 
 from operations.schema import Schema
 from operations.schema.casting import CastPolicy, Normaliser, caches_of
 from operations.schema.checking import Checker
-from operations.schema.plans import Planner
+from operations.schema.plans import Plan, Planner
+from operations.schema.references import Site
 
 
 def test_schemas_that_only_refer_to_the_same_place_have_the_same_plan() -> None:
@@ -67,3 +72,35 @@ def test_a_schema_that_is_dropped_is_freed(policy: CastPolicy) -> None:
     del checker, normaliser
     gc.collect()
     assert planner() is None
+
+
+class _SlowChecker(Checker):
+    """Compiles a validator only when `released` is set."""
+
+    def __init__(self) -> None:
+        super().__init__({"type": "integer", "minimum": 1})
+        self.started, self.released = Event(), Event()
+
+    def accepts_at(self, sites: tuple[Site, ...]) -> Callable[[Any], bool]:
+        self.started.set()
+        assert self.released.wait(10)
+        return super().accepts_at(sites)
+
+
+def test_the_plan_of_one_document_does_not_wait_for_the_validator_of_another() -> None:
+    slow, other = _SlowChecker(), Checker({"type": "integer", "maximum": 1})
+    slow_plan, other_plan = (_root_plan(each) for each in (slow, other))
+
+    with ThreadPoolExecutor(2) as pool:
+        try:
+            waiting = pool.submit(lambda: slow_plan.accepts)
+            assert slow.started.wait(10)
+            assert pool.submit(lambda: other_plan.accepts).result(10)(1)
+            assert not waiting.done()
+        finally:
+            slow.released.set()
+        assert not waiting.result(10)(0)
+
+
+def _root_plan(checker: Checker) -> Plan:
+    return Planner(checker).plan((checker.document.root,))

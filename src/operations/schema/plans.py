@@ -305,6 +305,7 @@ class Plan:
         opaque: bool,
     ) -> None:
         self._planner = planner
+        self._accepts: Callable[[Any], bool] | None = None
         self.sites = sites
         self.facets = facets
         self.choices = choices
@@ -320,11 +321,15 @@ class Plan:
         self._patterned = any("patternProperties" in facet.keywords for facet in facets)
         self._sweeping = tuple(f for f in facets if not _SWEEPING.isdisjoint(f.keywords))
 
-    @cached_property
+    @property
     def accepts(self) -> Callable[[Any], bool]:
         """Returns whether a JSON value is valid for all merged schemas."""
-        # A validator is worthwhile only if there is more to check than the type.
-        return self._has_type if self.is_bare else self._planner.scope.accepts_at(self.sites)
+        # Not a `cached_property`: in Python 3.11, plans of other documents would wait while this one is compiled.
+        if self._accepts is None:
+            # A validator is worthwhile only if there is more to check than the type.
+            at = self._planner.scope.accepts_at
+            self._accepts = self._has_type if self.is_bare else at(self.sites)
+        return self._accepts
 
     def _has_type(self, value: Any) -> bool:
         return self.types is None or any(has_type(value, name) for name in self.types)
