@@ -515,7 +515,7 @@ class BatchSize:
 
     @asynccontextmanager
     async def claim(self, *, alone: bool) -> AsyncGenerator[None]:
-        """Enter while a request is removed from its queue; it starts when the block ends.
+        """Return a context in which a request is removed from its queue; the request starts when the context ends.
 
         Args:
             alone: Wait until the earlier requests of the batch have started.

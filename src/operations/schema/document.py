@@ -101,7 +101,7 @@ class CompiledSchema(Checker):
     def is_clean(self, text: bytes) -> bool:
         """Return whether a JSON text is known to be valid and unchanged by every policy.
 
-        This is known for simple schemas, after the first cast.
+        Before the first cast, and for schemas without an exact type, the result is False.
         """
         normaliser = self.normalisers.get("cast")
         check = None if normaliser is None else normaliser.check_text
