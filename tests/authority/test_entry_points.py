@@ -552,6 +552,7 @@ def test_grants_approvals_and_the_ledger_at_the_command_line(
     earlier = msgspec.structs.replace(block, until=1)
     edited = resolving.mint(b"another key" * 4, read_token(token)[0], earlier)
     assert run("grant", "revoke", edited)[0] == 1, "the revocation would end with the edited token"
+    assert run("grant", "revoke", "alice")[0] == 1, "a name is not the id of a block"
     assert run("grant", "revoke", token)[0] == 0
     assert run("call", "task.delete", "id=1", "--as", child)[0] == 5
     assert run("list", "--as", token)[0] == 5

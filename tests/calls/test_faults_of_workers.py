@@ -137,6 +137,7 @@ async def test_f3_without_a_worker_a_call_is_unavailable_at_once(
                 await calls.call("math.add", {"a": 1, "b": 2})
             took.append(loop.time() - before)
             assert caught.value.code == ErrorCode.UNAVAILABLE
+            assert "start a worker" in caught.value.message
         # The best of five: the machine may be busy, the promise is about the protocol.
         assert min(took) < 1
 

@@ -141,6 +141,7 @@ def test_each_failure_has_its_exit_code(
     assert spoken.code == code
     assert error in spoken.err
     assert "Traceback" not in spoken.err
+    assert ("--verbose prints it" in spoken.err) == words.startswith("The operation failed")
 
 
 @pytest.mark.parametrize(

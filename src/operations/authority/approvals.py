@@ -222,7 +222,10 @@ class Approvals:
         who, held = context.identity, await self._store.get(_key(id))
         record = None if held is None else _decode(held)
         if record is None or record.id != id or not _may_see(record, context):
-            raise CallError(ErrorCode.VALIDATION_ERROR, f"There is no approval {id!r}")
+            raise CallError(
+                ErrorCode.VALIDATION_ERROR,
+                f"There is no approval {id!r}; approvals.list shows the ids",
+            )
         if _is_own(record, context):
             raise access_denied("approvals.answer")
         state, by = "approved" if approve else "denied", "operator" if who is None else who.id

@@ -341,7 +341,9 @@ class CallSender(ABC):
         reason = ""
         if not worker:
             if not self._detector.expects_workers():
-                reason = f"no worker serves the group {self.group!r}"
+                reason = (
+                    f"no worker serves the group {self.group!r}; start a worker, or check the group"
+                )
         elif call.is_pinned:
             reason = "its worker left"
         elif not self._redirect(call):

@@ -1,6 +1,7 @@
 """`operations grant`, `operations approvals` and `operations ledger`: grants for agents, approvals, and the ledger."""
 
 import asyncio
+import re
 from collections import deque
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import asynccontextmanager, nullcontext, suppress
@@ -42,6 +43,7 @@ approvals_app = App(name="approvals", help="List and answer the calls that wait 
 ledger_app = App(name="ledger", help="Check the tamper-evident record of calls, and show its end.")
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_BLOCK_ID = re.compile("[0-9a-f]{16}")
 _OPERATOR = OperationContext(trusted=True)
 Patterns = Annotated[tuple[str, ...], Parameter(negative="")]
 
@@ -198,6 +200,10 @@ async def revoke(block: str, /, *, common: Common = DEFAULTS) -> None:
             # An edited token could contain an earlier end, after which its revocation would be removed.
             last = grants.blocks(block)[-1]
             block, until = last.id, last.until
+        elif _BLOCK_ID.fullmatch(block) is None:
+            raise OperationsError(
+                f"{block!r} is not the id of a block: pass the token, or an id that `operations grant show` prints"
+            )
         await grants.revoke(block, until)
     common.screen().note(f"revoked {block}")
 

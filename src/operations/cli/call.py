@@ -146,6 +146,8 @@ async def call(
             except CallError as error:
                 expose = who.trusted or front.expose_errors
                 public = public_error(error, context.request_id, expose=expose, log=common.verbose)
+                if error.unexpected and not (expose or common.verbose or common.json):
+                    screen.note("this caller does not see the cause; --verbose prints it", "dim")
                 raise public from error
 
 

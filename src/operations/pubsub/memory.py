@@ -102,7 +102,9 @@ class MemoryTarget(EventTarget):
             self._enter_loop()
         consumers = self._consumers.get(queue)
         if not consumers:
-            raise NoReceiverError(f"no worker serves the group {queue!r}")
+            raise NoReceiverError(
+                f"no worker serves the group {queue!r}; start a worker, or check the group"
+            )
         if self._seen.add(key):
             self._turn += 1
             consumers[self._turn % len(consumers)].receive(Delivery(body, reply_to))

@@ -278,9 +278,11 @@ class RedisTarget(RedisClient):
             else:
                 break
         if answer == _NO_WORKER:
-            named = f"; on Redis they name their clients: clients=[{self._client!r}]"
+            named = f", and that workers serve this client: clients=[{self._client!r}]"
             hint = "" if self._client == ANY_CLIENT else named
-            raise NoReceiverError(f"no worker serves the group {queue!r}{hint}")
+            raise NoReceiverError(
+                f"no worker serves the group {queue!r}; start a worker, or check the group{hint}"
+            )
         if answer == _FULL:
             raise QueueFullError(f"too many requests are waiting for {queue!r}")
         return str(answer, "ascii")
