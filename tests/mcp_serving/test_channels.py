@@ -215,10 +215,11 @@ async def test_structs_and_models_can_be_logged(registry: OperationRegistry, era
 
     class Step(msgspec.Struct):
         number: int
+        output: bytes
 
     @registry.operation("job.run")
     async def run(context: OperationContext) -> None:
-        await context.log("info", [Step(1), Root(uri="file:///a")])  # type: ignore[arg-type]
+        await context.log("info", [Step(1, b"\xfb"), {True: b"\xfb"}, Root(uri="file:///a")])  # type: ignore[arg-type]
 
     async def hear(params: Any) -> None:
         received.append(params.data)
@@ -229,8 +230,10 @@ async def test_structs_and_models_can_be_logged(registry: OperationRegistry, era
             result = await client.call_tool("job__run", {})
 
     assert not result.is_error
-    assert [data[0] for data in received] == [{"number": 1}]
-    assert received[0][1]["uri"] == "file:///a"
+    ((step, table, root),) = received
+    assert step == {"number": 1, "output": "+w=="}
+    assert table == {"true": "+w=="}
+    assert root["uri"] == "file:///a"
 
 
 @BOTH

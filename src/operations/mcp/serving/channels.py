@@ -316,8 +316,9 @@ def channel_for(
         if lowest is not None and LEVELS.index(level) >= LEVELS.index(lowest):
             named = {} if logger_name is None else {"logger": logger_name}
             # Converted here, so that a value that is not JSON fails in the call and not in the transport.
-            plain = to_jsonable_python(data, bytes_mode="base64", fallback=msgspec.to_builtins)
-            await outbound.notify("notifications/message", {"level": level, "data": plain, **named})
+            plain = msgspec.to_builtins(data, enc_hook=to_jsonable_python)
+            params = {"level": level, "data": to_jsonable_python(plain), **named}
+            await outbound.notify("notifications/message", params)
 
     return asking_channel(
         partial(_ask, outbound, connection),
