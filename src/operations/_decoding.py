@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from itertools import accumulate
+from threading import RLock
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -221,7 +222,8 @@ def gc_paused(*, collects: bool = True) -> Generator[None]:
         yield
     finally:
         if was_enabled:
-            _collector.age(collects=collects)
+            with _collector.lock:
+                _collector.age(collects=collects)
             gc.enable()
 
 
@@ -234,6 +236,8 @@ class _Collector:
     """
 
     def __init__(self) -> None:
+        self.lock = RLock()
+        """Held while objects are frozen for a moment, so that no other thread attributes them to the application."""
         self._aged = 0
         """Objects moved to the oldest generation since the last full collection."""
         self._limit = 0
