@@ -61,7 +61,7 @@ async def test_a_recipe_connects_as_its_caller(text: str, tmp_path: Path) -> Non
         config = tmp_path / "operations.toml"
         config.write_text(toml[1], encoding="utf-8")
         arguments = ["-m", "operations", *entry["args"][:-1], str(config)]
-        entry = {"command": sys.executable, "args": arguments, "env": {"HUB_KEY": KEY}}
+        entry |= {"command": sys.executable, "args": arguments}
         assert await tools_of(entry) == ["hub.task__list"]
         return
     registry = OperationRegistry()

@@ -127,7 +127,7 @@ class SpecEncoder:
 
 
 class _Part:
-    """A part of a piece: a definition, an operation, or the reason why an operation is omitted."""
+    """One entry of a piece: a definition, an operation, or the reason why an operation is omitted."""
 
     def __init__(self, text: str, scope: str | None = None, name: str = "") -> None:
         self._text = text

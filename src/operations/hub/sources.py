@@ -136,7 +136,7 @@ def _unaddressed(name: str, count: int, total: int) -> list[Skipped]:
     which = "its" if count == total else f"{count} of its {total}"
     reason = (
         f"is missing: the document names no server, and {which} operations cannot be called"
-        f" without. Set it in [openapi.{name}]"
+        f" without it. Set it in [openapi.{name}]"
     )
     return [Skipped("base_url", reason)]
 
