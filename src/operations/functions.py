@@ -98,10 +98,13 @@ def operation(
         if _is_in_class(function):
             function.__operation__ = _MarkedMethod(operation_id, options)  # type: ignore[attr-defined]
             return function
-        if inspect.ismethod(function):
-            # A bound method accepts no attributes.
+        found = _operation_from(function, operation_id, options)
+        try:
+            function.__operation__ = found  # type: ignore[attr-defined]
+        except AttributeError:
+            # Bound methods, builtins and objects with slots accept no attributes.
             function = cast("Function", partial(function))
-        function.__operation__ = _operation_from(function, operation_id, options)  # type: ignore[attr-defined]
+            function.__operation__ = found  # type: ignore[attr-defined]
         return function
 
     return mark

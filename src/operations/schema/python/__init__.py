@@ -348,7 +348,7 @@ class _Reader:
         key = annotation if _is_hashable(annotation) else id(annotation)
         named = self._named.get(key)
         if named is None:
-            name = re.sub(r"[^A-Za-z0-9._-]+", "_", title_of(annotation)).strip("_")
+            name = re.sub(r"[^A-Za-z0-9._-]+", "_", title_of(annotation)).strip("_") or "type"
             named = self._named[key] = Named(key, name)
             named.target = target()
         return named
@@ -384,7 +384,9 @@ class _Reader:
     def _key(self, annotation: Any) -> Shape | None:
         """Return the shape of the keys of a mapping, which are always strings in JSON."""
         shape = self.read(annotation)
-        target = shape.target if isinstance(shape, Named) else shape
+        target = shape
+        while isinstance(target, (Named, AnnotatedShape)):
+            target = target.target if isinstance(target, Named) else target.shape
         if isinstance(target, Unknown) or (
             isinstance(target, Scalar) and target.annotation is str and target.convert is None
         ):
@@ -445,9 +447,17 @@ def _digits(value: Any) -> str:
     raise SchemaError(f"{value!r} cannot be the key of a JSON object")
 
 
+def _flags(cls: Any, value: int) -> Any:
+    """Return a combination of flags. The class itself would read a negative number as the complement."""
+    found = cls(value)
+    if getattr(found, "value", None) != value:
+        raise ConversionError(f"{value} is not a combination of flags")
+    return found
+
+
 def _enumeration(cls: type[enum.Enum]) -> Shape:
     words, _ = class_texts(cls, cls.__name__)
     if issubclass(cls, enum.Flag):
-        convert = _after(to_int, partial(attempt, cls))
+        convert = _after(to_int, partial(attempt, partial(_flags, cls)))
         return Scalar(int, _NUMBER, NOTHING, convert, words)
     return _choice(cls, words)

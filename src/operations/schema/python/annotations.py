@@ -30,7 +30,8 @@ import msgspec
 
 _QUALIFIERS = frozenset({ClassVar, Final, NotRequired, Required})
 _READ_ONLY = frozenset({"typing.ReadOnly", "typing_extensions.ReadOnly"})
-"""Compared by name, because `typing` has it only since Python 3.13."""
+_UNPACK = frozenset({"typing.Unpack", "typing_extensions.Unpack"})
+"""Compared by name, because `typing_extensions` has its own before Python 3.13 and 3.12."""
 
 _CONSTRAINTS: dict[str, type | tuple[type, ...]] = {
     "ge": (int, float),
@@ -102,7 +103,7 @@ def peel(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
         if origin is Annotated:
             metadata = (*annotation.__metadata__, *metadata)
             annotation = annotation.__origin__
-        elif origin in _QUALIFIERS or repr(origin) in _READ_ONLY:
+        elif origin in _QUALIFIERS or is_read_only(origin):
             (annotation,) = get_args(annotation)
         elif isinstance(annotation, InitVar):
             annotation = _inside(annotation)
@@ -113,6 +114,21 @@ def peel(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
         else:
             break
     return annotation, metadata
+
+
+def is_typed_dict(cls: Any) -> bool:
+    """Return whether `cls` is a TypedDict, also one of `typing_extensions`, which `typing` does not recognise."""
+    return is_typeddict(cls) or type(cls).__name__ == "_TypedDictMeta"
+
+
+def is_read_only(origin: Any) -> bool:
+    """Return whether `origin` is the qualifier `ReadOnly`."""
+    return repr(origin) in _READ_ONLY
+
+
+def is_unpack(origin: Any) -> bool:
+    """Return whether `origin` is `Unpack`."""
+    return repr(origin) in _UNPACK
 
 
 def is_class(annotation: Any) -> bool:
@@ -171,16 +187,28 @@ def hints_of(annotation: Any) -> dict[str, Any]:
         NameError: If an annotation uses an unknown name.
     """
     cls = origin_of(annotation)
+    if is_typed_dict(cls):
+        return _typed_dict_hints(annotation)
     arguments = _arguments(annotation)
-    if is_typeddict(cls):
-        # A TypedDict has no bases at run time: its annotations include those of its bases.
-        arguments[cls] = {key: value for each in arguments.values() for key, value in each.items()}
     hints: dict[str, Any] = {}
     for base in reversed(cls.__mro__):
         names = get_annotations(base)
         if names:
             resolved, own = _resolve(base), arguments.get(base, {})
             hints.update({name: substitute(resolved[name], own) for name in names})
+    return hints
+
+
+def _typed_dict_hints(annotation: Any) -> dict[str, Any]:
+    """Return the annotations of a TypedDict, which has no bases at run time: it has their annotations itself."""
+    cls = origin_of(annotation)
+    own, names = _own_arguments(annotation), get_annotations(cls)
+    hints = {name: substitute(hint, own) for name, hint in _resolve(cls).items()}
+    for base in cls.__dict__.get("__orig_bases__", ()):
+        if is_typed_dict(origin_of(base)):
+            inherited = get_annotations(origin_of(base))
+            found = hints_of(substitute(base, own))
+            hints |= {name: found[name] for name in found if inherited[name] == names[name]}
     return hints
 
 
@@ -195,8 +223,7 @@ def _resolve(cls: type) -> dict[str, Any]:
 def _arguments(annotation: Any) -> dict[Any, dict[Any, Any]]:
     """Return the arguments for the type variables of a class and of its generic bases."""
     cls = origin_of(annotation)
-    parameters: tuple[Any, ...] = getattr(cls, "__parameters__", ())
-    own: dict[Any, Any] = dict(zip(parameters, get_args(annotation), strict=False))
+    own = _own_arguments(annotation)
     found: dict[Any, dict[Any, Any]] = {cls: own}
     bases: tuple[Any, ...] = cls.__dict__.get("__orig_bases__", cls.__bases__)
     for base in bases:
@@ -206,6 +233,19 @@ def _arguments(annotation: Any) -> dict[Any, dict[Any, Any]]:
                 filled = {name: substitute(value, own) for name, value in arguments.items()}
                 found.setdefault(inner, filled)
     return found
+
+
+def _own_arguments(annotation: Any) -> dict[Any, Any]:
+    """Return the arguments for the type variables of a class; a missing argument is the default of its variable."""
+    parameters: tuple[Any, ...] = getattr(origin_of(annotation), "__parameters__", ())
+    defaults = {each: each.__default__ for each in parameters if _has_default(each)}
+    return defaults | dict(zip(parameters, get_args(annotation), strict=False))
+
+
+def _has_default(variable: Any) -> bool:
+    """Return whether a type variable has a default, which `typing` supports since Python 3.13."""
+    has_default = getattr(variable, "has_default", None)
+    return has_default is not None and has_default()
 
 
 _SECTION = re.compile(r"(?P<title>[A-Z][A-Za-z ]*):\s*$")

@@ -21,7 +21,6 @@ from typing import (
     Required,
     TypeAlias,
     get_origin,
-    is_typeddict,
 )
 
 import msgspec
@@ -32,6 +31,8 @@ from operations.schema.python.annotations import (
     Docstring,
     hints_of,
     is_class,
+    is_read_only,
+    is_typed_dict,
     origin_of,
     parse_docstring,
 )
@@ -263,9 +264,11 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         def build(value: Any) -> Any:
             return construct(**value)
 
-        if convert is None:
-            return partial(attempt, build)
-        return lambda value: attempt(build, convert(value))
+        make: Converter = partial(attempt, build)
+        if convert is not None:
+            make = lambda value: attempt(build, convert(value))  # noqa: E731
+        own = [(each.name, each.shape.converter()) for each in self.fields if not each.taken]
+        return _restoring(make, own) if own else make
 
     def _from_object(self) -> Converter | None:
         """Return the conversion from an object to keyword arguments; `None` if they are the same."""
@@ -277,9 +280,11 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             if (convert := each.shape.converter()) is not None
         ]
         convert_extra = None if self.extra is None else self.extra.converter()
-        # A class that allows unknown fields, or renames fields, receives only the fields that it declares.
+        # A class that allows unknown fields, renames fields or sets some itself receives only those that it accepts.
         select = self.construct is not None and (
-            not self.closed or any(name != argument for name, argument in arguments.items())
+            not self.closed
+            or len(fields) < len(self.fields)
+            or any(name != argument for name, argument in arguments.items())
         )
         if not steps and not select and convert_extra is None:
             return None
@@ -320,6 +325,20 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return converter
 
 
+def _restoring(make: Converter, own: list[tuple[str, Converter | None]]) -> Converter:
+    """Return a converter that also restores the fields that the class sets itself, which only results contain."""
+
+    def converter(value: JSONObject) -> Any:
+        result = make(value)
+        parts = ((name, value[name], convert) for name, convert in own if name in value)
+        for name, item in convert_parts(parts).items():
+            # The class may be frozen.
+            object.__setattr__(result, name, item)
+        return result
+
+    return converter
+
+
 Read: TypeAlias = Callable[[Any], Shape]
 """Reads the annotation of a field."""
 
@@ -335,7 +354,7 @@ def record_reader(cls: Any) -> Callable[[Any, Read], Record] | None:
         return _struct
     if dataclasses.is_dataclass(cls):
         return _dataclass
-    if is_typeddict(cls):
+    if is_typed_dict(cls):
         return _typed_dict
     if hasattr(cls, "__attrs_attrs__"):
         return _attrs
@@ -368,8 +387,8 @@ def title_of(annotation: Any) -> str:
     origin = get_origin(annotation)
     if origin is None:
         return str(getattr(annotation, "__name__", annotation))
-    arguments = ", ".join(map(title_of, annotation.__args__))
-    return f"{title_of(origin)}[{arguments}]"
+    arguments = ", ".join(map(title_of, getattr(annotation, "__args__", ())))
+    return f"{title_of(origin)}[{arguments}]" if arguments else title_of(origin)
 
 
 class _ClassReader:
@@ -392,9 +411,10 @@ class _ClassReader:
         argument: str | None = None,
         taken: bool = True,
         shown: bool = True,
+        hint: Any = Any,
     ) -> Field:
-        """Return the field `name`, with its default and description."""
-        shape = self._read(self.hints.get(name, Any))
+        """Return the field `name`, with its default and description; `hint` is its type if it has no annotation."""
+        shape = self._read(self.hints.get(name, hint))
         if default is not MISSING:
             default = default_of(default, shape)
         elif origin_of(factory) in _FACTORIES:
@@ -449,6 +469,7 @@ def _attrs(annotation: Any, read: Read) -> Record:
                 default=each.default if optional and factory is None else MISSING,
                 factory=factory,
                 taken=each.init,
+                hint=Any if each.type is None else each.type,
             )
         )
     return Record(fields=tuple(fields), construct=source.cls, words=source.words)
@@ -468,9 +489,9 @@ def _is_required(cls: Any, name: str, hint: Any) -> bool:
     while (origin := get_origin(hint)) is not None:
         if origin is Required or origin is NotRequired:
             return origin is Required
-        if origin is not Annotated:
+        if origin is not Annotated and not is_read_only(origin):
             break
-        hint = hint.__origin__
+        hint = hint.__origin__ if origin is Annotated else hint.__args__[0]
     return name in cls.__required_keys__
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import UnionType
-from typing import Any, Literal, TypeAlias, Union, Unpack, cast, get_args, get_type_hints
+from typing import Any, Literal, TypeAlias, Union, cast, get_args, get_type_hints
 
 import msgspec
 
@@ -21,7 +21,7 @@ from operations.errors import ErrorCode, RegistrationError, SchemaError
 from operations.schema.document import Schema
 from operations.schema.explain import ValidationIssue, misfit
 from operations.schema.python import read
-from operations.schema.python.annotations import origin_of, parse_docstring, peel
+from operations.schema.python.annotations import is_unpack, origin_of, parse_docstring, peel
 from operations.schema.python.records import Field, Record, default_of
 from operations.schema.python.shapes import (
     MISSING,
@@ -204,7 +204,7 @@ def read_parameters(
         try:
             if parameter.kind is not inspect.Parameter.VAR_KEYWORD:
                 fields.append(_field(parameter, annotation, descriptions))
-            elif origin_of(annotation) is Unpack:
+            elif is_unpack(origin_of(annotation)):
                 fields.extend(_unpacked(annotation))
             else:
                 extra = read(annotation)
